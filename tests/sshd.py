@@ -202,7 +202,7 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         assert process.poll() is None, "sshd did not start"
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

@@ -189,6 +189,22 @@ class Series:
         return cls(ends.astype(np.float64), rows.astype(np.int32), columns, asked, int(readings), cost)
 
 
+class Clock:
+    """The time by which a sampler reads; unit tests set their own."""
+
+    def now_ns(self) -> int:
+        """CLOCK_MONOTONIC."""
+        return time.monotonic_ns()
+
+    def cpu_s(self) -> float:
+        """Processor time of the calling thread, seconds."""
+        return time.thread_time()
+
+    def wait(self, end: threading.Event, seconds: float) -> bool:
+        """Wait for so long, or until the event is set; True for the event."""
+        return end.wait(seconds)
+
+
 class Sampler:
     """Reads a lab's queues in a separate thread during a with block.
 
@@ -196,8 +212,14 @@ class Sampler:
     holds the lab's lock. watch: called a few times per second in the same thread.
     """
 
-    def __init__(self, live: LiveQueues, bucket_s: float = 0.01, watch: Callable[[], None] = lambda: None) -> None:
-        self._watch = watch
+    def __init__(
+        self,
+        live: LiveQueues,
+        bucket_s: float = 0.01,
+        watch: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._watch, self._clock = watch, clock or Clock()
         self._live, self._words = live, _Words(live)
         self._asked = self._length = bucket_s
         self._raw: list[tuple[int, I64, I64]] = []  # end, rows, words
@@ -211,7 +233,7 @@ class Sampler:
         self._cost = self._usual = 0.0  # seconds, of all readings and of one
 
     def __enter__(self) -> Self:
-        self._start_ns = self._at_ns = time.monotonic_ns()
+        self._start_ns = self._at_ns = self._clock.now_ns()
         every = np.arange(self._words.rows)
         self._first = counted(self._live, self._start_ns)
         self._forget_peaks(every)
@@ -226,21 +248,22 @@ class Sampler:
         self._thread.join(_END_S)
 
     def _work(self) -> None:
-        due = self._start_ns / 1e9 + self._length
-        look = 0.0
-        while not self._end.wait(max(0.0, due - time.monotonic())):
-            began = time.thread_time()
+        clock = self._clock
+        due = self._start_ns + _ns(self._length)
+        look = 0
+        while not clock.wait(self._end, max(0, due - clock.now_ns()) / 1e9):
+            began = clock.cpu_s()
             self._read(self._awake())
-            cost = time.thread_time() - began
+            cost = clock.cpu_s() - began
             self._cost += cost
             self._usual += (cost - self._usual) / 16
             self._length = max(self._length, self._usual / _SHARE)
-            if time.monotonic() >= look:
+            if clock.now_ns() >= look:
                 self._watch()
-                look = time.monotonic() + _LOOK_S
-            due += self._length
-            if due < (now := time.monotonic()):  # too late: skip readings instead of catching up
-                due = now + self._length
+                look = clock.now_ns() + _ns(_LOOK_S)
+            due += _ns(self._length)
+            if due < (now := clock.now_ns()):  # too late: skip readings instead of catching up
+                due = now + _ns(self._length)
         self._read(np.arange(self._words.rows))  # the last reading has all rows
 
     def _awake(self) -> I64:
@@ -256,7 +279,7 @@ class Sampler:
         return np.flatnonzero(awake)
 
     def _read(self, rows: I64) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock.now_ns()
         raw = self._words.read(rows)
         self._forget_peaks(rows)
         self._full = rows[(self._words.column(raw, "cells.depth") | self._words.column(raw, "ingress.occupancy")) != 0]
@@ -297,6 +320,10 @@ class Sampler:
             dense[:, np.searchsorted(rows, bucket.rows), at] = bucket.values.T
         columns = {name: dense[index] for index, name in enumerate(COLUMNS)}
         return Series(ends, rows.astype(np.int32), columns, self._asked, self._readings, self._cost)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def changes(now: I64, last: I64) -> I64:

@@ -6,17 +6,18 @@ an InputError; the plugin ends its traceback at the line of the test.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queuestatus import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
+    from heddle.traffic.options import RunArguments
 
 
 class RunCall:
@@ -29,40 +30,34 @@ class RunCall:
         self._lab = lab
         self.runs: list[RunResult] = []  # of this test, oldest first
 
-    def __call__(
-        self,
-        *,
-        collective: str = "all-reduce",
-        sizes: str | int = "1M",
-        algorithm: str | None = None,
-        ranks: int | None = None,
-        iters: int = 5,
-        warmup: int = 1,
-        qps: int = 1,
-        qp_mode: str = "split",
-        placement: str = "block",
-        sport: str = "qpn",
-        chunk: str = "128K",
-        window: int | None = None,
-        timeout: int | None = None,
-        bucket: str = "10ms",
-        transport: str = "rc",
-        split: str = "auto",
-        fastpath: str = "auto",
-    ) -> RunResult:
-        """Run it now. InputError for a wrong argument, CheckError when a queue pair dies."""
+    def __call__(self, *, sizes: str | int | None = None, **arguments: Unpack[RunArguments]) -> RunResult:
+        """Run it now. Defaults are those of `run`. InputError for a wrong argument, CheckError when a queue pair dies.
+
+        sizes: the argument `size` of `run_options`, also as a number of bytes.
+        """
         from heddle.base.events import Silent
         from heddle.endpoints.transports import find_transport
         from heddle.runs.run import run
         from heddle.traffic.options import run_options
 
-        options = run_options(
-            collective=collective, algorithm=algorithm, ranks=ranks, size=str(sizes), iters=iters, warmup=warmup,
-            qps=qps, qp_mode=qp_mode, placement=placement, sport=sport, chunk=chunk, window=window, timeout=timeout,
-            bucket=bucket, transport=transport, find_transport=find_transport, split=split, fastpath=fastpath,
-        )  # fmt: skip
-        self.runs.append(run(self._lab, options, Silent()))
+        _check_names(arguments)
+        if sizes is not None:
+            arguments["size"] = str(sizes)
+        self.runs.append(run(self._lab, run_options(**arguments, find_transport=find_transport), Silent()))
         return self.runs[-1]
+
+
+def _check_names(arguments: Collection[str]) -> None:
+    from heddle.traffic.options import RunArguments
+
+    known = ("sizes", *RunArguments.__annotations__)
+    problems = [
+        Problem("", f"heddle_run({name}=...)", "is not an argument of a run", did_you_mean(name, known))
+        for name in arguments
+        if name not in known
+    ]
+    if problems:
+        raise InputError(*problems)
 
 
 class PathsCall:

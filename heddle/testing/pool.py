@@ -170,7 +170,7 @@ class Pool:
             self._began = True
             atexit.register(self.close)
             self.on_first()
-            self._sweep()
+            sweep(self.note)
         name = claims.new_name()
         claims.claim(name, state.state_dir())
         try:
@@ -186,26 +186,28 @@ class Pool:
         return done.lab
 
     def _discard(self, found: _Pooled) -> None:
-        self._down(found.lab.name, found.state_dir)
+        _down(found.lab.name, found.state_dir)
         if found in self._labs:
             self._labs.remove(found)
 
-    def _down(self, name: str, state_dir: Path) -> None:
-        from heddle.lab import lifecycle as life
 
-        with _state_in(state_dir):
-            life.down(name)
-        claims.unclaim(name)
+def sweep(note: Callable[[str], None]) -> None:
+    """Remove what killed sessions left: their claims exist, and their processes do not. note: gets a line for each."""
+    with claims.orphans() as found:
+        for each in found:
+            try:
+                _down(each.lab, Path(each.state_dir))
+                note(f"lab {each.lab} was removed: pytest (process {each.pid}) had ended without doing so")
+            except HeddleError as error:
+                note(f"lab {each.lab} of an earlier pytest cannot be removed: {error}")
 
-    def _sweep(self) -> None:
-        """Remove what sessions left that were killed: their claims are there, and they are not."""
-        with claims.orphans() as found:
-            for each in found:
-                try:
-                    self._down(each.lab, Path(each.state_dir))
-                    self.note(f"lab {each.lab} was removed: pytest (process {each.pid}) had ended without doing so")
-                except HeddleError as error:
-                    self.note(f"lab {each.lab} of an earlier pytest cannot be removed: {error}")
+
+def _down(name: str, state_dir: Path) -> None:
+    from heddle.lab import lifecycle as life
+
+    with _state_in(state_dir):
+        life.down(name)
+    claims.unclaim(name)
 
 
 def _canonical(loaded: LoadedFabric) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypedDict, get_args
 
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
@@ -118,6 +118,28 @@ def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
         raise ValueError(f"has {text or 'an empty word'}, which is not a UDP port")
     return int(text)
+
+
+class RunArguments(TypedDict, total=False):
+    """The arguments of `run_options` that a user types. Callers that pass them on need no defaults of their own."""
+
+    collective: str
+    algorithm: str | None
+    ranks: int | None
+    size: str
+    iters: int
+    warmup: int
+    qps: int
+    qp_mode: str
+    placement: str
+    sport: str
+    chunk: str
+    window: int | None
+    timeout: int | None
+    bucket: str
+    transport: str
+    split: str
+    fastpath: str
 
 
 def run_options(

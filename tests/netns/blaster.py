@@ -19,7 +19,7 @@ from tests.netns.static_fabric import StaticLab, address
 
 _TURN = 8  # frames that one host hands over before the next one has its turn
 _SEND_FRAMES = 16  # that may wait in a host's port
-_QUIET_S = 1.0  # nothing has come for so long: what is missing is lost
+_QUIET_S = 3.0  # nothing has come for so long: what is missing is lost
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class _Source:
 
 
 def blast(
-    lab: StaticLab, blasts: Sequence[Blast], seconds: float = 20.0, watch: Callable[[], object] | None = None
+    lab: StaticLab, blasts: Sequence[Blast], seconds: float = 60.0, watch: Callable[[], object] | None = None
 ) -> list[Heard]:
     """Send all blasts at the same time; what arrived of each. watch: called between turns, every millisecond or so.
 
-    Ends when all that was sent has arrived, when nothing has for a second, or after so many seconds (AssertionError:
-    not all could be sent).
+    Ends when all that was sent has arrived, when nothing has for three seconds, or after so many seconds
+    (AssertionError: not all could be sent).
     """
     heard = [Heard() for _ in blasts]
     with ExitStack() as stack:

@@ -191,7 +191,7 @@ def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
             pfc.stop(lab.name, place)
 
 
-def until(what: Callable[[], object], seconds: float = 5.0, every: float = 0.005) -> float:
+def until(what: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> float:
     """Wait for something to be so; seconds that it took. AssertionError when it does not come."""
     start = time.monotonic()
     while not what():

@@ -13,18 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 from heddle.base.process import run
-from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.kernel.namespace import inside
+from tests.netns.claimed import claimed, namespace_of
 
 MTU = 4028
 FRAME = MTU + 14
 _SO_TIMESTAMPNS = 35
 _SO_RCVBUFFORCE = 33
 _SPEC = struct.Struct("=qq")
-_numbers = count()
 
 
 def class_id(number: int) -> int:
@@ -157,21 +156,20 @@ def port_pair(
     priority: Callable[[int], int] = class_id,
 ) -> Iterator[PortPair]:
     """A pair for the length of a with block. lines: tc's, for a port and its rate."""
-    number = next(_numbers)
-    names = [f"pfc{os.getpid()}x{number}{end}" for end in "ab"]
-    try:
-        for name in names:
-            run(["ip", "netns", "add", name])
-        ends = ["pa", "netns", names[0], "mtu", str(MTU), "type", "veth", "peer", "name", "pb"]
-        run(["ip", "link", "add", *ends, "netns", names[1], "mtu", str(MTU)])
-        pair = PortPair(NETNS_DIR / names[0], NETNS_DIR / names[1], priority)
-        for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
-            run(["nsenter", f"--net={netns}", "ip", "link", "set", dev, "up"])
-            tc(netns, lines(dev, rate))
-        yield pair
-    finally:
-        for name in names:
-            run(["ip", "netns", "del", name], check=False)
+    with first_in_line(), claimed() as name:
+        pair = PortPair(namespace_of(name, "a"), namespace_of(name, "b"), priority)
+        try:
+            for netns in (pair.a, pair.b):
+                run(["ip", "netns", "add", netns.name])
+            ends = ["pa", "netns", pair.a.name, "mtu", str(MTU), "type", "veth", "peer", "name", "pb"]
+            run(["ip", "link", "add", *ends, "netns", pair.b.name, "mtu", str(MTU)])
+            for netns, dev in ((pair.a, "pa"), (pair.b, "pb")):
+                run(["nsenter", f"--net={netns}", "ip", "link", "set", dev, "up"])
+                tc(netns, lines(dev, rate))
+            yield pair
+        finally:
+            for netns in (pair.a, pair.b):
+                run(["ip", "netns", "del", netns.name], check=False)
 
 
 def realtime() -> int:

@@ -6,12 +6,10 @@ thresholds of the test's own.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from typing import Any, Final
 
 from heddle.base.ethernet import CLASSES
@@ -24,6 +22,7 @@ from heddle.switch.hashing.hashing import PINS
 from heddle.switch.queues.cells import CAUSES, LabQueues, packed
 from heddle.switch.queues.classes import ClassPolicy, class_plan, policies_of
 from heddle.switch.queues.portids import row
+from tests.netns.claimed import claimed
 
 UNSPEC: Final = 0xFFFFFFFF
 SHOT: Final = 2
@@ -38,7 +37,6 @@ LOSSY: Final = ClassPolicy(
 PAUSING: Final = replace(
     LOSSY, kind="lossless", ecn=False, pfc=True, xoff=60_000, xon=40_000, headroom=30_000, quanta=1000
 )
-_numbers = count()
 
 
 class Bench:
@@ -84,16 +82,16 @@ class Bench:
 def bench(**keys: Any) -> Iterator[Bench]:
     """Programs and maps of their own for the length of a with block."""
     ensure_bpffs()
-    name = f"hq{os.getpid()}x{next(_numbers) % 100}"
-    spec = ClosSpec.model_validate({"name": name, "racks": 2, "ctsw": 2, "hosts_per_rack": 2} | keys)
-    fabric = clos.build(spec)
-    pins = PINS / name / "_queues"
-    pins.mkdir(parents=True)
-    try:
-        with LabQueues.create(fabric, class_plan(fabric.policy.queues), policies_of(fabric), pins) as queues:
-            yield Bench(queues)
-    finally:
-        switch.remove(name)
+    with claimed() as name:
+        spec = ClosSpec.model_validate({"name": name, "racks": 2, "ctsw": 2, "hosts_per_rack": 2} | keys)
+        fabric = clos.build(spec)
+        pins = PINS / name / "_queues"
+        pins.mkdir(parents=True)
+        try:
+            with LabQueues.create(fabric, class_plan(fabric.policy.queues), policies_of(fabric), pins) as queues:
+                yield Bench(queues)
+        finally:
+            switch.remove(name)
 
 
 def drops(port: Bench, number: int) -> dict[str, int]:

@@ -47,7 +47,7 @@ class Arrivals:
     def ecn(self) -> list[int]:
         return [frame[15] & 3 for frame in list(self.frames)]
 
-    def wait(self, count: int, seconds: float = 20.0) -> None:
+    def wait(self, count: int, seconds: float = 60.0) -> None:
         """Until so many have come; AssertionError when they do not."""
         end = time.monotonic() + seconds
         while len(self.frames) < count:
@@ -149,14 +149,14 @@ class Rack:
 
     def reaches(self, count: int, what: Callable[[], int] | None = None) -> None:
         """Until so many packets have been admitted to the switch's port, or `what` says so; AssertionError if never."""
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while (now := what() if what else int(self.cell()["in_packets"])) != count:
             assert time.monotonic() < end, now
             time.sleep(0.002)
 
     def at_rest(self) -> None:
         """Every book of the lab closed, in good time: nothing held, and as much out as in. AssertionError if not."""
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while (wrong := self._open_books()) and time.monotonic() < end:
             time.sleep(0.01)
         assert not wrong, wrong

@@ -6,13 +6,11 @@ and a permanent neighbour entry with the peer's MAC. In IPv6 a link-local addres
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,10 @@ from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.traffic.flow import Flow
+from tests.netns.claimed import claimed, namespace_of
 
 GATEWAY = "169.254.0.1"
 GATEWAY6 = "fe80::1"
-_count = count()
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,21 @@ def static_fabric(
     ecmp: str = "flow", weights: Sequence[int] = (1, 1, 1, 1), racks: int = 2, hosts_per_rack: int = 2, **keys: Any
 ) -> Iterator[StaticLab]:
     """A Clos with a CTSW for each weight, up for the length of a with block; its name is its own."""
-    name = f"hb{os.getpid()}x{next(_count) % 100}"
+    with claimed() as name, _static_fabric(name, ecmp, weights, racks, hosts_per_rack, keys) as lab:
+        yield lab
+
+
+@contextmanager
+def _static_fabric(
+    name: str, ecmp: str, weights: Sequence[int], racks: int, hosts_per_rack: int, keys: dict[str, Any]
+) -> Iterator[StaticLab]:
     spec = ClosSpec.model_validate(
         {"name": name, "racks": racks, "ctsw": len(weights), "hosts_per_rack": hosts_per_rack}
         | {"routing": {"ecmp": ecmp}}
         | keys
     )
     fabric = clos.build(spec)
-    lab = StaticLab(fabric, {n.name: NodeHandle(n.name, Path(f"/run/netns/hb-{name}-{n.name}")) for n in fabric.nodes})
+    lab = StaticLab(fabric, {n.name: NodeHandle(n.name, namespace_of(name, n.name)) for n in fabric.nodes})
     try:
         _create(lab)
         for node in fabric.nodes:

@@ -72,7 +72,7 @@ def counted(lab: StaticLab, sent: int | Callable[[], int]) -> Iterator[dict[str,
     before, taken = read_counters(lab.fabric)["rtsw1"], arrived(lab)
     found: dict[str, Counter[Flow | str]] = {port: Counter() for port in UPLINKS}
     yield found
-    until, wanted = time.monotonic() + 10, sent if isinstance(sent, int) else sent()
+    until, wanted = time.monotonic() + 60, sent if isinstance(sent, int) else sent()
     while time.monotonic() < until and arrived(lab) - taken < wanted:
         time.sleep(0.01)
     for row in read_counters(lab.fabric)["rtsw1"].since(before).flows:

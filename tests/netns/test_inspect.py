@@ -187,6 +187,7 @@ def stopped_bgpd(lab: Lab, switch: str) -> Iterator[None]:
         lab.output(switch, ["sh", "-c", "kill -CONT $(cat /run/frr/bgpd.pid)"])
 
 
+@pytest.mark.deep
 def test_status_names_the_sessions_of_a_daemon_that_does_not_answer(tiny: Lab) -> None:
     with stopped_bgpd(tiny, "ctsw2"):
         found = status_of(tiny).missing_sessions
@@ -196,6 +197,7 @@ def test_status_names_the_sessions_of_a_daemon_that_does_not_answer(tiny: Lab) -
     until(lambda: status_of(tiny).converged and not whys(tiny))
 
 
+@pytest.mark.deep
 def test_status_names_an_as_mismatch_and_a_session_that_was_shut_down(tiny: Lab) -> None:
     switch = tiny.fabric.by_name["rtsw2"]
 

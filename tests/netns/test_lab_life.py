@@ -344,7 +344,7 @@ lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=At())
     )
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "did not come true in time"

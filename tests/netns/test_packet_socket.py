@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from errno import EAGAIN, ENETDOWN, ENOBUFS
 from pathlib import Path
@@ -20,12 +19,15 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.namespace import NETNS_DIR, inside
+from heddle.testing import claims
 from heddle.wire import layout as wire
+from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.root
 
 MTU = 4096
-NEAR, FAR = "heddlewire-a", "heddlewire-b"
+LAB = claims.new_name()
+NEAR, FAR = namespace_of(LAB, "a").name, namespace_of(LAB, "b").name
 MAC = {NEAR: "02:00:00:00:00:01", FAR: "02:00:00:00:00:02"}
 IP = {NEAR: "10.9.0.1", FAR: "10.9.0.2"}
 FLOW = FlowHeader(src_mac=MAC[NEAR], dst_mac=MAC[FAR], src_ip=IP[NEAR], dst_ip=IP[FAR], sport=50000, dqpn=7)
@@ -48,7 +50,7 @@ class Wire:
     far: PacketSocket
     parser: Parser
 
-    def arrived(self, count: int, within_s: float = 3.0) -> list[Received]:
+    def arrived(self, count: int, within_s: float = 60.0) -> list[Received]:
         """Batches, copied apart by parsing, until `count` frames came or time is out."""
         batches, seen, end = [], 0, time.monotonic() + within_s
         while seen < count and time.monotonic() < end:
@@ -62,23 +64,22 @@ class Wire:
 
 @pytest.fixture
 def cable() -> Iterator[Wire]:
-    for name in (NEAR, FAR):
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "del", name)
-        ip("netns", "add", name)
-    try:
-        ip("link", "add", "eth1", "netns", NEAR, "type", "veth", "peer", "name", "eth1", "netns", FAR)
-        for name in (NEAR, FAR):
-            ip("-n", name, "link", "set", "eth1", "mtu", "4200", "address", MAC[name], "up")
-            ip("-n", name, "addr", "add", f"{IP[name]}/24", "dev", "eth1")
-        with (
-            PacketSocket(NETNS_DIR / NEAR, "eth1", MTU) as near,
-            PacketSocket(NETNS_DIR / FAR, "eth1", MTU) as far,
-        ):
-            yield Wire(near, far, Parser())
-    finally:
-        for name in (NEAR, FAR):
-            ip("netns", "del", name)
+    with claimed(LAB):
+        try:
+            for name in (NEAR, FAR):
+                ip("netns", "add", name)
+            ip("link", "add", "eth1", "netns", NEAR, "type", "veth", "peer", "name", "eth1", "netns", FAR)
+            for name in (NEAR, FAR):
+                ip("-n", name, "link", "set", "eth1", "mtu", "4200", "address", MAC[name], "up")
+                ip("-n", name, "addr", "add", f"{IP[name]}/24", "dev", "eth1")
+            with (
+                PacketSocket(NETNS_DIR / NEAR, "eth1", MTU) as near,
+                PacketSocket(NETNS_DIR / FAR, "eth1", MTU) as far,
+            ):
+                yield Wire(near, far, Parser())
+        finally:
+            for name in (NEAR, FAR):
+                ip("netns", "del", name)
 
 
 def a_batch(psn: int = 0) -> SendBatch:
@@ -87,7 +88,7 @@ def a_batch(psn: int = 0) -> SendBatch:
     return batch
 
 
-def until(holds: Callable[[], bool], within_s: float = 3.0) -> bool:
+def until(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
     end = time.monotonic() + within_s
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)
@@ -158,31 +159,17 @@ def test_a_frame_that_is_too_long_is_received_as_bad(cable: Wire) -> None:
 
 
 def test_a_full_socket_waits_and_a_full_queue_drops(cable: Wire) -> None:
-    tc("qdisc", "add", "dev", "eth1", "root", "handle", "1:", "tbf", "rate", "20mbit", "burst", "5000", "limit", "10mb")
+    shaper = ("dev", "eth1", "root", "handle", "1:", "tbf", "rate", "1mbit", "burst", "5000", "limit")  # 34 ms a frame
+    tc("qdisc", "add", *shaper, "10mb")
     with PacketSocket(NETNS_DIR / NEAR, "eth1", MTU, send_frames=8) as small:
         took = small.send(a_batch(), 64)
         assert 8 <= took <= 10  # eight wait; one or two went through on the bucket's burst
         assert small.errno == EAGAIN
-        assert select.select([], [small], [], 3.0)[1] == [small]
+        assert select.select([], [small], [], 60.0)[1] == [small]
         assert small.send(a_batch(took), 1) == 1
     # What waits in the queue is still sent when its socket is closed.
     assert sum(len(batch) for batch in cable.arrived(took + 1)) == took + 1
-    tc(
-        "qdisc",
-        "replace",
-        "dev",
-        "eth1",
-        "root",
-        "handle",
-        "1:",
-        "tbf",
-        "rate",
-        "20mbit",
-        "burst",
-        "5000",
-        "limit",
-        "20000",
-    )
+    tc("qdisc", "replace", *shaper, "20000")
     assert cable.near.send(a_batch(), 64) < 10
     assert (cable.near.errno, cable.near.queue_drops) == (ENOBUFS, 1)
 

@@ -78,6 +78,7 @@ def test_nothing_moves_without_a_fault(lab: Lab) -> None:
     assert found.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
 def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
     lab: Lab, fault: Callable[[Lab], Fault]

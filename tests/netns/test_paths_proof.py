@@ -74,7 +74,7 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
             Path("/proc/sys/net/ipv4/conf/all/ignore_routes_with_linkdown").write_text("1")
             Path("/proc/sys/net/ipv4/conf/eth2/ignore_routes_with_linkdown").write_text("1")
         lab.ip(peer.peer_node, "link", "set", peer.peer_port, "down")
-        end = time.monotonic() + 5  # the kernel tells the other end a moment later (linkwatch)
+        end = time.monotonic() + 60  # the kernel tells the other end a moment later (linkwatch)
         while "rtsw1:eth2" not in lab.snapshot(LabPart.CARRIER, ["rtsw1"]).down and time.monotonic() < end:
             time.sleep(0.01)
         predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
@@ -175,7 +175,7 @@ def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None
     with static_fabric("flow") as lab:
         flows = some_flows(lab.fabric, 40)
         send(lab, dict.fromkeys(flows, 1))
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while sum(len(table.flows) for table in read_counters(lab.fabric).values()) < 3 * len(flows):
             assert time.monotonic() < until, "not all packets were counted"
             time.sleep(0.01)
@@ -185,7 +185,7 @@ def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None
                 rows.update(struct.pack("=2HI16s16s", 1, 1, number, bytes(16), bytes(16)), bytes(16))
             flow = replace(flows[0], qpn=flows[0].qpn ^ 1)
             send(lab, {flow: 5})
-            until = time.monotonic() + 5
+            until = time.monotonic() + 60
             while sum(table.misses for table in read_counters(lab.fabric).values()) < 15:  # five at each hop
                 assert time.monotonic() < until, "packets that have no row are counted as such"
                 time.sleep(0.01)

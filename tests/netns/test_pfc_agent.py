@@ -81,17 +81,18 @@ def test_a_pause_closes_its_gate_for_its_time_and_no_longer(net: PfcLab) -> None
 
 def test_a_repeated_pause_continues_and_xon_ends_it(net: PfcLab) -> None:
     source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
-    port, quanta = net.down_port(sink), 40_000  # 0.8 s
+    port, quanta = net.down_port(sink), 65_535  # 1.34 s
+    since = net.queues.agent["closed_since_ns"]
     with net.loading([(source, sink, LOSSLESS)]):
         until(lambda: net.out(port) > 20)
         net.pause(sink, quanta)
         until(lambda: net.closed(port))
         time.sleep(0.1)
-        stopped = net.out(port)
-        for _ in range(4):
+        stopped, closed_at = net.out(port), int(since[net.row(port)])
+        for _ in range(6):  # longer in all than one pause
             time.sleep(0.25)
             net.pause(sink, quanta)
-        assert net.closed(port)
+        assert net.closed(port) and since[net.row(port)] == closed_at, "the gate did not open between two pauses"
         assert net.out(port) == stopped
         net.pause(sink, 0)
         until(lambda: not net.closed(port) and net.out(port) > stopped)

@@ -138,7 +138,7 @@ def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
 def test_links_that_disappear_and_return_are_reported(pair: PortPair, gates: Gates) -> None:
     for word, up in (("down", False), ("up", True)):
         run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
-        end = time.monotonic() + 3
+        end = time.monotonic() + 60
         seen: list[LinkEvent] = []
         while not seen and time.monotonic() < end:
             seen = [event for event in gates.notices() if (event.port, event.up) == ("pa", up)]

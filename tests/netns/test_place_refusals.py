@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ pytestmark = NEEDS
 
 def refused(server: SshServer, *typed: str, place: str | None = None) -> str:
     """What a verb says that cannot go there: exit code 3, and the same as JSON."""
-    done = server.inv(*(typed or ("status",)), place=place, timeout=60)
+    with ThreadPoolExecutor(2) as both:
+        text = both.submit(server.inv, *(typed or ("status",)), place=place, timeout=60)
+        machine = both.submit(server.inv, "status", "--format=json", place=place, timeout=60)
+    done, document = text.result(), json.loads(machine.result().stdout)
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
-    document = json.loads(server.inv("status", "--format=json", place=place, timeout=60).stdout)
     (problem,) = document["error"]["problems"]
     assert (document["error"]["kind"], problem["hint"] != "") == ("MachineError", True)
     assert problem["why"] in done.stderr
@@ -41,6 +44,7 @@ def changed(path: Path, text: str | None) -> Iterator[None]:
         path.chmod(mode)
 
 
+@pytest.mark.deep
 def test_a_wrong_key_is_refused_with_its_name(server: SshServer) -> None:
     with changed(server.spot / "authorized_keys", ""):
         said = refused(server)
@@ -151,18 +155,28 @@ def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp
 
 @pytest.mark.deep
 def test_a_server_that_does_not_answer_is_reported(server: SshServer) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        assert f"refuses connections at port {port}" in refused(server, place=f"ssh:127.0.0.1:{port}")
-        closed.listen()  # and says nothing
-        assert "does not speak SSH correctly" in refused(server, place=f"ssh:127.0.0.1:{port}")
-    assert "cannot be reached at port 22: Network is unreachable" in alone(server, "true")
     wall = "ip link add wall0 type veth peer name wall1 && ip link set wall0 up && ip link set wall1 up"
     wall += " && ip address add 198.51.100.1/24 dev wall0"
     neighbour = "ip neighbour add 198.51.100.2 dev wall0 lladdr 02:00:00:00:00:02"
-    assert "does not answer at port 22 within 10 s" in alone(server, f"{wall} && {neighbour}")
-    assert "cannot be resolved: no.such.host.invalid" in refused(server, place="ssh:no.such.host.invalid")
+    with socket.socket() as closed, socket.socket() as silent, ThreadPoolExecutor(5) as all_at_once:
+        closed.bind(("127.0.0.1", 0))
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+
+        def port(of: socket.socket) -> int:
+            return int(of.getsockname()[1])
+
+        # Some of these wait 10 s for an answer.
+        refusing = all_at_once.submit(refused, server, place=f"ssh:127.0.0.1:{port(closed)}")
+        saying_nothing = all_at_once.submit(refused, server, place=f"ssh:127.0.0.1:{port(silent)}")
+        without_route = all_at_once.submit(alone, server, "true")
+        behind_a_wall = all_at_once.submit(alone, server, f"{wall} && {neighbour}")
+        unknown = all_at_once.submit(refused, server, place="ssh:no.such.host.invalid")
+        assert f"refuses connections at port {port(closed)}" in refusing.result()
+        assert "does not speak SSH correctly" in saying_nothing.result()
+        assert "cannot be reached at port 22: Network is unreachable" in without_route.result()
+        assert "does not answer at port 22 within 10 s" in behind_a_wall.result()
+        assert "cannot be resolved: no.such.host.invalid" in unknown.result()
 
 
 def alone(server: SshServer, prepared: str) -> str:

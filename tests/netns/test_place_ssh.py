@@ -110,7 +110,7 @@ def left_at_once(server: SshServer, name: str) -> None:
     inv.send_signal(signal.SIGINT)
     line_with(inv, "Ctrl-C again leaves at once")
     inv.send_signal(signal.SIGINT)
-    _, said = inv.communicate(timeout=20)
+    _, said = inv.communicate(timeout=60)
     assert (inv.returncode, f"./inv status --place {server.place} shows the labs" in said) == (130, True)
     assert until(lambda: not sleepers("4321"), 20)
 
@@ -149,7 +149,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")
     cut(server)
-    document, said = inv.communicate(timeout=20)
+    document, said = inv.communicate(timeout=60)
     assert (inv.returncode, json.loads(document)["error"]["exit_code"]) == (3, 3)
     assert "lost the connection during up" in said
     assert f"./inv status --place {server.place} shows" in said

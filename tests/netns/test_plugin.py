@@ -12,6 +12,7 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
+from tests.marks import deep
 from tests.userplace import PLUGIN, UserPlace, section
 
 Leftovers = Callable[[str], list[str]]
@@ -124,6 +125,7 @@ def test_6_has_another_fabric(heddle_lab):
 """
 
 
+@pytest.mark.deep
 def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftovers: Leftovers) -> None:
     place.write(test_shared=SHARED, conftest=NOTE_NAMES)
     done = place.pytest(*PLUGIN, "-q", "--heddle-labs=1")
@@ -141,6 +143,7 @@ def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftover
     )
 
 
+@pytest.mark.deep
 def test_leftovers_of_a_test_can_be_made_an_error(place: UserPlace) -> None:
     text = SHARED[: SHARED.index("def test_1")] + SHARED[SHARED.index("def test_3") : SHARED.index("def test_4")]
     place.write(test_shared=text.replace('fabric("tiny")', 'fabric("tiny", racks=1)'))
@@ -176,6 +179,7 @@ def pytest_runtest_logstart(nodeid):
 )
 
 
+@pytest.mark.deep
 def test_a_lab_that_was_destroyed_by_hand_is_built_again_and_that_is_said(
     place: UserPlace, leftovers: Leftovers
 ) -> None:
@@ -264,7 +268,7 @@ def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM), deep(signal.SIGHUP)])
 def test_a_session_that_is_interrupted_leaves_no_lab(
     place: UserPlace, leftovers: Leftovers, number: signal.Signals
 ) -> None:
@@ -278,6 +282,7 @@ def test_a_session_that_is_interrupted_leaves_no_lab(
     assert not [each for each in claims() if each.pid == session.pid]
 
 
+@pytest.mark.deep
 def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: UserPlace, leftovers: Leftovers) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
@@ -291,6 +296,7 @@ def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: U
     assert not [each for each in claims() if each.pid == session.pid]
 
 
+@pytest.mark.deep
 def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     place: UserPlace, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +317,7 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     assert leftovers(lab) == []
 
 
+@pytest.mark.deep
 def test_a_fixture_of_the_users_may_build_on_the_plugins(place: UserPlace) -> None:
     conftest = "import pytest\n@pytest.fixture\ndef heddle_lab(heddle_lab):\n    yield heddle_lab\n"
     text = 'import pytest\n@pytest.mark.fabric("tiny", racks=1)\ndef test_mine(heddle_run):\n'

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.netns.test_plugin import NOTE_NAMES, TEN_LINES, names
 from tests.userplace import PLUGIN, UserPlace
 from tests.wheels import build_wheel, install
 
 
+@pytest.mark.deep
 def test_ten_lines_pass_with_only_the_wheel(tmp_path: Path, leftovers: Callable[[str], list[str]]) -> None:
     made = install(build_wheel(tmp_path), tmp_path / "the environment")
     place = UserPlace.below(tmp_path, test_mine=TEN_LINES, conftest=NOTE_NAMES)

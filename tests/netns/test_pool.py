@@ -61,6 +61,7 @@ def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, lefto
         assert leftovers(lab.name) == []
 
 
+@pytest.mark.deep
 def test_a_lab_that_waits_is_hidden_and_one_in_use_is_not(pool: Pool) -> None:
     waits = pool.take(ONE)
     assert open_lab(waits.name).name in state.labs()
@@ -86,6 +87,7 @@ def kill_zebra(lab: Lab) -> str:
     return f"1 process of the lab ended, in {zebra.node}"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("destroy", [take_down, kill_zebra])
 def test_a_lab_that_was_destroyed_while_it_waited_is_built_again(
     pool: Pool, notes: list[str], destroy: Callable[[Lab], str]
@@ -108,6 +110,7 @@ def test_a_lab_that_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> N
     assert {each.lab for each in claims()} == before
 
 
+@pytest.mark.deep
 def test_a_lab_that_is_kept_stays_up_without_a_claim(pool: Pool) -> None:
     kept = pool.take(ONE)
     pool.keep(kept)
@@ -121,6 +124,7 @@ def test_a_lab_that_is_kept_stays_up_without_a_claim(pool: Pool) -> None:
         life.down(kept.name)
 
 
+@pytest.mark.deep
 def test_the_pool_ignores_labs_of_the_user(pool: Pool, name: str) -> None:
     life.up(load_fabric("tiny", name=name, overrides=ONE.overrides))
     assert pool.take(ONE).name != name

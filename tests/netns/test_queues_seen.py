@@ -234,6 +234,7 @@ def no_agent(lab: Lab) -> Iterator[None]:
     assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("no_agent")
 def test_validate_names_a_queue_that_is_not_empty_and_bytes_that_never_left(lab: Lab) -> None:
     def said() -> str:
@@ -272,6 +273,7 @@ def test_validate_names_unexpected_thresholds_and_missing_headroom(lab: Lab) -> 
     assert failed(lab) == {}
 
 
+@pytest.mark.deep
 def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -> None:
     def tbf(words: str) -> None:
         line = f"tc qdisc change dev eth1 parent 1:40 handle 40: tbf {words} limit 1073741824b"
@@ -313,7 +315,7 @@ def test_watching_ends_with_its_lab(lab_name: Callable[[], str]) -> None:
             assert watching.stdout is not None
             assert watching.stdout.readline().startswith(f"{name}, after ")
             life.down(name)
-            said = watching.communicate(timeout=20)[1]
+            said = watching.communicate(timeout=60)[1]
     finally:
         life.down(name)
     assert watching.returncode == 2

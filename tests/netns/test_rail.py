@@ -76,7 +76,7 @@ def test_no_route_leads_to_another_plane(lab: Lab) -> None:
             )
 
 
-@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp"), "pinned"])
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp"), deep("pinned")])
 def test_paths_are_proven_in_every_mode(lab: Lab, mode: str) -> None:
     set_hashing(lab, mode)
     try:

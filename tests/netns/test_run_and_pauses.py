@@ -47,6 +47,7 @@ def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: 
     assert paths.agree, paths_text(paths)
 
 
+@pytest.mark.deep
 def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: Lab) -> None:
     """The switch pauses a host for five times the time-out that is asked for, 0.27 s."""
     host = net.fabric.hosts[0]

@@ -83,7 +83,8 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
     name, heard = lab_name(), Heard()
     try:
         with pytest.raises(CheckError) as caught:
-            life.up(import_topology(ring(tmp_path), runtime, name), runtime=runtime, observer=heard, timeout=16)
+            path = ring(tmp_path, " ip ospf hello-interval 2\n ip ospf dead-interval 40\n")
+            life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=8)
         last = heard.reasons[-1]
         states = "(Init, dead interval 40 s|2-Way, the designated router is elected after 40 s); r2"
         assert re.match(rf"r1:eth1 OSPF neighbour 10\.0\.12\.2 is in {states}", last), last
@@ -142,7 +143,7 @@ def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> 
     lab, heard = up(name).lab, Heard()
     stop = ["vtysh", "-c", "conf t", "-c", "router bgp", "-c", "neighbor eth1 shutdown"]
     lab.output("rtsw1", stop)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while (
         len(lab.made.gaps(lab.snapshot(lab.made.gap_parts))) < 3 and time.monotonic() < end
     ):  # every switch has heard of it

@@ -82,6 +82,7 @@ def test_the_main_job(
         assert "./inv" not in done.stdout + done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.needs("sudo")
 def test_the_main_job_through_sudo(wheel: Path, name: str, leftovers: Leftovers) -> None:
     """As an ordinary user who may use sudo: in a mount namespace that has a sudoers file for that user."""
@@ -139,6 +140,7 @@ def ldconfig() -> list[str]:
     return subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.deep
 def test_a_lab_server_gets_what_it_needs_from_the_wheel(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_lab_server_gets_what_it_needs_from_the_wheel(
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("part", ["frr", "libbpf", "iproute2"])
 def test_a_machine_without_a_package_says_which_command_installs_it(
     installed: InstalledWheel, name: str, part: str, empty: Path, tmp_path: Path, leftovers: Leftovers
@@ -235,6 +238,7 @@ def test_without_root_and_sudo_the_error_says_how_to_become_root(wheel: Path, na
         assert sorted(path.name for path in Path(spot).iterdir()) == ["bin", "env"]
 
 
+@pytest.mark.deep
 def test_a_read_only_home_is_reported_and_nothing_is_left(
     installed: InstalledWheel, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:
@@ -263,6 +267,7 @@ def test_a_read_only_home_is_reported_and_nothing_is_left(
     assert leftovers(name) == []
 
 
+@pytest.mark.deep
 def test_a_lab_of_another_version_is_refused_and_can_be_taken_down(
     installed: InstalledWheel, wheel: Path, name: str, empty: Path, tmp_path: Path, leftovers: Leftovers
 ) -> None:

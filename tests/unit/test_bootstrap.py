@@ -65,6 +65,7 @@ def test_the_first_call_makes_a_venv_and_the_next_does_not(clone: Path) -> None:
     assert inv(clone, "x").stderr == ""
 
 
+@pytest.mark.deep
 def test_the_set_up_names_what_it_will_install_before_it_does(clone: Path) -> None:
     lines = ["one==1.0", "two.x==2.0 ; python_version < '4'", "two.x==3.0", "colours==1 ; sys_platform == 'win32'"]
     lock = "".join(f"{line} \\\n    --hash=sha256:00\n    # via one\n" for line in lines)
@@ -76,6 +77,7 @@ def test_the_set_up_names_what_it_will_install_before_it_does(clone: Path) -> No
     assert any("ERROR" in line for line in said[at + 2 :])  # pip comes after that
 
 
+@pytest.mark.deep
 def test_a_stale_stamp_sets_up_again(clone: Path) -> None:
     inv(clone, HEDDLE_PYTHON=sys.executable)
     (clone / "requirements.lock").write_text("# still nothing\n")
@@ -83,6 +85,7 @@ def test_a_stale_stamp_sets_up_again(clone: Path) -> None:
     assert inv(clone).stderr == ""
 
 
+@pytest.mark.deep
 def test_an_interrupted_set_up_is_taken_up(clone: Path) -> None:
     (clone / ".venv/bin").mkdir(parents=True)
     (clone / ".venv/bin/python").symlink_to("/nowhere/python3.11")
@@ -90,6 +93,7 @@ def test_an_interrupted_set_up_is_taken_up(clone: Path) -> None:
     assert done.stdout.startswith("['x']"), done.stderr
 
 
+@pytest.mark.deep
 def test_two_first_calls_at_once_both_work(clone: Path) -> None:
     env = {**os.environ, "HEDDLE_PYTHON": sys.executable}
     argv = [str(clone / "inv"), "x"]

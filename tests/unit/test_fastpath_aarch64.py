@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.fastpath import library
+from tests.unit import fastpath_bench
 from tests.unit import test_fastpath as native
 from tests.unit.emulated_fastpath import EmulatedCode, build_driver, missing
 
@@ -30,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def emulated(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What test_fastpath.py compares with the Python NICs is the emulated object."""
 
-    class EmulatedBench(native.FastBench):
+    class EmulatedBench(fastpath_bench.FastBench):
         def loaded(self) -> tuple[Any, int]:
             code = EmulatedCode(program, [near.fileno() for near, _ in self.pairs])
             return code, code.crc
@@ -45,7 +46,7 @@ def emulated(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             super().close()
             self.code.close()
 
-    monkeypatch.setattr(native, "FastBench", EmulatedBench)
+    monkeypatch.setattr(fastpath_bench, "FastBench", EmulatedBench)
 
 
 def test_the_object_is_of_this_version(program: Path) -> None:

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.marks import deep
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +27,7 @@ FRONTS = {
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=FRONTS)
+@pytest.fixture(params=["./inv", "invoke", deep("inv"), deep("python -m invoke")])
 def typed_to(request: pytest.FixtureRequest, tmp_path: Path) -> Typed:
     """Run a line by one of the programs that take Heddle's verbs, in the project's directory."""
     argv = FRONTS[request.param]

@@ -23,6 +23,7 @@ from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing, kind_of, write_file
 from heddle.views.linkloads import LinkLoad, amount, spreads
 from heddle.views.usage import describe_run, link_loads
+from tests.marks import deep
 from tests.unit.run_samples import header, sent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,7 +197,7 @@ def test_without_a_run_the_picture_says_so() -> None:
     assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
 
 
-@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+@pytest.mark.parametrize("kind", ["svg", deep("png"), deep("pdf")])
 def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
     code = (
         "import sys; from heddle.views.graph import drawing, kind_of; from heddle.fabric.fabricfile import load_fabric;"

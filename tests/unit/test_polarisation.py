@@ -13,6 +13,7 @@ from heddle.predict.polarisation import Polarisation, polarisation, synthetic_fl
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
+from tests.marks import deep
 
 
 def fabric_of(k: int, seed: str = "per-switch", zones: int = 2) -> Fabric:
@@ -145,7 +146,7 @@ def test_a_trifle_is_real_and_not_named() -> None:
     assert not pair.polarised
 
 
-@pytest.mark.parametrize(("k", "zones"), [(16, 4), (32, 2)])
+@pytest.mark.parametrize(("k", "zones"), [(16, 4), deep(32, 2)])
 def test_wide_fabrics_get_as_many_flows_as_a_verdict_takes(k: int, zones: int) -> None:
     for seed in ("shared", "per-switch"):
         found = asked(fabric_of(k, seed, zones), count=None)

@@ -166,6 +166,7 @@ def test_synthetic_flows_stay_in_their_plane() -> None:
     assert all(a != b and fabric.part_of[a] == fabric.part_of[b] for a, b in ends)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("planes", [1, 8])
 def test_32k_nics_are_predicted_in_seconds(planes: int) -> None:
     fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=planes)

@@ -14,6 +14,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
 from heddle.render.render import mgmt_subnet, render, rendered
@@ -22,6 +23,7 @@ from heddle.spec.load import presets
 from heddle.spec.schema import AddressingSpec, FabricSpec
 from heddle.spec.shapes.clos import ClosSpec
 
+QUICK_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same rules, in C
 SMALL = ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)
 FABRICS: dict[str, FabricSpec] = {
     **{name: load_fabric(name).spec for name in presets()},
@@ -54,9 +56,24 @@ def options(request: pytest.FixtureRequest) -> RenderOptions:
     return WAYS[request.param]
 
 
+_fabrics: dict[str, Fabric] = {}
+_topologies: dict[tuple[str, RenderOptions], dict[str, Any]] = {}
+
+
+def built(spec: FabricSpec) -> Fabric:
+    """The same fabric for all tests that only look at it."""
+    key = spec.model_dump_json()
+    if key not in _fabrics:
+        _fabrics[key] = build(spec)
+    return _fabrics[key]
+
+
 def topology_of(spec: FabricSpec, options: RenderOptions = WAYS["linux"]) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load(rendered(build(spec), options)[f"{spec.name}.clab.yml"])
-    return data
+    """What is rendered, as containerlab reads it. Tests look at it and change nothing: they share it."""
+    key = (spec.model_dump_json(), options)
+    if key not in _topologies:
+        _topologies[key] = yaml.load(rendered(built(spec), options)[f"{spec.name}.clab.yml"], QUICK_YAML)
+    return _topologies[key]
 
 
 def comparable(files: dict[str, str]) -> dict[str, str]:
@@ -122,9 +139,9 @@ def test_names_are_legal_in_containerlab_and_c9s(spec: FabricSpec, options: Rend
 def test_every_port_is_used_once_and_has_a_mac_of_its_own(spec: FabricSpec, options: RenderOptions) -> None:
     data = topology_of(spec, options)
     used = ports(data)
-    assert len(used) == len(set(used)) == sum(len(node.ports) for node in build(spec).nodes)
+    assert len(used) == len(set(used)) == sum(len(node.ports) for node in built(spec).nodes)
     said = macs_of(data)
-    assert said == {(node.name, port.name): port.mac for node in build(spec).nodes for port in node.ports}
+    assert said == {(node.name, port.name): port.mac for node in built(spec).nodes for port in node.ports}
     macs = list(said.values())
     assert len(macs) == len(set(macs))
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs), "locally administered and unicast"
@@ -137,7 +154,7 @@ def test_every_link_has_an_mtu(spec: FabricSpec, options: RenderOptions) -> None
 def test_groups_are_those_that_the_graph_knows(spec: FabricSpec, options: RenderOptions) -> None:
     data = topology_of(spec, options)["topology"]
     groups = {node["group"] for node in data["nodes"].values()}
-    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in build(spec).switches})]
+    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in built(spec).switches})]
     assert groups == set(rows) == set(data["groups"])
 
 
@@ -151,24 +168,24 @@ def test_no_sysctl_is_unquoted_and_nothing_is_privileged(spec: FabricSpec, optio
 
 
 def test_every_bind_is_rendered_too(spec: FabricSpec, options: RenderOptions, tmp_path: Path) -> None:
-    topology = render(build(spec), tmp_path / "out", options)
-    nodes = yaml.safe_load(topology.read_text())["topology"]["nodes"]
+    topology = render(built(spec), tmp_path / "out", options)
+    nodes = yaml.load(topology.read_text(), QUICK_YAML)["topology"]["nodes"]
     named = [bind.split(":")[0] for node in nodes.values() for bind in node.get("binds", [])]
     named += [node["startup-config"] for node in nodes.values() if "startup-config" in node]
     there = [str(path.relative_to(topology.parent)) for path in topology.parent.rglob("*") if path.is_file()]
     assert sorted([*named, topology.name]) == sorted(there), "what is bound is there, and nothing else is"
-    assert len(named) == (2 if options.dialect == "frr" else 4) * len(build(spec).switches)
+    assert len(named) == (2 if options.dialect == "frr" else 4) * len(built(spec).switches)
 
 
 def test_every_node_says_which_lab_it_is_of(spec: FabricSpec, tmp_path: Path) -> None:
-    topology = read_topology(render(build(spec), tmp_path / "out"))
+    topology = read_topology(render(built(spec), tmp_path / "out"))
     for name, node in topology.nodes.items():
         assert node.labels["heddle-lab"] == spec.name
-        assert node.labels["tier"] == build(spec).level_of(build(spec).by_name[name]).word
+        assert node.labels["tier"] == built(spec).level_of(built(spec).by_name[name]).word
 
 
 def test_the_frr_kind_is_spelt_as_its_version_wants(spec: FabricSpec) -> None:
-    switches = {node.name for node in build(spec).switches}
+    switches = {node.name for node in built(spec).switches}
     for version, spelling in (((0, 80, 0), {"extras": {"frr": {"daemons": ["bgpd"]}}}), (None, {"daemons": ["bgpd"]})):
         nodes = topology_of(spec, RenderOptions(dialect="frr", version=version))["topology"]["nodes"]
         assert {name for name, node in nodes.items() if node["kind"] == "frr"} == switches
@@ -232,9 +249,9 @@ def test_a_dialect_that_this_machine_cannot_deploy_is_refused_with_what_can() ->
 
 
 def test_labs_have_management_networks_of_their_own_clear_of_the_pool(spec: FabricSpec) -> None:
-    subnet = mgmt_subnet(build(spec))
+    subnet = mgmt_subnet(built(spec))
     assert not subnet.overlaps(spec.addressing.network)
-    assert subnet.num_addresses >= len(build(spec).nodes) + 3
+    assert subnet.num_addresses >= len(built(spec).nodes) + 3
     assert not subnet.overlaps(IPv4Network("172.17.0.0/16")), "Docker's own bridge"
 
 

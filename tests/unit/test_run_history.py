@@ -15,32 +15,16 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError, MachineError
-from heddle.cli.argv import parse
 from heddle.runs import keeping, past
 from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
-from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
-from heddle.runs.runrecord import RECORD, RunRecord
+from heddle.runs.runevidence import EVIDENCE, read_evidence
+from heddle.runs.runrecord import RECORD
 from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
+from tests.unit.history_runs import keep
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
-    monkeypatch.delenv(KEEP_RUNS, raising=False)
-    monkeypatch.delenv(KEEP_BYTES, raising=False)
-    return History("zone", tmp_path / "runs")
-
-
-def keep(history: History, record: RunRecord | None = None, payload: int = 0) -> str:
-    """One more run; its ID. payload: bytes of another file in it."""
-    with history.draft() as draft:
-        write_evidence(draft.path, samples.result().flows, samples.evidence())
-        if payload:
-            (draft.path / "payload").write_bytes(bytes(payload))
-        return draft.finish(record or samples.record()).id
 
 
 def entries(history: History) -> list[str]:
@@ -291,185 +275,6 @@ def test_removed_runs_are_gone_and_their_numbers_are_not_used_again(history: His
     assert entries(history) == []
     (history.directory / ".next.json").write_text("damaged")
     assert keep(history) == "0001"
-
-
-def as_format(number: object) -> str:
-    return json.dumps({**samples.record().to_json(), "format": number, "id": "0001"})
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (None, "run.json is missing"),
-        ("{", "run.json is damaged: it is not valid JSON"),
-        ("[]", "run.json is damaged: it is not a JSON object"),
-        ("[" * 100_000, "run.json is damaged: it is not valid JSON"),
-        ("\x00\xff", "run.json is damaged: it is not valid JSON"),
-        ("{}", "run.json has format None, and this Heddle reads format 1"),
-        (as_format(7), "run.json has format 7, and this Heddle reads format 1"),
-        (as_format("1"), "run.json has format '1', and this Heddle reads format 1"),
-        ('{"format": 1}', "run.json is damaged: header: Field required"),
-        (as_format(1).replace('"time_us": 1000.0', '"time_us": "long"'), "damaged: outcome.rows.0.time_us: "),
-        (as_format(1).replace('"id": "0001"', '"id": "0009"'), "its record is that of run 0009"),
-    ],
-)
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_refused(
-    history: History, content: str | None, why: str
-) -> None:
-    keep(history)
-    keep(history)
-    path = history.directory / "0001" / RECORD
-    path.unlink()
-    if content is not None:
-        path.write_text(content)
-    bad, good = history.runs()
-    assert (bad.record, good.damage) == (None, "")
-    assert why in bad.damage
-    with pytest.raises(InputError) as caught:
-        history.open("1")
-    assert why in str(caught.value)
-    assert "./inv runs zone --remove 0001" in str(caught.value)
-    assert history.open()[1].id == "0002"
-
-
-@pytest.mark.parametrize("name", ["0001", "0002"])
-def test_a_link_or_a_file_is_no_run(history: History, tmp_path: Path, name: str) -> None:
-    history.directory.mkdir()
-    if name == "0001":
-        (history.directory / name).symlink_to(tmp_path)
-    else:
-        (history.directory / name).write_text("")
-    assert history.ids() == []
-
-
-def a_lab(history: History) -> Any:
-    return SimpleNamespace(name="zone", dir=history.directory.parent, fabric=samples.FABRIC)
-
-
-@pytest.mark.parametrize("data", ["{", "[]", '{"received": []}', '{"received": [{"ce": 1}], "evidence": {}}'])
-def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str) -> None:
-    keep(history)
-    (history.directory / "0001" / EVIDENCE).write_text(data)
-    with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):
-        past.load(a_lab(history))
-
-
-def test_flows_and_oracle_must_fit_together(history: History) -> None:
-    with history.draft() as draft:
-        write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))
-        draft.finish(samples.record())
-    with pytest.raises(InputError, match=r"evidence.json is damaged"):
-        past.load(a_lab(history))
-
-
-def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: History) -> None:
-    keep(history, samples.failed())
-    with pytest.raises(InputError, match=r"run 0001 of lab zone failed, so it has no paths: rank 1 .*\n.*./inv run "):
-        past.load(a_lab(history))
-    keep(history)
-    keep(history, samples.failed())
-    with pytest.raises(InputError, match=r"run 0003 of lab zone failed.*\n.*use --run 0002"):
-        past.load(a_lab(history))
-    assert past.load(a_lab(history), "2").record.id == "0002"
-    assert past.has_run(a_lab(history))
-
-
-def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
-    keep(history)
-    found = past.load(a_lab(history))
-    sent = found.evidence.sent
-    assert found.flows == samples.result().flows
-    assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
-        ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
-    ]  # fmt: skip
-
-
-def test_shells_complete_runs_of_the_lab_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tasks
-    from heddle.cli.completion import candidates
-
-    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    for lab, count in (("one", 2), ("two", 3)):
-        (tmp_path / "labs" / lab).mkdir(parents=True)
-        (tmp_path / "labs" / lab / "lab.json").write_text("{}")
-        for _ in range(count):
-            keep(History.named(lab))
-    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
-
-    def offered(*typed: str) -> list[str]:
-        return candidates(["./inv", *typed], verbs, [])
-
-    both, one = ["0001", "0002", "0003", "last"], ["0001", "0002", "last"]
-    assert offered("paths", "--run", "") == both
-    assert offered("paths", "--lab", "one", "--run", "") == one
-    assert offered("paths", "--lab=one", "--run", "") == one
-    assert offered("graph", "one", "--run", "") == one
-    assert offered("plot", "queues", "--lab", "one", "--run", "00") == one
-    assert offered("hashing", "--explain", "266718", "--lab", "one", "--run", "") == one
-    assert offered("runs", "one", "--remove", "") == one
-    assert offered("runs", "") == ["one", "two"]
-
-
-def test_the_verb_lists_and_removes_without_a_running_lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import tasks
-    from heddle.cli.program import main
-
-    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-
-    def inv(*typed: str) -> tuple[int, dict[str, Any]]:
-        code = main(vars(tasks), ["inv", "runs", *typed, "--format", "json"])
-        said: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return code, said
-
-    assert inv() == (0, {"runs": [], "keep": {"runs": 50, "bytes": 200_000_000}, "removed": []})
-    for lab in ("one", "two"):
-        (tmp_path / "labs" / lab).mkdir(parents=True)
-        (tmp_path / "labs" / lab / "lab.json").write_text("{}")
-        for _ in range(2):
-            keep(History.named(lab))
-    code, said = inv()
-    assert [(row["lab"], row["id"], row["last"]) for row in said["runs"]] == [
-        ("one", "0001", False), ("one", "0002", True), ("two", "0001", False), ("two", "0002", True),
-    ]  # fmt: skip
-    code, said = inv("--remove", "1")
-    assert (code, said["error"]["problems"][0]["why"]) == (2, "needs a LAB, because there are one, two")
-    code, said = inv("one", "--remove", "1,last")
-    assert (code, said["removed"], said["runs"]) == (0, ["0001", "0002"], [])
-    assert History.named("two").ids() == ["0001", "0002"], "no file of another lab is touched"
-    code, said = inv("oen")
-    assert (code, said["error"]["problems"][0]["hint"]) == (2, "did you mean one?")
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["paths", "--predict", "tiny", "--plan", "ring", "--run", "1"], "--predict and --run exclude each other"),
-        (["paths", "--predict", "tiny", "--plan", "ring", "--now"], "--predict and --now exclude each other"),
-        (["graph", "--fabric", "tiny", "--run", "1"], "--run and --fabric exclude each other"),
-    ],
-)
-def test_run_has_no_use_without_a_lab(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import tasks
-    from heddle.cli.program import main
-
-    assert main(vars(tasks), ["inv", *words]) == 2
-    assert why in capsys.readouterr().err
-
-
-def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
-    from heddle.cli.privilege import KEPT
-    from heddle.places.session import _PASSED
-
-    assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)
-    assert {KEEP_RUNS, KEEP_BYTES} <= set(_PASSED)
-
-
-def test_run_takes_words_that_look_like_numbers() -> None:
-    import tasks
-
-    assert parse(tasks.paths.verb, ["--run", "0003"])["run"] == "0003"
 
 
 def test_a_directory_that_may_not_be_read_is_named(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

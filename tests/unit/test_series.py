@@ -1,8 +1,10 @@
-"""Queues over time: what a sampler makes of maps that change under it, and what stays when buckets are joined."""
+"""Queues over time: what a sampler makes of maps that change under it, and what stays when buckets are joined.
+
+The tests set the clock, so each reading is taken at an exact time.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from heddle.runs.readable import UnreadableError
 from heddle.runs.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
 from heddle.switch.queues import cells
+from tests.unit.setclock import SetClock
 
 ROWS = 40
 BUSY = 11  # a row
@@ -43,17 +46,24 @@ class Maps:
         self.cells[BUSY]["out_bytes"] += count
 
 
+@dataclass
+class Sampled:
+    """clock: of the sampler. series: what it saw, after the with block."""
+
+    clock: SetClock
+    sampler: Sampler
+
+    @property
+    def series(self) -> Series:
+        return self.sampler.series()
+
+
 @contextmanager
-def sampled(maps: Maps, bucket_s: float = 0.005) -> Iterator[list[Series]]:
-    found: list[Series] = []
-    sampler = Sampler(maps, bucket_s)
+def sampled(maps: Maps, bucket_s: float = 0.005, cost_s: float = 0.0) -> Iterator[Sampled]:
+    clock = SetClock(cost_s)
+    sampler = Sampler(maps, bucket_s, clock=clock)
     with sampler:
-        yield found
-    found.append(sampler.series())
-
-
-def pause() -> None:
-    time.sleep(0.02)  # some buckets
+        yield Sampled(clock, sampler)
 
 
 def test_every_byte_mark_and_drop_is_in_some_bucket_and_idle_rows_in_none() -> None:
@@ -63,13 +73,14 @@ def test_every_byte_mark_and_drop_is_in_some_bucket_and_idle_rows_in_none() -> N
     with sampled(maps) as found:
         for _ in range(5):
             maps.arrive(9000)
-            pause()
+            found.clock.forward(0.02)
             maps.leave(6000)
             maps.cells["marks"][BUSY] += 2
             maps.cells["drops"][BUSY][1] += 1
-        pause()
+        found.clock.forward(0.02)
         maps.leave(15_000)
-    (series,) = found
+        found.clock.forward(0.001)
+    series = found.series
     assert series.rows.tolist() == [BUSY]
     assert {name: int(series.columns[name].sum()) for name in ("out_bytes", "marks", "drops")} == {
         "out_bytes": 45_000, "marks": 10, "drops": 5,
@@ -84,9 +95,10 @@ def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> N
     with sampled(maps, 0.03) as found:
         maps.arrive(50_000)
         maps.leave(50_000)
-        time.sleep(0.1)
-    (series,) = found
-    assert series.columns["peak"][0].tolist()[:2] == [50_000, 0]
+        found.clock.forward(0.1)
+    series = found.series
+    assert series.ends_s.tolist() == pytest.approx([0.03, 0.06, 0.09, 0.1])
+    assert series.columns["peak"][0].tolist() == [50_000, 0, 0, 0]
     assert series.columns["depth"].sum() == 0
 
 
@@ -102,24 +114,22 @@ def test_occupancy_at_the_start_of_a_bucket_is_in_its_peak() -> None:
 def test_a_gate_that_is_still_closed_counts_as_paused_until_each_reading() -> None:
     maps = Maps()
     with sampled(maps) as found:
-        began = time.monotonic_ns()
+        began = found.clock.now_ns()
         maps.agent["closed_since_ns"][BUSY] = began
-        time.sleep(0.06)
-        took = time.monotonic_ns() - began
-        maps.agent["paused_ns"][BUSY] += took
+        found.clock.forward(0.06)
+        maps.agent["paused_ns"][BUSY] += found.clock.now_ns() - began
         maps.agent["closed_since_ns"][BUSY] = 0
-        most = time.monotonic_ns() - began  # a reading may have found the gate closed until here
-        maps.gates["last_ns"][BUSY] = time.monotonic_ns()
-    (series,) = found
-    paused = series.columns["paused_ns"][0]
-    assert took <= paused.sum() <= most
-    assert np.count_nonzero(paused) >= 3, "a pause over many buckets is in each of them"
+        maps.gates["last_ns"][BUSY] = found.clock.now_ns()
+        found.clock.forward(0.02)
+    paused = found.series.columns["paused_ns"][0]
+    assert paused.sum() == 60_000_000
+    assert paused.tolist()[:12] == [5_000_000] * 12, "a pause over many buckets is in each of them"
 
 
 def test_a_reading_while_a_gate_opens_does_not_make_its_pause_longer() -> None:
     """The agent adds a pause to the sum, and then takes down that the gate is closed."""
     maps, second = Maps(), 10**9
-    sampler = Sampler(maps, 0.01)
+    sampler = Sampler(maps, 0.01, clock=SetClock())
     with sampler:
         pass
     sampler._raw.clear()
@@ -135,15 +145,15 @@ def test_a_reading_while_a_gate_opens_does_not_make_its_pause_longer() -> None:
 
 def test_queues_before_a_runs_start_are_not_part_of_it() -> None:
     maps = Maps()
-    sampler = Sampler(maps, 0.005)
-    with sampler:
+    with sampled(maps) as found:
         maps.arrive(4000)
         maps.leave(4000)
-        pause()
-        began = time.monotonic_ns()
+        found.clock.forward(0.02)
+        began = found.clock.now_ns()
         maps.arrive(500)
         maps.leave(500)
-    series = sampler.series(began)
+        found.clock.forward(0.001)
+    series = found.sampler.series(began)
     assert series.columns["out_bytes"].sum() == 500
     assert series.ends_s[0] > 0
 
@@ -170,8 +180,8 @@ def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
         for _ in range(30):
             maps.arrive(2000)
             maps.leave(1500)
-            time.sleep(0.003)
-    (series,) = found
+            found.clock.forward(0.003)
+    series = found.series
     fewer = series.coarser(7)
     assert 4 <= len(fewer.ends_s) <= 7
     assert fewer.ends_s[-1] == series.ends_s[-1]
@@ -189,19 +199,21 @@ def test_a_long_run_gets_longer_buckets_and_loses_nothing(monkeypatch: pytest.Mo
         for _ in range(40):
             maps.arrive(1000)
             maps.leave(1000)
-            time.sleep(0.003)
-    (series,) = found
+            found.clock.forward(0.003)
+    series = found.series
     assert len(series.ends_s) <= 8
     assert series.columns["out_bytes"].sum() == 40_000
     assert series.bucket_s > 2 * series.asked_s
 
 
 def test_reading_takes_a_small_part_of_a_processor_however_many_ports_there_are() -> None:
+    """A reading that takes 4 ms of every 1 ms is taken less often, until it takes about a tenth of a processor."""
     maps = Maps(*(np.zeros(80_000, layout) for layout in (cells.CELL, cells.INGRESS, cells.GATE, cells.AGENT)))
-    with sampled(maps, 0.001) as found:
-        time.sleep(0.6)
-    (series,) = found
-    assert series.cost_s < 0.25 * series.ends_s[-1]
+    with sampled(maps, 0.001, cost_s=0.004) as found:
+        found.clock.forward(4.0)
+    series = found.series
+    assert series.asked_s == 0.001 and series.bucket_s > 0.03
+    assert 0.05 * 4 < series.cost_s < 0.125 * 4
     assert counted(maps, 0).shape == (80_000, len(COLUMNS))
 
 
@@ -209,8 +221,8 @@ def test_a_series_is_read_as_it_was_written(tmp_path: Path) -> None:
     maps = Maps()
     with sampled(maps) as found:
         maps.arrive(70_000)
-        pause()
-    (series,) = found
+        found.clock.forward(0.02)
+    series = found.series
     label = RowLabel("rtsw1:eth3", 3, "lossless", 10**8, kmin=100_000, kmax=400_000)
     write_series(tmp_path, Recorded("zone", "incast", 4000, (label,), series))
     read = read_series(tmp_path)

@@ -17,6 +17,7 @@ from heddle.cli import test_verb
 from heddle.cli.test_verb import ALL, QUICK, SUITES, check_suite, marked_needs, needed_packages
 from heddle.host import packages
 from heddle.host.packages import BUILD, PARTS, TEST_EXTRAS
+from tests.marks import deep
 
 TESTS = Path(__file__).resolve().parents[1]
 # Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
@@ -33,6 +34,7 @@ DATA: Final = {"": frozenset({"no-such-command"}), "unit": frozenset({"a", "bgpd
 # Functions whose first list of words is a command. `docker` and `ask` take words of the engine's own.
 RUNNERS: Final = frozenset({"run", "Popen", "call", "check_call", "check_output", "command", "exec", "capture"})
 ENGINE: Final = frozenset({"docker", "ask"})
+NEEDED_BY_PLACES: Final = frozenset({"openssh-server", "openssh-client", "git"})
 FOLDERS: Final = {
     "unit": ("unit",),
     "golden": ("golden",),
@@ -155,11 +157,8 @@ def test_parts_of_marks_are_those_that_suites_do_not_install_anyway() -> None:
 @pytest.mark.parametrize(
     ("suite", "words", "chosen"),
     [
-        (
-            QUICK,
-            ["-k", "test_an_offload_and or test_a_lab_runs_on"],
-            {"ethtool", "openssh-server", "openssh-client", "git"},
-        ),
+        deep(QUICK, ["-k", "test_an_offload_and or test_a_lab_runs_on"], {"ethtool", *NEEDED_BY_PLACES}),
+        (QUICK, ["tests/netns/test_place_ssh.py", "-k", "test_a_lab_runs_on"], NEEDED_BY_PLACES),
         ("netns", ["tests/netns/test_lab_life.py"], set()),
         ("golden", ["--no-such-option"], set()),
     ],

@@ -62,6 +62,7 @@ def test_each_tier_has_an_as_and_so_has_each_zone(dc: Fabric) -> None:
     assert len(set(asns.values())) == 5
 
 
+@pytest.mark.deep
 def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
     assert len(largest.hosts) * 8 == 32_256
     switches = largest.switches
@@ -75,6 +76,7 @@ def test_nothing_collides_in_the_largest_fabric(largest: Fabric) -> None:
     assert len(set.union(*tiers)) == 2025
 
 
+@pytest.mark.deep
 def test_next_hops_of_the_largest_fabric_are_found_at_once(largest: Fabric) -> None:
     start = time.process_time()
     groups = next_hop_groups(largest)

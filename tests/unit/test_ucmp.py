@@ -140,6 +140,7 @@ def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None
     assert all(1 <= rule.mbit <= 25_600 for rules in announcements(fabric).values() for rule in rules)
 
 
+@pytest.mark.deep
 def test_the_largest_fabric_is_done_in_seconds() -> None:
     link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
     fabric = fabric_of(link=link, zones=8, racks=252, ctsw=18, atsw=18, nics_per_host=8)

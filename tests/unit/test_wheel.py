@@ -18,6 +18,7 @@ from heddle.base import resources
 from heddle.base.extras import EXTRAS
 from heddle.base.version import VERSION
 from heddle.places.store import Store, digest_of, unpack
+from tests.marks import deep
 from tests.wheels import ROOT, InstalledWheel, build_wheel, install
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -94,6 +95,7 @@ def test_presets_plans_templates_and_programs_are_found(installed: InstalledWhee
     subprocess.run([str(installed.python), "-c", asked], cwd=tmp_path, check=True)
 
 
+@pytest.mark.deep
 def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
     verbs = [line.split()[0] for line in installed.heddle("--list", cwd=tmp_path).stdout.splitlines()[1:] if line]
     for words in (["--help"], *([verb, "--help"] for verb in verbs)):
@@ -113,6 +115,7 @@ def test_texts_name_the_program_that_was_started(installed: InstalledWheel, tmp_
         assert "./inv" not in output.stdout + output.stderr
 
 
+@pytest.mark.deep
 def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tmp_path: Path) -> None:
     for shell in ("bash", "zsh", "fish"):
         script = installed.heddle("--print-completion-script", shell, cwd=tmp_path).stdout
@@ -132,9 +135,9 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
     ("words", "extra"),
     [
         (["plot", "queues"], "plot"),
-        (["graph", "--fabric", "tiny"], "plot"),
-        (["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
-        (["paths", "--predict", "tiny", "--plan", "ring", "--heatmap", "x.svg"], "plot"),
+        deep(["graph", "--fabric", "tiny"], "plot"),
+        deep(["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
+        deep(["paths", "--predict", "tiny", "--plan", "ring", "--heatmap", "x.svg"], "plot"),
         (["dashboard"], "dashboard"),
         (["status", "--place", "ssh:lab.example.org"], "ssh"),
     ],
@@ -166,6 +169,7 @@ def test_all_other_verbs_work_without_extras(bare: InstalledWheel, tmp_path: Pat
     assert checks["plot"]["fix"] == f"{bare.python} -m pip install 'heddle-fabric[plot]'"
 
 
+@pytest.mark.deep
 def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: InstalledWheel, tmp_path: Path) -> None:
     """As sudo does it: another environment, and a working directory with a folder of our package's name."""
     (tmp_path / "heddle").mkdir()
@@ -209,6 +213,7 @@ def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tm
     assert "up" in listed.stdout
 
 
+@pytest.mark.deep
 def test_a_program_without_its_mode_still_arrives_as_one(wheel: Path, tmp_path: Path) -> None:
     made = install(wheel, tmp_path / "env")
     (made.packages / "heddle/_content/inv").chmod(0o644)

@@ -1,0 +1,24 @@
+"""Runs in a directory of the test's own, and a lab that has them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from heddle.runs.history import History
+from heddle.runs.runevidence import write_evidence
+from heddle.runs.runrecord import RunRecord
+from tests.unit import run_samples as samples
+
+
+def keep(history: History, record: RunRecord | None = None, payload: int = 0) -> str:
+    """One more run; its ID. payload: bytes of another file in it."""
+    with history.draft() as draft:
+        write_evidence(draft.path, samples.result().flows, samples.evidence())
+        if payload:
+            (draft.path / "payload").write_bytes(bytes(payload))
+        return draft.finish(record or samples.record()).id
+
+
+def a_lab(history: History) -> Any:
+    return SimpleNamespace(name="zone", dir=history.directory.parent, fabric=samples.FABRIC)
