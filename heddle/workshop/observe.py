@@ -18,6 +18,7 @@ from heddle.lab.snapshot import LabPart
 from heddle.workshop.condition import Condition, Fact, number_of
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
     from heddle.lab.queuestatus import QueuesResult
     from heddle.proof.verdict import PathsResult
@@ -34,7 +35,9 @@ _RESULTS: Final = (
     "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
     "storms", "deepest", "deepest_at",
 )  # fmt: skip
-_PATHS: Final = ("agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "five_tuples")
+_PATHS: Final = (
+    "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
+)  # fmt: skip
 FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (*_OPTIONS, *_RESULTS, *_PATHS),
     "bgp": ("state", "up", "remote_as", "local_as", "peer_as", "as_wrong", "shut", "reset"),
@@ -146,18 +149,29 @@ def _run(where: UnitLab, step: StepSpec) -> Seen:
     record = where.last_run(**step.of)
     facts = run_facts(record)
     if step.facts & set(_PATHS):
-        facts |= path_facts(where.paths(record))
+        facts |= path_facts(where.paths(record), where.lab.fabric)
     return Seen(facts, f"run {record.id}")
 
 
-def path_facts(paths: PathsResult) -> dict[str, Fact]:
-    """The use of links by a run. uplinks: those of switches with ranks below; 0 for an MMR when none carried any."""
+def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
+    """The use of links by a run. uplinks: those of switches with ranks below; 0 for an MMR when none carried any.
+
+    upper_uplinks: links that lead up from a switch without hosts, where ranks are below: from the second level on.
+    """
     links = paths.uplinks.links
+    upper = [link for link in paths.links if link.ranked and _leads_up_from_upper(fabric, link.port)]
     tuples = {(proof.flow.src_ip, proof.flow.dst_ip, proof.flow.sport) for proof in paths.flows}
     return {
         "agree": paths.agree, "mmr_flows": paths.mmr.flows or 0.0, "mmr_bytes": paths.mmr.bytes or 0.0,
         "uplinks": len(links), "uplinks_used": sum(1 for link in links if link.flows), "five_tuples": len(tuples),
+        "upper_uplinks": len(upper), "upper_used": sum(1 for link in upper if link.flows),
     }  # fmt: skip
+
+
+def _leads_up_from_upper(fabric: Fabric, ref: str) -> bool:
+    name, _, port = ref.partition(":")
+    node = fabric.by_name[name]
+    return 1 < node.level < fabric.by_name[node.port(port).peer_node].level
 
 
 def _bgp(where: UnitLab, step: StepSpec) -> Seen:
