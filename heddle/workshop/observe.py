@@ -46,8 +46,8 @@ FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "queues": ("marks", "drops", "pauses_sent", "pauses_received", "paused_ms", "storms", "deepest", "depth"),
     "answer": ("answer",),
 }
-# Looks whose facts are not in a list: keys of a fabric file, and what a function returns.
-OPEN_LOOKS: Final = frozenset({"fabric", "function"})
+# Looks whose facts are not in a list: keys of a fabric file (live or as started), and what a function returns.
+OPEN_LOOKS: Final = frozenset({"settings", "fabric", "function"})
 
 
 class NotDoneError(Exception):
@@ -255,6 +255,29 @@ def _queues(where: UnitLab, step: StepSpec) -> Seen:
     return Seen(facts, f"queues of {pattern}" if pattern != "*" else "queues of all switches")
 
 
+def _settings(where: UnitLab, step: StepSpec) -> Seen:
+    """Keys below `queues` as they are now, of all switches or of those that step.of names; `mixed` where they differ.
+
+    A value is that of ./inv queues set, or else of the fabric file.
+    """
+    from heddle.fabric.policydata import queues_as_file
+    from heddle.lab.requeue import own_queues
+
+    pattern = str(step.of.get("switch", "*"))
+    names = [node.name for node in where.lab.fabric.switches if fnmatchcase(node.name, pattern)]
+    if not names:
+        raise InputError(Problem("lab.yml", f"of.switch: {pattern}", "matches no switch of it"))
+    levels = [level.word for level in where.lab.fabric.levels[1:]]
+    own, usual = own_queues(where.lab), where.lab.fabric.policy.queues
+    rows = [flattened(queues_as_file(own.get(name, usual), levels)) for name in names]
+    facts: dict[str, Fact] = {}
+    for key in step.facts:
+        if key not in rows[0]:
+            raise InputError(Problem("lab.yml", key, "is not a key below queues", did_you_mean(key, rows[0])))
+        facts[key] = _same([row[key] for row in rows])
+    return Seen(facts, f"queues of {pattern}" if pattern != "*" else "queues of all switches")
+
+
 def _fabric(where: UnitLab, step: StepSpec) -> Seen:
     """Keys of the fabric file that runs, by their dotted paths."""
     flat = flattened(where.lab.made.spec_data())
@@ -284,5 +307,5 @@ def _same(values: Sequence[Fact]) -> Fact:
 
 
 _LOOKS: Final[Mapping[str, Callable[[UnitLab, StepSpec], Seen]]] = {
-    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "fabric": _fabric,
+    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "settings": _settings, "fabric": _fabric,
 }  # fmt: skip
