@@ -18,6 +18,7 @@ from heddle.lab.snapshot import LabPart
 from heddle.workshop.condition import Condition, Fact, number_of
 
 if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
     from heddle.lab.queuestatus import QueuesResult
     from heddle.proof.verdict import PathsResult
@@ -34,7 +35,9 @@ _RESULTS: Final = (
     "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
     "storms", "deepest", "deepest_at",
 )  # fmt: skip
-_PATHS: Final = ("agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "five_tuples")
+_PATHS: Final = (
+    "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
+)  # fmt: skip
 FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "run": (*_OPTIONS, *_RESULTS, *_PATHS),
     "bgp": ("state", "up", "remote_as", "local_as", "peer_as", "as_wrong", "shut", "reset"),
@@ -43,8 +46,8 @@ FACTS: Final[Mapping[str, tuple[str, ...]]] = {
     "queues": ("marks", "drops", "pauses_sent", "pauses_received", "paused_ms", "storms", "deepest", "depth"),
     "answer": ("answer",),
 }
-# Looks whose facts are not in a list: keys of a fabric file, and what a function returns.
-OPEN_LOOKS: Final = frozenset({"fabric", "function"})
+# Looks whose facts are not in a list: keys of a fabric file (live or as started), and what a function returns.
+OPEN_LOOKS: Final = frozenset({"settings", "fabric", "function"})
 
 
 class NotDoneError(Exception):
@@ -146,18 +149,29 @@ def _run(where: UnitLab, step: StepSpec) -> Seen:
     record = where.last_run(**step.of)
     facts = run_facts(record)
     if step.facts & set(_PATHS):
-        facts |= path_facts(where.paths(record))
+        facts |= path_facts(where.paths(record), where.lab.fabric)
     return Seen(facts, f"run {record.id}")
 
 
-def path_facts(paths: PathsResult) -> dict[str, Fact]:
-    """The use of links by a run. uplinks: those of switches with ranks below; 0 for an MMR when none carried any."""
+def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
+    """The use of links by a run. uplinks: those of switches with ranks below; 0 for an MMR when none carried any.
+
+    upper_uplinks: links that lead up from a switch without hosts, where ranks are below: from the second level on.
+    """
     links = paths.uplinks.links
+    upper = [link for link in paths.links if link.ranked and _leads_up_from_upper(fabric, link.port)]
     tuples = {(proof.flow.src_ip, proof.flow.dst_ip, proof.flow.sport) for proof in paths.flows}
     return {
         "agree": paths.agree, "mmr_flows": paths.mmr.flows or 0.0, "mmr_bytes": paths.mmr.bytes or 0.0,
         "uplinks": len(links), "uplinks_used": sum(1 for link in links if link.flows), "five_tuples": len(tuples),
+        "upper_uplinks": len(upper), "upper_used": sum(1 for link in upper if link.flows),
     }  # fmt: skip
+
+
+def _leads_up_from_upper(fabric: Fabric, ref: str) -> bool:
+    name, _, port = ref.partition(":")
+    node = fabric.by_name[name]
+    return 1 < node.level < fabric.by_name[node.port(port).peer_node].level
 
 
 def _bgp(where: UnitLab, step: StepSpec) -> Seen:
@@ -241,6 +255,29 @@ def _queues(where: UnitLab, step: StepSpec) -> Seen:
     return Seen(facts, f"queues of {pattern}" if pattern != "*" else "queues of all switches")
 
 
+def _settings(where: UnitLab, step: StepSpec) -> Seen:
+    """Keys below `queues` as they are now, of all switches or of those that step.of names; `mixed` where they differ.
+
+    A value is that of ./inv queues set, or else of the fabric file.
+    """
+    from heddle.fabric.policydata import queues_as_file
+    from heddle.lab.requeue import own_queues
+
+    pattern = str(step.of.get("switch", "*"))
+    names = [node.name for node in where.lab.fabric.switches if fnmatchcase(node.name, pattern)]
+    if not names:
+        raise InputError(Problem("lab.yml", f"of.switch: {pattern}", "matches no switch of it"))
+    levels = [level.word for level in where.lab.fabric.levels[1:]]
+    own, usual = own_queues(where.lab), where.lab.fabric.policy.queues
+    rows = [flattened(queues_as_file(own.get(name, usual), levels)) for name in names]
+    facts: dict[str, Fact] = {}
+    for key in step.facts:
+        if key not in rows[0]:
+            raise InputError(Problem("lab.yml", key, "is not a key below queues", did_you_mean(key, rows[0])))
+        facts[key] = _same([row[key] for row in rows])
+    return Seen(facts, f"queues of {pattern}" if pattern != "*" else "queues of all switches")
+
+
 def _fabric(where: UnitLab, step: StepSpec) -> Seen:
     """Keys of the fabric file that runs, by their dotted paths."""
     flat = flattened(where.lab.made.spec_data())
@@ -270,5 +307,5 @@ def _same(values: Sequence[Fact]) -> Fact:
 
 
 _LOOKS: Final[Mapping[str, Callable[[UnitLab, StepSpec], Seen]]] = {
-    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "fabric": _fabric,
+    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "settings": _settings, "fabric": _fabric,
 }  # fmt: skip

@@ -15,13 +15,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from heddle.spec.keys import Strict, at, wrong
 from heddle.workshop.condition import Condition, Fact, Written
 
-Look = Literal["run", "bgp", "lab", "hashing", "queues", "fabric", "answer", "function"]
+Look = Literal["run", "bgp", "lab", "hashing", "queues", "settings", "fabric", "answer", "function"]
 RuntimeName = Literal["netns", "containerlab"]
 # What `of` may say for each look; for `run` every fact of a run.
 OF: Final[dict[str, tuple[str, ...]]] = {
     "bgp": ("switch", "port"),
     "hashing": ("switch",),
     "queues": ("port", "class"),
+    "settings": ("switch",),
 }
 _CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "12 to 20" or "!= fixed"'
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]*")

@@ -100,7 +100,8 @@ def test_keys_of_a_fabric_file_have_dotted_names() -> None:
         (("minutes: 15", "minute: 15"), "lab.yml:2  minute is not a key\n           hint: did you mean minutes?"),
         (
             ("look: run", "look: rnu"),
-            "lab.yml:11  steps.fixed.look: rnu is not one of run, bgp, lab, hashing, queues, fabric, answer, function\n"
+            "lab.yml:11  steps.fixed.look: rnu is not one of run, bgp, lab, hashing, queues, settings, "
+            "fabric, answer, function\n"
             "            hint: did you mean run?",
         ),
         (
