@@ -307,5 +307,6 @@ def _same(values: Sequence[Fact]) -> Fact:
 
 
 _LOOKS: Final[Mapping[str, Callable[[UnitLab, StepSpec], Seen]]] = {
-    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "settings": _settings, "fabric": _fabric,
+    "run": _run, "bgp": _bgp, "lab": _lab, "hashing": _hashing, "queues": _queues, "settings": _settings,
+    "fabric": _fabric,
 }  # fmt: skip
