@@ -201,7 +201,7 @@ def test_a_button_that_cannot_be_carried_out_says_why(page: WebClient, viewer: E
     link = f"/api/labs/{lab.name}/link"
     assert page.post(link, {"port": "rtsw9:eth1", "state": "down"})[0] == 202
     done = viewer.wait_for("action", lambda found: found["state"] != "running")
-    assert (done["state"], "is no port" in done["text"]) == ("failed", True)
+    assert (done["state"], "is not a port" in done["text"]) == ("failed", True)
     for wrong in ({}, {"port": 1, "state": "down"}, {"port": "rtsw1:eth1", "state": "sideways"}):
         assert page.post(link, wrong)[0] == 400
     viewer.forget()

@@ -90,4 +90,4 @@ def test_the_verbs_write_files_and_say_how_large_they_are(copied: tuple[Path, Pa
     assert "are both run 0001" in err
     code, _, err = inv("report", str(first), "-o", "no/such/x.html", cwd=tmp_path)
     assert code == 2
-    assert "--out no/such/x.html cannot be written" in err
+    assert "--out no/such/x.html is in a directory that does not exist" in err
