@@ -187,8 +187,9 @@ def polarisation(subject: Subject) -> Found:
     polarised = [pair for pair in found.pairs if pair.polarised]
     wrong = [pair.text() for pair in polarised]
     seeded = hashmodes.MODES.keys() - hashmodes.TABLED - hashmodes.SPREADING  # other modes do not use the seed
-    if any(rules[pair.switch].mode in seeded for pair in polarised):
-        wrong[0] += "; try routing.seed: per-switch, or ./inv hashing --set seed=per-switch"
+    modes = [mode for pair in polarised if (mode := rules[pair.switch].mode) in seeded]
+    if modes:
+        wrong[0] += f"; try routing.seed: per-switch, or ./inv hashing {modes[0]} --set seed=per-switch"
     said = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
     return f"{said} over {flows_needed(fabric)} flows", wrong
 

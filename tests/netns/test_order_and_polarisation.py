@@ -73,7 +73,7 @@ def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(d
     assert not check.ok
     assert check.detail.startswith("ctsw1 uses 1 of its 2 next hops: rtsw")
     assert "bits of mutual information" in check.detail
-    assert "routing.seed: per-switch" in check.detail
+    assert f"routing.seed: per-switch, or ./inv hashing {mode} --set seed=per-switch" in check.detail
 
 
 @pytest.mark.parametrize("seed", ["per-switch", deep("per-tier")])

@@ -12,10 +12,13 @@ import pytest
 from heddle.base import resources, state
 from heddle.base.problems import InputError
 from heddle.cli.lab_verb import _unit_first, listed_units
+from heddle.fabric.fabricfile import load_fabric
+from heddle.proof.linkuse import LinkUse, Mmr
+from heddle.proof.verdict import PathsResult
 from heddle.workshop import catalogue, unitlife
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit
 from heddle.workshop.condition import Condition, Fact
-from heddle.workshop.observe import NotDoneError, Seen, flattened
+from heddle.workshop.observe import NotDoneError, Seen, flattened, path_facts
 from heddle.workshop.stepcheck import StepVerdict, _judged
 from heddle.workshop.unitcommands import typed
 from heddle.workshop.unitlife import UnitReport, answer, check, hint, meant_unit
@@ -87,6 +90,19 @@ def test_a_fact_that_is_not_there_never_meets_a_condition() -> None:
     assert judged({"qps": 16}).observed == (
         "sport not known (expected fixed), mode not known (expected e-ecmp), uplinks used not known (expected >= 5)"
     )
+
+
+def test_upper_uplinks_are_those_of_switches_without_hosts() -> None:
+    """In dc a CTSW's eth1 and eth2 lead down, eth3 and eth4 up. Flows on one link of each kind, and to a host."""
+    fabric, used = load_fabric("dc").fabric, {"rtsw1:eth1", "rtsw1:eth3", "ctsw1:eth3", "atsw1:eth1", "ctsw2:eth1"}
+    ports = [(node, port) for node in fabric.switches for port in node.ports]
+    links = tuple(
+        LinkUse(port.ref, node.level == 1 and not fabric.leads_to_host(port), 1, 1, int(port.ref in used))
+        for node, port in ports
+    )
+    facts = path_facts(PathsResult(True, (), links, Mmr(None, None), {}, "RTSW", {}, ()), fabric)
+    assert (facts["uplinks"], facts["uplinks_used"]) == (8, 1)
+    assert (facts["upper_uplinks"], facts["upper_used"]) == (8, 1)
 
 
 def test_keys_of_a_fabric_file_have_dotted_names() -> None:
