@@ -108,7 +108,7 @@ def left_at_once(server: SshServer, name: str) -> None:
     inv = server.begin("exec", "--lab", name, "host1", "sh", "-c", "trap '' INT; echo begun >&2; sleep 4321")
     line_with(inv, "begun")
     inv.send_signal(signal.SIGINT)
-    line_with(inv, "Ctrl-C again leaves at once")
+    line_with(inv, "press Ctrl-C again to leave at once")
     inv.send_signal(signal.SIGINT)
     _, said = inv.communicate(timeout=60)
     assert (inv.returncode, f"./inv status --place {server.place} shows the labs" in said) == (130, True)
