@@ -46,11 +46,12 @@ from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.testing import LeftoverWarning
+from heddle.runtimes.registry import on_machine
+from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
 
-pytest_plugins = ["heddle.testing.plugin"]
+pytest_plugins = ["heddle.testing.plugin", "tests.workers"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -113,7 +114,8 @@ def ctrl_c() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a worker that was interrupted ignores it
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -129,10 +131,22 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def lab_name() -> Callable[[], str]:
-    """Names that no other lab has: t, this process, a counter."""
-    count = iter(range(10**6))
-    return lambda: f"t{os.getpid() % 10**7:x}n{next(count):x}"
+def lab_name(heddle_pool: Pool) -> Iterator[Callable[[], str]]:
+    """Names that no other lab has, with claims as labs of the pool: SIGTERM ends this session as Ctrl-C does, and
+    if this process is killed, a later session removes its labs.
+    """
+    taken: list[str] = []
+
+    def new() -> str:
+        heddle_pool.on_first()
+        taken.append(claims.new_name())
+        claims.claim(taken[-1], state.state_dir())
+        return taken[-1]
+
+    yield new
+    for each in taken:
+        if not on_machine(each):
+            claims.unclaim(each)
 
 
 @pytest.fixture
