@@ -27,10 +27,10 @@ LIVE_FOLDERS: Final = ("tests/netns/", "tests/clab/", "tests/browser/")
 BESIDE: Final = frozenset(
     f"tests/netns/test_{each}.py"
     for each in (
-        "workshop_units", "place_ssh", "wheel_job", "plugin", "plugin_wheel", "example_pipeline", "mcp", "demo", "tour",
-        "report_live", "bring_your_own", "lab_life", "lab_trouble", "killed", "repair", "pool", "runs_kept", "validate",
-        "topology_examples", "netns_runtime", "place_refusals", "inspect", "claimed", "chroot", "snapshot",
-        "graph_of_a_run", "ipv6", "trees", "rail", "paper_live",
+        "workshop_units", "place_ssh", "wheel_job", "plugin", "plugin_wheel", "plugin_workers", "example_pipeline",
+        "mcp", "demo", "tour", "report_live", "bring_your_own", "lab_life", "lab_trouble", "killed", "repair", "pool",
+        "runs_kept", "validate", "topology_examples", "netns_runtime", "place_refusals", "inspect", "claimed", "chroot",
+        "snapshot", "graph_of_a_run", "ipv6", "trees", "rail", "paper_live",
     )
 )  # fmt: skip
 _PATIENCE_S: Final = 20.0  # a module that takes longer shows what it has so far
