@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 LIVE: Final = "live fabrics"
 LIVE_FOLDERS: Final = ("tests/netns/", "tests/clab/", "tests/browser/")
 # Modules of tests/netns whose verdicts follow from states, texts and files, never from a rate, a depth or a delay: they
-# wait for processes most of their time. They may run beside a fabric that measures.
-BESIDE: Final = frozenset(
+# wait for processes most of their time. They may run beside a fabric that measures. The longest ones are first.
+BESIDE: Final = tuple(
     f"tests/netns/test_{each}.py"
     for each in (
-        "workshop_units", "place_ssh", "wheel_job", "plugin", "plugin_wheel", "plugin_workers", "example_pipeline",
-        "mcp", "demo", "tour", "report_live", "bring_your_own", "lab_life", "lab_trouble", "killed", "repair", "pool",
-        "runs_kept", "validate", "topology_examples", "netns_runtime", "place_refusals", "inspect", "claimed", "chroot",
-        "snapshot", "graph_of_a_run", "ipv6", "trees", "rail", "paper_live",
+        "workshop_units", "place_ssh", "lab_life", "place_refusals", "bring_your_own", "plugin", "rail", "lab_trouble",
+        "plugin_workers", "wheel_job", "demo", "tour", "mcp", "report_live", "example_pipeline", "runs_kept", "repair",
+        "pool", "killed", "validate", "topology_examples", "netns_runtime", "inspect", "claimed", "plugin_wheel",
+        "chroot", "snapshot", "graph_of_a_run", "ipv6", "trees", "paper_live",
     )
 )  # fmt: skip
 _PATIENCE_S: Final = 20.0  # a module that takes longer shows what it has so far
@@ -47,8 +47,8 @@ def unit_of(nodeid: str) -> str:
 
 
 def rank_of(unit: str) -> int:
-    """Which units start first: those that take longest."""
-    return 0 if unit == LIVE else 1 if unit in BESIDE else 2
+    """Which units start first: live fabrics, which take longest; then tests without a fabric, which fail soon."""
+    return 0 if unit == LIVE else 2 + BESIDE.index(unit) if unit in BESIDE else 1
 
 
 @pytest.hookimpl(optionalhook=True)
