@@ -50,6 +50,7 @@ from heddle.runtimes.registry import on_machine
 from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
+from tests.wheels import build_wheel
 
 pytest_plugins = ["heddle.testing.plugin", "tests.workers"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
@@ -223,10 +224,16 @@ def fabric_lab(lent: Lend, runtime: str) -> FabricLab:
 @pytest.fixture(scope="module")
 def tiny(heddle_pool: Pool, runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. The module shares it, and leaves it as it was."""
-    with heddle_pool.lent("tiny", runtime, user=request.node.nodeid) as (lab, left):
+    with heddle_pool.borrow("tiny", runtime, user=request.node.nodeid) as (lab, left):
         yield lab
     if left:
         request.node.warn(LeftoverWarning(f"{request.node.nodeid} left in its lab: {'; '.join(left)}"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built once; tests install it and leave the file as it is."""
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")
