@@ -13,8 +13,8 @@ Both come from one pool: modules that ask for the same fabric share a lab, which
 a fabric of its own takes it so, and has it until its last test:
 
     @pytest.fixture(scope="module")
-    def lab(lent: Lend) -> Lab:
-        return lent("zone", "racks=4", "routing.ecmp=e-ecmp")
+    def lab(borrow: Borrow) -> Lab:
+        return borrow("zone", "racks=4", "routing.ecmp=e-ecmp")
 
 `lab.handle(node)` gives the namespace, `lab.exec` and `lab.output` run commands in it, `lab.fabric` has what it was
 built from. Labs of tests have names and a state directory of their own, so they run beside yours.
@@ -57,7 +57,7 @@ collect_ignore = ["examples"]  # repositories of their own, which tests/netns/te
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
-Lend = Callable[..., Lab]
+Borrow = Callable[..., Lab]
 Up = Callable[..., life.UpResult]
 
 
@@ -195,28 +195,28 @@ def up(runtime: str) -> Up:
 
 
 @pytest.fixture(scope="module")
-def lent(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Lend]:
-    """Labs from the pool for the rest of the module: lent("demo", "link.host=1gbit"). Tests may damage theirs."""
+def borrow(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Borrow]:
+    """Labs from the pool for the rest of the module: borrow("demo", "link.host=1gbit"). Tests may damage theirs."""
     taken: list[Lab] = []
 
-    def lend(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
+    def take(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
         taken.append(heddle_pool.take(FabricRequest(fabric, overrides), runtime, user=request.node.nodeid))
         return taken[-1]
 
     try:
-        yield lend
+        yield take
     finally:
         for lab in taken:
             heddle_pool.release(lab)
 
 
 @pytest.fixture(scope="module")
-def fabric_lab(lent: Lend, runtime: str) -> FabricLab:
+def fabric_lab(borrow: Borrow, runtime: str) -> FabricLab:
     """A factory: keys of a fabric file in, a converged lab out, in this module's runtime."""
 
     def make(**keys: Any) -> Lab:
         request = request_of(("tiny",), keys)
-        return lent(request.fabric, *request.overrides, runtime=runtime)
+        return borrow(request.fabric, *request.overrides, runtime=runtime)
 
     return make
 

@@ -4,7 +4,7 @@
     lab = pool.take("tiny", user="test_mine.py::test_one")              # brought up, or reset and given again
     lab = pool.take(FabricRequest("zone", ("routing.ecmp=e-ecmp",)))    # the same as `up zone --set ...`
     pool.release(lab)                                                   # reset; what the user left is in the result
-    with pool.borrow("tiny", user="test_mine.py") as lab: ...             # both
+    with pool.borrow("tiny", user="test_mine.py") as lab: ...           # both
     pool.close()                                                        # every lab goes down
 
 A lab in use is not shared. An idle lab is parked: no verb sees it, so a verb without --lab finds the lab of its test.
