@@ -227,7 +227,7 @@ def paths(
     return paths_now(out, lab, run, shown) if now else paths_of_run(out, lab, run, shown)
 
 
-@verb(help={"lab": words.LAB}, root=True)
+@verb(help={"lab": words.LAB}, positional=["lab"], root=True)
 def validate(out: Console, lab: str | None = None) -> None:
     """Check a running lab: links, queues, programs, routes, paths and more; exit 1 when a check fails."""
     from heddle.checks.validate import validate as check

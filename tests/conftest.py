@@ -13,8 +13,8 @@ Both come from one pool: modules that ask for the same fabric share a lab, which
 a fabric of its own takes it so, and has it until its last test:
 
     @pytest.fixture(scope="module")
-    def lab(lent: Lend) -> Lab:
-        return lent("zone", "racks=4", "routing.ecmp=e-ecmp")
+    def lab(borrow: Borrow) -> Lab:
+        return borrow("zone", "racks=4", "routing.ecmp=e-ecmp")
 
 `lab.handle(node)` gives the namespace, `lab.exec` and `lab.output` run commands in it, `lab.fabric` has what it was
 built from. Labs of tests have names and a state directory of their own, so they run beside yours.
@@ -46,16 +46,18 @@ from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.testing import LeftoverWarning
+from heddle.runtimes.registry import on_machine
+from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
+from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle.testing.plugin"]
+pytest_plugins = ["heddle.testing.plugin", "tests.workers"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
-Lend = Callable[..., Lab]
+Borrow = Callable[..., Lab]
 Up = Callable[..., life.UpResult]
 
 
@@ -113,7 +115,8 @@ def ctrl_c() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a worker that was interrupted ignores it
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -129,10 +132,22 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def lab_name() -> Callable[[], str]:
-    """Names that no other lab has: t, this process, a counter."""
-    count = iter(range(10**6))
-    return lambda: f"t{os.getpid() % 10**7:x}n{next(count):x}"
+def lab_name(heddle_pool: Pool) -> Iterator[Callable[[], str]]:
+    """Names that no other lab has, with claims as labs of the pool: SIGTERM ends this session as Ctrl-C does, and
+    if this process is killed, a later session removes its labs.
+    """
+    taken: list[str] = []
+
+    def new() -> str:
+        heddle_pool.on_first()
+        taken.append(claims.new_name())
+        claims.claim(taken[-1], state.state_dir())
+        return taken[-1]
+
+    yield new
+    for each in taken:
+        if not on_machine(each):
+            claims.unclaim(each)
 
 
 @pytest.fixture
@@ -180,28 +195,28 @@ def up(runtime: str) -> Up:
 
 
 @pytest.fixture(scope="module")
-def lent(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Lend]:
-    """Labs from the pool for the rest of the module: lent("demo", "link.host=1gbit"). Tests may damage theirs."""
+def borrow(heddle_pool: Pool, request: pytest.FixtureRequest) -> Iterator[Borrow]:
+    """Labs from the pool for the rest of the module: borrow("demo", "link.host=1gbit"). Tests may damage theirs."""
     taken: list[Lab] = []
 
-    def lend(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
+    def take(fabric: str, *overrides: str, runtime: str = "netns") -> Lab:
         taken.append(heddle_pool.take(FabricRequest(fabric, overrides), runtime, user=request.node.nodeid))
         return taken[-1]
 
     try:
-        yield lend
+        yield take
     finally:
         for lab in taken:
             heddle_pool.release(lab)
 
 
 @pytest.fixture(scope="module")
-def fabric_lab(lent: Lend, runtime: str) -> FabricLab:
+def fabric_lab(borrow: Borrow, runtime: str) -> FabricLab:
     """A factory: keys of a fabric file in, a converged lab out, in this module's runtime."""
 
     def make(**keys: Any) -> Lab:
         request = request_of(("tiny",), keys)
-        return lent(request.fabric, *request.overrides, runtime=runtime)
+        return borrow(request.fabric, *request.overrides, runtime=runtime)
 
     return make
 
@@ -209,10 +224,16 @@ def fabric_lab(lent: Lend, runtime: str) -> FabricLab:
 @pytest.fixture(scope="module")
 def tiny(heddle_pool: Pool, runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. The module shares it, and leaves it as it was."""
-    with heddle_pool.lent("tiny", runtime, user=request.node.nodeid) as (lab, left):
+    with heddle_pool.borrow("tiny", runtime, user=request.node.nodeid) as (lab, left):
         yield lab
     if left:
         request.node.warn(LeftoverWarning(f"{request.node.nodeid} left in its lab: {'; '.join(left)}"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built once; tests install it and leave the file as it is."""
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")

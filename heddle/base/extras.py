@@ -46,6 +46,7 @@ class Extra:
 
 
 _DASHBOARD: Final = ("python3-starlette", "python3-uvicorn", "python3-prometheus-client")
+_TEST: Final = ("python3-pytest", "python3-pytest-timeout", "python3-pytest-xdist")
 DASHBOARD: Final = "dashboard"
 MCP: Final = "mcp"
 PLOT: Final = "plot"
@@ -60,7 +61,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
         Extra(PLOT, "matplotlib", "matplotlib", "pictures (plot, graph, --heatmap)", ("python3-matplotlib",)),
         Extra(REPORT, "plotly", "plotly", "reports (report, compare --report)"),
         Extra(SSH, "paramiko", "paramiko", "lab servers (--place ssh:...)", ("python3-paramiko",)),
-        Extra(TEST, "pytest", "pytest", "tests of fabrics", ("python3-pytest", "python3-pytest-timeout")),
+        Extra(TEST, "pytest", "pytest", "tests of fabrics (pytest)", _TEST),
     )
 }
 

@@ -88,7 +88,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
     ),
     "validate": _examples(
         ("validate", "run every check on the running lab"),
-        ("validate --lab zone --format json", "check lab zone; a script reads the key ok"),
+        ("validate zone --format json", "check lab zone; a script reads the key ok"),
     ),
     "render": _examples(
         ("render zone", "write the topology and FRR files of preset zone to out/"),

@@ -7,16 +7,19 @@ with the mark `deep` test a feature in detail; suites `netns` and `all` include 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
+from heddle.base.process import left_to_child
 from heddle.cli.console import Console
 from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
@@ -34,6 +37,18 @@ _WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/ne
 _MARKS: Final[Mapping[str, str]] = {"clab": "clab", QUICK: "not clab and not deep"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
+_WORKERS: Final = 2
+_SPREAD: Final = frozenset({"unit", "golden", "all", QUICK})  # live fabrics alone would use one worker
+# pytest's words that select tests, need the terminal, or choose workers.
+_PLAIN: Final = frozenset(
+    {
+        "-k", "-m", "-s", "-n", "-d", "-h", "--deselect", "--lf", "--last-failed", "--ff", "--failed-first", "--nf",
+        "--new-first", "--sw", "--stepwise", "--co", "--collect-only", "--pdb", "--trace", "--capture",
+        "--numprocesses", "--dist", "--tx", "--help", "--version", "--fixtures", "--markers", "--setup-only",
+        "--setup-plan", "--setup-show", "no:xdist", "-pno:xdist",
+    }
+)  # fmt: skip
+_END_S: Final = 90.0  # for pytest to take its labs down
 
 
 def needs_root(typed: Mapping[str, Any]) -> bool:
@@ -91,19 +106,59 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
             out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
         )
     # pytest's text is the result; with --format json it is progress.
-    argv = _pytest(root, suite, extra)
+    argv = [*_pytest(root, suite, extra), *_workers(suite, extra)]
     env = {**os.environ, "HEDDLE_SUITE": suite}
     with _engine(out) if suite == "clab" else nullcontext():
         out.close()
-        done = subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env, check=False)
-    if done.returncode == _NO_TESTS:
+        code = _pytest_ended(subprocess.Popen(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env))
+    if code == _NO_TESTS:
         hint = "check the words after --" + ("; ./inv test all has more tests" if suite == QUICK else "")
         raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", hint))
-    if done.returncode == _USAGE:
+    if code == _USAGE:
         raise InputError(Problem("", " ".join(extra) or suite, "is not understood by pytest", "see its output above"))
     if out.json:
-        out.result({"ok": done.returncode == 0, "suite": suite, "pytest_exit_code": done.returncode})
-    out.exit_code = 1 if done.returncode == 1 else done.returncode
+        out.result({"ok": code == 0, "suite": suite, "pytest_exit_code": code})
+    out.exit_code = code
+
+
+def _workers(suite: str, extra: Sequence[str]) -> list[str]:
+    """Two processes for a whole suite (tests/workers.py): live fabrics in one, everything else in the other.
+
+    None for a selection of tests, since its output and its debugger stay plain so; none when the user chose with -n.
+    """
+    whole = not any(_is_plain(word) for word in extra)
+    enough = len(os.sched_getaffinity(0)) >= _WORKERS and find_spec("xdist") is not None
+    return ["-n", str(_WORKERS)] if suite in _SPREAD and whole and enough else []
+
+
+def _is_plain(word: str) -> bool:
+    """Whether this word of pytest's makes a session in which tests run in pytest's own process."""
+    if word.startswith("tests/") or "::" in word or word.endswith(".py"):
+        return True
+    name = word.partition("=")[0]
+    return name in _PLAIN or (not name.startswith("--") and name[:2] in _PLAIN)
+
+
+def _pytest_ended(pytest: subprocess.Popen[bytes]) -> int:
+    """The exit code of pytest. A signal ends it first, so that it takes its labs down; then the signal counts here."""
+    with pytest:
+        try:
+            return pytest.wait()
+        except KeyboardInterrupt:  # Ctrl-C has reached pytest, too
+            _wait_for_end(pytest)
+            raise
+        except SystemExit:  # SIGTERM and SIGHUP may have reached this process only
+            pytest.terminate()
+            _wait_for_end(pytest)
+            raise
+
+
+def _wait_for_end(pytest: subprocess.Popen[bytes]) -> None:
+    with left_to_child(signal.SIGINT):
+        try:
+            pytest.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            pytest.kill()
 
 
 @contextmanager

@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
-from heddle.base.extras import EXTRAS, PLOT, SSH
+from heddle.base.extras import EXTRAS, Extra
 from heddle.base.problems import MachineError
 from heddle.base.sysctls import SYSCTLS, WRITABLE, sysctls_read_only
 from heddle.host import delivery, limits, packages, probes
@@ -275,11 +275,10 @@ def _fastpath() -> Check:
     return Check("fast path", False, what, "apt-get install libdeflate0", required=False)
 
 
-def _extra(name: str) -> Check:
-    extra = EXTRAS[name]
-    what = f"{extra.package}, which {extra.serves} need"
-    detail = what if extra.present else f"no {what}"
-    return Check(name, extra.present, detail, extra.hint, required=False)
+def _extra(extra: Extra) -> Check:
+    """Python packages of one extra of the distribution, and what needs them."""
+    detail = f"{'' if extra.present else 'no '}{extra.package}, for {extra.serves}"
+    return Check(extra.name, extra.present, detail, extra.hint, required=False)
 
 
 def _docker() -> Check:
@@ -375,8 +374,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "host tools": _host_tools,
     "tcpdump": lambda: _tool("tcpdump", "tcpdump", required=False),
     "tshark": lambda: _tool("tshark", "tshark", required=False),
-    PLOT: lambda: _extra(PLOT),
-    SSH: lambda: _extra(SSH),
+    **{extra.name: partial(_extra, extra) for extra in EXTRAS.values()},
 }
 _OPTIONAL: Final = frozenset(
     {
@@ -393,7 +391,6 @@ _OPTIONAL: Final = frozenset(
         "host tools",
         "tcpdump",
         "tshark",
-        PLOT,
-        SSH,
+        *EXTRAS,
     }
 )

@@ -26,6 +26,7 @@ from heddle.base.problems import HeddleError, Problem
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
 from heddle.testing.junit import record_runs
 from heddle.testing.pool import MOST, Pool
+from heddle.testing.sessionworkers import end_undisturbed, end_workers, is_controller, notes_of, send_notes
 from heddle.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, HeddleSession, fail
 
 if TYPE_CHECKING:
@@ -160,22 +161,34 @@ def _without_package(trace: TracebackType) -> TracebackType:
 
 def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
     """Labs are not reset for a next test when there is none."""
-    for session in _sessions:
-        session.interrupted = True
+    for config in _configs:
+        config.stash[_SESSION].interrupted = True
+        end_undisturbed(config)
+        end_workers(config)
 
 
-_sessions: Final[list[HeddleSession]] = []  # of this process: the hook above gets no configuration
+_configs: Final[list[pytest.Config]] = []  # of this process: the hook above gets none
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A session begins."""
-    _sessions.append(session.config.stash[_SESSION])
+    """A session begins. A controller of workers handles signals from now on: labs may come up in its workers."""
+    _configs.append(session.config)
+    if is_controller(session.config):
+        session.config.stash[_SESSION].signals.install()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended: its notes are for this process's summary."""
+    node.config.stash[_SESSION].notes += notes_of(node)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Labs go down when all fixtures have ended."""
-    session.config.stash[_SESSION].close()
+    ours = session.config.stash[_SESSION]
+    ours.close()
+    send_notes(session.config, ours.notes)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -183,8 +196,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     session = config.stash.get(_SESSION, None)
     if session is not None:
         session.close()
-        if session in _sessions:
-            _sessions.remove(session)
+        if config in _configs:
+            _configs.remove(config)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

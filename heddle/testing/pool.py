@@ -4,7 +4,7 @@
     lab = pool.take("tiny", user="test_mine.py::test_one")              # brought up, or reset and given again
     lab = pool.take(FabricRequest("zone", ("routing.ecmp=e-ecmp",)))    # the same as `up zone --set ...`
     pool.release(lab)                                                   # reset; what the user left is in the result
-    with pool.lent("tiny", user="test_mine.py") as lab: ...             # both
+    with pool.borrow("tiny", user="test_mine.py") as lab: ...           # both
     pool.close()                                                        # every lab goes down
 
 A lab in use is not shared. An idle lab is parked: no verb sees it, so a verb without --lab finds the lab of its test.
@@ -125,7 +125,7 @@ class Pool:
         self._labs.remove(found)
 
     @contextmanager
-    def lent(
+    def borrow(
         self, fabric: FabricRequest | str, runtime: str = "netns", *, user: str = "a test"
     ) -> Iterator[tuple[Lab, list[str]]]:
         """A lab for the length of a with block. The list gets what was left in it, a line each, when the block ends."""

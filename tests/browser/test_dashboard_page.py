@@ -16,7 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.queuestatus import read_queues
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
-from tests.conftest import Lend
+from tests.conftest import Borrow
 from tests.webclient import WebClient, dashboard
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ TOKEN = "a-token-of-the-tests"
 
 
 @pytest.fixture(scope="module")
-def lab(lent: Lend) -> Lab:
+def lab(borrow: Borrow) -> Lab:
     """Preset zone, slow enough for the page to be seen at work, after a run."""
-    lab = lent("zone", "link.host=20mbit", "link.fabric=20mbit")
+    lab = borrow("zone", "link.host=20mbit", "link.fabric=20mbit")
     run(lab, RunOptions(collective="incast", ranks=4, sizes=(1 << 16,), iters=1, warmup=0), Silent())
     return lab
 

@@ -30,9 +30,9 @@ READY = "document.documentElement.dataset.ready === 'yes'"
 
 
 @pytest.fixture(scope="module")
-def pages(lent: Callable[..., Lab], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(borrow: Callable[..., Lab], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports of real runs: an all-reduce of several sizes, an incast with pauses, and a comparison."""
-    lab = lent("zone", "racks=2", "queues.pfc.enabled=true")
+    lab = borrow("zone", "racks=2", "queues.pfc.enabled=true")
     run(lab, RunOptions(sizes=(16384, 65536, 262144), qps=4, iters=4, bucket_ns=2 * 10**6), Silent())
     run(lab, RunOptions(collective="incast", sizes=(262144,), qps=4, iters=3, bucket_ns=2 * 10**6), Silent())
     set_hashing(lab, "e-ecmp")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.testing import claims
 from heddle.testing.pool import sweep
+from tests.marks import deep
 from tests.netns.static_fabric import static_fabric
+from tests.userplace import UserPlace
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = """
@@ -27,6 +31,17 @@ with pfc_lab(Path(sys.argv[1])) as net:
     sys.stdin.read()
 """
 Leftovers = Callable[[str], list[str]]
+# A test of these suites that brings a lab up itself.
+OWN_LAB = """
+import pathlib, time
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import lifecycle as life
+
+def test_slow(name):
+    life.up(load_fabric("tiny", name=name, overrides=["racks=1"]), runtime="netns")
+    pathlib.Path("up").write_text(name)
+    time.sleep(100)
+"""
 
 
 def test_the_fabric_of_a_killed_test_is_removed_with_its_processes(
@@ -55,3 +70,44 @@ def test_a_fabric_that_is_removed_as_usual_has_no_claim() -> None:
         assert lab.name in {each.lab for each in claims.claims()}
     assert lab.name not in {each.lab for each in claims.claims()}
     assert namespaces_of(lab.name) == []
+
+
+@pytest.fixture
+def own_lab(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A session with the fixtures of these suites, in the middle of a test that has brought its own lab up; its lab."""
+    place = UserPlace.below(tmp_path, test_slow=OWN_LAB)
+    session = place.start("-p", "tests.conftest", "-q")
+    end = time.monotonic() + 60
+    while not (place.path / "up").exists():
+        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
+        time.sleep(0.02)
+    with session:
+        yield session, (place.path / "up").read_text()
+        session.kill()
+
+
+@pytest.mark.parametrize("number", [deep(signal.SIGINT), signal.SIGTERM])
+def test_a_lab_that_a_test_brought_up_itself_goes_down_when_its_session_ends_early(
+    own_lab: tuple[subprocess.Popen[str], str], number: signal.Signals, leftovers: Leftovers
+) -> None:
+    session, lab = own_lab
+    assert [each.pid for each in claims.claims() if each.lab == lab] == [session.pid]
+    session.send_signal(number)
+    out, _ = session.communicate(timeout=60)
+    assert session.returncode == 2, out
+    assert leftovers(lab) == []
+    assert lab not in {each.lab for each in claims.claims()}
+
+
+@pytest.mark.deep
+def test_a_lab_that_a_killed_test_brought_up_itself_is_swept(
+    own_lab: tuple[subprocess.Popen[str], str], leftovers: Leftovers
+) -> None:
+    session, lab = own_lab
+    session.kill()
+    session.communicate()
+    assert leftovers(lab)
+    notes: list[str] = []
+    sweep(notes.append)
+    assert f"lab {lab} was removed: pytest (process {session.pid}) had ended without doing so" in notes
+    assert leftovers(lab) == []

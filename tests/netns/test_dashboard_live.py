@@ -37,16 +37,16 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
-from tests.conftest import Lend
+from tests.conftest import Borrow
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def lab(lent: Lend) -> Lab:
+def lab(borrow: Borrow) -> Lab:
     """Preset tiny, after a run that fills queues: three hosts to one."""
-    lab = lent("tiny", "link.host=50mbit", "link.fabric=50mbit")
+    lab = borrow("tiny", "link.host=50mbit", "link.fabric=50mbit")
     run(lab, RunOptions(collective="incast", sizes=(1 << 19,), iters=2, warmup=0, qps=2), Silent())
     return lab
 

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from heddle.testing.claims import claims
-from tests.wheels import InstalledWheel, build_wheel, install_with
+from tests.wheels import InstalledWheel, install_with
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "fabric-pipeline"
 HASH_TEST = "tests/test_paths.py::test_all_uplinks_are_used"
@@ -75,9 +75,8 @@ class Repository:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
-    spot = tmp_path_factory.mktemp("with spaces")
-    return install_with(["test"], build_wheel(spot), spot / "the environment")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
+    return install_with(["test"], wheel, tmp_path_factory.mktemp("with spaces") / "the environment")
 
 
 @pytest.fixture

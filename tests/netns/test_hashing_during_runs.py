@@ -16,15 +16,15 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
-from tests.conftest import Lend
+from tests.conftest import Borrow
 from tests.netns.during import run_and
 
 LONG = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
 
 
 @pytest.fixture(scope="module")
-def lab(lent: Lend) -> Lab:
-    return lent("tiny")
+def lab(borrow: Borrow) -> Lab:
+    return borrow("tiny")
 
 
 def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_proven(lab: Lab) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from tests.netns.test_plugin import NOTE_NAMES, TEN_LINES, names
 from tests.userplace import PLUGIN, UserPlace
-from tests.wheels import build_wheel, install
+from tests.wheels import install
 
 
 @pytest.mark.deep
-def test_ten_lines_pass_with_only_the_wheel(tmp_path: Path, leftovers: Callable[[str], list[str]]) -> None:
-    made = install(build_wheel(tmp_path), tmp_path / "the environment")
+def test_ten_lines_pass_with_only_the_wheel(wheel: Path, tmp_path: Path, leftovers: Callable[[str], list[str]]) -> None:
+    made = install(wheel, tmp_path / "the environment")
     place = UserPlace.below(tmp_path, test_mine=TEN_LINES, conftest=NOTE_NAMES)
     place = replace(place, python=made.python)
     for words in ((), PLUGIN):  # the entry point, and its module by name: it is loaded once

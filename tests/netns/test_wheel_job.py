@@ -23,17 +23,12 @@ from heddle.base.version import VERSION
 from heddle.host.packages import FRR_DIRS, LIBBPF
 from heddle.kernel.namespace import NETNS_DIR
 from tests.sshd import ssh_server
-from tests.wheels import InstalledWheel, build_wheel, install
+from tests.wheels import InstalledWheel, install
 
 Leftovers = Callable[[str], list[str]]
 NOBODY = 65534
 AS_NOBODY = [shutil.which("setpriv") or "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
 COMPILERS = ("cc", "c99", "gcc", "g++", "c++", "clang", "ld", "ld.lld", "rustc", "cargo", "go")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")

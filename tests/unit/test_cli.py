@@ -241,9 +241,16 @@ def test_shells_complete_modes_plans_and_fabrics() -> None:
 def test_a_spare_word_may_be_a_lab() -> None:
     import tasks
 
-    for verb_, said in ((tasks.validate, "--lab zone"), (tasks.run, "--lab zone or --fabric zone")):
+    for verb_, said in ((tasks.paths, "--lab zone"), (tasks.run, "--lab zone or --fabric zone")):
         with pytest.raises(InputError, match=f"did you mean {said}"):
             parse(verb_.verb, ["zone"])
+
+
+def test_validate_takes_its_lab_as_a_word_or_a_flag() -> None:
+    import tasks
+
+    for words in (["zone"], ["--lab", "zone"]):
+        assert parse(tasks.validate.verb, words)["lab"] == "zone"
 
 
 def test_hints_do_not_list_hundreds_of_words() -> None:

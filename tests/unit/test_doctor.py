@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.extras import EXTRAS, Extra
 from heddle.base.problems import MachineError
 from heddle.host import doctor, packages, probes
 
@@ -48,6 +49,15 @@ def test_without_frr_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert not report.ok
     assert frr.fix == "apt-get install frr"
     assert "MISSING" in report.text()
+
+
+def test_every_extra_has_a_row_with_its_purpose_and_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Extra, "present", property(lambda _: False))
+    rows = {check.name: check for check in doctor.examine().checks}
+    for name, extra in EXTRAS.items():
+        assert rows[name].detail == f"no {extra.package}, for {extra.serves}"
+        assert rows[name].fix == extra.hint
+        assert not rows[name].required
 
 
 def test_without_unshare_the_probes_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from heddle.base import resources
 from heddle.base.extras import EXTRAS
 from heddle.base.howinstalled import HowInstalled, how_installed
-from tests.wheels import InstalledWheel, build_wheel, install
+from tests.wheels import InstalledWheel, install
 
 URL = "file:///home/u/my%20dist/heddle_fabric-1-py3-none-any.whl"
 PLOT = EXTRAS["plot"].debian
@@ -72,11 +72,6 @@ def test_a_checkout_has_all_extras_in_its_own_environment(tmp_path: Path) -> Non
 def test_this_one_is_a_checkout() -> None:
     assert how_installed().checkout == resources.HERE.root
     assert how_installed().installer == "checkout"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("a dist"))
 
 
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:

@@ -19,14 +19,9 @@ from heddle.base.extras import EXTRAS
 from heddle.base.version import VERSION
 from heddle.places.store import Store, digest_of, unpack
 from tests.marks import deep
-from tests.wheels import ROOT, InstalledWheel, build_wheel, install
+from tests.wheels import ROOT, InstalledWheel, install
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
     """As `pip install heddle-fabric` makes it: no package of an extra can be imported."""
-    others = (*(each.module for each in EXTRAS.values()), "pytest_timeout", "_pytest", "PIL", "mpl_toolkits")
+    others = (
+        *(each.module for each in EXTRAS.values()),
+        "pytest_timeout",
+        "xdist",
+        "execnet",
+        "_pytest",
+        "PIL",
+        "mpl_toolkits",
+    )
     return install(wheel, tmp_path_factory.mktemp("bare") / "env", without=others)
 
 
