@@ -3,17 +3,20 @@
 In:  tool calls. Out: the JSON document of the verb as structured result; problems as the house prints them.
 Each call runs this program as a child with `--format json`. So a tool does what the verb does, and nothing of a verb
 can reach stdout, which carries the protocol alone. A tool's parameters are those of its verb, but for the ones that
-write files or change the lab. What changes the lab is not offered unless the user has allowed it.
+name files to write or change the lab. A tool that sends traffic or writes a file is not offered unless the user has
+allowed it, and its file is in Heddle's state directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from mcp.server.context import ServerRequestContext
@@ -29,6 +32,7 @@ from mcp.types import (
     ToolAnnotations,
 )
 
+from heddle.base import state
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
@@ -38,6 +42,9 @@ from heddle.cli.console import problems_json
 from heddle.cli.endings import DEFECT
 
 _MOST_BYTES: Final = 1_000_000  # of a result: more does not fit into an assistant's context
+REPORTS: Final = "reports"  # directory of the files that tools write, in the state directory
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
+_LONGEST: Final = 100  # letters of a file's name
 _END_S: Final = 20.0  # for a cancelled run to end its workers
 _INSTRUCTIONS: Final = (
     "Heddle emulates an AI-training fabric: FRR switches, real queues, RoCEv2 hosts. Start with `status`: it lists the "
@@ -48,12 +55,16 @@ _INSTRUCTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A verb as a tool. parameters: of the verb, those that are offered; changes: it changes the lab."""
+    """A verb as a tool. parameters: of the verb, those that are offered; changes: it sends traffic or writes a file.
+
+    writes: the ending of the file that it writes below REPORTS in the state directory, with --out; empty for none.
+    """
 
     verb: str
     does: str
     parameters: tuple[str, ...]
     changes: bool = False
+    writes: str = ""
 
 
 TOOLS: Final = (
@@ -73,6 +84,12 @@ TOOLS: Final = (
     ),
     OfferedTool("hashing", "Show the hashing mode, seed and counters of each switch of a lab.", ("lab", "switch")),
     OfferedTool("validate", "Run every check on a running lab. `ok` is false if one fails.", ("lab",)),
+    OfferedTool(
+        "compare",
+        "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
+        "whether noise explains each difference.",
+        ("a", "b", "lab"),
+    ),
     OfferedTool("explain", "Explain a term of AI fabrics; without a term, list all terms.", ("term",)),
     OfferedTool(
         "run",
@@ -80,6 +97,12 @@ TOOLS: Final = (
         ("collective", "algorithm", "ranks", "size", "qps", "qp-mode", "iters", "warmup", "sport", "chunk", "window",
          "placement", "split", "transport", "lab"),
         changes=True,
+    ),
+    OfferedTool(
+        "report",
+        "Write stored runs as one HTML file for the user: fabric, results, queues, paths, parameters. Without runs, "
+        "the last one. `report` of the result is the path of the file.",
+        ("runs", "lab"), changes=True, writes=".html",
     ),
 )  # fmt: skip
 _TYPES: Final[Mapping[str, tuple[dict[str, Any], type | tuple[type, ...]]]] = {
@@ -104,10 +127,13 @@ class Assistant:
 
     def _tool(self, tool: OfferedTool) -> Tool:
         fields = {key: {**_TYPES[p.kind][0], "description": as_started(p.help)} for key, p in self._keys(tool).items()}
+        schema: dict[str, Any] = {"type": "object", "properties": fields, "additionalProperties": False}
+        if needed := _needed(self._keys(tool)):
+            schema["required"] = needed
         return Tool(
             name=tool.verb,
             description=tool.does,
-            input_schema={"type": "object", "properties": fields, "additionalProperties": False},
+            input_schema=schema,
             annotations=ToolAnnotations(read_only_hint=not tool.changes, destructive_hint=False, open_world_hint=False),
         )
 
@@ -134,10 +160,17 @@ class Assistant:
             elif not _fits(parameter, value):
                 why = f"is not of type {_TYPES[parameter.kind][0]['type']}"
                 problems.add(where=name, what=f"{key}: {json.dumps(value)}", why=why)
+            elif parameter.required and value.startswith("-"):  # the one kind of value that stands alone in the line
+                problems.add(where=name, what=f"{key}: {json.dumps(value)}", why="begins with -, as a flag does")
             else:
                 values[parameter.name] = value
+        for key, parameter in keys.items():
+            if parameter.required and key not in arguments:
+                problems.add(where=name, what=key, why="is missing", hint=f"give {' and '.join(_needed(keys))}")
         problems.raise_if_any()
-        # As `--flag=value`, so that no value can be taken for a flag.
+        if tool.writes:
+            values["out_"] = str(_file(values, tool))
+        # As `--flag=value`, so that no value can be taken for a flag. Required ones were checked above.
         return [*words_of(self._verbs[name], values), "--format=json"]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
@@ -146,6 +179,8 @@ class Assistant:
             words = self.words(name, arguments)
         except InputError as error:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
+        if self.offered[name].writes:
+            state.make_dir(state.state_dir() / REPORTS)
         code, data = await _ran([*HERE.command(), *words])
         if len(data) > _MOST_BYTES:
             why = f"has {len(data):,} bytes, and at most {_MOST_BYTES:,} are returned"
@@ -165,6 +200,17 @@ def _fits(parameter: Parameter, value: Any) -> bool:
     if parameter.kind == "list" and not all(isinstance(each, str) for each in value or []):
         return False
     return isinstance(value, _TYPES[parameter.kind][1])
+
+
+def _needed(keys: Mapping[str, Parameter]) -> list[str]:
+    return [key for key, parameter in keys.items() if parameter.required]
+
+
+def _file(values: Mapping[str, Any], tool: OfferedTool) -> Path:
+    """`reports/report-zone-0003-0005.html` of the state directory; the same file for the same words."""
+    named = [values.get("lab", ""), *(Path(run).name for run in values.get("runs", ()))]
+    words = [_NOT_IN_NAMES.sub("-", word) for word in named if word]
+    return state.state_dir() / REPORTS / f"{'-'.join((tool.verb, *(words or ('last',))))[:_LONGEST]}{tool.writes}"
 
 
 def _failed(document: Mapping[str, Any]) -> CallToolResult:

@@ -9,13 +9,16 @@ from heddle.cli.verbs import verb
 
 
 @verb(
-    help={"allow_run": "also offer the tool run, which sends traffic through a lab; without it, all tools only read"},
+    help={
+        "allow_run": "also offer the tools run, which sends traffic through a lab, and report, which writes a file; "
+        "without it, all tools only read"
+    },
     extras=[MCP],
     root=True,
     typed_in=True,
 )
 def mcp(out: Console, allow_run: bool = False) -> None:
-    """Serve an assistant on stdin and stdout (Model Context Protocol): status, runs, paths, queues, validate, ...
+    """Serve an assistant on stdin and stdout (Model Context Protocol): status, runs, paths, queues, compare, ...
 
     An assistant's program starts this verb; docs/assistants.md shows how. All tools read only, unless --allow-run.
     Results are the JSON documents of the verbs. It ends when the program closes stdin.

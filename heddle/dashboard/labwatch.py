@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
-from heddle.base.problems import HeddleError, trouble
+from heddle.base.problems import HeddleError, MachineError, trouble
 from heddle.base.progname import as_started
 from heddle.dashboard.livefigures import LiveTotals, PortFigures
 from heddle.dashboard.livehistory import LiveHistory
@@ -180,10 +180,9 @@ class LabWatch:
             return
         self._shut()
         lab = open_lab(self.name)
+        if lost := lab.runtime.missing_nodes(self.name, lab.topology):
+            raise MachineError(*lost)
         self._opened = OpenedLab(lab, mark, self._view.plan + 1)
-        if self._gone:
-            self._gone = False
-            self.tell(NewsItem(time.time(), "lab", f"{self.name} is up again", good=True))
 
     def _shut(self) -> None:
         if self._opened is not None:
@@ -213,6 +212,9 @@ class LabWatch:
         if before is None or now.slow.sessions != before.slow.sessions:
             missing = tuple(each.text() for each in opened.lab.made.missing_sessions(now.slow))
         runs = opened.runs.read()
+        if self._gone:  # not when it was opened: that works without some of its nodes, too
+            self._gone = False
+            self.tell(NewsItem(time.time(), "lab", f"{self.name} is up again", good=True))
         view = LiveView(opened.plan, "", True, rows, totals.to_json(), missing, runs, now.when)
         old, self._view = self._view, view
         if not old.up or old.plan != view.plan:

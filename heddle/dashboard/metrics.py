@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.version import VERSION
-from heddle.dashboard.inspectornames import INSPECTOR, inspector_families
+from heddle.dashboard.inspectornames import INSPECTOR, INSPECTOR_P2P, inspector_families
 from heddle.dashboard.livesource import LiveReading, LiveSource
 from heddle.dashboard.monotonic import MonotonicCounters
 from heddle.lab.daemons import ESTABLISHED
@@ -107,7 +107,7 @@ METRICS: Final = (
     _BUILD, _UP, _SCALE, _SPEED, _LINK, _BGP, _SESSIONS, _EXPECTED, _USED, _SIZE, _AGENT, _BUSBW, _SECONDS, _WRONG,
     _READINGS, _VIEWERS, *LEVELS.values(), *(spec for spec, _ in COUNTERS.values()),
 )  # fmt: skip
-NAMES: Final = (*(spec.shown for spec in METRICS), *INSPECTOR)
+NAMES: Final = (*(spec.shown for spec in METRICS), *INSPECTOR, *INSPECTOR_P2P)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,46 +6,34 @@ Noise of times and bandwidths of one size:
   Biometrika 34, 1947) is noise: with other iterations its sign could change.
 - A difference up to STEADY is always noise. Two identical runs on an idle machine differ by up to STEADY
   (`./inv bench steady`). The iterations of one run do not show this.
-Not known: noise when the host CPU was the bottleneck, noise of runs without recorded iterations, and noise of counts
-(marks, drops, pauses): there is one count per run.
+Noise of counts (marks, drops, pauses; one value per run): the spread of equal runs that are kept beside A and B
+(equalruns.py, noise.py). With fewer than three equal runs it is not known. Not known either: noise when the host CPU
+was the bottleneck, and noise of times of runs without recorded iterations.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, variance
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size
-from heddle.base.valuetext import flat, value_text
-from heddle.fabric.policydata import dump_policy
+from heddle.runs.equalruns import equal_runs
+from heddle.runs.noise import interval, spread_of
+from heddle.runs.runsettings import SettingDifference, differing_settings
 
 if TYPE_CHECKING:
     from heddle.runs.keptrun import WholeRun
+    from heddle.runs.queueuse import QueueUse
+    from heddle.runs.runrecord import RunOutcome
     from heddle.runs.runtable import SizeRow
-    from heddle.runs.surroundings import Surroundings
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
-_SHOWN: Final = 4  # nodes that a setting names
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
-# Quantiles of Student's t, 97.5 %, by degrees of freedom: NIST/SEMATECH e-Handbook, 1.3.6.7.2.
-_T: Final = (
-    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
-    (10, 2.228), (12, 2.179), (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980), (10**9, 1.960),
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class SettingDifference:
-    """A setting that differs, in words."""
-
-    name: str
-    a: str
-    b: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +52,10 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of A and B. left_out: sizes that only one has. notes: what makes the whole doubtful."""
+    """Of A and B. left_out: sizes that only one has. notes: what makes the whole doubtful.
+
+    equal: how many equal runs are kept: of A and of B, or of both where A and B are equal.
+    """
 
     a: WholeRun
     b: WholeRun
@@ -72,6 +63,7 @@ class Comparison:
     ratios: tuple[Ratio, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    equal: Sequence[int] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document of `./inv compare`."""
@@ -83,7 +75,7 @@ class Comparison:
             "settings": [asdict(each) for each in self.settings],
             "ratios": [asdict(each) for each in self.ratios],
             "left_out": list(self.left_out),
-            "noise": {"steady": STEADY, "least_iterations": LEAST, "confidence": 0.95},
+            "noise": {"steady": STEADY, "least_iterations": LEAST, "confidence": 0.95, "equal_runs": list(self.equal)},
             "notes": list(self.notes),
             "emulated": {"k": self.a.record.header.k},
         }
@@ -106,7 +98,10 @@ def compare(a: WholeRun, b: WholeRun) -> Comparison:
     if not common:
         said = " and ".join(", ".join(format_size(size) for size in each) for each in rows)
         raise _refused(a, b, f"have no size in common: {said}", "run both with the same --size")
-    settings = _settings(a, b)
+    settings = differing_settings(a, b)
+    equal = equal_runs(a), equal_runs(b)
+    # One group where A and B are equal themselves.
+    groups = [tuple(each.values()) for each in (equal if not equal[0].keys() & equal[1].keys() else equal[:1])]
     ratios = [ratio for size in common for ratio in _of_size(a, b, rows[0][size], rows[1][size])]
     left_out = tuple(
         f"{format_size(size)} (only {name})"
@@ -114,7 +109,9 @@ def compare(a: WholeRun, b: WholeRun) -> Comparison:
         for size in mine
         if size not in theirs
     )
-    return Comparison(a, b, settings, (*ratios, *_of_run(a, b)), left_out, _notes(a, b))
+    return Comparison(
+        a, b, settings, (*ratios, *_of_run(a, b, groups)), left_out, _notes(a, b), [len(each) for each in groups]
+    )
 
 
 def _refused(a: WholeRun, b: WholeRun, why: str, hint: str) -> InputError:
@@ -129,56 +126,6 @@ def _rows(run: WholeRun) -> dict[int, SizeRow]:
         hint = f"./inv runs {run.kept.lab} lists runs that came to their end"
         raise InputError(Problem("", run.kept.what, f"failed and has no figures: {first}", hint))
     return {row.size: row for row in rows}
-
-
-def _settings(a: WholeRun, b: WholeRun) -> tuple[SettingDifference, ...]:
-    """Options, policy of the fabric, versions and machine, if they differ. A part that one run misses gives no row."""
-    fabrics = a.fabric is not None and b.fabric is not None
-    around = a.surroundings is not None and b.surroundings is not None
-    told = [_told(run, fabrics, around) for run in (a, b)]
-    names = dict.fromkeys((*told[0], *told[1]))
-    pairs = ((name, told[0].get(name, "-"), told[1].get(name, "-")) for name in names)
-    return tuple(SettingDifference(name, one, other) for name, one, other in pairs if one != other)
-
-
-def _told(run: WholeRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
-    """Every setting of a run in words."""
-    header, built, around = run.record.header, run.fabric, run.surroundings
-    told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
-    told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
-    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
-    told["Heddle"] = run.record.heddle
-    if built is not None and with_fabric:
-        told |= {f"fabric.{name}": value_text(each) for name, each in flat(dump_policy(built.policy)).items()}
-        sizes = (built.switches, built.hosts, built.links)
-        told["switches, hosts, links"] = ", ".join(str(len(each)) for each in sizes)
-        told["rates of links (bit/s)"] = ", ".join(
-            f"{rate:,}" for rate in sorted({link.rate_bps for link in built.links})
-        )
-    if around is not None and with_around:
-        told |= {f"version of {name}": version for name, version in around.versions.items() if name != "Heddle"}
-        told |= {"runtime": around.runtime, "processors": f"{around.processors} x {around.processor}"}
-        told |= _live(around)
-    return told
-
-
-def _live(around: Surroundings) -> dict[str, str]:
-    """What was set while the lab ran."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for node, settings in around.queues.items():
-        for path, value in settings.items():
-            found.setdefault(f"live queues.{path}", {}).setdefault(value_text(value), []).append(node)
-    usual = flat({"options": around.fabric.policy.routing.hash.to_json(), "exact": []})
-    for switch, rule in around.hashing.items():
-        for path, value in flat(rule).items():
-            # The mode is in `hashing`; seeds differ from switch to switch.
-            if path not in ("mode", "seed") and usual.get(path) != value:
-                found.setdefault(f"live hashing.{path}", {}).setdefault(value_text(value), []).append(switch)
-    return {name: "; ".join(f"{value} on {_some(at)}" for value, at in each.items()) for name, each in found.items()}
-
-
-def _some(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes) if len(nodes) <= _SHOWN else f"{len(nodes)} nodes"
 
 
 def _of_size(a: WholeRun, b: WholeRun, one: SizeRow, other: SizeRow) -> list[Ratio]:
@@ -207,18 +154,6 @@ def judged(one: SizeRow, other: SizeRow, unreliable: bool = False) -> tuple[Verd
     return ("noise", said) if apart <= half else ("differs", said)
 
 
-def interval(one: Sequence[float], other: Sequence[float]) -> float:
-    """Half of the 95 % interval of the difference of two means, by Welch's test."""
-    parts = [variance(each) / len(each) for each in (one, other)]
-    total = sum(parts)
-    if not total:
-        return 0.0
-    freedom = total**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
-    # The next smaller degree of freedom in the table: its quantile is larger, so that doubt counts as noise.
-    quantile = next((t for degrees, t in reversed(_T) if degrees <= freedom), _T[0][1])
-    return quantile * math.sqrt(total)
-
-
 def _unreliable(run: WholeRun, size: int) -> bool:
     """Whether the host CPU was or may have been the bottleneck at that size, or at one that is not named."""
     outcome = run.record.outcome
@@ -234,19 +169,11 @@ def _ratio(
     return Ratio(name, unit, size, a, b, ratio, verdict, why)
 
 
-def _of_run(a: WholeRun, b: WholeRun) -> list[Ratio]:
-    """Figures of the whole run: one count per run. Ratios of counts need equal sizes and iterations."""
+def _of_run(a: WholeRun, b: WholeRun, groups: Sequence[Sequence[RunOutcome]]) -> list[Ratio]:
+    """Figures of the whole run. Ratios of counts need equal sizes and iterations. groups: equal runs of A, and of B."""
     one, other = a.record.outcome, b.record.outcome
     if one is None or other is None:
         return []
-    once = "one count per run: its noise is not known"
-    options = [run.record.header.options for run in (a, b)]
-    if (options[0].sizes, options[0].iters, options[0].warmup) != (
-        options[1].sizes,
-        options[1].iters,
-        options[1].warmup,
-    ):
-        once += "; sizes or iterations differ"
     found = []
     if one.proof is not None and other.proof is not None:
         exact = "determined by the paths: the same fabric and settings give the same paths"
@@ -254,28 +181,73 @@ def _of_run(a: WholeRun, b: WholeRun) -> list[Ratio]:
             _ratio("MMR of flows", "max/mean", None, one.proof.mmr_flows, other.proof.mmr_flows, "differs", exact),
             _ratio("MMR of bytes", "max/mean", None, one.proof.mmr_bytes, other.proof.mmr_bytes, "differs", exact),
         ]
-    if (p := one.queues) is not None and (q := other.queues) is not None:
-        found += [
-            _ratio(name, unit, None, float(x), float(y), "unknown", once)
-            for name, unit, x, y in (
-                ("marks", "packets", p.marks, q.marks),
-                ("drops", "packets", p.dropped, q.dropped),
-                ("pause frames", "frames", p.pauses, q.pauses),
-                ("paused", "ms of all ports", p.paused_ms, q.paused_ms),
-                ("deepest queue", "bytes", p.deepest, q.deepest),
-            )
-        ]
-    texts = {column.key: column.text for run in (one, other) for column in run.transport.columns}
-    for key, text in texts.items():
-        if key in one.counters and key in other.counters:
-            found.append(
-                _ratio(text, "count", None, float(one.counters[key]), float(other.counters[key]), "unknown", once)
-            )
-    why = "one mean per run: its noise is not known"
-    found.append(
-        _ratio("processors busy", "share", None, one.machine.cpu_share, other.machine.cpu_share, "unknown", why)
-    )
+    doubt = _doubt(a, b)
+    for count in (*_COUNTS, *_counters(one, other), _BUSY):
+        x, y = count.of(one), count.of(other)
+        if x is None or y is None:
+            continue
+        values = [[value for each in group if (value := count.of(each)) is not None] for group in groups]
+        found.append(_ratio(count.name, count.unit, None, x, y, *judged_once(x, y, values, doubt)))
     return found
+
+
+def _doubt(a: WholeRun, b: WholeRun) -> str:
+    """Why equal runs cannot tell the noise of counts; empty if they can."""
+    one, other = a.record.header.options, b.record.header.options
+    if (one.sizes, one.iters, one.warmup) != (other.sizes, other.iters, other.warmup):
+        return "sizes or iterations differ"
+    if any(run.record.outcome is not None and run.record.outcome.machine.limited for run in (a, b)):
+        return "the host CPU was or may have been the bottleneck of a run"
+    return ""
+
+
+def judged_once(one: float, other: float, groups: Sequence[Sequence[float]], doubt: str = "") -> tuple[Verdict, str]:
+    """Decide whether noise explains the difference of two counts, by the counts of equal runs; the reason in words.
+
+    doubt: why that cannot be decided.
+    """
+    if doubt:
+        return "unknown", doubt
+    spread = spread_of(groups)
+    kept = " and ".join(str(len(each)) for each in groups)
+    if spread is None:
+        return "unknown", f"one count per run, and too few equal runs in the history ({kept}): repeat A or B"
+    said = f"{abs(other - one):,.4g} apart; {kept} equal runs: the 95 % interval of two runs is +-{spread.apart:,.4g}"
+    return ("noise", said) if abs(other - one) <= spread.apart else ("differs", said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """A figure with one value a run. of: the value; None where the run does not have it."""
+
+    name: str
+    unit: str
+    of: Callable[[RunOutcome], float | None]
+
+
+def _queue_count(name: str, unit: str, of: Callable[[QueueUse], float]) -> _Count:
+    return _Count(name, unit, lambda outcome: None if outcome.queues is None else float(of(outcome.queues)))
+
+
+_COUNTS: Final = (
+    _queue_count("marks", "packets", lambda queues: queues.marks),
+    _queue_count("drops", "packets", lambda queues: queues.dropped),
+    _queue_count("pause frames", "frames", lambda queues: queues.pauses),
+    _queue_count("paused", "ms of all ports", lambda queues: queues.paused_ms),
+    _queue_count("deepest queue", "bytes", lambda queues: queues.deepest),
+)
+_BUSY: Final = _Count("processors busy", "share", lambda outcome: outcome.machine.cpu_share)
+
+
+def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
+    """Counters that both transports have."""
+    texts = {column.key: column.text for outcome in (one, other) for column in outcome.transport.columns}
+    both = {key: text for key, text in texts.items() if key in one.counters and key in other.counters}
+    return [_Count(text, "count", partial(_counter, key)) for key, text in both.items()]
+
+
+def _counter(key: str, outcome: RunOutcome) -> float | None:
+    return float(outcome.counters[key]) if key in outcome.counters else None
 
 
 def _notes(a: WholeRun, b: WholeRun) -> tuple[str, ...]:

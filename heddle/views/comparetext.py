@@ -34,10 +34,16 @@ def how_judged() -> str:
     """How noise is judged, in sentences."""
     return (
         f"noise: the difference is at most {STEADY:.0%} (two identical runs can differ by that), or inside the 95 % "
-        "interval of the iterations of both runs (Welch's test). not known: one count per run, fewer than "
-        f"{LEAST} iterations, or the host CPU was the bottleneck. Repeat a run to see how much repeated runs differ: "
-        "its iterations do not show that."
+        "interval of the iterations of both runs (Welch's test). Counts: inside the 95 % interval that equal runs in "
+        f"the history show. not known: fewer than {LEAST} iterations, too few equal runs, or the host CPU was the "
+        "bottleneck. Repeat a run to see how much repeated runs differ: its iterations do not show that."
     )
+
+
+def equal_text(found: Comparison) -> str:
+    """How many runs, with A and B themselves, tell the spread of counts."""
+    names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
+    return ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
 
 
 def compare_text(found: Comparison) -> str:
@@ -56,6 +62,7 @@ def compare_text(found: Comparison) -> str:
     lines.append("")
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
+    said.append(f"equal runs in the history: {equal_text(found)}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
     for line in (*said, *(f"note: {note}" for note in found.notes)):

@@ -22,7 +22,7 @@ from heddle.workshop.observe import FACTS, OPEN_LOOKS
 from heddle.workshop.unitspec import Solution, StepSpec, UnitSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from heddle.spec.yamlfile import Document
 
@@ -89,8 +89,10 @@ class WorkshopUnit:
 
     def solution(self) -> Solution:
         """Its solution.yml. InputError when it is missing or wrong."""
-        path = self.folder / _SOLUTION
-        return _examined(path, Solution)[0]
+        found, document = _examined(self.folder / _SOLUTION, Solution)
+        if problems := list(_missing_files(self.folder, document, ("files",), found.files)):
+            raise InputError(*problems)
+        return found
 
     def function(self, step: str) -> Callable[..., Any]:
         """The function in check.py that a step names. InputError when there is none."""
@@ -165,6 +167,10 @@ def _mistakes(unit: WorkshopUnit) -> Iterator[Problem]:
                 near = nearest(fact, known)
                 hint = f"did you mean {near}?" if near else f"facts of {step.look}: {', '.join(known)}"
                 yield unit.problem(trail, f"is not a fact of look: {step.look}", hint)
+        for mistake, each in step.wrong.items():
+            yield from _missing_files(
+                unit.folder, unit.document, ("steps", name, "wrong", mistake, "files"), each.files
+            )
     for index, part in enumerate(unit.spec.packages):
         if part not in PARTS:
             near = nearest(part, PARTS)
@@ -174,6 +180,18 @@ def _mistakes(unit: WorkshopUnit) -> Iterator[Problem]:
     if unit.spec.file and not (unit.folder / unit.spec.fabric).is_file():
         hint = "put a fabric file into the unit's folder, or remove the key file"
         yield unit.problem(("fabric",), "is not a file of this unit, so the learner has nothing to copy", hint)
+
+
+def _missing_files(
+    folder: Path, document: Document, trail: tuple[str | int, ...], files: Mapping[str, str]
+) -> Iterator[Problem]:
+    """A problem for each file that is not in the unit's folder."""
+    from heddle.spec.yamlfile import dotted
+
+    for name, source in files.items():
+        here = (*trail, name)
+        if not (folder / source).is_file():
+            yield Problem(document.where(here), f"{dotted(here)}: {source}", "is not a file of this unit")
 
 
 def _root() -> Path:

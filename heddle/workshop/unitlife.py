@@ -6,7 +6,7 @@ so no command needs --lab.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -197,6 +197,10 @@ def solve(unit: WorkshopUnit, observer: Observer, say: Say, line: Say) -> UnitRe
         say(f"# {progress.file} is replaced by the solution's file; the lab starts again with it.")
         _write(Path(progress.file), text)
         start(unit, progress.runtime, observer, lambda _: True)
+    for name in write_files(unit, solution.files):
+        say(f"# {name} is written:")
+        for each in real(name).read_text(encoding="utf-8").splitlines():
+            line(each)
     for command in solution.commands:
         reason = f"# {command.why}\n" if command.why else ""
         say(f"{reason}$ {typed(command.run, lab.name, progress.file)}")
@@ -209,6 +213,18 @@ def solve(unit: WorkshopUnit, observer: Observer, say: Say, line: Say) -> UnitRe
             hint = f"./inv lab start {unit.number} --fresh, then ./inv lab solve"
             raise CheckError(Problem("", command.run, why, hint))
     return check(unit)
+
+
+def write_files(unit: WorkshopUnit, files: Mapping[str, str]) -> Sequence[str]:
+    """Write files of the unit's folder into the learner's directory, in place of those there; their names.
+
+    files: name there -> name in the folder.
+    """
+    for name, source in files.items():
+        with machine_errors(source, "reinstall Heddle: a file of this unit is missing"):
+            text = (unit.folder / source).read_text(encoding="utf-8")
+        _write(real(name), text)
+    return tuple(files)
 
 
 def stop(unit: WorkshopUnit, observer: Observer) -> bool:

@@ -25,6 +25,7 @@ OF: Final[dict[str, tuple[str, ...]]] = {
     "settings": ("switch",),
 }
 _CONDITIONS: Final = 'write a value, a list of values, "<= 1.3", "12 to 20" or "!= fixed"'
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -48,9 +49,16 @@ def _command(value: str) -> str:
     return value
 
 
+def _plain_name(value: str) -> str:
+    if not _PLAIN.fullmatch(value):
+        raise wrong("is not a plain name of a file", "write it as test_fabric.py")
+    return value
+
+
 Wanted = Annotated[Written, BeforeValidator(_condition)]
 InvCommand = Annotated[str, AfterValidator(_command)]
 Text = Annotated[str, Field(min_length=1)]
+UnitFiles = dict[Annotated[str, AfterValidator(_plain_name)], Text]  # name for the learner -> in the unit's folder
 
 
 class UnitCommand(Strict):
@@ -61,11 +69,15 @@ class UnitCommand(Strict):
 
 
 class Mistake(Strict):
-    """A typical wrong answer. when: facts that show it. commands: make this mistake (for the test of all units)."""
+    """A typical wrong answer. when: facts that show it.
+
+    commands, files: make this mistake (for the test of all units); files as in a solution.
+    """
 
     when: dict[str, Wanted] = Field(min_length=1)
     hint: Text
-    commands: list[InvCommand] = Field(min_length=1)
+    commands: list[InvCommand] = Field(default_factory=list)
+    files: UnitFiles = Field(default_factory=dict)
 
 
 class StepSpec(Strict):
@@ -121,10 +133,14 @@ class UnitSpec(Strict):
 
 
 class Solution(Strict):
-    """solution.yml: the commands that solve the unit. file: a fabric file that replaces the learner's copy first."""
+    """solution.yml: the commands that solve the unit. file: a fabric file that replaces the learner's copy first.
+
+    files: name in the learner's directory -> file of the unit's folder, which is written there before the commands.
+    """
 
     commands: list[UnitCommand] = Field(min_length=1)
     file: str = ""
+    files: UnitFiles = Field(default_factory=dict)
 
 
 def _complaints(name: str, step: StepSpec) -> Iterator[tuple[str, str, str]]:
@@ -142,6 +158,9 @@ def _complaints(name: str, step: StepSpec) -> Iterator[tuple[str, str, str]]:
             yield f"{here}.look", f"needs the key {key}", f"add {key}: ..."
         if step.look != look and value:
             yield f"{here}.{key}", f"is only for look: {look}", "remove it"
+    for mistake, each in step.wrong.items():
+        if not each.commands and not each.files:
+            yield f"{here}.wrong.{mistake}", "cannot be made", "add the commands, or the files, that make this mistake"
     if step.look == "answer":
         for part, keys in (
             ("expect", step.expect),

@@ -13,6 +13,7 @@ from typing import Final
 
 import heddle
 from heddle.base.problems import MachineError, Problem
+from heddle.host.preflight import frr_dir
 from heddle.workshop.observe import NotDoneError, Seen, UnitLab
 
 TEST: Final = Path("test_fabric.py")  # in the directory where the learner works
@@ -20,17 +21,22 @@ FABRIC: Final = Path(__file__).with_name("fabric.yml")
 _SECONDS: Final = 60
 
 
-def on_flow(_: UnitLab) -> Seen:
+def on_flow(lab: UnitLab) -> Seen:
     """The verdict of the learner's test on a fabric with ECMP by 5-tuples."""
-    return _verdict("flow")
+    return _verdict("flow", _runtime(lab))
 
 
-def on_e_ecmp(_: UnitLab) -> Seen:
+def on_e_ecmp(lab: UnitLab) -> Seen:
     """The verdict of the learner's test on a fabric with E-ECMP."""
-    return _verdict("e-ecmp")
+    return _verdict("e-ecmp", _runtime(lab))
 
 
-def _verdict(mode: str) -> Seen:
+def _runtime(lab: UnitLab) -> str:
+    """Where the labs of the test run: in namespaces where this machine has FRR, which is quicker, else as the unit."""
+    return "netns" if frr_dir() is not None else lab.lab.runtime.name
+
+
+def _verdict(mode: str, runtime: str) -> Seen:
     """Facts: verdict (passed, failed, error, skipped, timeout, none), and the number of tests."""
     if find_spec("pytest") is None:
         raise MachineError(Problem("", "pytest", "is not installed", "install it: python -m pip install pytest"))
@@ -44,7 +50,7 @@ def _verdict(mode: str) -> Seen:
         report = there / "junit.xml"
         argv = [
             sys.executable, "-m", "pytest", "-q", "-p", "heddle.testing.plugin", "-p", "no:cacheprovider",
-            f"--rootdir={there}", f"--junitxml={report}", "-c", os.devnull, TEST.name,
+            f"--heddle-runtime={runtime}", f"--rootdir={there}", f"--junitxml={report}", "-c", os.devnull, TEST.name,
         ]  # fmt: skip
         paths = [str(Path(heddle.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -14,6 +14,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
+from heddle.base import state
 from heddle.lab.lab import Lab
 from heddle.runs.history import History
 
@@ -99,6 +100,25 @@ def test_run_is_a_tool_where_it_is_allowed(tiny: Lab) -> None:
         assert [row["wrong"] for row in result["results"]] == [0]
         runs = (await asked(client, "runs", lab=tiny.name))["runs"]
         assert runs[-1]["qps"] == 2 and runs[-1]["last"]
+
+    talk(work, "--allow-run")
+
+
+def test_two_runs_are_compared_and_written_as_a_report(tiny: Lab) -> None:
+    def measured(qps: int) -> str:
+        done = printed("run", "--lab", tiny.name, "--size", "16K", "--iters", "1", "--qps", str(qps))
+        return str(done["run_id"])
+
+    a, b = measured(1), measured(2)
+
+    async def work(client: Client) -> None:
+        found = await asked(client, "compare", a=a, b=b, lab=tiny.name)
+        assert found == printed("compare", a, b, "--lab", tiny.name)
+        assert [(row["name"], row["a"], row["b"]) for row in found["settings"]] == [("run.qps", "1", "2")]
+        written = await asked(client, "report", runs=[a, b], lab=tiny.name)
+        assert written["report"] == str(state.state_dir() / "reports" / f"report-{tiny.name}-{a}-{b}.html")
+        page = Path(written["report"]).read_text(encoding="utf-8")
+        assert (len(page.encode()), page[:15].lower()) == (written["bytes"], "<!doctype html>")
 
     talk(work, "--allow-run")
 

@@ -16,6 +16,7 @@ import pytest
 from heddle.base.resources import HERE
 from heddle.workshop.catalogue import find_unit, unit_ids
 from heddle.workshop.unitcommands import run_command
+from heddle.workshop.unitlife import write_files
 
 FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
 
@@ -46,6 +47,7 @@ def go_through(
 
     for step, spec in unit.spec.steps.items():
         for mistake, wrong in spec.wrong.items():
+            write_files(unit, wrong.files)
             for command in wrong.commands:
                 run_command(command, name)
             verdicts = {each["step"]: each for each in inv("lab", "check", unit.number, cwd=cwd, ends=1)["steps"]}

@@ -21,11 +21,11 @@ NEVER = {"action", "setting", "remove", "mode", "set", "table", "entry", "clear"
          "place", "format", "yes", "watch"}  # fmt: skip
 
 
-def test_run_is_offered_only_when_it_is_allowed() -> None:
-    assert {tool.name for tool in ALL.tools()} - {tool.name for tool in READS.tools()} == {"run"}
+def test_run_and_report_are_offered_only_when_they_are_allowed() -> None:
+    assert {tool.name for tool in ALL.tools()} - {tool.name for tool in READS.tools()} == {"run", "report"}
     assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in READS.tools())
     hints = {tool.name: tool.annotations.read_only_hint for tool in ALL.tools() if tool.annotations}
-    assert hints["run"] is False
+    assert (hints["run"], hints["report"]) == (False, False)
     with pytest.raises(InputError, match="tool run is not offered") as caught:
         READS.words("run", {})
     assert "--allow-run" in str(caught.value)
@@ -51,6 +51,7 @@ def test_arguments_are_parameters_of_the_verbs_and_none_that_changes_anything() 
         ("run", {"qps": 4, "qp_mode": "split", "size": "64K"}, {"qps": 4, "size": "64K", "format": "json"}),
         ("queues", {"class": "3", "all": True}, {"class_": ["3"], "all_": True, "format": "json"}),
         ("explain", {"term": ["queue", "pair"]}, {"term": ["queue", "pair"], "format": "json"}),
+        ("compare", {"a": "3", "b": "zone:5"}, {"a": "3", "b": "zone:5", "format": "json"}),
         # Values that look like flags stay values.
         ("status", {"lab": "--all"}, {"lab": "--all", "format": "json"}),
         ("explain", {"term": ["--place=ssh:a@b"]}, {"term": ["--place=ssh:a@b"], "format": "json"}),
@@ -76,6 +77,11 @@ def test_a_call_becomes_the_line_of_the_verb(tool: str, arguments: dict[str, Any
         ("paths", {"now": 1}, "now: 1 is not of type boolean"),
         ("paths", {"qp": [17]}, "qp: [17] is not of type array"),
         ("status", {"lab": None}, "lab: null is not of type string"),
+        ("compare", {"a": "3"}, "give a and b"),
+        ("compare", {"a": "--out=/etc/motd", "b": "4"}, "begins with -, as a flag does"),
+        ("compare", {"a": "3", "b": "4", "out": "x.html"}, "out is no argument of this tool"),
+        ("compare", {"a": "3", "b": "4", "report": True}, "report is no argument of this tool"),
+        ("report", {"out": "x.html"}, "out is no argument of this tool"),
     ],
 )
 def test_what_does_not_fit_is_named(tool: str, arguments: dict[str, Any], said: str) -> None:
@@ -95,3 +101,25 @@ def test_the_page_lists_the_tools() -> None:
 def test_listing_the_verbs_does_not_import_the_sdk() -> None:
     code = "import sys, tasks; assert 'mcp' not in sys.modules and 'anyio' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        ({}, "report-last.html"),
+        ({"runs": ["3", "zone:5"], "lab": "zone"}, "report-zone-3-zone-5.html"),
+        ({"runs": ["../../etc/cron.d/x", "--out=y"]}, "report-x--out-y.html"),
+    ],
+)
+def test_a_report_is_written_into_the_state_directory(
+    arguments: dict[str, Any], file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+    typed = parse(verbs()["report"], ALL.words("report", arguments)[1:])
+    assert typed["out_"] == str(tmp_path / "reports" / file)
+    assert typed.get("runs", []) == arguments.get("runs", [])
+
+
+def test_required_arguments_are_in_the_schema() -> None:
+    needed = {tool.name: tool.input_schema.get("required") for tool in ALL.tools()}
+    assert {name: names for name, names in needed.items() if names} == {"compare": ["a", "b"]}

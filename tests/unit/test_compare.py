@@ -11,7 +11,8 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
-from heddle.runs.compare import Comparison, Ratio, compare, interval, judged
+from heddle.runs.compare import Comparison, Ratio, compare, judged
+from heddle.runs.noise import interval
 from heddle.runs.runrecord import RunRecord
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples

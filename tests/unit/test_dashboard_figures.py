@@ -15,7 +15,6 @@ import pytest
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError
 from heddle.dashboard.actions import Actions, _run_flags
-from heddle.dashboard.inspectornames import collective_name, message_size
 from heddle.dashboard.livefigures import PortFigures, PortFlag, added
 from heddle.dashboard.livehistory import KEPT, LiveHistory
 from heddle.dashboard.livenews import NewsDesk
@@ -182,27 +181,6 @@ def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
 def test_every_metric_is_in_the_page_about_it() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("count", "bucket"),
-    [
-        (0, "0B"),
-        (1, "1-2B"),
-        (1023, "1023-1024B"),
-        (1024, "1-2KB"),
-        (1 << 20, "1-2MB"),
-        ((5 << 20) - 1, "4-5MB"),
-        (4 << 30, "4-5GB"),
-    ],
-)
-def test_message_sizes_are_the_buckets_of_nccl_inspector(count: int, bucket: str) -> None:
-    assert message_size(count) == bucket
-
-
-def test_collectives_have_the_names_of_nccl() -> None:
-    names = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
-    assert [collective_name(name) for name in names] == ["AllReduce", "ReduceScatter", "AllGather", "AlltoAll"]
 
 
 @pytest.mark.parametrize("preset", ["tiny", "zone", "rail", "dc"])

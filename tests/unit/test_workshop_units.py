@@ -136,6 +136,20 @@ def test_keys_of_a_fabric_file_have_dotted_names() -> None:
             "            hint: write it as ./inv run --qps 16",
         ),
         (
+            ("commands: [./inv lab answer links 4]", "files: {my.py: answers/my.py}"),
+            "lab.yml:40  steps.links.wrong.all-uplinks.files.my.py: answers/my.py is not a file of this unit",
+        ),
+        (
+            ("        commands: [./inv lab answer links 4]\n", ""),
+            "lab.yml:38  steps.links.wrong.all-uplinks cannot be made\n"
+            "            hint: add the commands, or the files, that make this mistake",
+        ),
+        (
+            ("commands: [./inv lab answer links 4]", "commands: [./inv status]\n        files: {../my.py: lab.yml}"),
+            "lab.yml:41  steps.links.wrong.all-uplinks.files.../my.py: lab.yml is not a plain name of a file\n"
+            "            hint: write it as test_fabric.py",
+        ),
+        (
             ("    question: How many different 5-tuples did host1 send in that run?\n", ""),
             "lab.yml:54  steps.tuples.look: answer needs the key question\n            hint: add question: ...",
         ),
