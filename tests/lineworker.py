@@ -1,7 +1,8 @@
 """A worker that only speaks the lines of one (heddle/endpoints/worker.py): it has no NIC, and takes its time.
 
 `python -m tests.lineworker` notes in the file that LINEWORKER_LOG names what it hears and says, with the time, and
-whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds, and runs it for a third.
+whose rank is its first. The worker of rank 0 checks each size for LINEWORKER_CHECK_S seconds, runs it for a
+third, and reports LINEWORKER_REPORT_S seconds after the others, which have ended by then.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main() -> None:
     note("done")
     say(WorkerMessage(done=True, results=results(len(sizes) - 1)))
     if "stop" in sys.stdin.readline():
+        time.sleep(float(os.environ.get("LINEWORKER_REPORT_S", "0")) if first == 0 else 0.0)
         say(WorkerMessage(report=WorkerReport((), ())))
 
 

@@ -52,6 +52,7 @@ class _Member:
         )
         self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
         self._rest = b""
+        self._reported = False
 
     @property
     def out(self) -> int:
@@ -66,17 +67,24 @@ class _Member:
             self.proc.stdin.write(line + b"\n")
             self.proc.stdin.flush()
 
-    def hear(self) -> None:
-        """Read its output. CheckError when a rank failed, MachineError when the worker has ended."""
+    def hear(self) -> bool:
+        """Read its output; False when it has ended after its report, as it should.
+
+        CheckError when a rank failed, MachineError when the worker has ended before.
+        """
         chunk = os.read(self.out, 1 << 16)
         if not chunk:
+            if self._reported:  # other workers may still be writing theirs
+                return False
             code = self.proc.wait()
             raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "see its output above"))
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for message in map(WorkerMessage.of_line, lines):
             if message.error:
                 raise CheckError(*message.error)
+            self._reported = self._reported or message.report is not None
             self.inbox.append(message)
+        return True
 
     def end(self, within: float) -> None:
         """Wait for its end after its input was closed; kill it after `within` seconds."""
@@ -175,7 +183,8 @@ class Crew:
             why = f"did not end within {self._plan.max_seconds:g} s"
             raise CheckError(Problem("", "the run", why, "run ./inv validate to check that the fabric forwards"))
         for key, _ in self._selector.select(left):
-            key.data.hear()
+            if not key.data.hear():
+                self._selector.unregister(key.fileobj)
 
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:

@@ -83,7 +83,10 @@ def replace_run() -> None:
     mount("tmpfs", "/run", "tmpfs")
     for name in names:
         target = f"/run/{name}"
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        except FileNotFoundError:  # another process has removed it meanwhile
+            continue
         try:
             if os.path.isdir(f"/proc/self/fd/{fd}"):
                 os.mkdir(target)

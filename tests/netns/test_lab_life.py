@@ -279,6 +279,23 @@ def test_a_directory_that_is_not_there_is_made_for_the_node_only(tiny: Lab, tmp_
     assert not Path("/run/heddletest").exists()
 
 
+VANISHED = """
+import os, sys
+from heddle.runtimes import enter
+before = os.listdir
+enter.os.listdir = lambda path: [*before(path), "heddle-has-just-gone"]
+enter.check(enter.libc.unshare(enter.CLONE_NEWNS), "unshare")
+enter.mount("none", "/", flags=enter.MS_REC | enter.MS_SLAVE)
+enter.replace_run()
+print(os.path.isdir("/run/netns"))
+"""
+
+
+def test_an_entry_of_run_that_goes_while_a_node_is_entered_is_no_error() -> None:
+    done = subprocess.run([sys.executable, "-c", VANISHED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def kill(lab: Lab, node: str, daemon: str) -> None:
     """From inside, since a container counts its processes from 1."""
     lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])

@@ -56,3 +56,15 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
     assert all(len(phase.workers) == workers for phase in phases)
     for number, phase in enumerate(phases[:-1]):
         assert phase.seconds < (max(said[f"ready {number + 1}"]) - max(said[f"ready {number}"])) / 1e9
+
+
+def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
+    monkeypatch.setenv("LINEWORKER_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("LINEWORKER_CHECK_S", "0")
+    monkeypatch.setenv("LINEWORKER_REPORT_S", "1")
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=(64,), warmup=0, iters=1))
+    with crew.crew_of(plan, find_transport("rc").of(plan), {}, 4) as running:
+        assert len(running.run(Silent())) == 4
