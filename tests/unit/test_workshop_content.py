@@ -15,6 +15,7 @@ from invoke import Task
 import tasks
 from heddle.base import resources
 from heddle.cli.argv import parse
+from heddle.cli.glossary import find_term
 from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
 from heddle.workshop.observe import FACTS
@@ -23,6 +24,7 @@ LABS = resources.HERE.content(resources.LABS)
 HEADINGS = ["What you will see", "Time", "Start", "Tasks", "Check", "Why", "Go further"]
 VERBS = {task.verb.name: task.verb for task in vars(tasks).values() if isinstance(task, Task)}
 UNITS = unit_ids()
+FIRST_UNITS = ("01", "02", "03")  # of the first hour; labs/README.md
 # The limits of the whole workshop.
 MINUTES = 180
 
@@ -102,6 +104,15 @@ def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
         for hint in (*step.hints, *(each.hint for each in step.wrong.values())):
             commands += re.findall(r"Run (\./inv .*)$", hint)
     assert not (wrong := [said for each in commands if (said := mistakes_in(each))]), "\n".join(wrong)
+
+
+def test_start_ends_with_terms_of_the_glossary_and_first_units_lead_to_the_tour(unit: WorkshopUnit) -> None:
+    start = text_of(unit).partition("## Start")[2].partition("\n## ")[0]
+    terms = re.findall(r"`\./inv explain ([^`]+)`", start.rpartition("Terms of this unit: ")[2])
+    assert len(terms) >= 3
+    for term in terms:
+        find_term(term.split())  # InputError for one that is not there
+    assert ("`./inv tour`" in start) == (unit.number in FIRST_UNITS)
 
 
 def test_hints_come_in_stages_and_two_wrong_answers_are_known(unit: WorkshopUnit) -> None:
