@@ -20,7 +20,7 @@ from heddle.lab.queuestatus import read_queues
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
-from tests.conftest import Lend
+from tests.conftest import Borrow
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -41,8 +41,8 @@ def established(count: int, found: dict[str, Any]) -> bool:
 
 
 @pytest.mark.containers
-def test_sessions_queues_paths_and_buttons_in_containers_and_in_ipv6(runtime: str, lent: Lend) -> None:
-    lab = lent("tiny", *(("family=ipv6",) if runtime == "netns" else ()), runtime=runtime)
+def test_sessions_queues_paths_and_buttons_in_containers_and_in_ipv6(runtime: str, borrow: Borrow) -> None:
+    lab = borrow("tiny", *(("family=ipv6",) if runtime == "netns" else ()), runtime=runtime)
     with dashboard() as page:
         viewer = EventStream(page.port, lab.name)
         try:

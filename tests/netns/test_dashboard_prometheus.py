@@ -28,7 +28,7 @@ from heddle.runs.history import History
 from heddle.runs.run import run
 from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
-from tests.conftest import Lend
+from tests.conftest import Borrow
 from tests.webclient import dashboard
 
 pytestmark = [pytest.mark.root, pytest.mark.deep]
@@ -86,8 +86,8 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def lab(lent: Lend) -> Lab:
-    return lent("tiny", "link.host=50mbit", "link.fabric=50mbit")
+def lab(borrow: Borrow) -> Lab:
+    return borrow("tiny", "link.host=50mbit", "link.fabric=50mbit")
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
 import termios
+import time
 from collections.abc import Callable, Iterator
 from fcntl import ioctl
 from pathlib import Path
@@ -83,9 +85,11 @@ def terminal(server: SshServer, name: str) -> None:
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     words = server.words("exec", "--lab", name, "host1", "sh", "-c", "stty size; exec sleep 60")
     inv = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=server.env, start_new_session=True)
-    seen = b""
+    seen, end = b"", time.monotonic() + 60
     while b"33 77\r\n" not in seen:
-        seen += os.read(master, 1000)
+        assert inv.poll() is None and time.monotonic() < end, seen
+        if select.select([master], [], [], 0.2)[0]:
+            seen += os.read(master, 1000)
     os.write(master, b"\x03")
     assert inv.wait(timeout=20) == 130
     assert termios.tcgetattr(slave)[3] & termios.ECHO, "the terminal is left as it was"
@@ -245,6 +249,7 @@ def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server
     assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()
 
 
+@pytest.mark.deep
 def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
     server: SshServer, name: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:

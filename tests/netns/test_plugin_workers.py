@@ -14,7 +14,6 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
-from tests.marks import deep
 from tests.userplace import PLUGIN, UserPlace, section
 
 Leftovers = Callable[[str], list[str]]
@@ -67,7 +66,8 @@ def test_what_workers_note_is_in_the_one_summary(tmp_path: Path, leftovers: Left
     assert leftovers(kept) == []
 
 
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), deep(signal.SIGINT, True)])
+@pytest.mark.deep
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
     tmp_path: Path, leftovers: Leftovers, number: signal.Signals, group: bool
 ) -> None:
