@@ -10,6 +10,7 @@ import pytest
 from tests.netns.test_workshop_units import go_through
 
 
+@pytest.mark.timeout(900)  # 20 commands, each of which enters containers
 def test_a_unit_that_uses_a_program_in_a_container(
     name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ ESSENTIAL: Final = frozenset(
     }
 )  # fmt: skip
 # Tests look whether these are there, and do without them.
-LOOKED_FOR: Final = frozenset({"iptables-save", "nft", "containerlab", "sudo"})
+LOOKED_FOR: Final = frozenset({"iptables-save", "nft", "containerlab", "sudo", "prometheus"})
 # Words that stand for a program that does not exist; and, of suite unit, words that are data and start nothing.
 DATA: Final = {"": frozenset({"no-such-command"}), "unit": frozenset({"a", "bgpd", "docker", "ip", "zebra"})}
 # Functions whose first list of words is a command. `docker` and `ask` take words of the engine's own.
