@@ -147,7 +147,8 @@ def test_a_file_has_all_packets_of_the_capture_time(tiny: Lab, tmp_path: Path) -
     with inv_capture(tiny, "host1", "--seconds", "5", "--out", str(path), "--format", "json") as proc:
         tiny.output("host1", [sys.executable, "-c", send])
         data = json.loads(proc.communicate(timeout=60)[0])
-    assert (data["ended"], data["packets"] >= 1500) == ("time", True), data
+    # Without --out a capture ends at 1,000. On a busy machine the time may be up before the last of the 1,500.
+    assert (data["ended"], data["packets"] > 1000) == ("time", True), data
     assert len(tshark(path, "frame.len")) == data["packets"]
 
 
