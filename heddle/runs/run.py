@@ -15,12 +15,13 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
+from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
-from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.protocol import Column, Transport
 from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
@@ -126,6 +127,7 @@ def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
     """The plan and transport of a run; InputError for options that the fabric or the transport does not support."""
     kind = find_transport(options.transport)
     plan = build_plan(fabric, options)
+    congestion_of(plan)  # its parameters are checked before anything starts
     return plan, kind.of(plan)
 
 
@@ -210,9 +212,14 @@ def _result(
         machine=MachineUse.of(phases, sum(nic.socket_drops for nic in nics), budget),
         icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
         stray=sum(nic.counters.stray for nic in nics),
-        transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
+        transport=Carrier(plan.options.transport, transport.parameters(), _columns(plan, transport)),
         nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
     )
+
+
+def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
+    """The counters of each flow: those of the transport, and of congestion control if the run has it."""
+    return (*transport.columns, *(CNP_COLUMNS if plan.options.congestion != "none" else ()))
 
 
 def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
@@ -221,6 +228,6 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**sender.counters, **receiver.counters}
-        counters = {column.key: counted[column.key] for column in transport.columns}
+        counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
         rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
     return tuple(rows)
