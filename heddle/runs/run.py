@@ -7,6 +7,7 @@ head of the table, and each row as soon as it is measured.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -33,6 +34,7 @@ from heddle.lab.rehash import label
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
+from heddle.runs.congestionuse import with_congestion
 from heddle.runs.keeping import keeping
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.recording import recording
@@ -98,6 +100,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
 
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
+                    ended_ns = time.monotonic_ns()
                     (observer.end if table is None else observer.drop)("run")
                 now = replace(head, ecmp=label(lab))  # the hashing may have been changed during the run
                 result = _result(now, plan, transport, reports, keeper.rows, crew.phases, budget)
@@ -108,6 +111,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 warnings = (*fabric.warnings(), *_sprayed(evidence_before, transport, options), *queues.remarks)
                 used = queues.finish(crew.began_ns)
                 result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
+                result = with_congestion(result, plan, reports, crew.began_ns, ended_ns)
             return keeper.keep(result, evidence)
 
 

@@ -83,7 +83,7 @@ class PacedSender(QpEnd):
         self._end, self._control, self._line = end, control, line_bps
         self._flight = Flight(qp.psn) if control.window != math.inf else None
         self._psn_at = qp.flow.layout.psn_word_at
-        self._record = RateRecord(steps, line_bps)
+        self._record = RateRecord(steps)
         self._cnps = 0
         self._waits = False  # for the time of the next packet
         self._start, self._bits = -FAR_NS, 0  # the last packet's time, and its length

@@ -25,20 +25,18 @@ def steps_for(qps: int) -> int:
 class RateRecord:
     """Steps of one queue pair. most: their largest number, at least 2."""
 
-    __slots__ = ("_ends", "_most", "_rates", "_resolution", "least_bps")
+    __slots__ = ("_ends", "_most", "_rates", "_resolution")
 
-    def __init__(self, most: int, line_bps: float) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
         self._resolution = _FINEST_NS
         self._ends: list[int] = []
         self._rates: list[float] = []
-        self.least_bps = line_bps  # exact: merged steps may not show it
 
     def add(self, now_ns: int, rate_bps: float) -> None:
         """The rate is `rate_bps` from now on."""
         if self._rates and self._rates[-1] == rate_bps:
             return
-        self.least_bps = min(self.least_bps, rate_bps)
         if self._ends and now_ns - self._ends[-1] < self._resolution:
             self._rates[-1] = rate_bps
             return
