@@ -201,8 +201,8 @@ def run_options(
     if fastpath not in get_args(FastPath):
         wrong(f"--fastpath {fastpath}", "is not one of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
-    if congestion != "none" and fastpath == "on":
-        wrong("--fastpath on", "is not possible with congestion control", "leave --fastpath out")
+    if congestion == "swift" and fastpath == "on":
+        wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:

@@ -16,7 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of, rates_kept, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.traffic.options import CongestionName, RunOptions
+from heddle.traffic.options import CongestionName, FastPath, RunOptions
 from heddle.views.pathstext import paths_text
 
 pytestmark = pytest.mark.root
@@ -70,9 +70,12 @@ def settled(lab: Lab) -> Settled:
     )  # fmt: skip
 
 
-def incast(lab: Lab, congestion: CongestionName, settings: tuple[tuple[str, float], ...] = ()) -> RunResult:
+def incast(
+    lab: Lab, congestion: CongestionName, settings: tuple[tuple[str, float], ...] = (), fastpath: FastPath = "auto"
+) -> RunResult:
     options = RunOptions(
-        "incast", sizes=(12 << 20,), iters=1, warmup=0, congestion=congestion, congestion_set=settings
+        "incast", sizes=(12 << 20,), iters=1, warmup=0, fastpath=fastpath,
+        congestion=congestion, congestion_set=settings,
     )  # fmt: skip
     result = run(lab, options, Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
@@ -111,7 +114,14 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(
     marked = {flow.sent.flow.qpn for flow in result.flows if flow.ce}
     assert {flow.sent.flow.qpn for flow in result.flows if flow.counters["cnps_sent"]} <= marked
     assert f"#{name:<9s}: {use.cnps_sent:,} CNPs sent" in result.table()
+
+
+@pytest.mark.deep
+def test_the_python_loop_slows_down_too(net: Lab, without: Settled) -> None:
+    result = incast(net, "dcqcn", SETTLING, "off")
     assert result.nic_loop == "python"
+    assert settled(net).pauses < without.pauses / 5
+    assert result.congestion is not None and result.congestion.cnps_sent == result.congestion.cnps_received > 0
 
 
 @pytest.mark.deep
