@@ -136,6 +136,17 @@ def test_deadlines_are_never_rounded_to_an_earlier_nanosecond() -> None:
     assert to_seconds(FAR_NS) == NEVER
 
 
+def test_a_slow_rate_is_no_loss() -> None:
+    """The eighth packet is the first that asks for an acknowledgement, after 35 s: no timer of 1 s expires."""
+    end = PacedSender(RcSender(RcParams(MTU, 64, 8, 1.0, 2), HERE), Fixed(FRAME_BITS / 5.0), HERE, LINE, 64)
+    end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
+    times = departures(end, 37.0, 0.01)
+    assert len(times) == 8 and not end.error
+    assert end.counters()["timeouts"] == 0
+    last = departures(end, 10.0, 0.01, start=47.0)
+    assert last and end.counters()["timeouts"] > 0, "what was sent is missed after the usual time"
+
+
 def test_a_window_limits_what_is_unacknowledged() -> None:
     control = Fixed(window=3.9)
     end, batch = sender(control), SendBatch(MTU, slots=16)

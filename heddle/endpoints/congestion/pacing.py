@@ -5,7 +5,8 @@ congestion control, and a run without it has no extra work.
 
 Pacing: a frame of n bytes keeps the queue pair waiting for 8 n / rate. Timers of the NIC are as late as epoll's (1 ms)
 and the time between two passes (1 ms); frames that became due in that time leave together. At the line rate there is no
-pacing, since the port sets the pace.
+pacing, since the port sets the pace. Timers of the transport stop while its packets wait, as while the port is paused:
+the packet that asks for an acknowledgement may be one of them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class PacedSender(QpEnd):
     """A sending end whose packets leave at the rate and within the window of its congestion control."""
 
     __slots__ = (
-        "_at", "_bits", "_cnps", "_control", "_end", "_flight", "_line", "_psn_at", "_record", "_start", "_waits",
+        "_at", "_bits", "_cnps", "_control", "_end", "_flight", "_line", "_psn_at", "_record", "_since", "_start",
+        "_waits",
     )  # fmt: skip
 
     def __init__(self, end: QpEnd, control: SendControl, qp: QpInfo, line_bps: float, steps: int) -> None:
@@ -86,6 +88,7 @@ class PacedSender(QpEnd):
         self._record = RateRecord(steps)
         self._cnps = 0
         self._waits = False  # for the time of the next packet
+        self._since = 0  # when it began to wait
         self._start, self._bits = -FAR_NS, 0  # the last packet's time, and its length
         self._at = -FAR_NS  # the time of the next packet
 
@@ -101,10 +104,10 @@ class PacedSender(QpEnd):
 
     @property
     def deadline(self) -> float:
-        """The end's deadline, or the time when the next packet may leave or its time changes."""
+        """The end's deadline; while it waits, the time when the next packet may leave or its time changes."""
         if not self._waits:
             return self._end.deadline
-        return min(self._end.deadline, to_seconds(min(self._at, self._control.deadline_ns)))
+        return to_seconds(min(self._at, self._control.deadline_ns))
 
     @property
     def idle(self) -> bool:
@@ -151,7 +154,12 @@ class PacedSender(QpEnd):
         """Compute the time of the next packet from the rate that holds now."""
         rate = self._control.rate_bps
         self._at = self._start + int(self._bits * _PER_S / rate)
-        self._waits = rate < self._line and self._at > now_ns
+        waits = rate < self._line and self._at > now_ns
+        if waits and not self._waits:
+            self._since = now_ns
+        elif self._waits and not waits:
+            self._end.hold((now_ns - self._since) / _PER_S)
+        self._waits = waits
 
     @property
     def _room(self) -> float:
@@ -194,7 +202,7 @@ class PacedSender(QpEnd):
     def expire(self, now: float) -> None:
         """Apply timers of the end and of the control, and find out whether it is time for the next packet."""
         now_ns = to_ns(now)
-        if self._end.deadline <= now:
+        if not self._waits and self._end.deadline <= now:
             self._end.expire(now)
             if self._flight is not None:
                 self._flight.restart()

@@ -26,6 +26,8 @@ struct pace {
 	i64 alpha_at, cut_at, last_cut, time_at;
 	u64 bytes, byte_events, time_events;
 	i64 start, at, bits; /* of the last packet: its time and its length; the time of the next one */
+	i64 since; /* when it began to wait */
+	i64 *held; /* the transport's timer, which stops while packets wait */
 	u64 cnps;
 	u8 seen, waits;
 	u32 count;
@@ -177,8 +179,15 @@ static inline void record_rate(const struct dcqcn_rule *r, struct pace *p, i64 n
 /* Compute the time of the next packet from the rate that holds now. */
 static inline void schedule(struct pace *p, i64 now)
 {
+	int waits;
+
 	p->at = p->start + (i64)((double)(p->bits * 1000000000) / p->rate);
-	p->waits = p->rate < p->line && p->at > now;
+	waits = p->rate < p->line && p->at > now;
+	if (waits && !p->waits)
+		p->since = now;
+	else if (p->waits && !waits && *p->held != INT64_MAX)
+		*p->held += now - p->since;
+	p->waits = (u8)waits;
 }
 
 /* The rate may have changed. */
@@ -201,12 +210,12 @@ static inline void frames_left(const struct dcqcn_rule *r, struct pace *p, u64 s
 	record_rate(r, p, now);
 }
 
-/* When expire_rate() and rate_changed() must be called for a queue pair that waits; NEVER if it does not. */
+/* When expire_rate() and rate_changed() must be called for a queue pair that waits. */
 static inline i64 pace_deadline(const struct pace *p)
 {
-	i64 timer = p->rate < p->line ? p->time_at : FAR_NS, at = least(least(p->at, p->cut_at), timer);
+	i64 timer = p->rate < p->line ? p->time_at : FAR_NS;
 
-	return p->waits ? at + LATE_NS : INT64_MAX;
+	return least(least(p->at, p->cut_at), timer) + LATE_NS;
 }
 
 static inline void cnp_due(const struct dcqcn_rule *r, struct notify *f, i64 now)

@@ -231,9 +231,7 @@ static inline int answering(const struct qp *q)
 /* The time when `expire` must look at a sender. */
 static inline i64 sender_deadline(const struct qp *q)
 {
-	i64 at = round_up_deadline(q->s.deadline);
-
-	return q->pace && pace_deadline(q->pace) < at ? pace_deadline(q->pace) : at;
+	return q->pace && q->pace->waits ? pace_deadline(q->pace) : round_up_deadline(q->s.deadline);
 }
 
 /* Queue a QP if it has frames to send, and register its timer. */
@@ -284,6 +282,7 @@ static inline int add_congestion(struct engine *e, const struct nic *n, struct q
 		if (!q->pace)
 			return -1;
 		start_pace(q->pace, n->line_bps);
+		q->pace->held = &q->s.deadline;
 		q->pace->times = (i64 *)(q->pace + 1);
 		q->pace->rates = (double *)(q->pace->times + room);
 		return 0;

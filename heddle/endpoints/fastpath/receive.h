@@ -192,14 +192,16 @@ static inline void expire(struct nic *n, i64 now)
 			}
 			continue;
 		}
-		if (q->pace && sender_deadline(q) <= now) {
-			expire_rate(&n->engine->congestion, q->pace, now);
-			rate_changed(&n->engine->congestion, q->pace, now);
-		}
-		if (round_up_deadline(q->s.deadline) <= now) {
-			expire_sender(&n->engine->rc, &q->s, now);
-			if (q->s.failure)
-				add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+		if (sender_deadline(q) <= now) {
+			if (!(q->pace && q->pace->waits)) {
+				expire_sender(&n->engine->rc, &q->s, now);
+				if (q->s.failure)
+					add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+			}
+			if (q->pace) {
+				expire_rate(&n->engine->congestion, q->pace, now);
+				rate_changed(&n->engine->congestion, q->pace, now);
+			}
 		}
 		update_queue(n, q);
 	}
