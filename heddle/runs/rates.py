@@ -120,13 +120,18 @@ class CongestionUse:
 def rates_of(
     controller: str, seconds: float, began_ns: int, steps: Sequence[tuple[PacedQp, Sequence[tuple[int, float]]]]
 ) -> Rates:
-    """From the steps of each queue pair: (CLOCK_MONOTONIC in ns, bit/s). began_ns: the start of the run."""
+    """From the steps of each queue pair: (CLOCK_MONOTONIC in ns, bit/s). began_ns: the start of the run.
+
+    Steps after the run's end are left out: at its end, workers let all delays expire at once.
+    """
     import numpy as np
 
     courses = []
     for qp, each in steps:
         table = np.array(each, np.float64).reshape(-1, 2)
-        courses.append(RateCourse(qp, np.maximum(0.0, (table[:, 0] - began_ns) / 1e9), table[:, 1]))
+        times = np.maximum(0.0, (table[:, 0] - began_ns) / 1e9)
+        within = times <= seconds
+        courses.append(RateCourse(qp, times[within], table[within, 1]))
     return Rates(controller, seconds, tuple(courses))
 
 

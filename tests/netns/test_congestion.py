@@ -23,6 +23,7 @@ pytestmark = pytest.mark.root
 
 BOTTLENECK = "rtsw1:eth3"  # to host1, which has rank 0
 LOSSLESS = 3
+SENDERS = 3
 # Small steps and a start near the share of a sender: then the queue settles, where the defaults oscillate for longer
 # than a test runs. Hardware units: 160 Gb/s of 400, cuts of 3 % at most, once per 1 us.
 SETTLING = (
@@ -79,6 +80,7 @@ def incast(
     )  # fmt: skip
     result = run(lab, options, Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
+    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
     paths = paths_of(lab)
     assert paths.agree, paths_text(paths)
     return result
@@ -107,9 +109,10 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(
 
     use, rates = result.congestion, rates_kept(net)
     assert use is not None and rates is not None
-    assert use.cnps_sent == use.cnps_received > 0, "every CNP arrives, in the class of control"
+    # Each CNP arrives, in the class of control; a delayed one may leave when the sender has already reported.
+    assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
     senders = [each for each in rates.courses if each.qp.dst == "host1"]
-    assert len(senders) == 3 and use.slowed >= 3
+    assert len(senders) == SENDERS and use.slowed >= SENDERS
     assert all(each.rates_bps.min() < each.qp.line_bps == 25_000_000 for each in senders)
     marked = {flow.sent.flow.qpn for flow in result.flows if flow.ce}
     assert {flow.sent.flow.qpn for flow in result.flows if flow.counters["cnps_sent"]} <= marked
@@ -121,7 +124,8 @@ def test_the_python_loop_slows_down_too(net: Lab, without: Settled) -> None:
     result = incast(net, "dcqcn", SETTLING, "off")
     assert result.nic_loop == "python"
     assert settled(net).pauses < without.pauses / 5
-    assert result.congestion is not None and result.congestion.cnps_sent == result.congestion.cnps_received > 0
+    use = result.congestion
+    assert use is not None and 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
 
 
 @pytest.mark.deep

@@ -23,12 +23,12 @@ def qp(number: int) -> PacedQp:
 
 
 def some() -> Rates:
-    """Three queue pairs: one never slowed, one slowed, one that sent nothing."""
+    """Three queue pairs: one never slowed, one slowed, with a step after the end, one that sent nothing."""
     return rates_of(
         "dcqcn", 4.0, 10 * SECOND,
         [
             (qp(2), ((10 * SECOND, 100.0),)),
-            (qp(3), ((10 * SECOND, 100.0), (11 * SECOND, 50.0), (13 * SECOND, 60.0))),
+            (qp(3), ((10 * SECOND, 100.0), (11 * SECOND, 50.0), (13 * SECOND, 60.0), (99 * SECOND, 100.0))),
             (qp(4), ()),
         ],
     )  # fmt: skip
