@@ -108,6 +108,18 @@ def _algorithms_of(typed: Typed) -> list[str]:
     return [algorithm for collective, algorithm in patterns() if collective == wanted]
 
 
+def _congestion_controls() -> list[str]:
+    from heddle.endpoints.congestion.controlled import CONTROLLERS
+
+    return ["none", *CONTROLLERS]
+
+
+def _congestion_settings() -> list[str]:
+    from heddle.endpoints.congestion.controlled import CONTROLLERS
+
+    return list(dict.fromkeys(f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables))
+
+
 def _transports() -> list[str]:
     from heddle.endpoints.transports import TRANSPORTS
 
@@ -268,7 +280,10 @@ def _values(model: Any, path: str) -> list[str]:
 _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "action": lambda: ["set", "reset"],
     "algorithm": _algorithms,
+    "cc": _congestion_controls,
+    "cc-set": _congestion_settings,
     "collective": _collectives,
+    "dcqcn": lambda: ["on", "off"],
     "dialect": _dialects,
     "fabric": _presets,
     "fastpath": lambda: ["auto", "on", "off"],

@@ -35,14 +35,14 @@ def plot(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the fullest queues of a run over time: depth, thresholds, marks, pauses.
+    """Draw the fullest queues of a run over time: depth, thresholds, marks, pauses; with congestion control, rates.
 
     Example: ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. For smaller time steps,
     record the run with ./inv run --bucket 1ms.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
-    from heddle.runs.past import series_of
+    from heddle.runs.past import rates_kept, series_of
     from heddle.views import graph
     from heddle.views.queuepicture import draw
     from heddle.views.style import picture_kind
@@ -54,7 +54,7 @@ def plot(
     record, recorded = series_of(where, run)
     shown = _panels(record.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
-    graph.write_file(real(path), draw(kind, recorded, shown), path)
+    graph.write_file(real(path), draw(kind, recorded, shown, rates_kept(where, run)), path)
     series = recorded.series
     data = {
         "plot": path, "kind": kind, "lab": where.name, "run_id": record.id, "run": recorded.what,

@@ -80,6 +80,9 @@ def run(
     bucket: str = "10ms",
     transport: str = "rc",
     fastpath: str = "auto",
+    dcqcn: str = "off",
+    cc: str = "none",
+    cc_set: Sequence[str] = (),
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -100,7 +103,8 @@ def run(
     options = run_options(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
-        bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath,
+        bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath, dcqcn=dcqcn, cc=cc,
+        cc_set=cc_set,
     )  # fmt: skip
     table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:

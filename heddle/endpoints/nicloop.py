@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
+from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -113,8 +114,10 @@ class PythonLoop:
 
     name: ClassVar[str] = "python"
 
-    def __init__(self, plan: Plan, transport: Transport, moderation: float) -> None:
-        self._plan, self._transport, self._moderation = plan, transport, moderation
+    def __init__(
+        self, plan: Plan, transport: Transport, moderation: float, congestion: Controlled | None = None
+    ) -> None:
+        self._plan, self._transport, self._moderation, self._congestion = plan, transport, moderation, congestion
         self._nics: dict[int, Nic] = {}
         self._by_fd: dict[int, Nic] = {}
         self._ends: list[QueuePair] = []
@@ -132,7 +135,10 @@ class PythonLoop:
 
     def sender(self, rank: int, qp: QpInfo) -> int:
         """Open the sending end of a queue pair."""
-        pair = QueuePair(self._nics[rank], qp, self._transport.sender(qp))
+        end = self._transport.sender(qp)
+        if self._congestion is not None:
+            end = self._congestion.sender(end, qp, self._plan.endpoints[rank].rate_bps)
+        pair = QueuePair(self._nics[rank], qp, end)
         self._nics[rank].add(pair)
         self._ends.append(pair)
         return len(self._ends) - 1
@@ -148,7 +154,10 @@ class PythonLoop:
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
         nic = self._nics[rank]
-        nic.add(QueuePair(nic, qp, self._transport.receiver(qp, memory)))
+        end = self._transport.receiver(qp, memory)
+        if self._congestion is not None:
+            end = self._congestion.receiver(end, qp)
+        nic.add(QueuePair(nic, qp, end))
 
     def turn(self, until: float, stop_fd: int) -> bool:
         """Send ready packets, wait, receive."""
@@ -222,7 +231,10 @@ class PythonLoop:
         """The counters of each end."""
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
-                yield QpReport(rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()))
+                yield QpReport(
+                    rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()),
+                    pair.end.rates(),
+                )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""

@@ -12,6 +12,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
+from heddle.endpoints.congestion.raterecord import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.ranks import SizeResult
 from heddle.host.saturation import WorkerUse
@@ -22,7 +23,8 @@ class QpReport:
     """One end of a QP. packets, bytes: data frames sent; ce: frames that arrived with a mark.
 
     taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
-    counters: of the transport, by the keys of its columns.
+    counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
+    congestion control limits, the rate over time.
     """
 
     rank: int
@@ -32,6 +34,7 @@ class QpReport:
     ce: int
     taken: int
     counters: Mapping[str, int]
+    rates: RateSteps = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,10 @@ import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.expected import Floats, rank_input
 from heddle.endpoints.fastpath import library
-from heddle.endpoints.fastpath.fastloop import FastLoop
+from heddle.endpoints.fastpath.fastloop import FastLoop, drives
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import QpInfo
@@ -191,16 +192,19 @@ class RankError(CheckError):
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:
-    """The compiled loop if the transport, this machine and the user's options allow it, else Python's."""
-    pause, connection = moderation_s(plan), transport.fast()
-    if connection is None or (found := _library(plan)) is None:
-        return PythonLoop(plan, transport, pause)
-    return FastLoop(found, plan, connection, pause)
+    """The compiled loop if the transport, this machine and the user's options allow it, else Python's.
+
+    The compiled loop has DCQCN; the Python loop has every congestion control.
+    """
+    pause, connection, congestion = moderation_s(plan), transport.fast(), congestion_of(plan)
+    if connection is None or not drives(congestion) or (found := _library(plan)) is None:
+        return PythonLoop(plan, transport, pause, congestion)
+    return FastLoop(found, plan, connection, pause, congestion)
 
 
 def compiled(plan: Plan, transport: Transport) -> bool:
     """Whether `loop_of` selects the compiled loop; MachineError if the user requires it and it is not available."""
-    return transport.fast() is not None and _library(plan) is not None
+    return transport.fast() is not None and drives(congestion_of(plan)) and _library(plan) is not None
 
 
 def _library(plan: Plan) -> library.Library | None:

@@ -19,6 +19,7 @@ from heddle.base.problems import HeddleError
 from heddle.lab.rehash import label
 from heddle.proof.verdict import prove
 from heddle.runs.history import Draft, History
+from heddle.runs.rates import write_rates
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
 from heddle.runs.surroundings import Surroundings, write_surroundings
@@ -64,6 +65,8 @@ class Keeper:
     def keep(self, result: RunResult, evidence: Evidence) -> RunResult:
         """Keep a finished run; returns the result with its ID."""
         write_evidence(self.draft.path, result.flows, evidence)
+        if result.rates is not None:
+            write_rates(self.draft.path, result.rates)
         record = self._record(RunOutcome.of(result, self._proof(evidence)))
         return replace(result, run_id=self.draft.finish(record).id)
 

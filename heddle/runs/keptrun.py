@@ -17,6 +17,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.history import History, KeptRun, unreadable
+from heddle.runs.rates import Rates, read_rates
 from heddle.runs.readable import UnreadableError
 from heddle.runs.runevidence import read_evidence
 from heddle.runs.runrecord import RECORD, RunRecord, read_record
@@ -125,8 +126,20 @@ class WholeRun:
         """Its queues over time."""
         return self._recorded[0]
 
+    @cached_property
+    def _rates(self) -> tuple[Rates | None, str]:
+        try:
+            return read_rates(self.kept.path), ""
+        except UnreadableError as error:
+            return None, str(error)
+
+    @property
+    def rates(self) -> Rates | None:
+        """The sending rates of its queue pairs over time, with congestion control."""
+        return self._rates[0]
+
     def why(self, part: str) -> str:
-        """Why a part is None: `surroundings`, `fabric`, `evidence`, `proof` or `recorded`."""
+        """Why a part is None: `surroundings`, `fabric`, `evidence`, `proof`, `recorded` or `rates`."""
         return str(getattr(self, f"_{part}")[-1])
 
 

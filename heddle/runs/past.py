@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import InputError, Problem
 from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.history import History, unreadable
+from heddle.runs.rates import RATES, Rates, read_rates
 from heddle.runs.readable import UnreadableError
 from heddle.runs.runevidence import read_evidence
 from heddle.runs.runrecord import RunOutcome, RunRecord
@@ -69,6 +70,17 @@ def series_of(lab: Lab, run: str | None = None) -> tuple[RunRecord, Recorded]:
     kept, record = History.of(lab).open(run)
     try:
         return record, read_series(kept.path)
+    except UnreadableError as error:
+        raise unreadable(kept, str(error)) from None
+
+
+def rates_kept(lab: Lab, run: str | None = None) -> Rates | None:
+    """The sending rates of a run over time; None if it had no congestion control, or did not finish."""
+    kept, _ = History.of(lab).open(run)
+    if not (kept.path / RATES).exists():
+        return None
+    try:
+        return read_rates(kept.path)
     except UnreadableError as error:
         raise unreadable(kept, str(error)) from None
 

@@ -14,6 +14,7 @@ from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
+from heddle.runs.rates import CongestionUse, Rates
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.endpoint import Endpoint
@@ -76,6 +77,8 @@ class RunResult:
     split: str = ""  # in words, where there are several communicators
     propagation: Propagation | None = None
     fabric_state: FabricState | None = None  # before and after the run
+    congestion: CongestionUse | None = None
+    rates: Rates | None = None  # of its queue pairs over time, with congestion control
     nic_loop: str = ""  # which code drove the NICs: compiled, python
     run_id: str = ""  # its ID in the lab's history; see history.py
 
@@ -125,9 +128,15 @@ class RunResult:
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             "queues": self.queues.to_json() if self.queues is not None else None,
+            "congestion": self._congestion_json(),
             "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
         }
+
+    def _congestion_json(self) -> dict[str, Any] | None:
+        if self.congestion is None:
+            return None
+        return {**asdict(self.congestion), "rates": self.rates.to_json() if self.rates is not None else []}
 
     def table(self, short: bool = False) -> str:
         """The whole table in nccl-tests' text format, with Heddle's own lines after `#`.
@@ -158,6 +167,7 @@ class RunResult:
         if any(count for count, _ in events):
             lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))
         lines += self.queues.lines() if self.queues is not None else []
+        lines += self.congestion.lines() if self.congestion is not None else []
         lines += self._order()
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")

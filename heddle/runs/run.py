@@ -7,6 +7,7 @@ head of the table, and each row as soon as it is measured.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -15,12 +16,13 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_size
+from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
-from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.protocol import Column, Transport
 from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
@@ -32,6 +34,7 @@ from heddle.lab.rehash import label
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
+from heddle.runs.congestionuse import with_congestion
 from heddle.runs.keeping import keeping
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.recording import recording
@@ -97,6 +100,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
 
                 with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
+                    ended_ns = time.monotonic_ns()
                     (observer.end if table is None else observer.drop)("run")
                 now = replace(head, ecmp=label(lab))  # the hashing may have been changed during the run
                 result = _result(now, plan, transport, reports, keeper.rows, crew.phases, budget)
@@ -107,6 +111,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 warnings = (*fabric.warnings(), *_sprayed(evidence_before, transport, options), *queues.remarks)
                 used = queues.finish(crew.began_ns)
                 result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
+                result = with_congestion(result, plan, reports, crew.began_ns, ended_ns)
             return keeper.keep(result, evidence)
 
 
@@ -126,6 +131,7 @@ def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
     """The plan and transport of a run; InputError for options that the fabric or the transport does not support."""
     kind = find_transport(options.transport)
     plan = build_plan(fabric, options)
+    congestion_of(plan)  # its parameters are checked before anything starts
     return plan, kind.of(plan)
 
 
@@ -210,9 +216,14 @@ def _result(
         machine=MachineUse.of(phases, sum(nic.socket_drops for nic in nics), budget),
         icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
         stray=sum(nic.counters.stray for nic in nics),
-        transport=Carrier(plan.options.transport, transport.parameters(), transport.columns),
+        transport=Carrier(plan.options.transport, transport.parameters(), _columns(plan, transport)),
         nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
     )
+
+
+def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
+    """The counters of each flow: those of the transport, and of congestion control if the run has it."""
+    return (*transport.columns, *(CNP_COLUMNS if plan.options.congestion != "none" else ()))
 
 
 def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
@@ -221,6 +232,6 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**sender.counters, **receiver.counters}
-        counters = {column.key: counted[column.key] for column in transport.columns}
+        counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
         rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
     return tuple(rows)

@@ -19,6 +19,7 @@ from heddle.base.version import VERSION
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
+from heddle.runs.rates import CongestionUse
 from heddle.runs.readable import UnreadableError, read_object
 from heddle.runs.results import Carrier, RunResult
 from heddle.runs.runtable import SizeRow
@@ -80,6 +81,7 @@ class RunOutcome:
     queues: QueueUse | None
     proof: ProofSummary | None
     fabric_state: FabricState | None = None  # before and after the run
+    congestion: CongestionUse | None = None
 
     @classmethod
     def of(cls, result: RunResult, proof: ProofSummary | None) -> RunOutcome:
@@ -98,6 +100,7 @@ class RunOutcome:
             queues=result.queues,
             proof=proof,
             fabric_state=result.fabric_state,
+            congestion=result.congestion,
         )
 
     @property

@@ -6,6 +6,7 @@ Out: RunOptions, frozen. InputError with all errors in them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from heddle.traffic.communicators import AUTO, parse_split
 
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
+CongestionName = Literal["none", "dcqcn", "swift"]
+WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's limit for a connection
@@ -57,6 +60,8 @@ class RunOptions:
     transport: str = TRANSPORT
     fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
+    congestion: CongestionName = "none"
+    congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
@@ -140,6 +145,9 @@ class RunArguments(TypedDict, total=False):
     transport: str
     split: str
     fastpath: str
+    dcqcn: str
+    cc: str
+    cc_set: Sequence[str]
 
 
 def run_options(
@@ -162,6 +170,9 @@ def run_options(
     find_transport: Callable[[str], object] | None = None,
     split: str = AUTO,
     fastpath: str = "auto",
+    dcqcn: str = "off",
+    cc: str = "none",
+    cc_set: Sequence[str] = (),
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -189,6 +200,9 @@ def run_options(
         wrong(f"--qp-mode {qp_mode}", "is not a mode of QPs", did_you_mean(qp_mode, get_args(QpMode)))
     if fastpath not in get_args(FastPath):
         wrong(f"--fastpath {fastpath}", "is not one of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
+    congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
+    if congestion == "swift" and fastpath == "on":
+        wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -222,8 +236,38 @@ def run_options(
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=str(communicators),
+        split=str(communicators), congestion=congestion, congestion_set=settings,
     )  # fmt: skip
+
+
+def _congestion(
+    dcqcn: str, cc: str, cc_set: Sequence[str], wrong: Callable[[str, str, str], None]
+) -> tuple[CongestionName, tuple[tuple[str, float], ...]]:
+    """The controller of `--dcqcn` and `--cc`, and the `NAME=NUMBER` texts as pairs; the last value of a name counts.
+
+    wrong: takes what, why and hint of an error. A later room checks names and ranges, since it has the controllers.
+    """
+    if dcqcn not in ("on", "off"):
+        wrong(f"--dcqcn {dcqcn}", "is not on or off", did_you_mean(dcqcn, ("on", "off")))
+    if cc not in get_args(CongestionName):
+        wrong(f"--cc {cc}", "is not a congestion control", did_you_mean(cc, get_args(CongestionName)))
+    elif dcqcn == "on" and cc not in ("none", "dcqcn"):
+        wrong(f"--dcqcn on and --cc {cc}", "exclude each other", "use one of them")
+    if cc_set and cc == "none" and dcqcn == "off":
+        wrong("--cc-set", "needs congestion control", "add --dcqcn on, or --cc swift")
+    found: dict[str, float] = {}
+    for text in cc_set:
+        name, _, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not math.isfinite(value):
+            wrong(f"--cc-set {text}", "is not NAME=NUMBER", "write --cc-set rpg_time_reset=100")
+        else:
+            found[name] = value
+    controller: CongestionName = "dcqcn" if dcqcn == "on" or cc == "dcqcn" else "swift" if cc == "swift" else "none"
+    return controller, tuple(found.items())
 
 
 def describe(options: RunOptions) -> Sequence[str]:
@@ -235,4 +279,5 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
+        *([f"congestion control: {options.congestion}"] if options.congestion != "none" else []),
     )

@@ -3,7 +3,8 @@
 In:  Recorded (see seriesfile.py), and the rows to draw.
 Out: SVG, PNG or PDF; the same input gives the same bytes.
 Depth is a filled step: the value at each bucket's end. The line above it is the bucket's maximum. Below it are lanes:
-the share of time that the port's gate was closed, marks, drops, and pause frames.
+the share of time that the port's gate was closed, marks, drops, and pause frames. Where the run had congestion control,
+a panel above the queues has the sending rates of its queue pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
+from heddle.runs.rates import Rates
 from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.views.ratepanel import draw_rates
 from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
 
 if TYPE_CHECKING:
@@ -86,27 +89,30 @@ def _by_default(recorded: Recorded, panel: Panel) -> bool:
     return panel.label.kind != "control" and bool(paused or not panel.label.host)
 
 
-def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel]) -> bytes:
-    """The picture as a file's bytes. shown: at least one panel.
+def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: Rates | None = None) -> bytes:
+    """The picture as a file's bytes. shown: at least one panel. rates: drawn in a panel above the queues.
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
     drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
-    figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown])
+    figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown], rates)
     return saved(kind, f"queues of {recorded.lab}", figure)
 
 
-def _figure(recorded: Recorded, shown: Sequence[Panel]) -> Figure:
+def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:
     from matplotlib.figure import Figure
 
     lanes = [_lane_of(recorded, panel) for panel in shown]
     heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
-    tall = _TOP + sum(heights) + _BOTTOM
+    tall = _TOP + sum(heights) + _BOTTOM + (_PANEL + _GAP if rates is not None else 0)
     figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
     inner = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
     y = tall - _TOP
     most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
+    if rates is not None:
+        draw_rates(figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, _last(recorded))
+        y -= _PANEL + _GAP
     for panel, lane in zip(shown, lanes, strict=True):
         axes = figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall))
         _depth(axes, recorded, panel, most[panel.side])

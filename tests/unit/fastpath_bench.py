@@ -15,13 +15,15 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from heddle.endpoints.congestion.controlled import Controlled
+from heddle.endpoints.congestion.raterecord import RateSteps
 from heddle.endpoints.connections import part_bytes, part_sizes
 from heddle.endpoints.fastpath import library
-from heddle.endpoints.fastpath.fastloop import address, opcodes
+from heddle.endpoints.fastpath.fastloop import address, dcqcn_struct, opcodes
 from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import Nic, QueuePair
-from heddle.endpoints.nic.qpend import Message, QpInfo
+from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.wire import layout as wire
@@ -31,6 +33,7 @@ RKEY: Final = 77
 NS: Final = 1_000_000_000
 TICK_S: Final = 2.0**-9  # a whole number of nanoseconds, and exact as a float: both sides see the same times
 QPS: Final = 3
+LINE_BPS: Final = 1_000_000  # a full frame takes about 2.5 ms
 EPOCH: Final = 5
 NEAR: Final = {4: "10.0.0.1", 6: "fd00::1"}
 FAR: Final = {4: "10.0.1.1", 6: "fd00:1::1"}
@@ -132,16 +135,23 @@ class Bench:
 
 
 class PythonBench(Bench):
-    def __init__(self, params: RcParams, version: int, psn: int, size: int, delays: tuple[float, ...] = (0.0,)) -> None:
+    def __init__(
+        self, params: RcParams, version: int, psn: int, size: int, delays: tuple[float, ...] = (0.0,),
+        control: Controlled | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(params, version, psn, delays)
         sockets = [DatagramSocket(near, params.mtu, version) for near, _ in self.pairs]
         self.nic = Nic(sockets[0], sockets[1], params.mtu, version)  # type: ignore[arg-type]
         self.memory = Memory(self.BASE, bytearray(size))
-        self.ends = [QueuePair(self.nic, qp, RcSender(params, qp)) for qp in self.senders]
-        for end in self.ends:
-            self.nic.add(end)
+        self.ends: list[QueuePair] = []
+        for qp in self.senders:
+            end: QpEnd = RcSender(params, qp)
+            end = end if control is None else control.sender(end, qp, LINE_BPS)
+            self.ends.append(QueuePair(self.nic, qp, end))
+            self.nic.add(self.ends[-1])
         for qp in self.receivers:
-            self.nic.add(QueuePair(self.nic, qp, RcReceiver(params, qp, self.memory)))
+            end = RcReceiver(params, qp, self.memory)
+            self.nic.add(QueuePair(self.nic, qp, end if control is None else control.receiver(end, qp)))
 
     def post(self, data: np.ndarray, va: int, imm: int) -> None:
         view = data.data
@@ -159,6 +169,9 @@ class PythonBench(Bench):
     def counters(self) -> list[tuple[int, ...]]:
         return [(q.packets, q.bytes, q.ce, *q.end.counters().values()) for q in self.nic.qps.values()]
 
+    def rates(self) -> list[RateSteps]:
+        return [q.end.rates() for q in self.nic.qps.values()]
+
     def turned_away(self) -> tuple[int, int, int]:
         seen = self.nic.counters
         return seen.malformed, seen.icrc_errors, seen.stray
@@ -175,9 +188,12 @@ class PythonBench(Bench):
 
 
 class FastBench(Bench):
-    def __init__(self, params: RcParams, version: int, psn: int, size: int, delays: tuple[float, ...] = (0.0,)) -> None:
+    def __init__(
+        self, params: RcParams, version: int, psn: int, size: int, delays: tuple[float, ...] = (0.0,),
+        control: Controlled | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(params, version, psn, delays)
-        self.size = size
+        self.size, self.control = size, control
         self.code, crc = self.loaded()
         rc = library.RcStruct(
             round(params.timeout_s * NS), round(params.ack_delay_s * NS), params.mtu, params.retries
@@ -185,7 +201,9 @@ class FastBench(Bench):
         self.engine = self.code.hd_engine(rc, opcodes(), crc, version, frame_bytes_for(params.mtu, version), 0)
         assert self.engine
         near = [pair[0].fileno() for pair in self.pairs]
-        assert self.code.hd_nic(self.engine, near[0], near[1], RKEY) == 0
+        if control is not None:
+            self.code.hd_congestion(self.engine, dcqcn_struct(control))
+        assert self.code.hd_nic(self.engine, near[0], near[1], RKEY, LINE_BPS) == 0
         for kind, ends in enumerate((self.senders, self.receivers)):
             for qp in ends:
                 head = qp.flow.template(wire.WRITE_MIDDLE).prefix.ljust(qp.flow.layout.ext_at, b"\0")
@@ -230,10 +248,20 @@ class FastBench(Bench):
     def counters(self) -> list[tuple[int, ...]]:
         rows = []
         for index in range(2 * QPS):
-            numbers = (ctypes.c_uint64 * 6)()
+            numbers = (ctypes.c_uint64 * 7)()
             self.code.hd_qp_counters(self.engine, 0, index, numbers)
-            rows.append(tuple(numbers[: 6 if index < QPS else 5]))
+            row = tuple(numbers[: 6 if index < QPS else 5])
+            rows.append(row if self.control is None else (*row, numbers[6]))
         return rows
+
+    def rates(self) -> list[RateSteps]:
+        assert self.control is not None
+        most, found = self.control.steps, []
+        for index in range(2 * QPS):
+            times, rates = (ctypes.c_int64 * most)(), (ctypes.c_double * most)()
+            count = self.code.hd_rates(self.engine, 0, index, times, rates, most)
+            found.append(tuple(zip(times[:count], rates[:count], strict=True)))
+        return found
 
     def turned_away(self) -> tuple[int, int, int]:
         numbers = (ctypes.c_uint64 * 4)()
@@ -269,6 +297,8 @@ def answer(version: int, qpn: int, psn: int, syndrome: int) -> bytes:
 
 
 def both(
-    params: RcParams, version: int, psn: int, size: int = MTU, delays: tuple[float, ...] = (0.0,)
-) -> tuple[PythonBench, FastBench]:
-    return PythonBench(params, version, psn, size, delays), FastBench(params, version, psn, size, delays)
+    params: RcParams, version: int, psn: int, size: int = MTU, delays: tuple[float, ...] = (0.0,),
+    control: Controlled | None = None,
+) -> tuple[PythonBench, FastBench]:  # fmt: skip
+    arguments = (params, version, psn, size, delays, control)
+    return PythonBench(*arguments), FastBench(*arguments)

@@ -13,6 +13,7 @@ import pytest
 
 from heddle.endpoints.fastpath import library
 from tests.unit import fastpath_bench
+from tests.unit import test_fast_congestion as congestion
 from tests.unit import test_fastpath as native
 from tests.unit.emulated_fastpath import EmulatedCode, build_driver, missing
 
@@ -84,3 +85,10 @@ def test_writes_that_are_not_allowed_are_refused() -> None:
 
 def test_a_sender_gives_up() -> None:
     native.test_a_sender_that_gets_no_answer_gives_up()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_congestion_control_has_the_same_numbers(version: int) -> None:
+    """64-bit floating point rounds alike on both machines, without contraction."""
+    congestion.test_a_sender_waits_alike(version, version)
+    congestion.test_a_receiver_notifies_alike(version, version)

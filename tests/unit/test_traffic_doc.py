@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import get_args
 
+import pytest
+
+from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.expected import block_elements
 from heddle.host import saturation
 from heddle.traffic.collectives import patterns
@@ -40,3 +43,12 @@ def test_the_names_of_the_document_exist() -> None:
     assert "unreliable" in document
     for name in re.findall(r"`machine\.(\w+)`", TEXT):
         assert name in document["machine"], name
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_every_parameter_of_congestion_control_has_its_row(name: str) -> None:
+    for each in CONTROLLERS[name].tunables:
+        unit = f" {each.unit}" if not each.unit.startswith("/") else each.unit
+        high = "line rate" if each.line else f"{each.high:.10g}"
+        row = f"| `{each.name}` | {each.default:g}{unit.rstrip()} | {each.low:g} to {high} | {each.text} |"
+        assert row in TEXT

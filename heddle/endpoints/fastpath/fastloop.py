@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import MachineError, Problem
+from heddle.endpoints.congestion.controlled import Controlled
+from heddle.endpoints.congestion.dcqcn import Dcqcn
+from heddle.endpoints.congestion.raterecord import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
-from heddle.endpoints.fastpath.library import EventStruct, Library, OpcodesStruct, RcStruct
+from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -55,6 +58,26 @@ def opcodes() -> OpcodesStruct:
         table.extra[opcode] = EXTRA_BYTES.get(opcode, _UNKNOWN)
         table.headers_only[opcode] = opcode in HEADERS_ONLY
     return table
+
+
+def drives(congestion: Controlled | None) -> bool:
+    """Whether the compiled code has this congestion control: none, or DCQCN."""
+    return congestion is None or isinstance(congestion.congestion, Dcqcn)
+
+
+def dcqcn_struct(congestion: Controlled) -> DcqcnStruct:
+    """Congestion control for the compiled code; TypeError if it is not DCQCN."""
+    found = congestion.congestion
+    if not isinstance(found, Dcqcn):
+        raise TypeError(f"{congestion.name} is not compiled")
+    r = found.rule
+    return DcqcnStruct(
+        keep=r.keep, first_alpha=r.first_alpha, first_bps=r.first_bps, least_factor=r.least_factor, min_bps=r.min_bps,
+        cut_divisor=r.cut_divisor, ai_bps=r.ai_bps, hai_bps=r.hai_bps, alpha_ns=r.alpha_ns, cut_ns=r.cut_ns,
+        time_ns=r.time_ns, gap_ns=found.cnp.gap_ns, byte_reset=r.byte_reset, threshold=r.threshold,
+        steps=congestion.steps, on=1, clamp=r.clamp, clamp_after_time=r.clamp_after_time,
+        cnp_tos=found.cnp.dscp << 2,
+    )  # fmt: skip
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -131,6 +154,12 @@ class FastNic:
         getattr(self._loop.code, name)(self._loop.engine, self._index, *where, numbers)
         return list(numbers)
 
+    def rates(self, index: int, most: int) -> RateSteps:
+        """The rate of a sending queue pair over time; empty for a receiving one."""
+        times, rates = (ctypes.c_int64 * most)(), (ctypes.c_double * most)()
+        count = self._loop.code.hd_rates(self._loop.engine, self._index, index, times, rates, most)
+        return tuple(zip(times[:count], rates[:count], strict=True))
+
 
 class FastQps:
     """The queue pairs to one peer."""
@@ -157,8 +186,10 @@ class FastLoop:
 
     name: ClassVar[str] = "compiled"
 
-    def __init__(self, library: Library, plan: Plan, connection: FastConnection, moderation: float) -> None:
-        self.code, self._plan, self.connection = library.code, plan, connection
+    def __init__(
+        self, library: Library, plan: Plan, connection: FastConnection, moderation: float, congestion: Controlled | None
+    ) -> None:
+        self.code, self._plan, self.connection, self._congestion = library.code, plan, connection, congestion
         options = plan.options
         self.parts_of: Callable[[int], int] = (
             (lambda size: -(-size // part_bytes(size, options.qps))) if options.qp_mode == "split" else (lambda size: 1)
@@ -169,6 +200,8 @@ class FastLoop:
         self.engine = self.code.hd_engine(rc, opcodes(), library.crc, plan.ip_version, room, round(moderation * _NS))
         if not self.engine:
             raise MachineError(Problem("", "the fast path", "is out of memory", "use --fastpath off, or fewer ranks"))
+        if congestion is not None:
+            self.code.hd_congestion(self.engine, dcqcn_struct(congestion))
         self.nics: list[FastNic] = []
         self._by_rank: dict[int, int] = {}
         self._events = (EventStruct * _EVENTS)()
@@ -183,7 +216,7 @@ class FastLoop:
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
         """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
-        index = self.call("hd_nic", data.fileno(), answers.fileno(), rkey)
+        index = self.call("hd_nic", data.fileno(), answers.fileno(), rkey, endpoint.rate_bps)
         self._by_rank[endpoint.rank] = index
         self.nics.append(FastNic(self, endpoint, index, data, answers))
 
@@ -237,10 +270,15 @@ class FastLoop:
         """The counters of each end."""
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
-                packets, size, ce, *rest = nic.counters("hd_qp_counters", 6, index)
+                packets, size, ce, *rest, cnps = nic.counters("hd_qp_counters", 7, index)
                 names = self.connection.sender_counters if kind == _SENDER else self.connection.receiver_counters
                 taken = sum(rest) if kind == _RECEIVER else 0  # out of order, received again, accepted
-                yield QpReport(nic.rank, qpn, packets, size, ce, taken, dict(zip(names, rest, strict=False)))
+                counters = dict(zip(names, rest, strict=False))
+                rates: RateSteps = ()
+                if self._congestion is not None:
+                    counters["cnps_received" if kind == _SENDER else "cnps_sent"] = cnps
+                    rates = nic.rates(index, self._congestion.steps)
+                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates)
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""

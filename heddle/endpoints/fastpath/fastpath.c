@@ -1,4 +1,5 @@
-/* A compiled loop for the NICs of one worker: the same as nic/nic.py and transports/rc.py, for reliable connections.
+/* A compiled loop for the NICs of one worker: the same as nic/nic.py and transports/rc.py, for reliable connections,
+ * and as congestion/ for DCQCN.
  *
  * Python creates an engine, its NICs and queue pairs, announces the messages that each rank expects, posts messages,
  * and calls hd_run, which returns when a message is complete, something failed, or the time is over.
@@ -9,7 +10,7 @@
 #include "send.h"
 
 #define API __attribute__((visibility("default")))
-#define ABI_VERSION 2
+#define ABI_VERSION 3
 
 API u32 hd_version(void) { return ABI_VERSION; }
 
@@ -46,8 +47,14 @@ API struct engine *hd_engine(const struct rc *rc, const struct opcodes *ops, crc
 	return e;
 }
 
-/* Create a NIC on two packet sockets; return its number, or -1. */
-API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey)
+/* Give all queue pairs that are created from now on DCQCN. */
+API void hd_congestion(struct engine *e, const struct dcqcn_rule *rule)
+{
+	e->congestion = *rule;
+}
+
+/* Create a NIC on two packet sockets, with a line rate in bit/s; return its number, or -1. */
+API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey, u64 line_bps)
 {
 	struct nic *n = calloc(1, sizeof(*n));
 	struct nic **more = realloc(e->nics, (e->count + 1) * sizeof(*more));
@@ -64,6 +71,7 @@ API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey)
 	n->data_fd = data_fd;
 	n->answer_fd = answer_fd;
 	n->memory.rkey = rkey;
+	n->line_bps = (double)line_bps;
 	n->timer = NEVER;
 	n->slot_mask = 15;
 	n->slots = calloc(16, sizeof(*n->slots));
@@ -122,12 +130,10 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 	q->ack_every = ack_every;
 	memcpy(q->peer, peer, 16);
 	memcpy(q->flow.head, head, EXT_AT((u32)e->version));
-	q->flow.version = (u8)e->version;
-	if (e->version == 4) {
-		put16(q->flow.head + ETH_BYTES + 2, 0);
-		put16(q->flow.head + ETH_BYTES + 10, 0);
-		for (u32 i = 0; i < 20; i += 2)
-			q->flow.plain_sum += get16(q->flow.head + ETH_BYTES + i);
+	prepare_flow(&q->flow, e->version);
+	if (e->congestion.on && add_congestion(e, n, q)) {
+		free(q);
+		return -1;
 	}
 	if (kind == SENDER) {
 		q->s.una = q->s.next = q->s.tried = q->s.tail = psn;
@@ -141,6 +147,7 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 	if (2 * (n->count + 1) > n->slot_mask) {
 		slots = calloc(2 * (n->slot_mask + 1), sizeof(*slots));
 		if (!slots) {
+			free(q->pace); /* or notify: a union */
 			free(q);
 			return -1;
 		}
@@ -345,8 +352,8 @@ API int hd_idle(const struct engine *e, u32 nic)
 }
 
 /* Counters of a queue pair: packets, bytes, ce; of a sender retransmitted, naks, timeouts; of a receiver out_of_order,
- * duplicates, received. */
-API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[6])
+ * duplicates, received; CNPs: of a sender received, of a receiver sent. */
+API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[7])
 {
 	const struct qp *q = e->nics[nic]->qps[index];
 
@@ -356,6 +363,21 @@ API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[6])
 	out[3] = q->kind == SENDER ? q->s.retransmitted : q->r.out_of_order;
 	out[4] = q->kind == SENDER ? q->s.naks : q->r.duplicates;
 	out[5] = q->kind == SENDER ? q->s.timeouts : q->r.received;
+	out[6] = !q->pace ? 0 : q->kind == SENDER ? q->pace->cnps : q->notify->cnps;
+}
+
+/* The rate of a sending queue pair over time: rates[i] bit/s from times[i] on, at most `room` steps; their number. */
+API u32 hd_rates(const struct engine *e, u32 nic, u32 index, i64 *times, double *rates, u32 room)
+{
+	const struct qp *q = e->nics[nic]->qps[index];
+	u32 count;
+
+	if (q->kind != SENDER || !q->pace)
+		return 0;
+	count = q->pace->count < room ? q->pace->count : room;
+	memcpy(times, q->pace->times, count * sizeof(*times));
+	memcpy(rates, q->pace->rates, count * sizeof(*rates));
+	return count;
 }
 
 /* Frames that a NIC rejected: malformed, icrc_errors, stray; and how often its port's queue refused a frame. */
@@ -384,6 +406,7 @@ API void hd_close(struct engine *e)
 		for (u32 q = 0; q < n->count; q++) {
 			if (n->qps[q]->kind == SENDER)
 				free(n->qps[q]->s.queue);
+			free(n->qps[q]->pace); /* or notify: a union */
 			free(n->qps[q]);
 		}
 		for (u32 l = 0; l <= n->line_count; l++) {

@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.base.problems import MachineError
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 # libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
@@ -33,6 +33,20 @@ class RcStruct(ctypes.Structure):
         ("mtu", ctypes.c_uint32),
         ("retries", ctypes.c_uint32),
     )
+
+
+class DcqcnStruct(ctypes.Structure):
+    """struct dcqcn_rule: congestion control of all queue pairs."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in (
+            "keep", "first_alpha", "first_bps", "least_factor", "min_bps", "cut_divisor", "ai_bps", "hai_bps",
+        )),
+        *((name, ctypes.c_int64) for name in ("alpha_ns", "cut_ns", "time_ns", "gap_ns")),
+        ("byte_reset", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("threshold", "steps")),
+        *((name, ctypes.c_uint8) for name in ("on", "clamp", "clamp_after_time", "cnp_tos")),
+    )  # fmt: skip
 
 
 class OpcodesStruct(ctypes.Structure):
@@ -61,7 +75,8 @@ _SIGNATURES: Final = {
             ctypes.c_int64,
         ),
     ),
-    "hd_nic": (ctypes.c_int, (_ENGINE, ctypes.c_int, ctypes.c_int, ctypes.c_uint32)),
+    "hd_congestion": (None, (_ENGINE, ctypes.POINTER(DcqcnStruct))),
+    "hd_nic": (ctypes.c_int, (_ENGINE, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64)),
     "hd_qp": (
         ctypes.c_int,
         (
@@ -114,6 +129,17 @@ _SIGNATURES: Final = {
     "hd_drain": (ctypes.c_int, (_ENGINE, ctypes.POINTER(EventStruct), ctypes.c_int)),
     "hd_idle": (ctypes.c_int, (_ENGINE, ctypes.c_uint32)),
     "hd_qp_counters": (None, (_ENGINE, ctypes.c_uint32, ctypes.c_uint32, _U64)),
+    "hd_rates": (
+        ctypes.c_uint32,
+        (
+            _ENGINE,
+            ctypes.c_uint32,
+            ctypes.c_uint32,
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.POINTER(ctypes.c_double),
+            ctypes.c_uint32,
+        ),
+    ),
     "hd_nic_counters": (None, (_ENGINE, ctypes.c_uint32, _U64)),
     "hd_close": (None, (_ENGINE,)),
 }

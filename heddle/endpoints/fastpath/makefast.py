@@ -21,7 +21,7 @@ MACHINES: Final = ("x86_64", "aarch64")
 MADE_BY: Final = SOURCES / "clang.txt"
 _FLAGS: Final = (
     "-std=c11", "-O2", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", "-nostdinc", "-fuse-ld=lld", "-fno-ident",
-    "-fvisibility=hidden", "-fstack-protector-strong", "-Wall", "-Wextra", "-Werror",
+    "-fvisibility=hidden", "-ffp-contract=off", "-fstack-protector-strong", "-Wall", "-Wextra", "-Werror",
     "-Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,-s",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@
 #ifndef HEDDLE_NIC_H
 #define HEDDLE_NIC_H
 
+#include "dcqcn.h"
 #include "rc.h"
 
 #define TURN 8	    /* packets that one QP sends before the turn of the next one */
@@ -25,6 +26,10 @@ struct qp {
 	union {
 		struct sender s;
 		struct receiver r;
+	};
+	union {
+		struct pace *pace;     /* of a sender; NULL: no congestion control */
+		struct notify *notify; /* of a receiver */
 	};
 	u64 packets, bytes, ce;
 	u32 qpn, ack_every; /* every ack_every-th packet of a message requests an acknowledgement */
@@ -75,6 +80,7 @@ struct nic {
 	u32 line_count, delayed_count;
 	struct outbox data, answers;
 	u64 malformed, icrc_errors, stray, queue_drops;
+	double line_bps;
 };
 
 struct event {
@@ -94,6 +100,7 @@ struct inbox {
 struct engine {
 	struct rc rc;
 	struct opcodes ops;
+	struct dcqcn_rule congestion;
 	crc_fn crc;
 	struct inbox inbox;
 	struct nic **nics;
@@ -209,25 +216,92 @@ static inline i64 deadline_of(const struct nic *n)
 	return at;
 }
 
+/* Whether a sender may send now. */
+static inline int ready(const struct qp *q)
+{
+	return sendable(&q->s) > 0 && !(q->pace && q->pace->waits);
+}
+
+/* Whether a receiver has a CNP or an answer to send. */
+static inline int answering(const struct qp *q)
+{
+	return q->r.ack_due || q->r.nak || (q->notify && q->notify->due);
+}
+
+/* The time when `expire` must look at a sender. */
+static inline i64 sender_deadline(const struct qp *q)
+{
+	return q->pace && q->pace->waits ? pace_deadline(q->pace) : round_up_deadline(q->s.deadline);
+}
+
 /* Queue a QP if it has frames to send, and register its timer. */
 static inline void update_queue(struct nic *n, struct qp *q)
 {
 	if (q->kind == SENDER) {
-		i64 at = round_up_deadline(q->s.deadline);
+		i64 at = sender_deadline(q);
 
-		if (sendable(&q->s) > 0)
+		if (ready(q))
 			wake(n, q);
 		if (at < n->timer)
 			n->timer = at;
 		return;
 	}
-	if ((q->r.ack_due || q->r.nak) && !q->queued) {
+	if (q->notify && q->notify->deadline != FAR_NS && q->notify->deadline + LATE_NS < n->timer)
+		n->timer = q->notify->deadline + LATE_NS;
+	if (answering(q) && !q->queued) {
 		q->queued = 1;
 		append(&n->answering, q);
 		n->eager = 1;
 	}
 	if (q->r.ack_at != NEVER && !q->waits)
 		delay_ack(n, q);
+}
+
+/* Prepare a flow: lengths and checksum of its IPv4 header are 0, and the sum of the rest is computed. */
+static inline void prepare_flow(struct flow *f, int version)
+{
+	f->version = (u8)version;
+	f->plain_sum = 0;
+	if (version != 4)
+		return;
+	put16(f->head + ETH_BYTES + 2, 0);
+	put16(f->head + ETH_BYTES + 10, 0);
+	for (u32 i = 0; i < 20; i += 2)
+		f->plain_sum += get16(f->head + ETH_BYTES + i);
+}
+
+/* Give an end its part of congestion control; return 0, or -1. */
+static inline int add_congestion(struct engine *e, const struct nic *n, struct qp *q)
+{
+	const struct dcqcn_rule *r = &e->congestion;
+	u32 room = r->steps + 1;
+	u8 *ip;
+
+	if (q->kind == SENDER) {
+		q->pace = calloc(1, sizeof(*q->pace) + room * (sizeof(i64) + sizeof(double)));
+		if (!q->pace)
+			return -1;
+		start_pace(q->pace, n->line_bps);
+		q->pace->held = &q->s.deadline;
+		q->pace->times = (i64 *)(q->pace + 1);
+		q->pace->rates = (double *)(q->pace->times + room);
+		return 0;
+	}
+	q->notify = calloc(1, sizeof(*q->notify));
+	if (!q->notify)
+		return -1;
+	q->notify->deadline = FAR_NS;
+	q->notify->flow = q->flow;
+	ip = q->notify->flow.head + ETH_BYTES;
+	if (e->version == 4) {
+		ip[1] = r->cnp_tos;
+	} else {
+		ip[0] = (u8)(0x60 | r->cnp_tos >> 4);
+		ip[1] = (u8)(r->cnp_tos << 4);
+	}
+	ip[HEADER_BYTES((u32)e->version) + UDP_BYTES + 4] |= 0x40; /* BECN */
+	prepare_flow(&q->notify->flow, e->version);
+	return 0;
 }
 
 #endif

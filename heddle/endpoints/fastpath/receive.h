@@ -37,6 +37,11 @@ static inline void handle_packet(struct nic *n, struct qp *q, const struct packe
 
 	q->ce += p->ce;
 	if (q->kind == SENDER) {
+		if (p->opcode == OP_CNP) {
+			take_cnp(&e->congestion, q->pace, now);
+			rate_changed(&e->congestion, q->pace, now);
+			return;
+		}
 		if (q->s.failure)
 			return;
 		acknowledge(&e->rc, &q->s, p->psn, p->ext[0], now);
@@ -45,6 +50,8 @@ static inline void handle_packet(struct nic *n, struct qp *q, const struct packe
 		return;
 	}
 	done = handle_write(&e->rc, &q->r, &n->memory, p, now);
+	if (q->notify && p->ce)
+		marked(&e->congestion, q->notify, now);
 	if (done && done->parts && !--done->parts) {
 		struct table *t = n->memory.tables;
 
@@ -118,7 +125,7 @@ static inline void handle_frame(struct nic *n, const u8 *frame, u32 size, i64 no
 	}
 	q = find_qp(n, p.dqpn);
 	if (!q || memcmp(p.src, q->peer, e->version == 4 ? 4 : 16) ||
-	    (q->kind == SENDER ? p.opcode != OP_ACK : p.opcode < WRITE_FIRST || p.opcode > WRITE_ONLY_IMM)) {
+	    (q->kind == SENDER ? p.opcode != OP_ACK && !(q->pace && p.opcode == OP_CNP) : p.opcode < WRITE_FIRST || p.opcode > WRITE_ONLY_IMM)) {
 		n->stray++;
 		return;
 	}
@@ -177,12 +184,24 @@ static inline void expire(struct nic *n, i64 now)
 	n->timer = NEVER;
 	for (u32 i = 0; i < n->count; i++) {
 		q = n->qps[i];
-		if (q->kind != SENDER)
+		if (q->kind != SENDER) {
+			if (q->notify && q->notify->deadline != FAR_NS) {
+				if (q->notify->deadline + LATE_NS <= now)
+					cnp_due(&n->engine->congestion, q->notify, now);
+				update_queue(n, q);
+			}
 			continue;
-		if (round_up_deadline(q->s.deadline) <= now) {
-			expire_sender(&n->engine->rc, &q->s, now);
-			if (q->s.failure)
-				add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+		}
+		if (sender_deadline(q) <= now) {
+			if (!(q->pace && q->pace->waits)) {
+				expire_sender(&n->engine->rc, &q->s, now);
+				if (q->s.failure)
+					add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+			}
+			if (q->pace) {
+				expire_rate(&n->engine->congestion, q->pace, now);
+				rate_changed(&n->engine->congestion, q->pace, now);
+			}
 		}
 		update_queue(n, q);
 	}

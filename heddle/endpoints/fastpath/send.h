@@ -86,6 +86,27 @@ static inline u32 build_batch(struct engine *e, struct qp *q, struct outbox *box
 	return (u32)(end - start);
 }
 
+/* The same for a queue pair with congestion control: packet by packet while its rate is below the line rate. */
+static inline u32 build_paced(struct engine *e, struct qp *q, struct outbox *box, u32 slot, u32 limit, i64 now)
+{
+	u32 taken = 0;
+
+	while (taken < limit && !q->pace->waits) {
+		u64 before = q->bytes;
+		u32 count;
+		int paced;
+
+		expire_rate(&e->congestion, q->pace, now);
+		paced = q->pace->rate < q->pace->line;
+		count = build_batch(e, q, box, slot + taken, paced ? 1 : limit - taken, now);
+		if (!count)
+			break;
+		frames_left(&e->congestion, q->pace, q->bytes - before, paced, now);
+		taken += count;
+	}
+	return taken;
+}
+
 static inline void fill(struct nic *n, i64 now)
 {
 	struct outbox *box = &n->data;
@@ -93,13 +114,14 @@ static inline void fill(struct nic *n, i64 now)
 
 	while (n->round.first && slot < FILL) {
 		struct qp *q = pop(&n->round);
-		u32 most = FILL - slot < TURN ? FILL - slot : TURN, count = build_batch(n->engine, q, box, slot, most, now);
-		i64 at = round_up_deadline(q->s.deadline);
+		u32 most = FILL - slot < TURN ? FILL - slot : TURN;
+		u32 count = (q->pace ? build_paced : build_batch)(n->engine, q, box, slot, most, now);
+		i64 at = sender_deadline(q);
 
 		slot += count;
 		if (at < n->timer)
 			n->timer = at;
-		if (count && sendable(&q->s) > 0)
+		if (count && ready(q))
 			append(&n->round, q);
 		else
 			q->queued = 0;
@@ -110,11 +132,20 @@ static inline void fill(struct nic *n, i64 now)
 
 static inline void make_answer(struct nic *n, struct qp *q, u32 slot)
 {
+	static const u8 reserved[CNP_BYTES];
 	struct receiver *r = &q->r;
 	struct outbox *box = &n->answers;
 	u32 psn = r->nak ? r->nak_psn : (r->psn - 1) & MASK24;
 	u8 ext[4];
 
+	if (q->notify && q->notify->due) {
+		build(&q->notify->flow, n->engine->crc, box->room[slot], OP_CNP, 0, reserved, CNP_BYTES, NULL, 0,
+		      &box->made[slot]);
+		fill_msghdr(box, slot);
+		q->notify->due = 0;
+		q->notify->cnps++;
+		return;
+	}
 	put32(ext, (r->nak ? r->nak : ACK_NO_LIMIT) << 24 | r->msn);
 	build(&q->flow, n->engine->crc, box->room[slot], OP_ACK, psn, ext, 4, NULL, 0, &box->made[slot]);
 	fill_msghdr(box, slot);
@@ -138,6 +169,10 @@ static inline void send_answers(struct nic *n)
 
 				q->queued = 0;
 				make_answer(n, q, box->filled++);
+				if (answering(q)) { /* after a CNP: wait for the next turn */
+					q->queued = 1;
+					append(&n->answering, q);
+				}
 			}
 		}
 		send_batch(n->answer_fd, box, &code);

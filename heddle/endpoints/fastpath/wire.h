@@ -11,6 +11,7 @@
 #define UDP_BYTES 8
 #define BTH_BYTES 12
 #define RETH_BYTES 16
+#define CNP_BYTES 16
 #define ICRC_BYTES 4
 #define MIN_ETHERNET 60
 #define ROCE_PORT 4791
@@ -21,7 +22,7 @@
 #define MASK24 0xFFFFFFu
 #define PSN_HALF 0x800000u
 
-enum { WRITE_FIRST = 6, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM, OP_ACK = 0x11 };
+enum { WRITE_FIRST = 6, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM, OP_ACK = 0x11, OP_CNP = 0x81 };
 enum { NAK_SEQUENCE = 0x60, NAK_INVALID = 0x61, NAK_ACCESS = 0x62, ACK_NO_LIMIT = 0x1F };
 
 /* libdeflate_crc32() or zlib's crc32(): the arguments of both use the same registers in the 64-bit ABIs. */

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import struct
 import zlib
+from copy import copy
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, TypeAlias
@@ -123,6 +124,12 @@ class FlowHeader:
         self.ttl = ttl
         self.pkey = pkey
         self._templates: dict[tuple[int, int, bool], Template] = {}
+
+    def with_dscp(self, dscp: int) -> FlowHeader:
+        """The same header with another DSCP and no ECN."""
+        found = copy(self)
+        found.tos, found._templates = dscp << 2, {}
+        return found
 
     def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:
         """The template of a kind of packet; KeyError for an opcode not in wire.EXTENSIONS."""

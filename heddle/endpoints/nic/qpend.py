@@ -119,3 +119,7 @@ class QpEnd:
     def counters(self) -> Mapping[str, int]:
         """This end's share of the transport's columns. No key is reported by both ends of a queue pair."""
         return {}
+
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """The sending rate over time, if congestion control limits it: (CLOCK_MONOTONIC in ns, bit/s), ascending."""
+        return ()

@@ -11,13 +11,10 @@ parameters, the columns that it reports, and two kinds of QpEnd (../nic/qpend.py
 | rank   | `post(message)`; it is called back through `Access` |
 | NIC    | `take` and `answer` for frames to send, `receive` for frames that arrived, `expire` at `deadline` |
 
-Two kinds of helpers belong to a transport and not to the NIC. Both are created in `sender` and `receiver`, and their
-parameters are part of the transport's parameters.
-
-Congestion control decides when packets may leave. A sending end asks it in `ready` and `take`, and reports to it in
-`receive` (acknowledgements, CNPs) and `expire`. A receiving end sees marks as `got.kinds[i].ce` and may answer them. A
-rate limiter is not `ready` between two packets and sets `deadline` to the time of the next one: the NIC then calls
-`expire`, and `take` if the end is ready. The resolution is that of epoll, 1 ms.
+Congestion control is a pair of ends that wrap the ends of any transport (../congestion/pacing.py). It decides when
+packets may leave. It is not `ready` between two packets and sets `deadline` to the time of the next one: the NIC then
+calls `expire`, and `take` if the end is ready. The resolution is that of epoll, 1 ms. The receiving end sees marks as
+`got.kinds[i].ce` and answers them with CNPs. So a transport must accept calls of `take` with a limit of 1.
 
 Receiver-driven admission is a pair of ends that wrap the ends of another transport: the sending one keeps messages
 from `post` until a grant arrives, the receiving one sends grants in `answer`. The wrapper is itself a QpEnd, so

@@ -17,6 +17,7 @@ from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column, FastConnection
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket, why_failed
+from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -174,7 +175,8 @@ def connection_params(plan: Plan) -> RcParams:
     slowest = min(each.rate_bps for each in plan.endpoints)
     frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
-    every = _ack_every(plan.window)
+    # A window that follows delays needs one for each packet, and may be smaller than the usual number of packets.
+    every = 1 if plan.options.congestion in WINDOWED else _ack_every(plan.window)
     return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries, delay)
 
 
@@ -182,7 +184,7 @@ def of_qp(params: RcParams, qp: QpInfo) -> RcParams:
     """The parameters with the window of this QP in the plan."""
     if qp.window in (0, params.window):
         return params
-    return replace(params, window=qp.window, ack_every=_ack_every(qp.window))
+    return replace(params, window=qp.window, ack_every=min(params.ack_every, _ack_every(qp.window)))
 
 
 def _ack_every(window: int) -> int:

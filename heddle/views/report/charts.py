@@ -14,11 +14,13 @@ import numpy as np
 
 from heddle.base.units import format_bytes, format_size
 from heddle.views.queuepicture import STEPS, Panel, panels
+from heddle.views.ratepanel import LINES, drawn, rates_title
 from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from heddle.runs.rates import Rates
     from heddle.runs.runtable import SizeRow
     from heddle.runs.seriesfile import Recorded
 
@@ -104,9 +106,31 @@ def iterations(rows: Sequence[SizeRow]) -> Chart | None:
 def queues(recorded: Recorded) -> list[tuple[Panel, Chart]]:
     """The queues and buffers that held most, over time."""
     shown = panels(recorded)
-    drawn = replace(recorded, series=recorded.series.coarser(STEPS))
-    again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
-    return [(panel, _queue(drawn, again[panel.side, panel.row], at)) for at, panel in enumerate(shown)]
+    coarser = replace(recorded, series=recorded.series.coarser(STEPS))
+    again = {(each.side, each.row): each for each in panels(coarser, lambda _: True, len(recorded.labels))}
+    return [(panel, _queue(coarser, again[panel.side, panel.row], at)) for at, panel in enumerate(shown)]
+
+
+def rates(found: Rates, k: int) -> Chart:
+    """The sending rates of the queue pairs that congestion control slowed most."""
+    import plotly.graph_objects as go
+
+    shown = drawn(found)
+    figure = _figure(f"seconds since the run began, emulated (k = {k})", "Mb/s", height=300)
+    for at, each in enumerate(shown):
+        times = np.append(each.times_s, max(found.seconds, float(each.times_s[-1])))
+        values = np.append(each.rates_bps, each.rates_bps[-1:]) / 1e6
+        figure.add_trace(
+            go.Scatter(
+                x=np.round(times, 6), y=np.round(values, 6), name=each.qp.name, mode="lines",
+                line={"shape": "hv", "width": 1.4, "color": LINES[at % len(LINES)]},
+                hovertemplate="%{x:.3f} s: %{y:.4~g} Mb/s<extra>" + each.qp.name + "</extra>",
+            )
+        )  # fmt: skip
+    figure.update_yaxes(rangemode="tozero")
+    least = min((float(each.rates_bps.min()) / 1e6 for each in shown), default=0.0)
+    told = f"{found.controller}: down to {least:.3g} Mb/s." if shown else "No queue pair has sent."
+    return Chart("rates", rates_title(found, shown), told, figure.to_json())
 
 
 def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:

@@ -83,7 +83,9 @@ def queues(run: WholeRun) -> Values:
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
-    return {"charts": [chart for _, chart in drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
+    rates = [charts.rates(run.rates, recorded.k)] if run.rates is not None else []
+    shown = [*rates, *(chart for _, chart in drawn)]
+    return {"charts": shown, "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
 
 def _queue_table(recorded: Recorded) -> Table:

@@ -18,7 +18,9 @@ from heddle.views.report.section import Table, Values
 if TYPE_CHECKING:
     from heddle.runs.keptrun import WholeRun
 
-_FLAGS: Final = {"sizes": "size", "source_ports": "sport", "bucket_ns": "bucket"}
+_FLAGS: Final = {
+    "sizes": "size", "source_ports": "sport", "bucket_ns": "bucket", "congestion": "cc", "congestion_set": "cc_set",
+}  # fmt: skip
 _KEPT_BY: Final = frozenset({"retries"})  # no flag sets it
 
 
@@ -33,6 +35,11 @@ def parameters(run: WholeRun) -> Values:
     if outcome is not None and outcome.transport.parameters:
         rows = tuple((name, value_text(value)) for name, value in outcome.transport.parameters.items())
         tables.append(Table(f"Transport {outcome.transport.name}", ("parameter", "value"), rows))
+    if outcome is not None and outcome.congestion is not None:
+        rows = tuple((name, value_text(value)) for name, value in outcome.congestion.parameters.items())
+        note = "in units of the hardware: rates are divided by k, times multiplied"
+        title = f"Congestion control {outcome.congestion.controller}"
+        tables.append(Table(title, ("parameter", "value"), rows, note))
     if run.fabric is not None:
         rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
@@ -141,16 +148,19 @@ def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
         value = getattr(options, each.name)
         if each.name == "collective" or each.name in _KEPT_BY or value == getattr(usual, each.name):
             continue
-        typed = sizes if each.name == "sizes" else _typed(each.name, value)
-        words += [f"--{_FLAGS.get(each.name, each.name).replace('_', '-')}", typed]
+        typed = [sizes] if each.name == "sizes" else _typed(each.name, value)
+        for one in typed:
+            words += [f"--{_FLAGS.get(each.name, each.name).replace('_', '-')}", one]
     return shlex.join(words)
 
 
-def _typed(name: str, value: Any) -> str:
-    """A value as it is typed."""
+def _typed(name: str, value: Any) -> list[str]:
+    """A value as it is typed; several where the flag is repeated."""
     if name == "source_ports":
-        return value.mode if not value.ports else f"{value.mode}:{','.join(map(str, value.ports))}"
-    return f"{value / 1e6:g}ms" if name == "bucket_ns" else str(value)
+        return [value.mode if not value.ports else f"{value.mode}:{','.join(map(str, value.ports))}"]
+    if name == "congestion_set":
+        return [f"{key}={number:.15g}" for key, number in value]
+    return [f"{value / 1e6:g}ms" if name == "bucket_ns" else str(value)]
 
 
 def _range_of(sizes: Sequence[int]) -> str | None:

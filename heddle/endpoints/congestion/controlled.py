@@ -1,0 +1,64 @@
+"""The congestion control of one run, from its plan: the same in the run and in each of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.endpoints.congestion.dcqcn import Dcqcn
+from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender
+from heddle.endpoints.congestion.ratecontrol import Congestion
+from heddle.endpoints.congestion.raterecord import steps_for
+from heddle.endpoints.congestion.swift import Swift
+from heddle.endpoints.congestion.tunables import values_of
+from heddle.endpoints.nic.qpend import QpEnd, QpInfo
+from heddle.endpoints.transports.protocol import Column
+from heddle.traffic.plan import Plan
+from heddle.wire.layout import LAYOUTS
+
+CONTROLLERS: Final[dict[str, type[Congestion]]] = {
+    "dcqcn": Dcqcn,
+    "swift": Swift,
+}
+CNP_COLUMNS: Final = (
+    Column("cnps_received", "packets", "CNPs received"),
+    Column("cnps_sent", "packets", "CNPs sent"),
+)
+_MBIT: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Controlled:
+    """Congestion control for all queue pairs of a run. values: all parameters, in hardware units.
+
+    steps: of the record of each queue pair's rate.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    congestion: Congestion
+    steps: int
+
+    def sender(self, end: QpEnd, qp: QpInfo, line_bps: float) -> QpEnd:
+        """The sending end of a NIC with this line rate, under control."""
+        return PacedSender(end, self.congestion.control(line_bps), qp, line_bps, self.steps)
+
+    def receiver(self, end: QpEnd, qp: QpInfo) -> QpEnd:
+        """The receiving end, which reports marks."""
+        return NotifyingReceiver(end, self.congestion.cnp, qp)
+
+
+def congestion_of(plan: Plan) -> Controlled | None:
+    """The congestion control that the options ask for, or None; InputError for wrong parameters."""
+    options = plan.options
+    if options.congestion == "none":
+        return None
+    kind = CONTROLLERS[options.congestion]
+    line_bps = min(each.rate_bps for each in plan.endpoints)
+    values = values_of(options.congestion, kind.tunables, options.congestion_set, line_bps * plan.k / _MBIT)
+    frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
+    rtt_ns = round(plan.propagation.rtt_s * 1e9)
+    return Controlled(
+        options.congestion, values, kind.of(values, plan.k, frame, rtt_ns), steps_for(len(plan.qps))
+    )  # fmt: skip

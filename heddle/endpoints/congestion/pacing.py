@@ -1,0 +1,296 @@
+"""Congestion control around the ends of any transport: the sender waits between packets, the receiver sends CNPs.
+
+Both classes are QpEnds that pass everything on to the end that they control. So a transport needs no line of code for
+congestion control, and a run without it has no extra work.
+
+Pacing: a frame of n bytes keeps the queue pair waiting for 8 n / rate. Timers of the NIC are as late as epoll's (1 ms)
+and the time between two passes (1 ms); frames that became due in that time leave together. At the line rate there is no
+pacing, since the port sets the pace. Timers of the transport stop while its packets wait, as while the port is paused:
+the packet that asks for an acknowledgement may be one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, Notifier, SendControl
+from heddle.endpoints.congestion.raterecord import RateRecord, RateSteps
+from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.wire import layout as wire
+
+_PER_S: Final = 1_000_000_000
+_LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
+_CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
+_HALF_SPACE: Final = 0x800000  # of PSNs: a larger difference is one in the other direction
+
+
+def to_ns(seconds: float) -> int:
+    """Nanoseconds of a time in seconds."""
+    return round(seconds * _PER_S)
+
+
+def to_seconds(ns: int) -> float:
+    """A deadline in seconds that is not before `ns`."""
+    return NEVER if ns >= FAR_NS else (ns + _LATE_NS) / _PER_S
+
+
+class Flight:
+    """The unacknowledged packets of a sender with a window, by PSN, and the delay of their acknowledgements.
+
+    Packets count as in flight until they are acknowledged. After a NAK or a timeout the count starts from 0, and no
+    delay is measured for packets that were sent before (Karn and Partridge, SIGCOMM 1987).
+    """
+
+    __slots__ = ("_beyond", "_sent")
+
+    def __init__(self, first: int) -> None:
+        self._sent: dict[int, int | None] = {}  # PSN -> when it was sent, None when not for the first time
+        self._beyond = first  # one past the highest PSN sent
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def add(self, psn: int, now_ns: int) -> None:
+        """A packet leaves."""
+        fresh = (psn - self._beyond) & wire.PSN_MASK < _HALF_SPACE
+        self._sent[psn] = now_ns if fresh else None
+        if fresh:
+            self._beyond = (psn + 1) & wire.PSN_MASK
+
+    def acknowledge(self, psn: int, now_ns: int) -> tuple[int, int | None]:
+        """Remove all packets up to `psn`; return their number, and the delay of the newest in ns if it is known."""
+        done = [each for each in self._sent if (psn - each) & wire.PSN_MASK < _HALF_SPACE]
+        sent = [self._sent.pop(each) for each in done]
+        newest = sent[-1] if sent else None
+        return len(sent), None if newest is None else now_ns - newest
+
+    def restart(self) -> None:
+        """Count from 0: packets are sent again."""
+        self._sent.clear()
+
+
+class PacedSender(QpEnd):
+    """A sending end whose packets leave at the rate and within the window of its congestion control."""
+
+    __slots__ = (
+        "_at", "_bits", "_cnps", "_control", "_end", "_flight", "_line", "_psn_at", "_record", "_since", "_start",
+        "_waits",
+    )  # fmt: skip
+
+    def __init__(self, end: QpEnd, control: SendControl, qp: QpInfo, line_bps: float, steps: int) -> None:
+        self._end, self._control, self._line = end, control, line_bps
+        self._flight = Flight(qp.psn) if control.window != math.inf else None
+        self._psn_at = qp.flow.layout.psn_word_at
+        self._record = RateRecord(steps)
+        self._cnps = 0
+        self._waits = False  # for the time of the next packet
+        self._since = 0  # when it began to wait
+        self._start, self._bits = -FAR_NS, 0  # the last packet's time, and its length
+        self._at = -FAR_NS  # the time of the next packet
+
+    @property
+    def ready(self) -> bool:
+        """Whether the end has a packet, it is time for it, and the window has room."""
+        return not self._waits and self._room >= 1 and self._end.ready
+
+    @property
+    def answering(self) -> bool:
+        """As the end."""
+        return self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        """The end's deadline; while it waits, the time when the next packet may leave or its time changes."""
+        if not self._waits:
+            return self._end.deadline
+        return to_seconds(min(self._at, self._control.deadline_ns))
+
+    @property
+    def idle(self) -> bool:
+        """As the end."""
+        return self._end.idle
+
+    @property
+    def error(self) -> str:
+        """As the end."""
+        return self._end.error
+
+    def post(self, message: Message) -> None:
+        """Queue a message."""
+        self._end.post(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """Write the packets whose time has come."""
+        now_ns, control, taken = to_ns(now), self._control, 0
+        while taken < limit and not self._waits:
+            control.expire(now_ns)
+            most = min(limit - taken, int(min(limit, self._room)))
+            paced = control.rate_bps < self._line
+            count = self._end.take(batch, slot + taken, 1 if paced else most, now) if most > 0 else 0
+            if not count:
+                break
+            self._left(batch, slot + taken, count, now_ns, paced)
+            taken += count
+        return taken
+
+    def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int, paced: bool) -> None:
+        """Account for the frames in these slots."""
+        size = int(batch.lengths[slot : slot + count].sum())
+        if self._flight is not None:
+            for each in range(slot, slot + count):
+                word = wire.WORD.unpack_from(batch.mem, batch.starts[each] + self._psn_at)[0]
+                self._flight.add(word & wire.PSN_MASK, now_ns)
+        self._control.sent(size, now_ns)
+        if paced:
+            self._start, self._bits = max(self._at, now_ns - _CATCH_UP_NS), 8 * size
+            self._schedule(now_ns)
+        self._record.add(now_ns, self._control.rate_bps)
+
+    def _schedule(self, now_ns: int) -> None:
+        """Compute the time of the next packet from the rate that holds now."""
+        rate = self._control.rate_bps
+        self._at = self._start + int(self._bits * _PER_S / rate)
+        waits = rate < self._line and self._at > now_ns
+        if waits and not self._waits:
+            self._since = now_ns
+        elif self._waits and not waits:
+            self._end.hold((now_ns - self._since) / _PER_S)
+        self._waits = waits
+
+    @property
+    def _room(self) -> float:
+        return math.inf if self._flight is None else int(self._control.window) - len(self._flight)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """As the end."""
+        self._end.answer(batch, slot)
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Take a CNP, or pass the frame on and learn from acknowledgements."""
+        opcode, now_ns = got.kinds[index].opcode, to_ns(now)
+        if opcode == wire.CNP:
+            self._cnps += 1
+            self._control.notified(now_ns)
+            self._changed(now_ns)
+            return index + 1
+        beyond = self._end.receive(got, index, now)
+        if self._flight is not None and opcode == wire.ACK and beyond > index:
+            self._acknowledged(got, index, now_ns)
+            self._changed(now_ns)
+        return beyond
+
+    def _acknowledged(self, got: Received, index: int, now_ns: int) -> None:
+        assert self._flight is not None  # noqa: S101  (checked by the caller)
+        syndrome, _ = got.aeth(index)
+        if syndrome & 0x60:
+            self._flight.restart()
+            return
+        packets, delay_ns = self._flight.acknowledge(got.psns[index], now_ns)
+        if packets:
+            self._control.acknowledged(packets, delay_ns, now_ns)
+
+    def _changed(self, now_ns: int) -> None:
+        """The rate may have changed."""
+        if self._waits:
+            self._schedule(now_ns)
+        self._record.add(now_ns, self._control.rate_bps)
+
+    def expire(self, now: float) -> None:
+        """Apply timers of the end and of the control, and find out whether it is time for the next packet."""
+        now_ns = to_ns(now)
+        if not self._waits and self._end.deadline <= now:
+            self._end.expire(now)
+            if self._flight is not None:
+                self._flight.restart()
+        self._control.expire(now_ns)
+        self._changed(now_ns)
+
+    def hold(self, seconds: float) -> None:
+        """As the end."""
+        self._end.hold(seconds)
+
+    def counters(self) -> Mapping[str, int]:
+        """Those of the end, and CNPs."""
+        return {**self._end.counters(), "cnps_received": self._cnps}
+
+    def rates(self) -> RateSteps:
+        """The rate over time."""
+        return self._record.steps()
+
+
+class NotifyingReceiver(QpEnd):
+    """A receiving end that answers marked packets with CNPs."""
+
+    __slots__ = ("_cnps", "_end", "_flow", "_notifier")
+
+    def __init__(self, end: QpEnd, rule: CnpRule, qp: QpInfo) -> None:
+        self._end, self._notifier = end, Notifier(rule.gap_ns)
+        self._flow = qp.flow.with_dscp(rule.dscp)
+        self._cnps = 0
+
+    @property
+    def ready(self) -> bool:
+        """As the end."""
+        return self._end.ready
+
+    @property
+    def answering(self) -> bool:
+        """Whether a CNP or an answer of the end is due."""
+        return self._notifier.due or self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        """The end's deadline, or the time of a delayed CNP."""
+        return min(self._end.deadline, to_seconds(self._notifier.deadline_ns))
+
+    @property
+    def idle(self) -> bool:
+        """As the end."""
+        return self._end.idle
+
+    @property
+    def error(self) -> str:
+        """As the end."""
+        return self._end.error
+
+    def post(self, message: Message) -> None:
+        """As the end."""
+        self._end.post(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """As the end."""
+        return self._end.take(batch, slot, limit, now)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """Write a CNP if one is due, else an answer of the end."""
+        if not self._notifier.due:
+            self._end.answer(batch, slot)
+            return
+        batch.put_cnp(slot, self._flow)
+        self._notifier.sent()
+        self._cnps += 1
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Pass frames on, and look at their marks. The frames of a run have the same marks."""
+        beyond = self._end.receive(got, index, now)
+        if beyond > index and got.kinds[index].ce:
+            self._notifier.marked(to_ns(now))
+        return beyond
+
+    def expire(self, now: float) -> None:
+        """Apply the timers of both."""
+        if self._end.deadline <= now:
+            self._end.expire(now)
+        self._notifier.expire(to_ns(now))
+
+    def hold(self, seconds: float) -> None:
+        """As the end."""
+        self._end.hold(seconds)
+
+    def counters(self) -> Mapping[str, int]:
+        """Those of the end, and CNPs."""
+        return {**self._end.counters(), "cnps_sent": self._cnps}

@@ -1,0 +1,115 @@
+"""The interface of congestion control: how fast one queue pair may send, and how a receiver reports marks.
+
+Pure: in are events with their times, out are a rate, a window and the time of the next timer. Times are integer
+nanoseconds of one monotonic clock that never goes back, rates are bit/s of frame bytes. pacing.py connects these
+objects to the ends of any transport.
+
+A controller is one file in this directory and one line of CONTROLLERS (controlled.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol, Self
+
+from heddle.endpoints.congestion.tunables import Tunable
+
+FAR_NS: Final = 1 << 62  # later than any time: no timer runs
+
+
+class SendControl(Protocol):
+    """The rate and window of one sending queue pair."""
+
+    @property
+    def rate_bps(self) -> float:
+        """The rate at which packets may leave now, from the smallest rate to the line rate."""
+
+    @property
+    def window(self) -> float:
+        """The number of packets that may be unacknowledged; infinite if the controller has no window."""
+
+    @property
+    def deadline_ns(self) -> int:
+        """The time at which rate or window change if nothing happens until then; call `expire` then. FAR_NS: never."""
+
+    def sent(self, size: int, now_ns: int) -> None:
+        """A frame of `size` bytes leaves."""
+
+    def notified(self, now_ns: int) -> None:
+        """A CNP has arrived."""
+
+    def acknowledged(self, packets: int, delay_ns: int | None, now_ns: int) -> None:
+        """An acknowledgement of so many packets has arrived.
+
+        delay_ns: from sending the newest of them to now; None if it was sent more than once.
+        """
+
+    def expire(self, now_ns: int) -> None:
+        """Apply all timers up to now."""
+
+
+@dataclass(frozen=True, slots=True)
+class CnpRule:
+    """How a receiver reports marks. gap_ns: the shortest time between two CNPs of a queue pair. dscp: of CNPs."""
+
+    gap_ns: int
+    dscp: int
+
+
+class Notifier:
+    """The notification point of one queue pair: a CNP for the first mark, then at most one per gap.
+
+    A mark within the gap after a CNP makes the next CNP due at the end of the gap (Zhu et al., "Congestion Control for
+    Large-Scale RDMA Deployments", SIGCOMM 2015, section 3.1).
+    """
+
+    __slots__ = ("_gap", "_next", "deadline_ns", "due")
+
+    def __init__(self, gap_ns: int) -> None:
+        self._gap = gap_ns
+        self._next = 0  # no CNP before this time
+        self.due = False
+        self.deadline_ns = FAR_NS
+
+    def marked(self, now_ns: int) -> None:
+        """A marked packet has arrived."""
+        if self.due or self.deadline_ns != FAR_NS:
+            return
+        if now_ns >= self._next:
+            self._become_due(now_ns)
+        else:
+            self.deadline_ns = self._next
+
+    def expire(self, now_ns: int) -> None:
+        """Make a delayed CNP due if its time has come."""
+        if self.deadline_ns <= now_ns:
+            self._become_due(now_ns)
+
+    def sent(self) -> None:
+        """The CNP that was due has left."""
+        self.due = False
+
+    def _become_due(self, now_ns: int) -> None:
+        self.due, self.deadline_ns, self._next = True, FAR_NS, now_ns + self._gap
+
+
+class Congestion(Protocol):
+    """One kind of congestion control with its parameters. Frozen: all queue pairs of a run have the same."""
+
+    tunables: ClassVar[tuple[Tunable, ...]]
+
+    @classmethod
+    def of(cls, values: Mapping[str, float], k: int, frame_bytes: int, rtt_ns: int) -> Self:
+        """From a complete set of values in hardware units.
+
+        k: rates are divided by it, times multiplied. frame_bytes: of a full packet. rtt_ns: of the longest path,
+        propagation only.
+        """
+
+    @property
+    def cnp(self) -> CnpRule:
+        """The rule of receivers."""
+
+    def control(self, line_bps: float) -> SendControl:
+        """The control of one sending queue pair of a NIC with this rate."""

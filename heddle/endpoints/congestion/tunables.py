@@ -1,0 +1,65 @@
+"""Parameters of a controller that a run may set: name, default, range, unit. Values are those of the hardware.
+
+In:  names and numbers of `run --cc-set`. Out: a complete set of values, or InputError with every wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from heddle.base.problems import Problems, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """One parameter. low, high: the smallest and largest value. unit: of the hardware; empty: a plain number.
+
+    line: the largest value is the line rate of the hardware, in Mb/s, instead of `high`. whole: no fraction is allowed.
+    """
+
+    name: str
+    default: float
+    low: float
+    high: float
+    unit: str
+    text: str
+    line: bool = False
+    whole: bool = True
+
+
+def values_of(
+    kind: str, tunables: Sequence[Tunable], given: Sequence[tuple[str, float]], line_mbps: float
+) -> dict[str, float]:
+    """All parameters of a controller: the given ones, and defaults.
+
+    kind: the controller's name, for error texts. line_mbps: the hardware's line rate. InputError for unknown names and
+    for values out of range, with range and default.
+    """
+    problems = Problems()
+    known = {each.name: each for each in tunables}
+    values = {each.name: each.default for each in tunables}
+    for name, value in given:
+        what = f"--cc-set {name}={value:g}"
+        tunable = known.get(name)
+        if tunable is None:
+            hint = did_you_mean(name, known)
+            problems.add(where="", what=what, why=f"is not a parameter of {kind}", hint=hint)
+            continue
+        high = line_mbps if tunable.line else tunable.high
+        unit = f" {tunable.unit}" if tunable.unit else ""
+        default = f"the default is {tunable.default:g}{unit}: {tunable.text}"
+        if not tunable.low <= value <= high:
+            of_line = " (the line rate)" if tunable.line else ""
+            why = f"is outside {tunable.low:g} to {high:.10g}{unit}{of_line}"
+            problems.add(where="", what=what, why=why, hint=default)
+        elif tunable.whole and value != int(value):
+            problems.add(where="", what=what, why="is not a whole number", hint=default)
+        values[name] = value
+    problems.raise_if_any()
+    return values
+
+
+def described(values: Mapping[str, float], tunables: Sequence[Tunable]) -> str:
+    """The values that differ from the defaults, as `name=value`; empty when all are defaults."""
+    return ", ".join(f"{t.name}={values[t.name]:g}" for t in tunables if values[t.name] != t.default)

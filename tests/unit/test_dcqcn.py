@@ -1,0 +1,219 @@
+"""DCQCN against traces that were computed by hand, and what must hold for any events."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
+from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier
+from heddle.endpoints.congestion.raterecord import RateRecord, steps_for
+from heddle.endpoints.congestion.tunables import described, values_of
+from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.run import plan_run
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
+
+LINE = 2000.0
+RULE = DcqcnRule(
+    keep=0.5, alpha_ns=100, first_alpha=1.0, first_bps=1000.0, least_factor=0.5, min_bps=10.0, cut_divisor=2.0,
+    cut_ns=400, clamp=False, clamp_after_time=True, time_ns=1000, byte_reset=10_000, threshold=1, ai_bps=10.0,
+    hai_bps=50.0,
+)  # fmt: skip
+
+
+def test_a_trace_of_cuts_and_increases() -> None:
+    control = DcqcnControl(RULE, LINE)
+    assert (control.rate_bps, control.deadline_ns) == (LINE, FAR_NS)
+    control.sent(50_000, 0)  # no CNP yet: bytes do not count
+    assert control.rate_bps == LINE
+
+    control.notified(0)  # the first: rate = target = 1000, alpha = 1, a cut by alpha / 2
+    assert (control.alpha, control.target_bps, control.rate_bps) == (1.0, 1000.0, 500.0)
+    control.notified(250)  # alpha has been halved at 100 and 200; the next cut is possible at 400
+    assert (control.alpha, control.rate_bps, control.deadline_ns) == (0.25, 500.0, 400)
+    control.expire(399)  # at 300 alpha = 0.25 / 2 + 1 / 2
+    assert (control.alpha, control.rate_bps) == (0.625, 500.0)
+    control.expire(400)  # alpha = 0.3125 first, then the cut: 500 x (1 - 0.3125 / 2); no increase since the last cut
+    assert (control.alpha, control.rate_bps, control.target_bps) == (0.3125, 421.875, 1000.0)
+
+    assert control.deadline_ns == 1400
+    control.expire(1400)  # T = 1, fast recovery: (421.875 + 1000) / 2
+    assert (control.target_bps, control.rate_bps) == (1000.0, 710.9375)
+    control.expire(2400)  # T = 2, additive: (710.9375 + 1010) / 2
+    assert (control.target_bps, control.rate_bps) == (1010.0, 860.46875)
+    control.sent(10_000, 2500)  # T = 2, B = 1, additive: (860.46875 + 1020) / 2
+    assert (control.target_bps, control.rate_bps) == (1020.0, 940.234375)
+    control.sent(9_999, 2500)
+    assert control.rate_bps == 940.234375
+    control.sent(1, 2500)  # T = 2, B = 2, hyper: (940.234375 + 1070) / 2
+    assert (control.target_bps, control.rate_bps) == (1070.0, 1005.1171875)
+    alpha = 0.3125 * 0.5**22  # updates from 500 to 2600, none with a CNP
+    control.notified(2600)  # the last cut is long ago: at once, and the target is the rate, since it has increased
+    assert control.alpha == pytest.approx(alpha)
+    assert (control.target_bps, control.rate_bps) == (1005.1171875, 1005.1171875 * (1 - alpha / 2))
+    assert control.deadline_ns == 3600, "the timer starts again"
+
+
+def test_without_a_byte_counter_the_timer_counts_for_both() -> None:
+    control = DcqcnControl(replace(RULE, byte_reset=0), LINE)
+    control.notified(0)  # 500, target 1000
+    targets = []
+    for at in (1000, 2000, 3000):
+        control.sent(1 << 30, at)
+        targets.append(control.target_bps)
+    assert targets == [1000.0, 1010.0, 1060.0]
+
+
+@pytest.mark.parametrize(
+    ("clamp", "after_time", "target"), [(False, False, 1000.0), (True, False, 750.0), (False, True, 750.0)]
+)
+def test_when_a_cut_sets_the_target(clamp: bool, after_time: bool, target: float) -> None:
+    control = DcqcnControl(replace(RULE, clamp=clamp, clamp_after_time=after_time), LINE)
+    control.notified(0)
+    control.expire(1000)  # a timer event: 750
+    control.notified(1000)
+    assert control.target_bps == target
+
+
+def test_a_cut_leaves_the_least_share_and_the_lowest_rate() -> None:
+    rule = replace(RULE, keep=1.0, cut_divisor=1.0, least_factor=0.25, cut_ns=1, time_ns=FAR_NS)
+    control = DcqcnControl(rule, LINE)
+    found = []
+    for at in range(0, 8, 2):
+        control.notified(at)
+        found.append(control.rate_bps)
+    assert found == [250.0, 62.5, 15.625, 10.0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_invariants_for_any_events(seed: int) -> None:
+    dice = random.Random(seed)
+    rule = replace(
+        RULE, keep=dice.choice([0.0, 0.5, 1019 / 1024]), first_bps=dice.choice([0.0, 700.0]),
+        cut_ns=dice.choice([1, 400]), byte_reset=dice.choice([0, 64, 10_000]), threshold=dice.choice([1, 5]),
+        clamp=dice.random() < 0.5, clamp_after_time=dice.random() < 0.5, least_factor=dice.choice([0.0, 0.5, 1.0]),
+    )  # fmt: skip
+    control, now = DcqcnControl(rule, LINE), 0
+    for _ in range(2000):
+        now += dice.choice([0, 1, 7, 99, 400, 5_000])
+        event = dice.randrange(3)
+        if event == 0:
+            control.notified(now)
+        elif event == 1:
+            control.sent(dice.randrange(1, 9000), now)
+        else:
+            control.expire(now)
+        assert rule.min_bps <= control.rate_bps <= control.target_bps <= LINE or control.rate_bps == rule.min_bps
+        assert 0.0 <= control.alpha <= 1.0
+        assert control.deadline_ns > now, "a deadline is in the future"
+    if rule.byte_reset:
+        return
+    control.expire(now + 1000 * rule.time_ns)
+    assert control.rate_bps == LINE, "without CNPs, the rate goes back to the line rate"
+
+
+def test_late_calls_give_the_same_state_as_calls_in_time() -> None:
+    """One call of `expire` for a long time has the effect of many calls."""
+    rule = replace(RULE, keep=0.75)
+    dice, late, early, now = random.Random(5), DcqcnControl(rule, LINE), DcqcnControl(rule, LINE), 0
+    for _ in range(50):
+        step = dice.randrange(1, 3000)
+        for at in range(now, now + step, 13):
+            early.expire(at)
+        now += step
+        for control in (late, early):
+            control.notified(now)
+        assert late.alpha == pytest.approx(early.alpha, rel=1e-12)
+        assert late.rate_bps == pytest.approx(early.rate_bps, rel=1e-12)
+
+
+def test_power() -> None:
+    assert [power(0.5, n) for n in (0, 1, 5)] == [1.0, 0.5, 0.03125]
+    assert power(0.9, 1234) == pytest.approx(0.9**1234)
+
+
+def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
+    notifier, due = Notifier(100), []
+    for now in range(0, 500, 10):
+        notifier.expire(now)
+        if now < 250 or now == 400:
+            notifier.marked(now)
+        if notifier.due:
+            due.append(now)
+            notifier.sent()
+    # 0; at 100 and 200 for marks within the gap; at 300 for those from 210 to 240; 400 is a new mark, after the gap
+    assert due == [0, 100, 200, 300, 400]
+    assert notifier.deadline_ns == FAR_NS
+
+
+def test_cnps_wait_for_no_gap_of_zero() -> None:
+    notifier = Notifier(0)
+    for now in (5, 5, 6):
+        notifier.marked(now)
+        assert notifier.due
+        notifier.sent()
+
+
+def test_parameters_of_hardware_are_scaled() -> None:
+    made = Dcqcn.of({each.name: each.default for each in Dcqcn.tunables}, 4000, 4154, 0)
+    rule = made.rule
+    assert (rule.alpha_ns, rule.cut_ns, rule.time_ns) == (4_000_000, 16_000_000, 1_200_000_000)
+    assert (rule.ai_bps, rule.hai_bps, rule.min_bps) == (1250.0, 12_500.0, 250.0)
+    assert (rule.keep, rule.first_alpha, rule.cut_divisor, rule.least_factor) == (1019 / 1024, 1023 / 1024, 2.0, 0.5)
+    assert rule.byte_reset == 32767 * 64
+    assert (made.cnp.gap_ns, made.cnp.dscp) == (16_000_000, 48)
+
+
+def test_every_parameter_out_of_range_is_reported_with_range_and_default() -> None:
+    given = (("rpg_gd", 14), ("rpg_min_rate", 500_000), ("rpg_tine_reset", 3), ("rpg_threshold", 1.5))
+    with pytest.raises(InputError) as caught:
+        values_of("dcqcn", Dcqcn.tunables, given, 400_000)
+    gd, rate, name, whole = caught.value.problems
+    assert str(gd) == (
+        "--cc-set rpg_gd=14 is outside 10 to 11 log2\n  hint: the default is 11 log2: a cut is alpha / 2^(rpg_gd - 10)"
+    )
+    assert "is outside 1 to 400000 Mb/s (the line rate)" in str(rate)
+    assert str(name) == "--cc-set rpg_tine_reset=3 is not a parameter of dcqcn\n  hint: did you mean rpg_time_reset?"
+    assert "is not a whole number" in str(whole)
+    values = values_of("dcqcn", Dcqcn.tunables, (("rpg_ai_rate", 400_000), ("rpg_gd", 10)), 400_000)
+    assert described(values, Dcqcn.tunables) == "rpg_gd=10, rpg_ai_rate=400000"
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_defaults_are_in_their_ranges(name: str) -> None:
+    kind = CONTROLLERS[name]
+    values = {each.name: each.default for each in kind.tunables}
+    assert values_of(name, kind.tunables, tuple(values.items()), 100_000) == values
+    assert all(each.text and len(each.text) < 80 for each in kind.tunables)
+
+
+def test_a_run_has_the_parameters_that_its_options_set() -> None:
+    fabric = load_fabric("tiny").fabric
+    assert congestion_of(build_plan(fabric, RunOptions())) is None
+    plan = build_plan(fabric, RunOptions(congestion="dcqcn", congestion_set=(("rpg_time_reset", 10.0),)))
+    found = congestion_of(plan)
+    assert found is not None and isinstance(found.congestion, Dcqcn)
+    assert (found.name, found.values["rpg_time_reset"]) == ("dcqcn", 10.0)
+    assert found.congestion.rule.time_ns == 10_000 * plan.k
+    with pytest.raises(InputError, match="rpg_gd=9 is outside 10 to 11"):
+        plan_run(fabric, RunOptions(congestion="dcqcn", congestion_set=(("rpg_gd", 9.0),)))
+
+
+def test_the_record_of_a_rate_is_bounded_and_keeps_the_course() -> None:
+    record, ms = RateRecord(8), 1_000_000
+    for at in range(1000):
+        record.add(at * ms, 100.0 - at / 100)
+    steps = record.steps()
+    assert 2 < len(steps) <= 8
+    assert steps[0][0] == 0 and list(steps) == sorted(steps)
+    assert steps[-1][1] == pytest.approx(90.01), "the last rate is the rate that holds"
+    again = RateRecord(8)
+    for at in range(1000):
+        again.add(at * ms, 50.0)
+    assert again.steps() == ((0, 50.0),), "a rate that does not change is one step"
+    assert steps_for(1) == 1024 and steps_for(1 << 16) == 16

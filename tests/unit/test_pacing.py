@@ -1,0 +1,275 @@
+"""Congestion control around the ends of transports: pacing, windows, CNPs. No network, and the test sets the clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from heddle.endpoints.congestion.controlled import CNP_COLUMNS, CONTROLLERS, Controlled, congestion_of
+from heddle.endpoints.congestion.pacing import Flight, NotifyingReceiver, PacedSender, to_ns, to_seconds
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.nic.parse import Parser, Received
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
+from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.rc import RcReceiver, RcSender
+from heddle.endpoints.transports.rcstate import RcParams
+from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.options import WINDOWED, RunOptions
+from heddle.traffic.plan import build_plan
+from heddle.wire import layout as wire
+from heddle.wire import roce
+from tests.unit.test_transports import HERE, KINDS, MTU, RKEY, THERE, Cable, Memory, _planned
+
+LINE = 100e6
+FRAME_BITS = 8 * (MTU + wire.LAYOUTS[4].overhead_bytes)
+
+
+class Fixed:
+    """A control that a test sets, and that notes what it is told."""
+
+    def __init__(self, rate_bps: float = LINE, window: float = math.inf) -> None:
+        self.rate_bps, self.window, self.deadline_ns = rate_bps, window, FAR_NS
+        self.told: list[tuple[str, object]] = []
+
+    def sent(self, size: int, now_ns: int) -> None:
+        self.told.append(("sent", size))
+
+    def notified(self, now_ns: int) -> None:
+        self.told.append(("notified", now_ns))
+
+    def acknowledged(self, packets: int, delay_ns: int | None, now_ns: int) -> None:
+        self.told.append(("acknowledged", (packets, delay_ns)))
+
+    def expire(self, now_ns: int) -> None:
+        pass
+
+
+def sender(control: Fixed, packets: int = 1000, window: int = 1000) -> PacedSender:
+    end = PacedSender(RcSender(RcParams(MTU, window, 8, 1e6), HERE), control, HERE, LINE, 64)
+    end.post(Message(memoryview(bytes(packets * MTU)), 0, RKEY, 0))
+    return end
+
+
+def parsed(frames: Sequence[bytes]) -> Received:
+    buffer = FrameBuffer(8192, slots=16)
+    for i, frame in enumerate(frames):
+        buffer.mem[buffer.starts[i] : buffer.starts[i] + len(frame)] = frame
+    return Parser().parse(buffer, [len(frame) for frame in frames])
+
+
+def answer(psn: int, syndrome: int = wire.ACK_NO_LIMIT) -> Received:
+    batch = SendBatch(0, slots=1)
+    batch.put_ack(0, THERE.flow, psn & wire.PSN_MASK, syndrome, 0)
+    return parsed([bytes(batch.frame(0))])
+
+
+def departures(end: QpEnd, until: float, step: float = 0.001, start: float = 10.0) -> list[float]:
+    """The times at which packets leave, for a NIC that looks every `step` seconds and when a deadline expires."""
+    batch, found, turn = SendBatch(MTU, slots=16), [], 0
+    while (now := start + turn * step) < start + until:
+        if end.deadline <= now:
+            end.expire(now)
+            assert end.deadline > now
+        while end.ready:
+            found += [now] * end.take(batch, 0, 8, now)
+        turn += 1
+    return found
+
+
+@pytest.mark.parametrize("rate", [1e6, 10e6, 33.3e6, 90e6])
+def test_packets_leave_at_the_rate(rate: float) -> None:
+    times = departures(sender(Fixed(rate), 4000, 4000), 1.0)
+    gap = FRAME_BITS / rate
+    for i, at in enumerate(times):
+        # Never more than what 2 ms of catching up allow; never later than the next look of the NIC.
+        assert at >= 10.0 + i * gap - 0.0021
+        assert at <= 10.0 + i * gap + 0.0011
+    assert len(times) == pytest.approx(1.0 / gap, abs=max(2, 0.003 / gap))
+
+
+def test_at_the_line_rate_nothing_is_held_back() -> None:
+    end, batch = sender(Fixed(LINE)), SendBatch(MTU, slots=16)
+    assert [end.take(batch, 0, 16, 10.0) for _ in range(4)] == [16] * 4
+    assert end.ready
+    assert end.rates() == ((10_000_000_000, LINE),)
+
+
+def test_a_long_silence_saves_up_no_burst() -> None:
+    control = Fixed(FRAME_BITS / 0.01)  # a packet per 10 ms
+    end, batch = sender(control), SendBatch(MTU, slots=16)
+    assert end.take(batch, 0, 16, 10.0) == 1
+    end.expire(50.0)
+    assert end.take(batch, 0, 16, 50.0) == 1
+
+
+def test_a_change_of_the_rate_moves_the_time_of_the_next_packet() -> None:
+    control = Fixed(FRAME_BITS / 10.0)  # a packet per 10 s
+    end, batch = sender(control), SendBatch(MTU, slots=16)
+    assert end.take(batch, 0, 1, 100.0) == 1
+    assert not end.ready and 109.9 < end.deadline < 110.1
+    control.deadline_ns = to_ns(101.0)  # the control says when to look again
+    assert 101.0 <= end.deadline < 101.1
+    control.rate_bps, control.deadline_ns = FRAME_BITS / 2.0, FAR_NS
+    end.expire(101.0)
+    assert not end.ready and 101.9 < end.deadline < 102.1
+    batch.put_cnp(0, THERE.flow)
+    control.rate_bps = FRAME_BITS / 4.0  # what the CNP does
+    assert end.receive(parsed([bytes(batch.frame(0))]), 0, 101.5) == 1
+    assert 103.9 < end.deadline < 104.1
+    control.rate_bps = LINE
+    end.expire(103.0)
+    assert end.ready and end.deadline > 1e6 - 1, "only the retransmission timer is left"
+    assert end.counters()["cnps_received"] == 1
+    assert [rate for _, rate in end.rates()] == [FRAME_BITS / 10.0, FRAME_BITS / 2.0, FRAME_BITS / 4.0, LINE]
+
+
+def test_deadlines_are_never_rounded_to_an_earlier_nanosecond() -> None:
+    dice = random.Random(1)
+    for _ in range(10_000):
+        ns = dice.randrange(1 << 52)
+        assert to_ns(to_seconds(ns)) >= ns
+    assert to_seconds(FAR_NS) == NEVER
+
+
+def test_a_slow_rate_is_no_loss() -> None:
+    """The eighth packet is the first that asks for an acknowledgement, after 35 s: no timer of 1 s expires."""
+    end = PacedSender(RcSender(RcParams(MTU, 64, 8, 1.0, 2), HERE), Fixed(FRAME_BITS / 5.0), HERE, LINE, 64)
+    end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
+    times = departures(end, 37.0, 0.01)
+    assert len(times) == 8 and not end.error
+    assert end.counters()["timeouts"] == 0
+    last = departures(end, 10.0, 0.01, start=47.0)
+    assert last and end.counters()["timeouts"] > 0, "what was sent is missed after the usual time"
+
+
+def test_a_window_limits_what_is_unacknowledged() -> None:
+    control = Fixed(window=3.9)
+    end, batch = sender(control), SendBatch(MTU, slots=16)
+    first = HERE.psn
+    assert end.take(batch, 0, 16, 1.0) == 3 and not end.ready
+    assert end.receive(answer(first + 1), 0, 1.25) == 1
+    assert control.told[-1] == ("acknowledged", (2, 250_000_000))
+    assert end.take(batch, 0, 16, 2.0) == 2 and not end.ready
+    assert end.receive(answer(first + 2, wire.NAK_SEQUENCE), 0, 2.5) == 1  # go back: three packets again
+    assert end.ready and end.take(batch, 0, 16, 3.0) == 3
+    assert end.receive(answer(first + 4), 0, 3.5) == 1
+    assert control.told[-1] == ("acknowledged", (3, None)), "no delay of packets that were sent twice"
+    assert end.receive(answer(first + 4), 0, 3.6) == 1
+    assert control.told[-1][1] == (3, None), "an acknowledgement of nothing is not told"
+
+
+def test_after_a_timeout_the_window_counts_from_zero() -> None:
+    end = PacedSender(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), Fixed(window=2.0), HERE, LINE, 64)
+    end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
+    batch = SendBatch(MTU, slots=16)
+    assert end.take(batch, 0, 16, 1.0) == 2 and not end.ready
+    end.expire(end.deadline)
+    assert end.ready and end.take(batch, 0, 16, 3.0) == 2
+    assert end.counters()["timeouts"] == 1
+
+
+def test_flights_count_psns_across_the_wrap() -> None:
+    flight = Flight(wire.PSN_MASK)
+    flight.add(wire.PSN_MASK, 10)
+    flight.add(0, 20)
+    flight.add(1, 30)
+    assert flight.acknowledge(wire.PSN_MASK - 5, 40) == (0, None)
+    assert flight.acknowledge(0, 50) == (2, 30)
+    assert len(flight) == 1
+
+
+def receiver(gap_ns: int = 1_000_000_000, dscp: int = 48) -> NotifyingReceiver:
+    end = RcReceiver(RcParams(MTU, 64, 8, 1.0), THERE, Memory(bytearray(100 * MTU)))
+    return NotifyingReceiver(end, CnpRule(gap_ns, dscp), THERE)
+
+
+def marked(psn: int, ce: bool = True) -> Received:
+    batch = SendBatch(MTU, slots=1)
+    header = HERE.flow.with_dscp(wire.DSCP_DATA)
+    header.tos |= wire.ECN_CE if ce else wire.ECT0
+    batch.put_data(0, header, wire.WRITE_ONLY, psn & wire.PSN_MASK, bytes(MTU), reth=(0, RKEY, MTU))
+    return parsed([bytes(batch.frame(0))])
+
+
+def test_a_mark_is_answered_by_a_cnp_of_its_class() -> None:
+    end, batch = receiver(dscp=46), SendBatch(0, slots=2)
+    assert end.receive(marked(THERE.psn, ce=False), 0, 1.0) == 1
+    assert not end.answering
+    assert end.receive(marked(THERE.psn + 1), 0, 1.0) == 1
+    assert end.answering
+    end.answer(batch, 0)
+    got = parsed([bytes(batch.frame(0))])
+    kind = got.kinds[0]
+    assert got.sounds == [True] and got.becns == [True]
+    assert (kind.opcode, kind.tos, got.dqpns[0], kind.sport) == (0x81, 46 << 2, THERE.flow.dqpn, THERE.flow.sport)
+    assert not end.answering and end.counters()["cnps_sent"] == 1
+    end.receive(marked(THERE.psn + 2), 0, 1.5)
+    assert not end.answering and 2.0 <= end.deadline < 2.01
+    end.expire(2.01)
+    assert end.answering and end.deadline == NEVER
+
+
+def test_a_damaged_or_foreign_packet_causes_no_cnp() -> None:
+    end = receiver()
+    batch = SendBatch(MTU, slots=1)
+    batch.put_data(0, HERE.flow, wire.SEND_ONLY, 1, bytes(4))  # of a kind that the transport does not take
+    assert end.receive(parsed([bytes(batch.frame(0))]), 0, 1.0) == 0
+    assert not end.answering
+
+
+def test_a_cnp_of_another_implementation_is_obeyed() -> None:
+    from scapy.layers.inet import IP, UDP
+    from scapy.layers.l2 import Ether
+
+    frame = bytes(
+        Ether() / IP(src="10.0.1.1", dst="10.0.0.1", tos=48 << 2) / UDP(sport=1, dport=4791) / roce.cnp(HERE.qpn)
+    )
+    got = parsed([frame])
+    assert got.sounds == [True]
+    control = Fixed()
+    assert sender(control).receive(got, 0, 2.0) == 1
+    assert control.told == [("notified", 2_000_000_000)]
+
+
+def controlled(name: str, transport: str) -> tuple[Controlled, Transport]:
+    with pytest.MonkeyPatch.context() as patch:
+        from heddle.endpoints.transports import TRANSPORTS
+
+        for kind, made in KINDS.items():
+            patch.setitem(TRANSPORTS, kind, made)
+        found = congestion_of(build_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))  # type: ignore[arg-type]
+    assert found is not None
+    return found, _planned(transport, congestion=name)[1]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.1])
+@pytest.mark.parametrize("name", CONTROLLERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_transport_delivers_under_every_control(kind: str, name: str, loss: float) -> None:
+    control, transport = controlled(name, kind)
+    total = random.Random(3).randbytes(300_000)
+    memory = Memory(bytearray(len(total)))
+    near = control.sender(transport.sender(HERE), HERE, LINE)
+    far = control.receiver(transport.receiver(THERE, memory), THERE)
+    for imm, at in enumerate(range(0, len(total), 60_000)):
+        near.post(Message(memoryview(total)[at : at + 60_000], at, RKEY, imm))
+    cable = Cable(loss, 1, transport.answer_bytes)
+    for turn in range(100_000):
+        cable.turn(near, far, turn * 0.01)
+        if near.idle:
+            break
+    assert near.idle and not near.error
+    assert bytes(memory.data) == total
+    keys = {*near.counters(), *far.counters()}
+    assert keys == {column.key for column in (*transport.columns, *CNP_COLUMNS)}
+
+
+def test_windows_have_an_acknowledgement_for_each_packet() -> None:
+    for name in CONTROLLERS:
+        parameters = _planned("rc", congestion=name)[1].parameters()
+        assert parameters["ack_every"] == (1 if name in WINDOWED else 8)
