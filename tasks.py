@@ -346,6 +346,7 @@ from heddle.cli.lab_verb import lab_units  # noqa: E402, F401
 from heddle.cli.image_verb import image  # noqa: E402, F401
 from heddle.cli.setup_verb import setup  # noqa: E402, F401
 from heddle.cli.test_verb import test  # noqa: E402, F401
+from heddle.cli.vm_verb import vm  # noqa: E402, F401
 
 # isort: split
 from heddle.cli.bench_verb import bench  # noqa: E402, F401
