@@ -1,6 +1,6 @@
-"""The kernels that a guest can boot: Debian's packages, by pocket of the release.
+"""The kernels that a guest can boot: Debian's packages, by pocket of the archive.
 
-A kernel's name is the guest's name, too: `--place vm:stable` and `--place vm` are two guests.
+A kernel's name is also the guest's name: `--place vm:stable` and `--place vm` are two guests.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from heddle.base.problems import InputError, MachineError, Problem, nearest
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
+from heddle.host.engine.images import SUITE
 
-SUITE: Final = "trixie"  # Debian's stable release: the guest's userland
-PYTHON: Final = "3.13"  # of that release; the guest's Python packages are for this version
+PYTHON: Final = "3.13"  # of SUITE; the guest's Python packages are for this version
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel. pocket: the part of Debian's archive that has it; about: what it is for, in a few words."""
+    """One kernel. pocket: the part of Debian's archive that has it; about: its purpose, in a few words."""
 
     name: str
     pocket: str
@@ -36,6 +36,7 @@ KERNELS: Final[Mapping[str, Kernel]] = {
     for each in (
         Kernel("backports", f"{SUITE}-backports", "Debian's newest kernel: soft-RoCE works in namespaces"),
         Kernel("stable", SUITE, "the kernel of Debian's stable release"),
+        Kernel("oldstable", "bookworm", "Linux 6.1, the kernel of the release before"),
     )
 }
 DEFAULT: Final = "backports"
@@ -43,12 +44,16 @@ _MACHINES: Final = {"x86_64": "amd64"}
 
 
 def kernel_named(name: str, where: str = "", what: str = "--kernel") -> Kernel:
-    """The kernel with this name; InputError names the ones that exist."""
+    """The kernel with this name; InputError lists the kernels that exist."""
     if name in KERNELS:
         return KERNELS[name]
-    near = nearest(name, KERNELS)
-    hint = f"did you mean {near}?" if near else f"kernels: {', '.join(KERNELS)}"
-    raise InputError(Problem(where, f"{what} {name[:60]!r}", "is not a kernel of the VM", hint))
+    shown = f"{what} {name[:60]}" if not what.endswith(":") else f"{what}{name[:60]}"
+    raise InputError(Problem(where, shown, "is not a kernel of the VM", did_you_mean(name, KERNELS)))
+
+
+def place_name(kernel: str) -> str:
+    """`vm`, or `vm:stable`: the guest of a kernel as `--place` takes it."""
+    return "vm" if kernel == DEFAULT else f"vm:{kernel}"
 
 
 def debian_machine() -> str:

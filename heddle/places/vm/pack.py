@@ -1,6 +1,6 @@
 """The files of an image, from the tar of its system: run as root, or under fakeroot, so that owners are kept.
 
-python -m heddle.places.vm.pack DIRECTORY   # with root.tar and the guest's scripts; prints the kernel's release
+python -m heddle.places.vm.pack DIRECTORY   # with root.tar; prints the kernel's release
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Final
 from heddle.base.problems import HeddleError
 from heddle.base.process import run
 from heddle.places.vm.image import DISK, INITRAMFS, KERNEL_FILE
-from heddle.places.vm.initramfs import initramfs
+from heddle.places.vm.initramfs import image_archive
 
 _DISK_BYTES: Final = 8 << 30  # with holes: what the guest writes goes to another file
 _MKFS_S: Final = 240.0
-_LIBRARY: Final = "usr/lib/heddle"
 
 
 def pack(part: Path) -> str:
@@ -27,17 +26,12 @@ def pack(part: Path) -> str:
     with tarfile.open(part / "root.tar") as tar:
         members = (each for each in tar if not each.isdev())
         tar.extractall(root, members, numeric_owner=True, filter="fully_trusted")  # noqa: S202  (mmdebstrap made it)
-    library = root / _LIBRARY
-    library.mkdir(mode=0o755, parents=True)
-    for name, mode in (("guest-init", 0o755), ("sshd_config", 0o644)):
-        shutil.copyfile(part / name, library / name)
-        (library / name).chmod(mode)
-    for name in ("sys/fs", "dev", "proc", "run", "tmp"):
+    for name in ("usr/lib/heddle", "sys/fs", "dev", "proc", "run", "tmp"):
         (root / name).mkdir(mode=0o755, parents=True, exist_ok=True)
     (kernel,) = (root / "boot").glob("vmlinuz-*")
     release = kernel.name.removeprefix("vmlinuz-")
     shutil.copyfile(kernel, part / KERNEL_FILE)
-    (part / INITRAMFS).write_bytes(initramfs(root, release, (part / "initramfs-init").read_bytes()))
+    (part / INITRAMFS).write_bytes(image_archive(root, release))
     for made in (root / "boot").iterdir():
         made.unlink()  # QEMU starts the kernel itself
     disk = part / DISK

@@ -1,4 +1,4 @@
-"""The Debian packages of the guest: what labs and tests need, soft-RoCE, and what a small system needs to boot."""
+"""The Debian packages of the guest: for labs and tests, soft-RoCE, and a small system that boots."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 from heddle.host import packages as parts
 
-# The guest runs the programs of templates/vm/guest-init and no init system.
+# The guest runs templates/vm/guest-init and has no init system.
 _SYSTEM: Final = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")
 _RDMA: Final = ("ibverbs-providers", "ibverbs-utils", "perftest", "python3-pyverbs", "rdma-core")
 _PARTS: Final = (*parts.FABRIC, *parts.HOST_TOOLS, *parts.TEST_EXTRAS)
 
 
 def guest_packages() -> Sequence[str]:
-    """Names of all packages, in order, without the kernel."""
+    """The names of all packages except the kernel, sorted."""
     own = (parts.PARTS[name].packages[0] for name in _PARTS)
     return sorted({*_SYSTEM, *_RDMA, "nftables", *own})
