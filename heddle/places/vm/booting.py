@@ -52,6 +52,16 @@ class QemuProcess:
         """Whether it still runs."""
         return start_of(self.pid) == self.started
 
+    @property
+    def _gone(self) -> bool:
+        """Whether all its threads have ended; the first one may end earlier, while others still hold files."""
+        if self.alive:
+            return False
+        try:
+            return len(list(Path("/proc", str(self.pid), "task").iterdir())) < 2
+        except OSError:
+            return True
+
     def end(self) -> None:
         """End it: SIGTERM, which ends QEMU at once, then SIGKILL. Another process with its pid is never signalled."""
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -62,7 +72,7 @@ class QemuProcess:
             while time.monotonic() < until:
                 with suppress(ChildProcessError):
                     os.waitpid(self.pid, os.WNOHANG)  # if this process started it
-                if not self.alive:
+                if self._gone:
                     return
                 time.sleep(0.02)
         raise MachineError(Problem("", f"process {self.pid}", "does not end, and the VM runs in it", "see dmesg"))
@@ -136,7 +146,9 @@ def tail_of(directory: Path) -> str:
         except OSError:
             continue
         plain = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|c)", "", text)
-        lines += [line.rstrip() for line in plain.splitlines() if line.strip()][-_TAIL:]
+        found = [line.rstrip() for line in plain.splitlines() if line.strip()]
+        panic = next((at for at, line in enumerate(found) if _PANIC in line), None)
+        lines += found[-_TAIL:] if panic is None else found[panic : panic + _TAIL]  # the cause is the first line
     return "\n".join("".join(c if c.isprintable() else "?" for c in line)[:200] for line in lines)
 
 

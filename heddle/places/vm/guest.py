@@ -120,7 +120,7 @@ def ensure_guest(kernel: Kernel, observer: Observer, wanted: Hardware | None = N
 def end_guest(kernel: str) -> Guest | None:
     """End the guest of a kernel, and remove its keys and its files; returns the guest that ran, if one did."""
     directory = guest_dir(kernel)
-    if not directory.parent.is_dir():
+    if not directory.exists():
         return None
     with locked(directory.parent / f"{kernel}.lock", fcntl.LOCK_EX):
         found = find_guest(kernel)
