@@ -248,6 +248,15 @@ def test_modules_are_loaded_after_those_that_they_need(system: Path) -> None:
     assert found["modules/ext4.ko"][1] == b"ext4" and "init" not in found
 
 
+def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: Path) -> None:
+    modules = system / "usr/lib/modules/6.1"
+    (modules / "kernel/crc32c_generic.ko").write_bytes(b"crc32c")
+    with (modules / "modules.dep").open("a") as file:
+        file.write("kernel/crc32c_generic.ko:\n")
+    order = unpacked(gzip.decompress(image_archive(system, "6.1")))["modules/order"][1].decode().split()
+    assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
+
+
 def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:
     packed = image_archive(system, "6.1")
     both = boot_archive(packed, {"init": b"#!/bin/sh"})

@@ -13,6 +13,7 @@
     booting.py        start QEMU once and wait until the guest is ready
     guest.py          one running guest: start, find, end
     place.py          the guest as a place that verbs run in
+    vmcheck.py        the row `vm` of doctor
 
 The guest's own scripts are in templates/vm/.
 """

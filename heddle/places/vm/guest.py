@@ -201,7 +201,7 @@ def _boot(
     image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, tell: Callable[[str], None]
 ) -> tuple[Booted, str]:
     """Boot with KVM, else with TCG: the guest, and why KVM is not used."""
-    slow = "KVM cannot count instructions" if wanted.steps_of_time else hardware.kvm_problem() or _kvm_failed_before()
+    slow = "KVM cannot count instructions" if wanted.steps_of_time else hardware.kvm_problem() or kvm_failure()
     if not slow:
         try:
             return booting.boot(image, directory, keys, wanted, KVM, tell), ""
@@ -215,7 +215,8 @@ def _boot(
         raise MachineError(Problem("", "the VM", f"could not be started: the guest {failed.why}", hint)) from None
 
 
-def _kvm_failed_before() -> str:
+def kvm_failure() -> str:
+    """Why KVM failed since this machine booted; empty when it did not fail, or was not tried."""
     try:
         found = json.loads((state_dir() / "vm" / "kvm.json").read_text(encoding="utf-8"))
         return str(found["why"]) if found["boot"] == _boot_id() else ""

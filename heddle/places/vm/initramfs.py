@@ -21,6 +21,8 @@ from heddle.base.problems import MachineError, Problem
 
 # virtio on PCI is part of Debian's kernel or a module, by release.
 MODULES: Final = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "qemu_fw_cfg")
+# ext4 asks for these by the name of an algorithm, which modules.dep does not show. Newer kernels have it built in.
+EARLIER: Final = ("crc32c_generic",)
 _ALIGNED: Final = 4
 _OTHER: Final = "use another kernel: --place vm:NAME; ./inv vm --help lists them"
 
@@ -88,6 +90,9 @@ def _modules(directory: Path) -> Mapping[str, bytes]:
         if path not in order:
             order.append(path)
 
+    for module in EARLIER:
+        if module in names:
+            add(names[module])
     for module in MODULES:
         if module in names:
             add(names[module])
