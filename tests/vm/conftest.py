@@ -48,7 +48,7 @@ class Machine:
     def words(self, *typed: str, place: str = "vm") -> list[str]:
         return [sys.executable, str(ROOT / "tasks.py"), typed[0], f"--place={place}", *typed[1:]]
 
-    def inv(self, *typed: str, place: str = "vm", timeout: float = 280, cwd: Path | None = None) -> Done:
+    def inv(self, *typed: str, place: str = "vm", timeout: float = 600, cwd: Path | None = None) -> Done:
         """Run a verb there."""
         return subprocess.run(
             self.words(*typed, place=place), capture_output=True, text=True, timeout=timeout, cwd=cwd,
