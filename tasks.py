@@ -54,9 +54,10 @@ def doctor(out: Console) -> None:
     Exit code 3 when something that a fabric needs is missing. Nothing on the machine is changed.
     """
     from heddle.host.doctor import examine
+    from heddle.places.vm.vmcheck import vm_check
     from heddle.predict.selftest import doctor_check
 
-    found = examine({"prediction": doctor_check})
+    found = examine({"prediction": doctor_check, "vm": vm_check})
     out.result(found.to_json(), found.text())
     out.exit_code = 0 if found.ok else 3
 
@@ -346,6 +347,7 @@ from heddle.cli.lab_verb import lab_units  # noqa: E402, F401
 from heddle.cli.image_verb import image  # noqa: E402, F401
 from heddle.cli.setup_verb import setup  # noqa: E402, F401
 from heddle.cli.test_verb import test  # noqa: E402, F401
+from heddle.cli.vm_verb import vm  # noqa: E402, F401
 
 # isort: split
 from heddle.cli.bench_verb import bench  # noqa: E402, F401

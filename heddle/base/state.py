@@ -65,6 +65,15 @@ def state_dir() -> Path:
     return caller_home() / ".local/state/heddle"
 
 
+def cache_dir() -> Path:
+    """The directory of what can be made again, such as images of virtual machines; it need not exist."""
+    if chosen := os.environ.get("HEDDLE_CACHE_DIR"):
+        return Path(chosen).absolute()
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen).absolute() / "heddle"
+    return caller_home() / ".cache/heddle"
+
+
 def caller_home() -> Path:
     """The home directory of the calling user; under sudo that is not root's."""
     caller = _caller()

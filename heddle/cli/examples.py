@@ -147,6 +147,12 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("setup containerlab", "install Docker, containerlab and the images"),
         ("setup fabric --yes", "install FRR and the other system packages without a question"),
     ),
+    "vm": _examples(
+        ("vm up", "start the VM; then any verb runs there with --place vm"),
+        ("vm up --kernel stable", "start another VM, for --place vm:stable"),
+        ("vm ssh -- ip -br link", "run a command in the VM"),
+        ("vm down", "end all VMs, with their labs and files"),
+    ),
     "test": _examples(
         ("test", "run the tests that touch each feature once"),
         ("test unit -- -k icrc", "run the unit tests with icrc in their name"),

@@ -114,6 +114,19 @@ PLOT: Final = {
     "lab": LAB,
 }
 
+VM: Final = {
+    "action": "up, status, ssh, down or build (the image only)",
+    "command": "with ssh: the command to run in the VM; without it, a shell",
+    "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
+    "memory": "MiB of the VM",
+    "cpus": "processors of the VM (default: those of this machine, four at most)",
+    "idle": "minutes without a verb after which the VM ends; 0: never",
+    "deterministic": "with up: one processor, a clock that counts instructions, and a fixed seed",
+    "instruction_ns": "with --deterministic: nanoseconds of the VM's clock for each instruction",
+    "images": "with down: remove the cached images, too",
+    "rebuild": "with up or build: make the image again, with the Debian packages of today",
+}
+
 CAPTURE: Final = {
     "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
     "live": "print one line per packet with notes on path and queue, also with --out",

@@ -25,9 +25,9 @@ from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
-# Cheap to expensive. `quick` and `all` are for every machine; clab needs a container engine and containerlab besides,
-# browser needs Chromium.
-SUITES: Final = ("unit", "golden", "netns", "clab", "browser")
+# Cheap to expensive. `quick` and `all` are for every machine; clab also needs a container engine and containerlab,
+# browser needs Chromium, vm needs QEMU and an image of 1 GB.
+SUITES: Final = ("unit", "golden", "netns", "clab", "browser", "vm")
 ALL: Final = ("unit", "golden", "netns")
 QUICK: Final = "quick"
 WORDS: Final = (QUICK, *SUITES, "all")
@@ -60,6 +60,10 @@ def needs_root(typed: Mapping[str, Any]) -> bool:
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """The system packages that the chosen tests need: every program that they start."""
     needed: Sequence[str] = packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS
+    if typed["suite"] == "vm":
+        from heddle.cli.vm_verb import needed_packages as needed_by_vm
+
+        needed = (*needed, *needed_by_vm({"action": "up", "kernel": "", "rebuild": False}))
     if typed["suite"] == "clab":
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
     if typed["suite"] == "browser":
@@ -174,7 +178,7 @@ def _engine(out: Console) -> Iterator[None]:
 @verb(
     help={
         "suite": "quick (each feature once), unit, golden, netns, all (these three), clab (labs in containers), "
-        "or browser (pages in Chromium)",
+        "browser (pages in Chromium), or vm (a full kernel in QEMU)",
         "build": "also install clang, so that the BPF programs are rebuilt and compared",
         "args": "arguments for pytest: ./inv test unit -- -k load -x",
     },

@@ -30,7 +30,7 @@ Extras = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
 _FORMAT: Final = Parameter("format", "str", "text", positional=False, help="output format: text or json")
 _PLACE: Final = Parameter(
-    "place", "str", None, positional=False, help="where to run the verb: here, or ssh:user@host[:port]"
+    "place", "str", None, positional=False, help="where to run the verb: here, vm, or ssh:user@host[:port]"
 )
 _YES: Final = Parameter(
     "yes", "bool", default=False, positional=False, help="install missing system packages without asking"

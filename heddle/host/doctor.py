@@ -326,12 +326,16 @@ def _rxe() -> Check:
     loaded = Path("/sys/module/rdma_rxe").exists()
     if not loaded and shutil.which("modprobe"):
         loaded = subprocess.run(["modprobe", "-n", "-q", "rdma_rxe"], capture_output=True, check=False).returncode == 0
-    return Check("rxe", loaded, "kernel soft-RoCE" if loaded else "this kernel has no rdma_rxe", "", required=False)
+    detail = (
+        "the kernel's soft-RoCE devices" if loaded else "the kernel's soft-RoCE devices: this kernel has no rdma_rxe"
+    )
+    return Check("rxe", loaded, detail, _VM, required=False)
 
 
-_FULL: Final = "use a kernel that has it (Debian's and Ubuntu's own do)"
-_NO_RED: Final = "not needed: Heddle's BPF program marks by the exact depth; only queues.ecn.marker: red needs it"
-_NO_ETS: Final = "not needed: HTB serves classes by the same weights; only queues.scheduler: ets needs it"
+_VM: Final = "use --place vm: Debian's full kernel in a VM (docs/kernels.md)"
+_FULL: Final = f"use a kernel that has it (Debian's and Ubuntu's own do), or {_VM}"
+_NO_RED: Final = f"not needed: Heddle's BPF program marks by the exact depth. For queues.ecn.marker: red, {_VM}"
+_NO_ETS: Final = f"not needed: HTB serves classes by the same weights. For queues.scheduler: ets, {_VM}"
 _CONTAINER: Final = "run as root; a container needs NET_ADMIN, SYS_ADMIN and a writable /proc/sys (docs/install.md)"
 _SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
@@ -365,7 +369,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "backlog": _backlog,
     "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _NO_RED, required=False),
     "ets": lambda: _try("ets", "the kernel's own scheduler of classes (sch_ets)", _NO_ETS, required=False),
-    "netem": lambda: _try("netem", "delay and loss (sch_netem)", _FULL, required=False),
+    "netem": lambda: _try("netem", "delay and jitter of links (sch_netem)", _VM, required=False),
     "rxe": _rxe,
     "docker": _docker,
     "engine": _engine,

@@ -112,13 +112,17 @@ _ALL: Final = (
     _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
     _tool("chromium", "tests look at pages in it"),
     _tool("chromium-driver", "tests steer Chromium with it", "chromedriver"),
-    _tool("mmdebstrap", "creates the base image where no registry answers"),
+    _tool("mmdebstrap", "creates the system of images and of the VM"),
     Part(
         "debian-archive-keyring",
         "Debian's keys, for the base image",
         ("debian-archive-keyring",),
         Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists,
     ),
+    _tool("qemu", "runs the VM of --place vm", "qemu-system-x86_64", packages=("qemu-system-x86",)),
+    _tool("e2fsprogs", "makes the disk of the VM", "mke2fs"),
+    _tool("fakeroot", "makes the disk of the VM without root"),
+    _tool("uidmap", "makes the system of the VM without root", "newuidmap"),
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A separate package from Debian 13 on; before, and on Ubuntu, docker.io contains it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
@@ -158,6 +162,9 @@ POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
 GO: Final = ("golang",)
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
+VM: Final = ("qemu",)
+VM_BUILD: Final = (*IMAGE, "e2fsprogs")
+VM_BUILD_USER: Final = (*VM_BUILD, "fakeroot", "uidmap")
 
 
 def for_runtime(runtime: str) -> Sequence[str]:
@@ -168,6 +175,14 @@ def for_runtime(runtime: str) -> Sequence[str]:
 def missing(names: Sequence[str]) -> list[Part]:
     """The missing parts among `names`."""
     return [PARTS[n] for n in names if not PARTS[n].present()]
+
+
+def absence(name: str, installs: str) -> Problem:
+    """The problem of a missing part. installs: a line with --yes that installs it."""
+    part = PARTS[name]
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    hint = f"run {sudo}apt-get install --no-install-recommends {part.packages[0]}, or {installs}"
+    return Problem("", part.packages[0], f"is not installed: it {part.why}", hint)
 
 
 def part_of_program(program: str) -> Part | None:

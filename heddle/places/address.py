@@ -10,7 +10,8 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem, nearest
 
-EXAMPLE: Final = "write it as ssh:user@host or ssh:user@host:2222, or here for this machine"
+EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
+_ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
@@ -35,7 +36,7 @@ def check_kind(text: str, where: str, kinds: Iterable[str]) -> str:
     """The word before the first colon, when it is one of `kinds`; InputError otherwise."""
     kind, colon, rest = text.partition(":")
     known = list(kinds)
-    if colon and kind in known:
+    if kind in known and (colon or kind in _ALONE):
         return kind
     what = _what(text, where)
     if not text:

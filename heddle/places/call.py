@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from heddle.base.events import Observer
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -37,6 +39,10 @@ class Output(Protocol):
     @property
     def json(self) -> bool:
         """True when stdout must be one JSON document."""
+
+    @property
+    def observer(self) -> Observer:
+        """Shows the progress of what a place does before the verb runs."""
 
     def say(self, text: str) -> None:
         """A remark on stderr."""

@@ -22,7 +22,7 @@ from heddle.places.server import HELLO, SILENCE
 
 Frame = tuple[bytes, bytes]
 KEEPALIVE_EVERY: Final = 5.0  # seconds between signs of life; both sides give up after SILENCE without one
-STEP_TIMEOUT: Final = 60.0  # seconds to wait for the answer to one step before the verb starts
+STEP_TIMEOUT: Final = 300.0  # seconds to wait for the answer to one step: another verb may be copying the project
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent speaks
 _LARGEST: Final = 1 << 24  # bytes of a frame; the agent's frames are much smaller
 _OLD: Final = 65  # the loader's exit code when Python is too old

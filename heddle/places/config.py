@@ -13,7 +13,7 @@ from typing import Any, Final
 from heddle.base.problems import InputError, Problem, Problems, nearest
 
 VARIABLE: Final = "HEDDLE_CONFIG"
-_KEYS: Final = {"place": "here, or ssh:user@host[:port]"}
+_KEYS: Final = {"place": "here, vm, or ssh:user@host[:port]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,16 @@ def _not_a_word(value: Any) -> str:
 def _try_place(text: str, where: str, problems: Problems) -> None:
     from heddle.places.address import check_kind, parse_address
     from heddle.places.kinds import HERE, KINDS
+    from heddle.places.vm.kernels import kernel_named
 
     try:
-        if text != HERE and check_kind(text, where, KINDS) == "ssh":
+        if text == HERE:
+            return
+        kind = check_kind(text, where, KINDS)
+        if kind == "ssh":
             parse_address(text, where)
+        elif rest := text.partition(":")[2]:
+            kernel_named(rest, where, "place: vm:")
     except InputError as error:
         problems.found += error.problems
 

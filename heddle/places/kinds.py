@@ -22,7 +22,17 @@ def _ssh(text: str, where: str) -> Place:
     return SshPlace(address)
 
 
-KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh}
+def _vm(text: str, where: str) -> Place:
+    from heddle.places.vm.kernels import DEFAULT, kernel_named
+
+    kernel = kernel_named(text.partition(":")[2] or DEFAULT, where, "place: vm:" if where else "--place vm:")
+    require(SSH)
+    from heddle.places.vm.place import VmPlace
+
+    return VmPlace(kernel)
+
+
+KINDS: Final[Mapping[str, Callable[[str, str], Place]]] = {"ssh": _ssh, "vm": _vm}
 
 
 def place_named(text: str, where: str) -> Place | None:

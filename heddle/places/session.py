@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from heddle.base import progname
 from heddle.base.files import PLACE
@@ -33,6 +33,9 @@ from heddle.places.call import Call, Output
 from heddle.places.channel import AgentConnection, Broken, open_link
 from heddle.places.keyboard import Keyboard
 from heddle.places.store import digest_of, unpack
+
+if TYPE_CHECKING:
+    from heddle.places.ssh import Target
 
 # Variables that change the output or the limits of a verb.
 _PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")
@@ -53,6 +56,7 @@ class SshPlace:
     """A lab server on which verbs run."""
 
     address: Address
+    target: Target | None = None  # where ~/.ssh/config does not say it
 
     def run(self, call: Call, out: Output) -> int:
         """Run the verb there."""
@@ -61,7 +65,7 @@ class SshPlace:
 
         files = _read(call.files_in)
         manifest = sync.manifest_of(sync.project())
-        transport, _ = connect(self.address)
+        transport, _ = connect(self.address, self.target)
         try:
             link = open_link(transport, str(self.address))
             try:

@@ -94,12 +94,15 @@ def _settings(path: Path, address: Address) -> dict[str, Any]:
         raise InputError(Problem("", "~/.ssh/config", f"cannot be read: {error}", hint)) from None
 
 
-def connect(address: Address) -> tuple[paramiko.Transport, Target]:
-    """A connection that is logged in; the caller closes it. MachineError when a step fails."""
+def connect(address: Address, target: Target | None = None) -> tuple[paramiko.Transport, Target]:
+    """A connection that is logged in; the caller closes it. MachineError when a step fails.
+
+    target: the server itself, where ~/.ssh/config does not say it (the VM's guest).
+    """
     import paramiko
 
     logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # errors are reported below, once
-    target = target_of(address)
+    target = target or target_of(address)
     sock = _dial(address, target)
     transport = paramiko.Transport(sock)
     try:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.processes import start_of
 
 CLAIMS_DIR: Final = Path("/run/heddle-pytest")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ATTEMPTS: Final = 10
 _numbers = count()  # of this process, for all of its pools
-_START_FIELD: Final = 19  # starttime of proc(5), counted behind the command's closing parenthesis
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,6 @@ def new_name() -> str:
     """A name that no lab of another process has, and none of the last 1,295 of this one."""
     pid = os.getpid()
     return f"t{_base36(pid, 5)}{_base36(start_of(pid) or 0, 4)}{_base36(next(_numbers), 2)}"
-
-
-def start_of(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot; None when there is no such process, or it has ended."""
-    try:
-        fields = (
-            Path("/proc", str(pid), "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[_START_FIELD])
 
 
 def claim(lab: str, state_dir: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.base.processes import start_of
 from heddle.base.state import check_name
 from heddle.testing import claims
 
@@ -30,16 +31,16 @@ def test_names_can_be_those_of_labs_and_differ() -> None:
 
 
 def test_a_process_is_known_by_its_start_and_one_that_ended_by_none() -> None:
-    assert claims.start_of(os.getpid()) == claims.start_of(os.getpid()) is not None
+    assert start_of(os.getpid()) == start_of(os.getpid()) is not None
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = claims.start_of(child.pid)
+    started = start_of(child.pid)
     assert started is not None and claims.LabClaim("a", child.pid, started, "").alive
     assert not claims.LabClaim("a", child.pid, started + 1, "").alive, "another process has the number by now"
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert claims.start_of(child.pid) is None, "it has ended, though its parent has not looked"
+    assert start_of(child.pid) is None, "it has ended, though its parent has not looked"
     child.communicate()
-    assert claims.start_of(child.pid) is None
+    assert start_of(child.pid) is None
 
 
 @pytest.mark.root

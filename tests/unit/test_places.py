@@ -21,6 +21,7 @@ from heddle.places.channel import COMMAND, program
 from heddle.places.choice import place_for
 from heddle.places.config import config_path, read_config
 from heddle.places.kinds import KINDS
+from heddle.places.server import Chunks, Wire
 from heddle.places.store import Manifest, Store, digest_of, pack, unpack
 from heddle.places.sync import checkout_id, manifest_of, send
 
@@ -303,3 +304,21 @@ def test_no_file_leads_out_of_its_directory(tmp_path: Path) -> None:
     unpack(tar, tmp_path / "root")
     assert not (tmp_path / "new").exists()
     assert (tmp_path / "root/way/new").read_text() == "x"
+
+
+def test_a_server_that_unpacks_slowly_reports_that_it_works() -> None:
+    # The caller's frames K wait in the same stream behind the tar, so their answers alone come too late.
+    class Stream(Wire):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sent = list[bytes]()
+
+        def send(self, kind: bytes, data: bytes = b"") -> None:
+            self.sent.append(kind)
+
+    stream = Stream()
+    for piece in (b"abcd", b"ef", b""):
+        stream.steps.put((b"T", piece))
+    chunks = Chunks(stream, b"T")
+    assert [chunks.read(3), chunks.read(3), chunks.read(3), chunks.read(3)] == [b"abc", b"d", b"ef", b""]
+    assert stream.sent == [b"k"] * 3

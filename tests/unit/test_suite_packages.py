@@ -41,6 +41,7 @@ FOLDERS: Final = {
     "netns": ("netns", "."),
     "clab": ("clab", "netns", "."),
     "browser": ("browser",),
+    "vm": ("vm",),
 }
 _COMMAND: Final = re.compile(r"(?:^|[;&|(]|\bdo\b|\bthen\b)\s*(?:exec\s+)?([a-z][a-z0-9-]*)(?=\s)")
 _PROGRAM: Final = re.compile(r"[a-z][a-z0-9_.+-]*")

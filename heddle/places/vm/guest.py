@@ -1,0 +1,228 @@
+"""The guest of one kernel: start it, find it, end it. All verbs share it.
+
+STATE/vm/backports/guest.json   the record; beside it keys, console.log, qemu.log, qemu.json, and the monitor's socket
+STATE/vm/backports.lock         held while it is started or ended
+STATE/vm/kvm.json               written when KVM failed: it is not tried again until this machine boots again
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.base.state import give_to_caller, make_dir, state_dir, write_json
+from heddle.host.engine.lockfile import locked
+from heddle.places.vm import booting, hardware, monitor
+from heddle.places.vm.booting import Booted, BootFailed, QemuProcess
+from heddle.places.vm.bootkeys import BootKeys, key_files, know_host, make_keys
+from heddle.places.vm.hardware import KVM, TCG, Hardware
+from heddle.places.vm.image import VmImage, image_name
+from heddle.places.vm.imagecache import ensure_image
+from heddle.places.vm.kernels import KERNELS, Kernel
+
+MEMORY: Final = 2048  # MiB
+IDLE_MINUTES: Final = 60
+LEAST_MEMORY: Final = 1024
+_MOST_CPUS: Final = 4
+_LEAST_DISK: Final = 256 << 20  # bytes: what small labs and their runs write
+_STEP: Final = "VM"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A guest that runs. started: of its process, in clock ticks since boot; release: of its kernel."""
+
+    kernel: str
+    release: str
+    image: str
+    pid: int
+    started: int
+    port: int
+    accelerator: str
+    cpus: int
+    memory: int
+    idle_seconds: int
+    instruction_ns: int
+    seconds: float  # until it was ready
+    since: float  # seconds of the epoch
+    slow_because: str = ""  # why KVM is not used
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process still runs."""
+        return QemuProcess(self.pid, self.started).alive
+
+    @property
+    def keys(self) -> BootKeys:
+        """The files of its keys."""
+        return key_files(guest_dir(self.kernel))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, and `directory`."""
+        return {**asdict(self), "directory": str(guest_dir(self.kernel))}
+
+
+def guest_dir(kernel: str) -> Path:
+    """The directory of a guest; it need not exist."""
+    return state_dir() / "vm" / kernel
+
+
+def default_hardware(memory: int = MEMORY, cpus: int = 0, idle_minutes: int = IDLE_MINUTES) -> Hardware:
+    """Hardware with as many processors as this machine has, four at most, if cpus is 0."""
+    here = len(os.sched_getaffinity(0))
+    return Hardware(cpus or min(here, _MOST_CPUS), memory, idle_minutes * 60)
+
+
+def find_guest(kernel: str) -> Guest | None:
+    """The guest of a kernel, if it runs."""
+    try:
+        found = Guest(**json.loads((guest_dir(kernel) / "guest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if found.alive else None
+
+
+def guests() -> list[Guest]:
+    """All guests of this user that run."""
+    found = map(find_guest, KERNELS)
+    return [guest for guest in found if guest is not None]
+
+
+def ensure_guest(kernel: Kernel, observer: Observer, wanted: Hardware | None = None) -> Guest:
+    """The guest of a kernel; it is started when it does not run, and its image is made when there is none.
+
+    MachineError says what failed, with the end of the guest's console. Nothing is left of a guest that failed.
+    """
+    if (found := find_guest(kernel.name)) is not None:
+        return _usable(found, kernel)
+    hardware.find_qemu()
+    image = ensure_image(kernel, observer)
+    directory = guest_dir(kernel.name)
+    make_dir(directory.parent)
+    lock = directory.parent / f"{kernel.name}.lock"
+    with locked(lock, fcntl.LOCK_EX):
+        give_to_caller(lock)
+        if (found := find_guest(kernel.name)) is not None:
+            return _usable(found, kernel)  # another verb started it while this one waited
+        _remove(directory)
+        return _start(kernel, image, directory, wanted or default_hardware(), observer)
+
+
+def end_guest(kernel: str) -> Guest | None:
+    """End the guest of a kernel, and remove its keys and its files; returns the guest that ran, if one did."""
+    directory = guest_dir(kernel)
+    if not directory.exists():
+        return None
+    with locked(directory.parent / f"{kernel}.lock", fcntl.LOCK_EX):
+        found = find_guest(kernel)
+        _remove(directory)
+    return found
+
+
+def console_of(kernel: str) -> str:
+    """The end of a guest's console, for errors."""
+    return booting.tail_of(guest_dir(kernel))
+
+
+def _usable(guest: Guest, kernel: Kernel) -> Guest:
+    """The guest, resumed if it was paused; InputError when its image is not the one that this Heddle needs."""
+    if guest.image != image_name(kernel):
+        why = f"runs image {guest.image}, and this version of Heddle needs {image_name(kernel)}"
+        raise InputError(Problem("", f"VM {kernel.name}", why, f"run ./inv vm down --kernel {kernel.name} first"))
+    if monitor.status(guest_dir(kernel.name)) == monitor.IO_ERROR:
+        _check_disk(guest_dir(kernel.name))
+        monitor.resume(guest_dir(kernel.name))
+    return guest
+
+
+def _check_disk(directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if free < _LEAST_DISK:
+        why = f"has {free / 1e6:.0f} MB free, and the disk of the VM needs at least {_LEAST_DISK / 1e6:.0f} MB there"
+        hint = "free some space there (df -h), or set another directory: HEDDLE_STATE_DIR=/var/tmp/heddle"
+        raise MachineError(Problem("", str(directory), why, hint))
+
+
+def _remove(directory: Path) -> None:
+    """End the process in this directory, also one that never was ready, and remove the directory."""
+    if (process := booting.process_in(directory)) is not None:
+        process.end()
+    with machine_errors(str(directory)):
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def _start(kernel: Kernel, image: VmImage, directory: Path, wanted: Hardware, observer: Observer) -> Guest:
+    observer.begin(_STEP)
+    try:
+        with machine_errors(str(directory)):
+            directory.mkdir(mode=0o700)
+            _check_disk(directory)
+            keys = make_keys(directory)
+        image.mark_used()
+        booted, slow = _boot(image, directory, keys, wanted, lambda line: observer.waiting(_STEP, line))
+        guest = Guest(
+            kernel=kernel.name,
+            release=image.release,
+            image=image.name,
+            pid=booted.process.pid,
+            started=booted.process.started,
+            port=booted.port,
+            accelerator=booted.accelerator,
+            cpus=wanted.cpus,
+            memory=wanted.memory,
+            idle_seconds=wanted.idle_seconds,
+            instruction_ns=wanted.instruction_ns,
+            seconds=round(booted.seconds, 1),
+            since=time.time(),
+            slow_because=slow,
+        )
+        know_host(keys, booted.port)
+        write_json(directory / "guest.json", asdict(guest), indent=1)
+        give_to_caller(directory, deep=True)
+    except BaseException:
+        _remove(directory)
+        raise
+    note = f"Linux {guest.release} under {guest.accelerator.upper()}, ready in {guest.seconds:.1f} s"
+    observer.end(_STEP, f"{note} ({slow})" if slow else note)
+    return guest
+
+
+def _boot(
+    image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, tell: Callable[[str], None]
+) -> tuple[Booted, str]:
+    """Boot with KVM, else with TCG: the guest, and why KVM is not used."""
+    slow = "KVM cannot count instructions" if wanted.steps_of_time else hardware.kvm_problem() or kvm_failure()
+    if not slow:
+        try:
+            return booting.boot(image, directory, keys, wanted, KVM, tell), ""
+        except BootFailed as failed:
+            slow = f"KVM failed: the guest {failed.why}"
+            write_json(state_dir() / "vm" / "kvm.json", {"boot": _boot_id(), "why": slow})
+    try:
+        return booting.boot(image, directory, keys, wanted, TCG, tell), slow
+    except BootFailed as failed:
+        hint = "the end of its console:\n" + (failed.tail or "(it printed nothing)")
+        raise MachineError(Problem("", "the VM", f"could not be started: the guest {failed.why}", hint)) from None
+
+
+def kvm_failure() -> str:
+    """Why KVM failed since this machine booted; empty when it did not fail, or was not tried."""
+    try:
+        found = json.loads((state_dir() / "vm" / "kvm.json").read_text(encoding="utf-8"))
+        return str(found["why"]) if found["boot"] == _boot_id() else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

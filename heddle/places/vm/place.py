@@ -1,0 +1,71 @@
+"""The guest as a place: it starts when a verb needs it, and runs until `vm down` or until no verb uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.places.address import Address
+from heddle.places.call import Call, Output
+from heddle.places.session import SshPlace
+from heddle.places.ssh import Target
+from heddle.places.vm import monitor
+from heddle.places.vm.bootkeys import HOST
+from heddle.places.vm.guest import Guest, console_of, ensure_guest, find_guest, guest_dir
+from heddle.places.vm.kernels import DEFAULT, Kernel, place_name
+
+_USER: Final = "root"
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAddress(Address):
+    """The guest of a kernel, which the user names `vm` or `vm:stable`."""
+
+    kernel: str = DEFAULT
+
+    def __str__(self) -> str:
+        """As `--place` takes it."""
+        return place_name(self.kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class VmPlace:
+    """A virtual machine with this kernel."""
+
+    kernel: Kernel
+
+    def run(self, call: Call, out: Output) -> int:
+        """Run the verb there; the guest is started first, when it does not run."""
+        guest = ensure_guest(self.kernel, out.observer)
+        try:
+            return ssh_place(guest).run(call, out)
+        except MachineError as error:
+            raise _cause(guest, call) or error from None
+
+
+def ssh_place(guest: Guest) -> SshPlace:
+    """A connection to a guest, with its own key and its own known host."""
+    return SshPlace(_address(guest), _target(guest))
+
+
+def _cause(guest: Guest, call: Call) -> MachineError | None:
+    """Why the connection to a guest broke, if the guest itself is the cause."""
+    what, directory = str(_address(guest)), guest_dir(guest.kernel)
+    if find_guest(guest.kernel) is None:
+        said = console_of(guest.kernel)
+        hint = f"the end of its console:\n{said}" if said else "./inv vm down ended it, or another process"
+        return MachineError(Problem("", what, f"ended while {call.verb} ran there; its labs are gone", hint))
+    if monitor.status(directory) == monitor.IO_ERROR:
+        why = f"is paused: the disk of {directory} is full, and the VM writes there"
+        return MachineError(Problem("", what, why, "free some space there; the next verb with --place resumes the VM"))
+    return None
+
+
+def _address(guest: Guest) -> GuestAddress:
+    return GuestAddress(HOST, _USER, guest.port, guest.kernel)
+
+
+def _target(guest: Guest) -> Target:
+    keys = guest.keys
+    return Target(HOST, HOST, guest.port, _USER, (keys.user_key,), only_these=True, known_hosts=(keys.known_hosts,))

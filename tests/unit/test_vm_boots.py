@@ -1,0 +1,188 @@
+"""What QEMU is started with, and what is said when the VM cannot be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.cli.console import Console
+from heddle.cli.vm_verb import needed_extras, needed_packages, vm
+from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
+from heddle.places.known_hosts import HostKeyState, judge, read_entries
+from heddle.places.vm import booting, guest, hardware, monitor
+from heddle.places.vm.bootkeys import HOST, know_host, make_keys
+from heddle.places.vm.hardware import KVM, TCG, Hardware, kvm_problem, qemu_command
+from heddle.places.vm.image import VmImage, image_name
+from heddle.places.vm.kernels import KERNELS
+
+USUAL = Hardware(2, 2048, 3600)
+
+
+@pytest.fixture(autouse=True)
+def directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEDDLE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The command line with TCG."""
+    return line_of(monkeypatch, tmp_path, USUAL, TCG)
+
+
+def line_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: Hardware, accelerator: str) -> list[str]:
+    monkeypatch.setattr(hardware, "find_qemu", lambda: "qemu")
+    image = VmImage(tmp_path / "a,b", "stable", "6.12", 1.0)
+    return qemu_command(image, {"host-key": tmp_path / "host_key"}, wanted, accelerator, 40001)
+
+
+def after(words: list[str], flag: str) -> list[str]:
+    return [value for name, value in pairwise(words) if name == flag]
+
+
+def test_only_the_loopback_address_leads_to_the_guest_and_the_guest_nowhere(command: list[str]) -> None:
+    assert after(command, "-netdev") == [f"user,id=net,restrict=on,hostfwd=tcp:{HOST}:40001-10.0.2.15:22"]
+    assert HOST == "127.0.0.1"
+    assert {"-display", "-nodefaults", "-no-user-config", "-no-reboot"} <= set(command)
+    assert not {"-vnc", "-spice", "-gdb", "-s"} & set(command)
+
+
+def test_a_comma_in_a_path_is_doubled_and_the_image_is_never_written(command: list[str], tmp_path: Path) -> None:
+    assert after(command, "-drive") == [f"file={tmp_path}/a,,b/disk.img,if=virtio,format=raw,snapshot=on"]
+
+
+def test_tcg_uses_a_thread_for_each_processor(command: list[str]) -> None:
+    assert after(command, "-accel") == ["tcg,thread=multi"] and after(command, "-smp") == ["2"]
+    assert "-icount" not in command
+
+
+def test_kvm_shows_the_processors_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = line_of(monkeypatch, tmp_path, USUAL, KVM)
+    assert after(words, "-accel") == ["kvm"] and after(words, "-cpu") == ["host"]
+
+
+@pytest.mark.parametrize(("nanoseconds", "shift"), [(1, 0), (8, 3)])
+def test_a_deterministic_guest_counts_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nanoseconds: int, shift: int
+) -> None:
+    words = line_of(monkeypatch, tmp_path, Hardware(1, 2048, 0, nanoseconds), TCG)
+    assert after(words, "-icount") == [f"shift={shift},sleep=off"]
+    assert after(words, "-accel") == ["tcg,thread=single"]
+    assert after(words, "-rtc") == ["base=2026-01-01T00:00:00,clock=vm"] and after(words, "-seed") == ["1"]
+
+
+def test_without_a_device_kvm_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device = tmp_path / "kvm"
+    monkeypatch.setattr(hardware, "DEVICE", device)
+    assert kvm_problem() == f"{device} does not exist"
+    device.touch()
+    assert kvm_problem() == ""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert kvm_problem() == f"this user may not open {device} (group kvm)"
+
+
+def test_without_qemu_the_line_that_installs_it_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError) as error:
+        guest.ensure_guest(KERNELS["stable"], Console("text").observer)
+    assert "qemu-system-x86 is not installed: it runs the VM of --place vm" in str(error.value)
+    assert "apt-get install --no-install-recommends qemu-system-x86, or ./inv vm up --yes" in str(error.value)
+    assert not (tmp_path / "cache").exists(), "an image is not made for nothing"
+
+
+def test_keys_are_private_and_the_guest_is_known_at_its_port_only(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path)
+    know_host(keys, 40001)
+    for file in (keys.host_key, keys.user_key, keys.known_hosts):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    host = paramiko.ECDSAKey.from_private_key_file(str(keys.host_key))
+    user = paramiko.ECDSAKey.from_private_key_file(str(keys.user_key))
+    entries = read_entries((keys.known_hosts,))
+    assert judge(entries, HOST, 40001, host.asbytes()).verdict is HostKeyState.KNOWN
+    assert judge(entries, HOST, 40001, user.asbytes()).verdict is HostKeyState.CHANGED
+    assert judge(entries, HOST, 40002, host.asbytes()).verdict is HostKeyState.UNKNOWN
+    assert keys.authorized.read_text() == f"{user.get_name()} {user.get_base64()} heddle\n"
+    assert make_keys(tmp_path).user_key.read_text() != user.get_base64(), "each boot has new keys"
+
+
+def test_the_end_of_a_console_is_shown_without_its_colours(tmp_path: Path) -> None:
+    assert booting.tail_of(tmp_path) == ""
+    text = "".join(f"line {i}\r\n" for i in range(30)) + "\x1bc\x1b[2J\x1b[31mKernel Panic\x1b[0m\x07\n\n"
+    (tmp_path / "console.log").write_text(text)
+    (tmp_path / "qemu.log").write_text("qemu: ended\n")
+    lines = booting.tail_of(tmp_path).splitlines()
+    assert lines[-2:] == ["Kernel Panic?", "qemu: ended"] and len(lines) == 13
+
+
+def test_a_panic_is_shown_from_its_first_line_on(tmp_path: Path) -> None:
+    lines = ["before", "Kernel panic - not syncing: no init", *(f"trace {i}" for i in range(40))]
+    (tmp_path / "console.log").write_text("\n".join(lines))
+    assert booting.tail_of(tmp_path).splitlines() == lines[1:13]
+
+
+def test_a_monitor_that_is_gone_answers_nothing(tmp_path: Path) -> None:
+    assert monitor.status(tmp_path) is None and monitor.registers(tmp_path / "none") == ""
+
+
+def test_a_guest_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    stable = KERNELS["stable"]
+    mine = guest.Guest("stable", "6.12", "stable-other", os.getpid(), 0, 1, TCG, 1, 1024, 0, 0, 1.0, 0.0)
+    monkeypatch.setattr(guest, "find_guest", lambda name: mine)
+    with pytest.raises(InputError) as error:
+        guest.ensure_guest(stable, Console("text").observer)
+    assert f"VM stable runs image stable-other, and this version of Heddle needs {image_name(stable)}" in str(
+        error.value
+    )
+    assert "./inv vm down --kernel stable" in str(error.value)
+
+
+def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
+    directory = guest.guest_dir("stable")
+    directory.mkdir(parents=True)
+    for text in ("", "{}", '{"pid": 1}', "[1]"):
+        (directory / "guest.json").write_text(text)
+        (directory / "qemu.json").write_text(text)
+        assert guest.find_guest("stable") is None and booting.process_in(directory) is None
+    (directory / "qemu.json").write_text(f'{{"pid": {os.getpid()}, "started": 1}}')
+    assert booting.process_in(directory) is None, "another process has its pid now"
+    assert guest.end_guest("stable") is None and not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ({"action": "start"}, "vm start is not an action of vm"),
+        ({"action": "stauts"}, "did you mean status?"),
+        ({"action": "up", "command": ("ls",)}, "use ./inv vm ssh -- ls"),
+        ({"action": "up", "memory": 512}, "--memory 512 is too small"),
+        ({"action": "up", "idle": -1}, "--idle -1 is too small"),
+        ({"action": "up", "deterministic": True, "cpus": 2}, "--cpus 2 is not possible with --deterministic"),
+        ({"action": "up", "deterministic": True, "instruction_ns": 3}, "is not a power of 2 from 1 to 1024"),
+        ({"action": "down", "kernel": "newest"}, "--kernel newest is not a kernel of the VM"),
+    ],
+)
+def test_wrong_words_are_named_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, typed: dict[str, object], said: str
+) -> None:
+    monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
+    with pytest.raises(HeddleError) as error:
+        vm.body(None, place="here", **typed)
+    assert said in str(error.value)
+
+
+def test_each_action_asks_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(action: str) -> set[str]:
+        return set(needed_packages({"action": action, "kernel": "", "rebuild": False}))
+
+    tools = VM_BUILD if os.geteuid() == 0 else VM_BUILD_USER
+    assert needed("status") == needed("down") == set()
+    assert needed("up") == needed("ssh") == {*VM, *tools} and needed("build") == set(tools)
+    assert needed_extras({"action": "status"}) == () and needed_extras({"action": "up"}) == ("ssh",)
+    monkeypatch.setattr("heddle.places.vm.image.find_image", lambda kernel: object())
+    assert needed("up") == set(VM) and needed("build") == set()

@@ -1,0 +1,271 @@
+"""Images of the VM: their names, how one is made once, and what remains of an interrupted one."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from heddle.base.events import Observer, Silent
+from heddle.base.problems import InputError, MachineError
+from heddle.host.packages import PARTS
+from heddle.places.vm import guestpackages, image, imagebuild
+from heddle.places.vm.image import ABOUT, DISK, INITRAMFS, KERNEL_FILE, find_image, image_name, images, images_dir
+from heddle.places.vm.imagecache import ensure_image, remove_images, sweep_parts
+from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
+from heddle.places.vm.kernels import KERNELS, Kernel, kernel_named
+
+STABLE = KERNELS["stable"]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HEDDLE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vm"
+
+
+def small(kernel: Kernel, part: Path, observer: Observer) -> str:
+    """A builder of an image that no guest can boot."""
+    for name in (DISK, KERNEL_FILE, INITRAMFS):
+        (part / name).write_bytes(name.encode())
+    return "6.12.1-amd64"
+
+
+def forbidden(kernel: Kernel, part: Path, observer: Observer) -> str:
+    raise AssertionError("the image was in the cache")
+
+
+def hangs(kernel: Kernel, part: Path, observer: Observer) -> str:
+    small(kernel, part, observer)
+    time.sleep(60)
+    return ""
+
+
+def slow(kernel: Kernel, part: Path, observer: Observer) -> str:
+    with (images_dir().parent / "builds").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(0.3)
+    return small(kernel, part, observer)
+
+
+def in_process(builder: Callable[[Kernel, Path, Observer], str]) -> BaseProcess:
+    process = multiprocessing.get_context("fork").Process(
+        target=ensure_image, args=(STABLE, Silent()), kwargs={"builder": builder}
+    )
+    process.start()
+    return process
+
+
+def test_the_name_of_an_image_follows_its_inputs_and_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = image_name(STABLE)
+    assert before == image_name(STABLE) and before.startswith("stable-")
+    assert len({image_name(kernel).partition("-")[2] for kernel in KERNELS.values()}) == len(KERNELS)
+    with monkeypatch.context() as changed:
+        changed.setattr(image, "script", lambda name: b"#!/bin/true")
+        assert image_name(STABLE) == before
+    for name, value in (("lock_file", lambda: b"other"), ("IMAGE_FORMAT", 10**6)):
+        with monkeypatch.context() as changed:
+            changed.setattr(image, name, value)
+            assert image_name(STABLE) != before
+    monkeypatch.setattr(guestpackages, "_RDMA", ())
+    assert image_name(STABLE) != before
+
+
+def test_the_guest_has_the_tools_of_labs_tests_and_verbs() -> None:
+    found = set(guestpackages.guest_packages())
+    assert {"frr", "iproute2", "libbpf1", "tcpdump", "tshark", "perftest", "python3-pyverbs", "openssh-server"} <= found
+    assert len(found) == len(guestpackages.guest_packages())
+
+
+def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
+    made = ensure_image(STABLE, Silent(), builder=small)
+    assert made == ensure_image(STABLE, Silent(), builder=forbidden) == find_image(STABLE)
+    assert (made.path, made.release) == (cache / image_name(STABLE), "6.12.1-amd64")
+    assert find_image(KERNELS["backports"]) is None
+    assert made.to_json()["bytes"] > 0
+
+
+def test_fresh_makes_an_image_again() -> None:
+    first = ensure_image(STABLE, Silent(), builder=small)
+    (first.path / "mark").touch()
+    assert not (ensure_image(STABLE, Silent(), fresh=True, builder=small).path / "mark").exists()
+
+
+def test_two_processes_make_one_image(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    both = [in_process(slow), in_process(slow)]
+    for process in both:
+        process.join(30)
+    assert [process.exitcode for process in both] == [0, 0]
+    assert len((cache.parent / "builds").read_text().splitlines()) == 1
+
+
+def test_a_killed_build_leaves_a_part_that_the_next_call_removes(cache: Path) -> None:
+    process = in_process(hangs)
+    part = cache / f".making-{STABLE.name}"
+    while not (part / INITRAMFS).exists():
+        time.sleep(0.01)
+    sweep_parts()
+    assert part.exists(), "another process is making it"
+    assert process.pid
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(10)
+    assert part.exists() and find_image(STABLE) is None and images() == []
+    sweep_parts()
+    assert not part.exists(), "vm down removes it"
+    part.mkdir()
+    ensure_image(STABLE, Silent(), builder=small)
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == [image_name(STABLE)]
+
+
+def test_a_build_that_fails_leaves_nothing(cache: Path) -> None:
+    def fails(kernel: Kernel, part: Path, observer: Observer) -> str:
+        small(kernel, part, observer)
+        raise OSError(28, "No space left on device", str(part / DISK))
+
+    with pytest.raises(MachineError, match="No space left on device"):
+        ensure_image(STABLE, Silent(), builder=fails)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_made(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(cache.parent.parent)._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(MachineError) as error:
+        ensure_image(STABLE, Silent(), builder=forbidden)
+    assert f"{cache} has 1.0 GB free, and an image of the VM needs 4.3 GB" in str(error.value)
+    assert "HEDDLE_CACHE_DIR=" in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [DISK, KERNEL_FILE, ABOUT])
+def test_a_damaged_image_is_made_again(damage: str) -> None:
+    made = ensure_image(STABLE, Silent(), builder=small)
+    (made.path / damage).unlink()
+    assert find_image(STABLE) is None
+    assert (ensure_image(STABLE, Silent(), builder=small).path / damage).exists()
+
+
+def test_images_that_no_guest_uses_are_removed_after_two_weeks(cache: Path) -> None:
+    for name, days in (("stable-old", 15), ("stable-used", 13), ("backports-old", 15)):
+        other = cache / name
+        shutil.copytree(ensure_image(STABLE, Silent(), builder=small).path, other)
+        os.utime(other / ABOUT, (0, time.time() - days * 86400))
+    ensure_image(STABLE, Silent(), fresh=True, builder=small)
+    assert [found.name for found in images()] == sorted(["stable-used", image_name(STABLE)])
+    find_image(STABLE)
+    assert sorted(remove_images()) == sorted(["stable-used", image_name(STABLE)]) and images() == []
+
+
+def test_a_guest_that_starts_keeps_its_image() -> None:
+    made = ensure_image(STABLE, Silent(), builder=small)
+    os.utime(made.path / ABOUT, (0, 0))
+    made.mark_used()
+    assert time.time() - made.used < 60
+
+
+def test_a_missing_tool_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heddle.host.packages.missing", lambda names: [PARTS["mmdebstrap"]])
+    with pytest.raises(MachineError) as error:
+        ensure_image(STABLE, Silent())
+    assert "mmdebstrap is not installed" in str(error.value)
+    assert "apt-get install --no-install-recommends mmdebstrap, or ./inv vm build --yes" in str(error.value)
+
+
+def test_a_user_without_ranges_of_ids_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    ranges = tmp_path / "subuid"
+    ranges.write_text("somebody:100000:65536\n")
+    monkeypatch.setattr(imagebuild, "_SUBIDS", (str(ranges),))
+    with pytest.raises(MachineError, match=r"(?s)subuid has no range of ids for user .*usermod --add-subuids"):
+        imagebuild.build(STABLE, tmp_path, Silent())
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("backport", "did you mean backports?"), ("x", "allowed: backports, stable, oldstable")],
+)
+def test_an_unknown_kernel_is_named(typed: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        kernel_named(typed)
+    assert f"--kernel {typed} is not a kernel of the VM" in str(error.value) and said in str(error.value)
+
+
+def unpacked(data: bytes) -> dict[str, tuple[int, bytes]]:
+    """Path -> mode and content of a cpio archive in the format newc; a later file replaces an earlier one."""
+    found, at = {}, 0
+    while data[at : at + 6] == b"070701":
+        mode, size, name_size = (int(data[at + start : at + start + 8], 16) for start in (14, 54, 94))
+        name = data[at + 110 : at + 110 + name_size - 1].decode()
+        at += 110 + name_size + (-(110 + name_size) % 4)
+        if name != "TRAILER!!!":
+            found[name] = (mode, data[at : at + size])
+        at += size + (-size % 4)
+    assert not data[at:].strip(b"\0")
+    return found
+
+
+def test_an_archive_has_its_files_at_aligned_offsets() -> None:
+    data = archive([ArchivedFile("a", b"12345"), ArchivedFile("bc/d", b"", 0o120777)])
+    assert unpacked(data) == {"a": (0o100644, b"12345"), "bc/d": (0o120777, b"")}
+    assert len(data) % 4 == 0
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """The files of a guest that its initramfs needs: ext4 needs jbd2, which needs crc; virtio_pci is built in."""
+    modules = tmp_path / "usr/lib/modules/6.1"
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/busybox").write_bytes(b"busybox")
+    (modules / "kernel").mkdir(parents=True)
+    (modules / "modules.builtin").write_text("kernel/virtio-pci.ko\n")
+    lines = ["kernel/ext4.ko.xz: kernel/jbd2.ko.xz kernel/crc.ko", "kernel/jbd2.ko.xz: kernel/crc.ko", "kernel/crc.ko:"]
+    lines += [f"kernel/{name}.ko:" for name in ("virtio_blk", "virtio_net", "qemu_fw_cfg")]
+    (modules / "modules.dep").write_text("\n".join(lines) + "\n")
+    for line in lines:
+        path = modules / line.partition(":")[0]
+        content = path.name.partition(".")[0].encode()
+        path.write_bytes(lzma.compress(content) if path.suffix == ".xz" else content)
+    return tmp_path
+
+
+def test_modules_are_loaded_after_those_that_they_need(system: Path) -> None:
+    found = unpacked(gzip.decompress(image_archive(system, "6.1")))
+    order = found["modules/order"][1].decode().split()
+    assert order.index("crc.ko") < order.index("jbd2.ko") < order.index("ext4.ko")
+    assert set(order) == {f"{name}.ko" for name in ("crc", "jbd2", *MODULES)} - {"virtio_pci.ko"}
+    assert found["modules/ext4.ko"][1] == b"ext4" and "init" not in found
+
+
+def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: Path) -> None:
+    modules = system / "usr/lib/modules/6.1"
+    (modules / "kernel/crc32c_generic.ko").write_bytes(b"crc32c")
+    with (modules / "modules.dep").open("a") as file:
+        file.write("kernel/crc32c_generic.ko:\n")
+    order = unpacked(gzip.decompress(image_archive(system, "6.1")))["modules/order"][1].decode().split()
+    assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
+
+
+def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:
+    packed = image_archive(system, "6.1")
+    both = boot_archive(packed, {"init": b"#!/bin/sh"})
+    assert both.startswith(packed)
+    assert unpacked(both[len(packed) + -len(packed) % 4 :]) == {"init": (0o100755, b"#!/bin/sh")}
+
+
+def test_a_kernel_without_the_disks_module_is_named(system: Path) -> None:
+    dep = system / "usr/lib/modules/6.1/modules.dep"
+    dep.write_text(dep.read_text().replace("kernel/virtio_blk.ko:", "kernel/other.ko:"))
+    with pytest.raises(MachineError, match=r"virtio_blk is missing in kernel 6\.1"):
+        image_archive(system, "6.1")

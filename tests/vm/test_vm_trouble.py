@@ -1,0 +1,196 @@
+"""What can go wrong with a VM: each is named, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import MachineError
+from heddle.places.vm import booting, guest, hardware, monitor
+from heddle.places.vm.booting import PATIENCE_S, process_in
+from heddle.places.vm.guest import end_guest, ensure_guest, find_guest, guest_dir
+from heddle.places.vm.hardware import KVM, TCG, Hardware, find_qemu
+from heddle.places.vm.image import VmImage
+from heddle.places.vm.initramfs import ArchivedFile, archive
+from heddle.places.vm.kernels import DEFAULT, KERNELS
+from tests.vm.conftest import ROOT, Machine
+
+pytestmark = pytest.mark.timeout(900)
+SmallImage = Callable[..., VmImage]
+ONE = Hardware(1, 1024, 0)
+
+
+def start(wanted: Hardware = ONE) -> guest.Guest:
+    return ensure_guest(KERNELS[DEFAULT], Silent(), wanted)
+
+
+def no_kvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "DEVICE", Path("/dev/none"))
+
+
+@contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[None]:
+    """A file system of this size at a directory."""
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "heddle-test", str(path)], check=True)
+    try:
+        yield
+    finally:
+        for kernel in KERNELS:
+            end_guest(kernel)
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_panic_is_shown_with_the_end_of_the_console(
+    alone: Machine, small_image: SmallImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_kvm(monkeypatch)
+    made = small_image(archive([ArchivedFile("bin", mode=0o40755), ArchivedFile("bin/none", b"")]))
+    monkeypatch.setattr(guest, "ensure_image", lambda *words, **named: made)
+    with pytest.raises(MachineError) as error:
+        start()
+    assert "the VM could not be started: the guest panicked after" in str(error.value)
+    assert "Kernel panic - not syncing" in str(error.value)
+    assert list((alone.state / "vm").iterdir()) == [alone.state / "vm" / f"{DEFAULT}.lock"]
+
+
+def test_a_disk_that_cannot_be_mounted_ends_the_guest_with_its_message(
+    alone: Machine, small_image: SmallImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_kvm(monkeypatch)
+    made = small_image()
+    monkeypatch.setattr(guest, "ensure_image", lambda *words, **named: made)
+    with pytest.raises(MachineError, match=r"(?s)the guest ended .*heddle: the disk cannot be mounted"):
+        start()
+    assert not guest_dir(DEFAULT).exists()
+
+
+def test_a_guest_that_hangs_with_kvm_is_started_again_without_it(
+    alone: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # KVM that hangs a guest is a property of a machine: a program in the place of QEMU shows it with a process.
+    qemu, programs = find_qemu(), tmp_path / "programs"
+    programs.mkdir()
+    (programs / hardware.QEMU).write_text(
+        f'#!/bin/sh\ncase "$*" in *"-accel kvm"*) exec sleep 600 ;; esac\nexec {qemu} "$@"\n'
+    )
+    (programs / hardware.QEMU).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(hardware, "kvm_problem", lambda: "")
+    monkeypatch.setitem(PATIENCE_S, KVM, 1.0)
+    found = start()
+    assert (found.accelerator, found.slow_because) == (TCG, "KVM failed: the guest was not ready within 1 s")
+    end_guest(DEFAULT)
+    monkeypatch.setitem(PATIENCE_S, KVM, 0.0)
+    assert start().slow_because == "KVM failed: the guest was not ready within 1 s", "it is not tried again"
+
+
+def test_a_guest_that_is_never_ready_is_ended_and_its_registers_are_shown(
+    alone: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_kvm(monkeypatch)
+    monkeypatch.setitem(PATIENCE_S, TCG, 1.0)
+    with pytest.raises(MachineError) as error:
+        start()
+    said = str(error.value)
+    assert "the guest was not ready within 1 s" in said and "QEMU reports running" in said and "IP=" in said
+    assert not guest_dir(DEFAULT).exists()
+
+
+def test_a_port_that_another_process_takes_is_replaced(alone: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_kvm(monkeypatch)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken, free = other.getsockname()[1], booting.free_port()
+        ports = iter([taken, free])
+        monkeypatch.setattr(booting, "free_port", lambda: next(ports))
+        assert start().port == free
+
+
+def test_a_guest_that_no_verb_uses_ends_itself(alone: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_kvm(monkeypatch)
+    found = start(Hardware(1, 1024, 10))
+    console = guest_dir(DEFAULT) / hardware.CONSOLE
+    while found.alive:
+        time.sleep(0.2)
+    assert "ends after 10 seconds without a verb" in console.read_text(errors="replace")
+    assert find_guest(DEFAULT) is None
+
+
+def test_a_killed_start_leaves_a_process_that_down_ends(alone: Machine) -> None:
+    up = subprocess.Popen(
+        [sys.executable, str(ROOT / "tasks.py"), "vm", "up"], env=alone.environment(), stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while (process := process_in(guest_dir(DEFAULT))) is None:
+        time.sleep(0.02)
+        assert up.poll() is None
+    up.kill()
+    up.wait()
+    assert process.alive and find_guest(DEFAULT) is None
+    down = alone.inv("vm", "down", place="here")
+    assert (down.returncode, process.alive, guest_dir(DEFAULT).exists()) == (0, False, False), down.stderr
+
+
+def test_a_guest_that_ends_during_a_verb_is_named(alone: Machine) -> None:
+    found = start()
+    verb = alone.start("status")
+    link = f"127.0.0.1:{found.port}"
+    while "ESTAB" not in subprocess.run(["ss", "-Hnt", "dst", link], capture_output=True, text=True, check=True).stdout:
+        time.sleep(0.05)
+        assert verb.poll() is None
+    os.kill(found.pid, signal.SIGKILL)
+    _, said = verb.communicate(timeout=60)
+    assert verb.returncode == 3 and "vm ended while status ran there; its labs are gone" in said, said
+    assert "Traceback" not in said
+    down = alone.inv("vm", "down", place="here")
+    assert down.returncode == 0 and not guest_dir(DEFAULT).exists()
+
+
+@pytest.mark.root
+def test_a_full_disk_pauses_the_guest_and_a_free_one_resumes_it(alone: Machine) -> None:
+    with small_disk(alone.state, 320):
+        start()
+        filler = alone.state / "filler"
+        with filler.open("wb") as file:
+            file.write(bytes(300 << 20))
+        fill = ("vm", "ssh", "--", "sh", "-c", "dd if=/dev/urandom of=/var/big bs=1M count=64 && sync")
+        writing = subprocess.Popen(alone.words(*fill, place="here"), env=alone.environment(), stdin=subprocess.DEVNULL)
+        while monitor.status(guest_dir(DEFAULT)) != monitor.IO_ERROR:
+            time.sleep(0.2)
+            assert writing.poll() is None
+        again = alone.inv("status")
+        assert again.returncode == 3 and "the disk of the VM needs at least" in again.stderr, again.stderr
+        filler.unlink()
+        assert alone.inv("status").returncode == 0
+        assert writing.wait(120) == 0
+
+
+@pytest.mark.root
+def test_a_disk_that_is_almost_full_is_named_before_a_start(alone: Machine) -> None:
+    with small_disk(alone.state, 100):
+        with pytest.raises(MachineError, match=r"has .* MB free, and the disk of the VM needs at least"):
+            start()
+        assert not guest_dir(DEFAULT).exists()
+
+
+def test_down_leaves_nothing_of_the_guest(alone: Machine) -> None:
+    found = start()
+    before = sorted(path.name for path in alone.state.rglob("*"))
+    assert "guest.json" in before and "user_key" in before
+    down = alone.inv("vm", "down", place="here")
+    assert (down.returncode, down.stdout) == (0, f"VM {DEFAULT} is down; its labs and its files are removed\n")
+    assert not found.alive
+    assert {path.name for path in alone.state.rglob("*")} <= {"vm", f"{DEFAULT}.lock", "kvm.json"}
+    assert alone.inv("vm", "down", place="here").stdout == "no VM ran\n"
