@@ -237,6 +237,11 @@ class Policy:
         """The fault of each direction of a link from a node of this level upwards."""
         return self.link_faults[level] if level < len(self.link_faults) else NO_FAULT
 
+    @property
+    def delayed_on_links(self) -> bool:
+        """Whether packets wait on their links, by netem; else the receiving NIC delays them, if there are delays."""
+        return any(fault.delay_ns for fault in self.link_faults)
+
     def delay_ns(self, level: int) -> int:
         """Nanoseconds on hardware, one way, of a link from a node of this level upwards."""
         return self.delays[level] if level < len(self.delays) else 0

@@ -118,6 +118,22 @@ def fault_lines(lab: Lab) -> tuple[str, ...]:
     return tuple(f"{ref}: {fault.text(k)}" for ref, fault in sorted(wanted_faults(lab).items()))
 
 
+def extra_delay_ns(lab: Lab) -> int:
+    """The most that faults add to a path, one way, on hardware, beyond the delays of the fabric file; with jitter.
+
+    A path passes each level once up and once down; the slowest port of each counts. Which ports it passes is not known.
+    """
+    nodes, policy = lab.fabric.by_name, lab.fabric.policy
+    most: dict[tuple[int, bool], int] = {}
+    for ref, fault in wanted_faults(lab).items():
+        name, _, port = ref.partition(":")
+        here, there = nodes[name].level, nodes[nodes[name].port(port).peer_node].level
+        known = policy.delay_ns(min(here, there)) if policy.delayed_on_links else 0
+        key = min(here, there), here < there
+        most[key] = max(most.get(key, 0), fault.delay_ns + fault.jitter_ns - known)
+    return sum(most.values())
+
+
 def ports_of(lab: Lab, refs: Sequence[str]) -> list[Port]:
     """The ports that names or patterns select; InputError for one that selects none. A node is all of its ports."""
     every = [port for node in lab.fabric.nodes for port in node.ports]
