@@ -43,26 +43,29 @@ def fault(
     typed = dict(zip((*_TIMES, *_SHARES), (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
     given = {key: value for key, value in typed.items() if value is not None}
     where = open_lab(lab)
+    example = where.fabric.switches[0].ports[0].ref
     if clear and given:
         flag = f"--{next(iter(given))}"
-        raise InputError(Problem("", f"--clear and {flag}", "exclude each other", "./inv fault rtsw1:eth3 --clear"))
+        raise InputError(Problem("", f"--clear and {flag}", "exclude each other", f"./inv fault {example} --clear"))
     if both and not port:
-        raise InputError(Problem("", "--both", "needs a port", "./inv fault rtsw1:eth3 --both --loss 1/256"))
+        raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
     ports = _both(where, port) if both else port
     if clear:
         changed = linkfaults.clear_faults(where, ports)
         out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
     elif given:
         if not port:
-            hint = "./inv fault rtsw1:eth3 --loss 1/256"
+            hint = f"./inv fault {example} --loss 1/256"
             raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
-        linkfaults.set_fault(where, ports, _parsed(given))
+        linkfaults.set_fault(where, ports, _parsed(given, example))
     found = linkfaults.read_faults(where)
     if port and not clear:
         named = {each.ref for each in linkfaults.ports_of(where, ports)}
         found = [each for each in found if each.port in named]
     k = where.fabric.policy.k
-    out.result({"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}, faults_text(found, k))
+    out.result(
+        {"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}, faults_text(found, k, example)
+    )
 
 
 def _both(lab: Any, port: Sequence[str]) -> list[str]:
@@ -72,8 +75,8 @@ def _both(lab: Any, port: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ref for each in ports_of(lab, port) for ref in (each.ref, each.peer_ref)))
 
 
-def _parsed(given: dict[str, str]) -> LinkFault:
-    """The typed values; InputError with every wrong one."""
+def _parsed(given: dict[str, str], example: str) -> LinkFault:
+    """The typed values; InputError with every wrong one. example: a port, for hints."""
     from heddle.base.units import parse_duration, parse_share
     from heddle.fabric.linkfault import LinkFault
 
@@ -96,5 +99,5 @@ def _parsed(given: dict[str, str]) -> LinkFault:
     if why:
         raise InputError(Problem("", f"--{key} {given[key]}", why, hint))
     if not fault:
-        raise InputError(Problem("", "fault", "sets nothing: every value is 0", "./inv fault rtsw1:eth3 --clear"))
+        raise InputError(Problem("", "fault", "sets nothing: every value is 0", f"./inv fault {example} --clear"))
     return fault

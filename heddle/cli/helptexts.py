@@ -119,7 +119,7 @@ LAB_UNITS: Final = {
 }
 
 PLOT: Final = {
-    "what": "what to draw: queues (their depth over time)",
+    "what": "what to draw: queues (their depth over time), or marking (ECN marks by depth, of both markers)",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",

@@ -18,10 +18,10 @@ _LEGEND: Final = (
 _SCALE: Final = "times are of the hardware; here they are k = {k} times as long"
 
 
-def faults_text(faults: Sequence[PortFault], k: int) -> str:
-    """The output of `./inv fault`. k: of the fabric."""
+def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
+    """The output of `./inv fault`. k: of the fabric. example: a port."""
     if not faults:
-        return "no fault is set on any link; set one as in ./inv fault rtsw1:eth3 --loss 1/256"
+        return f"no fault is set on any link; set one as in ./inv fault {example} --loss 1/256"
     lines = [table(_COLUMNS, [_cells(each, k) for each in faults]), "", _LEGEND]
     if any(each.fault.delay_ns for each in faults):
         lines.append(_SCALE.format(k=k))

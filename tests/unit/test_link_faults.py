@@ -101,11 +101,11 @@ def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
         PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), False, counts),
         PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), True, None),
     ]
-    text = faults_text(rows, 4000)
+    text = faults_text(rows, 4000, "rtsw1:eth3")
     first, second = (line.split("  ") for line in text.splitlines()[1:3])
     assert [cell.strip() for cell in first if cell.strip()] == [
         "rtsw1:eth1", "ctsw1:eth1", "1/256 lost, delay 1us (4ms here)", "1,024", "4", "-", "-", "1,020", "3",
     ]  # fmt: skip
     assert "1/256 lost (file): missing, ./inv up --repair sets it again" in "  ".join(second)
     assert "k = 4000" in text
-    assert "./inv fault rtsw1:eth3 --loss 1/256" in faults_text([], 4000)
+    assert "./inv fault rtsw1:eth3 --loss 1/256" in faults_text([], 4000, "rtsw1:eth3")
