@@ -197,6 +197,6 @@ def test_a_delay_line_that_was_removed_by_hand_is_noticed(made: Rack) -> None:
     fault = {made.egress.ref: LinkFault(delay_ns=1000)}
     give(made, fault[made.egress.ref])
     number = made.queues.ids[made.egress.node, made.egress.name]
-    delaylines.remove(made.lab.handle(made.target.node).netns, [number])
+    delaylines.remove(made.lab.handle(made.target.node).netns, {number: made.target.name})
     said = portfaults.differences(made.lab.fabric, made.lab.nodes, made.queues, fault)
     assert said == {made.egress.ref: f"has lost its delay line, line{number} at the other end of the link"}

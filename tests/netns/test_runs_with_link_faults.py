@@ -92,6 +92,16 @@ def test_reordered_packets_cause_naks_and_no_wrong_data(lab: Lab) -> None:
     assert total(result, "retransmitted") > 0
 
 
+@needs_netem
+def test_a_path_of_four_delayed_links_delivers_everything_in_order(lab: Lab) -> None:
+    """Each packet passes up to four delay lines: the kernel must not take that for a loop."""
+    linkfaults.set_fault(lab, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
+    result = run(lab, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
+    assert result.wrong == 0
+    assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
+    assert paths_of(lab).agree
+
+
 def test_status_and_validate_name_a_fault(lab: Lab) -> None:
     linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
     (row,) = status(lab.name)

@@ -4,8 +4,9 @@
  * counters of it: shaping, marks, pauses and depths are not affected. Pause frames do not come here.
  *
  * The kernel delays a packet only in a qdisc (netem), and the port's own qdisc is in front of the counters. So the
- * receiving node has a delay line for such a link: a pair of veths, netem at the one, and at the other a tc action that
- * returns each packet to the ingress of its port. There `dequeue` sees it again and knows it by its mark: within one
+ * receiving node has a delay line for such a link: a pair of veths, netem at the one, and at the other `back`, which
+ * returns each packet to the ingress of its port (not act_mirred: it counts its redirects of one packet on all hops, and
+ * newer kernels drop the packet at the fourth). There `dequeue` sees it again and knows it by its mark: within one
  * namespace a mark survives a veth (skb_scrub_packet).
  */
 #ifndef HEDDLE_FAULT_H

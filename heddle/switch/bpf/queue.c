@@ -158,6 +158,16 @@ int dequeue(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* At the end of a delay line; its classid is the id of the sending port. */
+SEC("tc")
+int back(struct __sk_buff *skb)
+{
+	__u32 sender = skb->tc_classid;
+	struct fault *fault = bpf_map_lookup_elem(&faults, &sender);
+
+	return fault && fault->port ? (int)bpf_redirect(fault->port, BPF_F_INGRESS) : TC_ACT_SHOT;
+}
+
 /* For user space, by BPF_PROG_TEST_RUN: bytes were lost after a port's `enqueue`, because its link went down, or on
  * their way to the peer's `dequeue`. cb: the port; class (8 bits) and ingress index above it; bytes. When no bytes are
  * left, the lost packets are counted, too. */

@@ -80,7 +80,8 @@ struct fault {
 	__u64 corrupted;
 	__u64 duplicated;
 	__u64 delayed; /* packets that entered the delay line, duplicates included */
-	__u64 spare;
+	__u32 port; /* ifindex, at the receiving node, of the port that packets return to from the line */
+	__u32 spare;
 };
 
 /* A switch's buffer. */

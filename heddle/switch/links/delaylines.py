@@ -1,8 +1,9 @@
 """Delay lines: where the packets of a link with a delay wait, after they have left their queue.
 
 In:  the namespace of the receiving node, its port, and the id of the sending port.
-Out: a pair of veths in that namespace. Netem is the root of `lineN`; a tc action at `backN` returns every packet to the
-ingress of its port. `dequeue` sends packets into the line, after it has subtracted them from their queue (bpf/fault.h).
+Out: a pair of veths in that namespace. Netem is the root of `lineN`; the program `back` at `backN` returns every packet
+to the ingress of its port, where one CPU takes all packets, so that they keep their order. `dequeue` sends packets into
+the line, after it has subtracted them from their queue (bpf/fault.h).
 So netem is behind the shaper, the marks and the counters, and not at the root of any port.
 
 Netem with jitter alone sorts packets by the time at which they leave, which reorders them. With a rate it does not
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from heddle.base.process import run
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.tried import refusal
+from heddle.switch.queues.portids import classid
 
 _LIMIT: Final = 1_000_000  # packets; more than any link of a lab has in flight
 _RATE: Final = "rate 100gbit"  # keeps the order; a packet of 4 KB takes 0.3 us
@@ -92,9 +94,10 @@ def require(what: str) -> None:
         raise MachineError(Problem("kernel", what, f"is not possible: {why}", hint))
 
 
-def put(netns: Path, lines: Sequence[DelayLine]) -> Mapping[int, int]:
-    """Create delay lines, or change those that are there, without packet loss. Returns sender -> ifindex of its inlet.
+def put(netns: Path, lines: Sequence[DelayLine], back: Path) -> Mapping[int, tuple[int, int]]:
+    """Create delay lines, or change those that are there, without packet loss.
 
+    back: the pin of the program. Returns sender -> ifindex of the line's inlet, and of the port behind it.
     MachineError with the message of ip or tc.
     """
     found = read(netns)
@@ -109,10 +112,10 @@ def put(netns: Path, lines: Sequence[DelayLine]) -> Mapping[int, int]:
         steps.append(f"link add {line.inlet} mtu {mtu} type veth peer name {line.outlet} mtu {mtu} address {mac}")
         for name in (line.inlet, line.outlet):  # no addresses: only packets of the link are in the line
             steps += [f"link set dev {name} addrgenmode none", f"link set dev {name} arp off multicast off up"]
-        back = f"action mirred ingress redirect dev {line.port}"
+        program = f"bpf direct-action object-pinned {back} classid {classid(line.sender)}"
         rules += [
             f"qdisc add dev {line.outlet} clsact",
-            f"filter add dev {line.outlet} ingress pref 1 protocol all u32 match u32 0 0 {back}",
+            f"filter add dev {line.outlet} ingress pref 1 handle 1 {program}",
         ]
     rules += [f"qdisc replace dev {line.inlet} root handle 1: {line.netem()}" for line in lines]
     _ip(netns, steps)
@@ -120,18 +123,24 @@ def put(netns: Path, lines: Sequence[DelayLine]) -> Mapping[int, int]:
     offloads.switch_off(netns, ends)
     inorder.apply(netns, ends, delivery.chosen().delivery, inorder.cpus_here())
     _tc(netns, rules)
+    inorder.pin_receive(netns, {line.port: line.sender for line in fresh}, inorder.cpus_here())
     now = read(netns)
-    return {line.sender: now[line.sender].ifindex for line in lines}
+    return {line.sender: (now[line.sender].ifindex, ports[line.port]["ifindex"]) for line in lines}
 
 
-def remove(netns: Path, senders: Iterable[int]) -> None:
-    """Remove delay lines, after the packets in them have arrived. Nothing may be sent into them any more."""
+def remove(netns: Path, senders: Mapping[int, str]) -> None:
+    """Remove delay lines, after the packets in them have arrived. Nothing may be sent into them any more.
+
+    senders: id of the sending port -> the port that its packets return to.
+    """
     wanted = set(senders)
     end = time.monotonic() + _LONGEST_WAIT_S
     while time.monotonic() < end and any(row.waiting for key, row in read(netns).items() if key in wanted):
         time.sleep(_POLL_S)
     there = _links(netns)
     _ip(netns, [f"link del dev line{sender}" for sender in sorted(wanted) if f"line{sender}" in there])
+    if delivery.chosen().delivery is delivery.Delivery.NAPI:  # else ports keep the CPU that they always have
+        inorder.pin_receive(netns, {port: sender for sender, port in senders.items()}, ())
 
 
 def read(netns: Path) -> dict[int, LineState]:

@@ -15,8 +15,10 @@ from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
+from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
+from heddle.switch.queues.portids import OWNER
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -75,15 +77,15 @@ def set_faults(
     for ref, fault in wanted.items():
         if fault.needs_netem:
             lines.setdefault(ports[ref].peer_node, []).append(line_of(fabric, live, ports[ref], fault))
-    inlets: dict[int, int] = {}
+    inlets: dict[int, tuple[int, int]] = {}
     for node, some in lines.items():
-        inlets |= delaylines.put(handles[node].netns, some)
-    old: dict[str, list[int]] = {}
+        inlets |= delaylines.put(handles[node].netns, some, pin_dir(fabric.name, OWNER) / "back")
+    old: dict[str, dict[int, str]] = {}
     for ref, fault in wanted.items():
         port, number = ports[ref], live.ids[ports[ref].node, ports[ref].name]
         if live.faults["line"][number] and number not in inlets:
-            old.setdefault(port.peer_node, []).append(number)
-        _write(live, number, fault, inlets.get(number, 0))
+            old.setdefault(port.peer_node, {})[number] = port.peer_port
+        _write(live, number, fault, *inlets.get(number, (0, int(live.faults["port"][number]))))
     if old:
         grace()  # after this, no program sends into the old lines
     for node, senders in old.items():
@@ -162,8 +164,11 @@ def _faulty(fabric: Fabric, live: LabQueues) -> dict[str, tuple[Port, int]]:
     return found
 
 
-def _write(live: LabQueues, number: int, fault: LinkFault, ifindex: int) -> None:
-    """Fill a row, and then let the program read it; or stop that first."""
+def _write(live: LabQueues, number: int, fault: LinkFault, inlet: int, port: int) -> None:
+    """Fill a row, and then let the program read it; or stop that first.
+
+    inlet, port: ifindex of the delay line, 0 for none, and of the port that its packets return to.
+    """
     import numpy as np
 
     from heddle.switch.queues.cells import LINK_FAULT
@@ -173,7 +178,8 @@ def _write(live: LabQueues, number: int, fault: LinkFault, ifindex: int) -> None
         flags[number] &= ~np.uint32(LINK_FAULT)
     for name in _CHANCES:
         row[name][number] = _chance(getattr(fault, name))
-    row["line"][number] = ifindex
+    row["port"][number] = port  # it stays after a fault: packets may still be in the line
+    row["line"][number] = inlet
     for name in _COUNTS:
         row[name][number] = 0
     if fault:

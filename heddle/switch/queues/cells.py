@@ -70,8 +70,8 @@ LINK: Final = _layout(
     **dict.fromkeys(("peer", "node", "local", "ports_of_node", "matrix_base", "flags"), "<u4"),
 )
 FAULT: Final = _layout(
-    "loss corrupt duplicate line packets lost corrupted duplicated delayed spare",
-    **dict.fromkeys(("loss", "corrupt", "duplicate", "line"), "<u4"),
+    "loss corrupt duplicate line packets lost corrupted duplicated delayed port spare",
+    **dict.fromkeys(("loss", "corrupt", "duplicate", "line", "port", "spare"), "<u4"),
 )
 NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
 POLICY: Final = _layout(
@@ -87,7 +87,7 @@ LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "faults": FAULT,
     "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
-PROGRAMS: Final = ("enqueue", "dequeue", "credit", "settle")
+PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle")
 
 
 class LabQueues:
