@@ -329,6 +329,7 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
 
 # In the order of the list of verbs.
 from heddle.cli.dashboard_verb import dashboard  # noqa: E402, F401
+from heddle.cli.fault_verb import fault  # noqa: E402, F401
 from heddle.cli.plot_verb import plot  # noqa: E402, F401
 from heddle.cli.queues_verb import queues  # noqa: E402, F401
 from heddle.cli.report_verb import compare, report  # noqa: E402, F401

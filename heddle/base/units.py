@@ -2,7 +2,7 @@
 
 Sizes: K, M, G are powers of two, as in nccl-tests (`64K` is 65,536); KB, MB, GB are powers of ten, KiB, MiB, GiB powers
 of two. Rates are bits per second with powers of ten, as tc writes them (`100mbit`, `400gbit`). Durations
-are nanoseconds (`500us`, `20ms`).
+are nanoseconds (`500us`, `20ms`). Shares of packets are fractions, percent or numbers up to 1 (`1/256`, `0.5%`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Final
 
 WHOLE_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}")
 _NUMBER: Final = re.compile(r"^\s*([0-9]{1,300}(?:\.[0-9]{1,300})?)\s*([a-zA-Z/]*)\s*$")
+_SHARE: Final = re.compile(r"^\s*([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e-[0-9]{1,2})?)\s*(?:/\s*([0-9]{1,10})|(%))?\s*$")
+_LEAST_SHARE: Final = Fraction(1, 10**9)  # a program draws 32 bits
 _SIZE: Final = {
     "": 1, "b": 1,
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30,
@@ -55,6 +57,31 @@ def parse_rate(text: str | int) -> int:
 def parse_duration(text: str | int) -> int:
     """Nanoseconds in `text`; ValueError with the reason and a hint."""
     return _parse(text, _DURATION, "a duration", "write a duration as 500us or 20ms", whole="nanoseconds")
+
+
+def parse_share(text: str | float) -> float:
+    """A share of packets, from 0 to 1: `1/256`, `0.5%` or `0.005`; ValueError with the reason and a hint."""
+    hint = "write a share as 1/256, 0.5% or 0.005"
+    match = None if isinstance(text, bool) else _SHARE.match(str(text))
+    if match is None:
+        raise ValueError(f"is not a share of packets; {hint}")
+    number, below, percent = match.groups()
+    if below is not None and int(below) == 0:
+        raise ValueError(f"divides by 0; {hint}")
+    value = Fraction(number) / (int(below) if below is not None else 100 if percent else 1)
+    if value > 1:
+        raise ValueError(f"is more than all packets; {hint}")
+    if 0 < value < _LEAST_SHARE:
+        raise ValueError(f"is less than 1 packet in {_LEAST_SHARE.denominator:,}; {hint}")
+    return float(value)
+
+
+def format_share(share: float) -> str:
+    """A share of packets: `1/256` where it is close to such a fraction, else in percent."""
+    count = round(1 / share) if share else 0
+    if count > 2 and abs(share * count - 1) < 1e-6:
+        return f"1/{count}"
+    return f"{100 * share:.4g}%"
 
 
 def _parse(text: str | int, units: dict[str, int], kind: str, hint: str, *, whole: str, bare: bool = False) -> int:

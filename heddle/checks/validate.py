@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import HeddleError
-from heddle.checks import labchecks, ordercheck, queuechecks
+from heddle.checks import faultcheck, labchecks, ordercheck, queuechecks
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "order": ordercheck.order,
     "programs": queuechecks.programs,
     "thresholds": queuechecks.thresholds,
+    "faults": faultcheck.faults,
     "links": labchecks.links,
     "daemons": labchecks.daemons,
     "bgp": labchecks.bgp,

@@ -106,6 +106,13 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("plot", "draw the queues of the last run that held most"),
         ("plot --port 'ctsw*' --class 3 --out spines.png", "draw class 3 of all spine ports"),
     ),
+    "fault": _examples(
+        (
+            "fault rtsw1:eth1 --loss 1/256 --corrupt 0.1%",
+            "lose 1 packet in 256 behind rtsw1:eth1, and corrupt 1 in 1000",
+        ),
+        ("fault --clear", "clear the faults of all links"),
+    ),
     "queues": _examples(
         ("queues --watch", "show depth, marks and pauses, updated until Ctrl-C"),
         ("queues set ecn.kmin=40KB ecn.kmax=160KB", "change the ECN thresholds of all switches; no packet is lost"),

@@ -91,6 +91,19 @@ QUEUES: Final = {
     "lab": LAB,
 }
 
+FAULT: Final = {
+    "port": "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
+    "delay": "one way, on hardware; multiplied by k here: 500ns, 10us (netem)",
+    "jitter": "the delay varies by so much, up and down; packets keep their order: 1us (netem)",
+    "loss": "share of packets that is lost: 1/256, 0.5%",
+    "corrupt": "share of RoCEv2 packets in which one bit is inverted: 1/256, 0.5%",
+    "duplicate": "share of packets that arrives twice: 1/256, 0.5%",
+    "reorder": "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)",
+    "both": "set or clear it in both directions of the links",
+    "clear": "clear the faults of the ports, or of all ports",
+    "lab": LAB,
+}
+
 INSPECT: Final = {
     "lab": LAB,
     "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
@@ -106,7 +119,7 @@ LAB_UNITS: Final = {
 }
 
 PLOT: Final = {
-    "what": "what to draw: queues (their depth over time)",
+    "what": "what to draw: queues (their depth over time), or marking (ECN marks by depth, of both markers)",
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",

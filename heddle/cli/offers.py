@@ -326,7 +326,7 @@ _OF_VERBS: Final[Mapping[tuple[str, str], Callable[[Typed], list[str]]]] = {
     ("hashing", "set"): lambda _: _hash_settings(),
     ("lab", "action"): lambda _: _lab_actions(),
     ("lab", "what"): lambda _: _unit_words(),
-    ("plot", "what"): lambda _: ["queues"],
+    ("plot", "what"): lambda _: ["queues", "marking"],
     ("setup", "what"): lambda _: ["containerlab"],
 }
 

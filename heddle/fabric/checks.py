@@ -49,6 +49,7 @@ def complaints_about(fabric: Fabric) -> Iterator[Complaint]:
     """Parts of the policy that the fabric's ports and links cannot provide."""
     yield from _hashing(fabric)
     yield from _packets(fabric)
+    yield from _links(fabric)
     yield from bufferchecks.complaints(fabric)
 
 
@@ -73,6 +74,14 @@ def _hashing(fabric: Fabric) -> Iterator[Complaint]:
         why = f"is less than {most}, the next hops that share the buckets"
         hint = f"try {max(DEFAULT_BUCKETS, 2 * most)}"
         yield Complaint("routing.hash.buckets", why, hint, ("routing.resilient",), counts=True)
+
+
+def _links(fabric: Fabric) -> Iterator[Complaint]:
+    """Values of a link that do not fit together, where the delay may be that of the shape."""
+    for level, fault in enumerate(fabric.policy.link_faults):
+        key, why, hint = fault.complaint()
+        if key:
+            yield Complaint(f"link.{key}.{'fabric' if level else 'host'}", why, hint, ("link.delay", "link.length"))
 
 
 def _packets(fabric: Fabric) -> Iterator[Complaint]:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from heddle.base.ethernet import HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
+from heddle.fabric.linkfault import NO_FAULT, LinkFault
 
 # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file.
 FIELDS: Final[Mapping[str, int]] = {
@@ -219,6 +220,7 @@ class Policy:
     k: rates are divided by it, and every printed bandwidth names it. mtu: of IP, the smallest of all links. ib_mtu:
     payload bytes of a RoCEv2 packet.
     delays: of links on hardware, one way, by the level of their lower end; empty: no delay is modelled.
+    link_faults: of links, by the same level; empty: none.
     """
 
     ip: Family
@@ -229,6 +231,16 @@ class Policy:
     routing: RoutingPolicy = RoutingPolicy()
     queues: QueuePolicy = QueuePolicy()
     delays: tuple[int, ...] = ()
+    link_faults: tuple[LinkFault, ...] = ()
+
+    def link_fault(self, level: int) -> LinkFault:
+        """The fault of each direction of a link from a node of this level upwards."""
+        return self.link_faults[level] if level < len(self.link_faults) else NO_FAULT
+
+    @property
+    def delayed_on_links(self) -> bool:
+        """Whether packets wait on their links, by netem; else the receiving NIC delays them, if there are delays."""
+        return any(fault.delay_ns for fault in self.link_faults)
 
     def delay_ns(self, level: int) -> int:
         """Nanoseconds on hardware, one way, of a link from a node of this level upwards."""

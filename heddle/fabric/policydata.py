@@ -14,6 +14,7 @@ from typing import Any
 
 from heddle.base.families import FAMILIES
 from heddle.base.units import format_duration
+from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.policy import (
     FIELDS,
     BufferPolicy,
@@ -32,19 +33,24 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
     """Plain data."""
     numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu, "delays": list(policy.delays)}
     routing, queues = asdict(policy.routing), dump_queues(policy.queues)
-    return {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
+    data = {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
+    faults = [fault.to_json() for fault in policy.link_faults]
+    return data | ({"link_faults": faults} if any(faults) else {})
 
 
 def load_policy(data: Mapping[str, Any]) -> Policy:
     """What `dump_policy` wrote."""
     routing = {**data["routing"], "hash": HashOptions.from_json(data["routing"]["hash"])}
     return Policy(
-        **{key: int(data[key]) for key in ("k", "mtu", "ib_mtu")},
+        k=int(data["k"]),
+        mtu=int(data["mtu"]),
+        ib_mtu=int(data["ib_mtu"]),
         ip=FAMILIES[data["ip"]],
         pool=ip_network(data["pool"]),
         routing=RoutingPolicy(**routing),
         queues=load_queues(data["queues"]),
         delays=tuple(data.get("delays", ())),
+        link_faults=tuple(LinkFault.from_json(each) for each in data.get("link_faults", ())),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.policy import (
     FIELDS,
     BufferPolicy,
@@ -21,13 +22,13 @@ from heddle.fabric.policy import (
     Udf,
     WatchdogPolicy,
 )
+from heddle.spec.linkspec import delay_of_length
 
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Level
-    from heddle.spec.delayspec import DelaySpec
     from heddle.spec.queuespec import QueuesSpec
     from heddle.spec.routingspec import RoutingSpec
-    from heddle.spec.schema import FabricSpec
+    from heddle.spec.schema import FabricSpec, LinkSpec
 
 
 def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
@@ -41,15 +42,37 @@ def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
         ib_mtu=spec.roce.ib_mtu,
         routing=routing_policy(spec.routing),
         queues=queue_policy(spec.queues, words),
-        delays=link_delays(spec.link.delay, levels),
+        delays=link_delays(spec.link, levels),
+        link_faults=link_faults(spec.link, levels),
     )
 
 
-def link_delays(delay: DelaySpec, levels: Sequence[Level]) -> tuple[int, ...]:
-    """`link.delay` of a fabric file, by level; empty if no link has a delay."""
-    given = (delay.host, *[delay.fabric] * (len(levels) - 2))
+def link_delays(link: LinkSpec, levels: Sequence[Level]) -> tuple[int, ...]:
+    """`link.delay` or `link.length` of a fabric file, by level; empty if no link has a delay."""
+    delay, cable = link.delay, link.length
+    host, fabric = delay.host or delay_of_length(cable.host), delay.fabric or delay_of_length(cable.fabric)
+    given = (host, *[fabric] * (len(levels) - 2))
     found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
     return found if any(found) else ()
+
+
+def link_faults(link: LinkSpec, levels: Sequence[Level]) -> tuple[LinkFault, ...]:
+    """What links do to packets, by level; empty if they do nothing. With `delay_at: link` this includes the delay."""
+    delays = link_delays(link, levels) if link.delay_at == "link" else ()
+    found = []
+    for level in range(len(levels) - 1):
+        word = "fabric" if level else "host"
+        found.append(
+            LinkFault(
+                delay_ns=delays[level] if level < len(delays) else 0,
+                jitter_ns=getattr(link.jitter, word),
+                loss=getattr(link.loss, word),
+                corrupt=getattr(link.corrupt, word),
+                duplicate=getattr(link.duplicate, word),
+                reorder=getattr(link.reorder, word),
+            )
+        )
+    return tuple(found) if any(found) else ()
 
 
 def routing_policy(routing: RoutingSpec) -> RoutingPolicy:

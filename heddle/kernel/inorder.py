@@ -68,6 +68,18 @@ def apply(netns: Path, ports: Mapping[str, int], delivery: Delivery, cpus: Seque
                 _mask(devices, netns, queue, cpu_mask(cpu_for(number, cpus)))
 
 
+def pin_receive(netns: Path, ports: Mapping[str, int], cpus: Sequence[int]) -> None:
+    """Let one CPU process all packets of each port; the rest of its settings stays. cpus: empty: undo it.
+
+    A packet that a program redirects to the ingress of a port waits in the backlog of a CPU: of the current one, unless
+    rps_cpus names another (netif_rx_internal). With one CPU, one backlog keeps the order.
+    """
+    with net_devices(netns) as devices:
+        for port, number in ports.items():
+            for queue in _queues(devices, netns, port):
+                _mask(devices, netns, queue, cpu_mask(cpu_for(number, cpus)) if cpus else "0")
+
+
 def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, PortDelivery]:
     """Read the settings that decide the packet order at these ports. MachineError names a port that does not exist."""
     names = tuple(ports)

@@ -18,6 +18,7 @@ from heddle.kernel.libc import libc
 from heddle.kernel.uapi import CLONE_NEWNET
 
 NETNS_DIR: Final = Path("/run/netns")
+THIS_NAMESPACE: Final = Path("/proc/thread-self/ns/net")  # that of the calling thread
 
 _DOWN_UP: Final = "run ./inv down, then ./inv up"
 
@@ -32,7 +33,7 @@ def setns(fd: int, kind: int) -> None:
 @contextmanager
 def inside(netns: Path) -> Iterator[None]:
     """Enter `netns` for the duration of a with block, with this thread only."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    home = os.open(THIS_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             there = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +64,7 @@ def nameless() -> Iterator[None]:
     The kernel removes it after the block, once all sockets opened in it are closed. MachineError when the kernel
     refuses.
     """
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    home = os.open(THIS_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.unshare(CLONE_NEWNET) != 0:
             reason = os.strerror(ctypes.get_errno())

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 from typing import Final
 
-from heddle.kernel.namespace import nameless
+from heddle.kernel.namespace import THIS_NAMESPACE, nameless
 from heddle.kernel.netlink import NLM_F_CREATE, RTM_NEWQDISC, NetlinkError, RouteSocket, attribute
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCMSG
 
 _NLA_F_NESTED: Final = 0x8000
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
-_HERE: Final = Path("/proc/thread-self/ns/net")
 
 
 def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
@@ -33,7 +31,7 @@ def refusal(kind: str, options: bytes) -> str:
     """
     if os.geteuid() != 0:
         return "only root can check this"
-    with nameless(), RouteSocket(_HERE) as netlink:
+    with nameless(), RouteSocket(THIS_NAMESPACE) as netlink:
         try:
             netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
         except NetlinkError as error:

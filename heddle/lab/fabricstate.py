@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from heddle.base.problems import Problem
 from heddle.lab import health
 from heddle.lab.lab import Lab
+from heddle.lab.linkfaults import fault_lines
 from heddle.lab.snapshot import LabPart, Snapshot
 
 _SHOWN: Final = 4  # faults named in one sentence
@@ -22,16 +23,20 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` reports it. faults: daemons and links, a line each; gaps: missing routes."""
+    """A fabric at one moment, as `status` reports it. faults: daemons and links, a line each; gaps: missing routes.
+
+    link_faults: what links do to packets on request, a line each; a fabric with them can be converged.
+    """
 
     faults: tuple[str, ...] = ()
     gaps: tuple[str, ...] = ()
+    link_faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
         """now: a snapshot with `state_parts(lab)`, taken just now."""
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
-        return cls(_lines(found), tuple(lab.made.gaps(now)))
+        return cls(_lines(found), tuple(lab.made.gaps(now)), fault_lines(lab))
 
     @property
     def converged(self) -> bool:
@@ -46,7 +51,13 @@ class FabricReading:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"converged": self.converged, "faults": list(self.faults), "gaps": list(self.gaps)}
+        links = {"link_faults": list(self.link_faults)} if self.link_faults else {}
+        return {"converged": self.converged, "faults": list(self.faults), "gaps": list(self.gaps)} | links
+
+    def link_text(self) -> str:
+        """The faults of links in one line; empty when there are none."""
+        more = f"; and {len(self.link_faults) - _SHOWN} more" if len(self.link_faults) > _SHOWN else ""
+        return "; ".join(self.link_faults[:_SHOWN]) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,10 @@ class FabricState:
         found = []
         if not self.before.converged:
             found.append(f"the fabric was degraded before the run: {self.before.text()}")
-        if self.after != self.before:
+        if self.after.link_faults != self.before.link_faults:
+            now = f"now set: {self.after.link_text()}" if self.after.link_faults else "now none is set"
+            found.append(f"faults of links changed during the run; {now}")
+        if (self.after.faults, self.after.gaps) != (self.before.faults, self.before.gaps):
             now = f"is degraded now: {self.after.text()}" if not self.after.converged else "has converged now"
             found.append(f"the fabric changed during the run, and {now}")
         if self.changed:

@@ -14,6 +14,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.lab import health
 from heddle.lab.lab import Lab
+from heddle.lab.linkfaults import fault_lines
 from heddle.lab.opening import open_lab
 from heddle.lab.sessions import MissingSession, SessionCauses, explained
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -31,7 +32,8 @@ class BgpStatus:
 class LabStatus:
     """One lab. `broken`: incomplete, as `up` was killed, or nodes are missing or stopped; `down` removes it.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines.
+    converged: every route is in every kernel, and there are no faults. faults: in lines. link_faults: what
+    `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
     """
 
     lab: str
@@ -45,13 +47,18 @@ class LabStatus:
     source: str = ""
     faults: tuple[str, ...] = ()
     missing_sessions: tuple[MissingSession, ...] = ()
+    link_faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `./inv status --format json`; `faults` and `missing_sessions` only where there are any."""
+        """An entry of `./inv status --format json`; the last three only where there are any."""
         data = asdict(self)
-        faults, _ = list(data.pop("faults")), data.pop("missing_sessions")
-        missing = [each.to_json() for each in self.missing_sessions]
-        return data | ({"faults": faults} if faults else {}) | ({"missing_sessions": missing} if missing else {})
+        optional = {
+            "faults": list(data.pop("faults")),
+            "missing_sessions": [each.to_json() for each in self.missing_sessions],
+            "link_faults": list(data.pop("link_faults")),
+        }
+        del data["missing_sessions"]
+        return data | {key: value for key, value in optional.items() if value}
 
 
 def status(name: str | None = None) -> list[LabStatus]:
@@ -88,6 +95,7 @@ def _status(name: str) -> LabStatus:
         source=record.source if record else "",
         faults=_lines(faults),
         missing_sessions=sessions,
+        link_faults=fault_lines(lab),
     )
 
 

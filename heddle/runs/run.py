@@ -30,6 +30,7 @@ from heddle.host.saturation import Phase
 from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
+from heddle.lab.linkfaults import extra_delay_ns
 from heddle.lab.rehash import label
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
@@ -67,7 +68,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     ends with one of these errors is kept as failed. An interrupted run keeps its measured sizes (RunInterruptedError).
     table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
-    plan, transport = plan_run(lab.fabric, options)
+    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab))
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan, transport)
@@ -127,10 +128,13 @@ def _sprayed(before: Snapshot, transport: Transport, options: RunOptions) -> lis
     ]
 
 
-def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
-    """The plan and transport of a run; InputError for options that the fabric or the transport does not support."""
+def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Plan, Transport]:
+    """The plan and transport of a run; InputError for options that the fabric or the transport does not support.
+
+    more_ns: what faults of links add to the longest path, see build_plan.
+    """
     kind = find_transport(options.transport)
-    plan = build_plan(fabric, options)
+    plan = build_plan(fabric, options, more_ns)
     congestion_of(plan)  # its parameters are checked before anything starts
     return plan, kind.of(plan)
 

@@ -113,10 +113,11 @@ class RunHead:
         return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
 
     def _fabric(self) -> list[str]:
-        """One line where the fabric was not converged before the run; the warnings at the end have details."""
-        if self.before is None or self.before.converged:
+        """Lines where the fabric was not converged before the run, or its links had faults; warnings have details."""
+        if self.before is None:
             return []
-        return [degraded_line("before", self.before)]
+        lines = [] if self.before.converged else [degraded_line("before", self.before)]
+        return [*lines, *([f"#faults   : {self.before.link_text()}"] if self.before.link_faults else [])]
 
     def _split(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then per communicator."""

@@ -15,6 +15,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.units import format_duration, format_rate
 from heddle.spec.delayspec import Delay
 from heddle.spec.keys import Duration, Rate
+from heddle.spec.linkspec import Jitter, Length, format_length
 from heddle.spec.shapes import DEFAULT, SHAPES
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _RATE: Final = get_args(Rate)[1]
 _DURATION: Final = get_args(Duration)[1]
 _DELAY: Final = get_args(Delay)[1]
+_LENGTH: Final = get_args(Length)[1]
+_JITTER: Final = get_args(Jitter)[1]
 
 
 def dump_spec(spec: FabricSpec) -> dict[str, Any]:
@@ -62,7 +65,13 @@ def _dump(model: BaseModel) -> dict[str, Any]:
             data[name] = _dump(value)
         elif _RATE in info.metadata:
             data[name] = format_rate(value)
-        elif _DURATION in info.metadata or (_DELAY in info.metadata and isinstance(value, int)):
+        elif _LENGTH in info.metadata:
+            data[name] = format_length(value)
+        elif (
+            _DURATION in info.metadata
+            or _JITTER in info.metadata
+            or (_DELAY in info.metadata and isinstance(value, int))
+        ):
             data[name] = format_duration(value)
         elif isinstance(value, dict) and any(
             _RATE in getattr(each, "__metadata__", ()) for each in get_args(info.annotation)

@@ -19,6 +19,7 @@ from heddle.base.families import FAMILIES, IPV4, Family, Network, Version
 from heddle.base.units import scale_of
 from heddle.spec.delayspec import DelaySpec, LinkDelay
 from heddle.spec.keys import Rate, Size, Strict, at
+from heddle.spec.linkspec import JitterSpec, LengthSpec, LinkJitter, LinkLength, LinkShare, ShareSpec
 from heddle.spec.queuespec import QueuesSpec
 from heddle.spec.routingspec import RoutingSpec
 
@@ -38,9 +39,35 @@ class LinkSpec(Strict):
     fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
     mtu: Size = Field(default=4200, ge=1280, le=65535)
     delay: LinkDelay = DelaySpec()  # of the hardware, one way; multiplied by k here
+    length: LinkLength = LengthSpec()  # of the cable: another way to write its delay
+    delay_at: Literal["host", "link"] = "host"  # link: by netem, behind each port's queue
+    jitter: LinkJitter = JitterSpec()
+    loss: LinkShare = ShareSpec()
+    corrupt: LinkShare = ShareSpec()
+    duplicate: LinkShare = ShareSpec()
+    reorder: LinkShare = ShareSpec()
     exceptions: dict[str, _LinkRate] = Field(
         default={}
     )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
+
+    @model_validator(mode="after")
+    def _delays_agree(self) -> LinkSpec:
+        for word in ("host", "fabric"):
+            if getattr(self.length, word) and getattr(self.delay, word):
+                why = "and link.delay both set the delay of these links"
+                hint = "remove one: a cable has 5 ns per metre"
+                raise at(f"link.length.{word}", why, hint, given=[f"link.delay.{word}"])
+        delayed = any((self.length.host, self.length.fabric, self.delay.host, self.delay.fabric))
+        if self.delay_at == "link":
+            if not delayed:
+                raise at("link.delay_at", "has no effect: no link has a delay", "set link.delay or link.length")
+            return self
+        for key in ("jitter", "reorder"):
+            own = getattr(self, key)
+            if own.host or own.fabric:
+                why = "needs packets that wait on the link: link.delay_at is host"
+                raise at(f"link.{key}", why, "set link.delay_at: link", given=["link.delay_at"])
+        return self
 
 
 class RoceSpec(Strict):

@@ -32,6 +32,7 @@ from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.switch import counters
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.maps import Tables, sizes
+from heddle.switch.links.portfaults import file_faults, require_netem, set_faults
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
@@ -76,6 +77,8 @@ def apply(
             observer.advance(_STEP, done)
         # Every `dequeue` is attached now: from here on, packets are counted both when they enter and leave a queue.
         lab_queues.set_policies(policies_of(fabric))
+        wanted = {ref: fault for ref, fault in file_faults(fabric).items() if ref.partition(":")[0] in handles}
+        set_faults(fabric, handles, lab_queues, wanted)
     observer.end(_STEP, f"{sum(len(n.ports) for n in nodes)} ports")
 
 
@@ -92,6 +95,7 @@ def start_agent(fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Pa
 def check(fabric: Fabric) -> None:
     """Check before anything is created: InputError or MachineError when `apply` could not set up these queues."""
     policies_of(fabric)
+    require_netem(fabric.policy.link_faults, "link.delay_at: link")
     if queues.Setup.of(fabric).gated:
         pfc.check(fabric)
 

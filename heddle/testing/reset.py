@@ -1,9 +1,9 @@
 """Between two tests: make a lab as fresh as after `up`, or report what prevents it.
 
 In:  a Lab, and the processes that it had when it was fresh.
-Out: ResetResult. Undone without a warning: links that are down, drains, hashing and thresholds that were set live,
-counters, kept runs. Reported: processes that were left, which are ended, and damage, after which the lab must be built
-again.
+Out: ResetResult. Undone without a warning: links that are down, drains, faults of links, hashing and thresholds that
+were set live, counters, kept runs. Reported: processes that were left, which are ended, and damage, after which the lab
+must be built again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SECONDS: Final = 30.0  # for routes to come back after a fault
 _SHOWN: Final = 3
 # The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
 _CHECKED: Final = (
-    "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons", "bgp", "routes",
-    "pauses",
+    "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links", "daemons", "bgp",
+    "routes", "pauses",
 )  # fmt: skip
 
 
@@ -68,11 +68,13 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
 
 def _undo(lab: Lab) -> None:
     from heddle.lab.faults import undo_all
+    from heddle.lab.linkfaults import restore_faults
     from heddle.lab.rehash import restore_hashing
     from heddle.lab.requeue import restore_queues
 
     restore_hashing(lab)
     restore_queues(lab)
+    restore_faults(lab)
     undo_all(lab, _SECONDS)
 
 

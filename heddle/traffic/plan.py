@@ -44,7 +44,7 @@ class Qp:
     src_qpn: int  # of the sender; the receiver's is the flow's
     psn: int  # 24 bits, the first that the sender uses
     window: int  # unacknowledged packets that it may have
-    delay_s: float  # propagation of its path in each direction: the NIC at the end delays frames by it
+    delay_s: float  # the NIC at the end delays frames by it: the propagation of the path; 0 if links delay them
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,11 @@ class Plan:
         return tuple(qp.flow for qp in self.qps)
 
 
-def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
-    """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts."""
+def build_plan(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> Plan:
+    """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
+
+    more_ns: the most that faults of links add to a path, one way, on hardware; only timers take it into account.
+    """
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
     communicators = communicators_of(fabric, endpoints, options.split)
@@ -111,14 +114,15 @@ def build_plan(fabric: Fabric, options: RunOptions) -> Plan:
     propagation = Propagation.of(fabric, endpoints, delays_ns)
     windows = windows_of(options, propagation.bdp_packets)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
-        delay_s = delay_ns * fabric.policy.k * 1e-9
+        delay_s = 0.0 if fabric.policy.delayed_on_links else delay_ns * fabric.policy.k * 1e-9
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
             flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
             qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index], delay_s))
     fan_in = int(np.bincount(pairs[:, 1]).max())
-    timeout_s = ack_timeout(fabric, options, propagation, fan_in)
+    slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
+    timeout_s = ack_timeout(fabric, options, propagation, fan_in, slowest.rtt_s)
     policy = fabric.policy
     return Plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation
@@ -170,7 +174,9 @@ def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
         raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
 
 
-def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, fan_in: int = 1) -> float:
+def ack_timeout(
+    fabric: Fabric, options: RunOptions, propagation: Propagation, fan_in: int = 1, rtt_s: float | None = None
+) -> float:
     """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
 
     A NIC's timer does not stop while its packets wait in the fabric. So the default is the shortest such time that is
@@ -178,13 +184,15 @@ def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, f
     which three of the deepest queues drain (up, down, to the host). If data is paused instead of dropped, two times are
     added: that in which the windows of fan_in connections pass one NIC's link, and the longest pause that the watchdog
     allows.
+
+    rtt_s: the longest round trip, where faults of links delay packets, too.
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
     nic = min(port.rate_bps for host in fabric.hosts for port in host.ports)
     number = class_plan(queues).dscp[DSCP_DATA]
-    wait = propagation.rtt_s + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
+    wait = (propagation.rtt_s if rtt_s is None else rtt_s) + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes
         wait += 8 * fan_in * sum(windows_of(options, propagation.bdp_packets)) * frame / nic

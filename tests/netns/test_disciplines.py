@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
@@ -22,7 +23,7 @@ from heddle.switch.queues import ets, red
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen
-from tests.netns.port_pair import MTU, PortPair, class_id, port_pair, realtime
+from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE, DATA
 from tests.netns.queue_traffic import SIZE, Rack, rack
 
@@ -58,15 +59,45 @@ def counted(pair: PortPair, seconds: float, *classes: int) -> dict[int, int]:
     return {number: len(arrivals.times(number, start, end)) for number in classes}
 
 
+def served(pair: PortPair, waiting: Mapping[int, int]) -> list[int]:
+    """The classes of frames in the order in which the port served them, from when all of them were in its queues.
+
+    waiting: class -> frames to put in, in this order. Order does not depend on the speed of the machine.
+    """
+    with pair.listening() as arrivals:
+        for number, count in waiting.items():
+            frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, number]) + bytes(FRAME - 16)
+            with inside(pair.a):
+                mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+            with mouth:
+                mouth.bind(("pa", 0))
+                mouth.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 28)
+                mouth.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, pair.priority(number))
+                for _ in range(count):
+                    mouth.send(frame)
+        filled, end = realtime(), time.monotonic() + 60
+        while len(arrivals.rows) < sum(waiting.values()):
+            assert time.monotonic() < end, len(arrivals.rows)
+            time.sleep(0.01)
+    return [number for when, number in arrivals.rows if when > filled]
+
+
+def while_all_wait(order: list[int]) -> list[int]:
+    """The part of it in which every class still had frames."""
+    last = {number: len(order) - 1 - order[::-1].index(number) for number in set(order)}
+    return order[: min(last.values()) + 1]
+
+
 @pytest.mark.parametrize("name", ["htb", pytest.param("ets", marks=needs_ets)])
 def test_classes_share_by_weight_and_control_goes_before_them(name: str) -> None:
     with pair_with(name) as pair:
-        shares = counted(pair, 1.5, 0, 1)
-        assert sum(shares.values()) > 300  # of 464 at the port's rate
-        assert shares[1] / sum(shares.values()) == pytest.approx(0.75, abs=0.03)
-        alone = counted(pair, 0.5, 0, 1, 6)
-        assert alone[6] > 100
-        assert alone[0] + alone[1] <= 0.02 * alone[6]
+        order = while_all_wait(served(pair, {0: 250, 1: 600}))
+        assert len(order) > 200
+        assert order.count(1) / len(order) == pytest.approx(0.75, abs=0.02)
+        order = served(pair, {0: 100, 1: 100, 6: 100})
+        until = len(order) - order[::-1].index(6)
+        assert order.count(6) > 50
+        assert until - order.count(6) <= 3, "frames that were on their way already"
 
 
 @needs_ets

@@ -13,7 +13,8 @@
 #define DROP_BUFFER 2    /* the whole buffer is full */
 #define DROP_WATCHDOG 3  /* the watchdog drops the class at this port, since it is paused forever */
 #define DROP_DOWN 4      /* the port has no link */
-#define CAUSES 5
+#define DROP_FAULT 5     /* lost on the link, by a fault that was set on this port */
+#define CAUSES 6
 
 /* A class of an egress port. Sizes in bytes of frames, from the Ethernet header to the ICRC. */
 struct cell {
@@ -30,7 +31,7 @@ struct cell {
 	__u64 last_out_ns; /* when the last packet left while the class's gate should be closed (CLOCK_MONOTONIC) */
 	__u64 strays; /* packets that left but are not in depth, which was reset meanwhile */
 	__u64 ce_in; /* admitted packets that already had CE, from an upstream queue; ce_in + marks leave with CE */
-	__u64 spare[7]; /* three cache lines: the fields that every packet changes are in the first one */
+	__u64 spare[6]; /* three cache lines: the fields that every packet changes are in the first one */
 };
 
 struct classes {

@@ -9,6 +9,7 @@
  */
 #include "ecn.h"
 #include "pfc.h"
+#include "fault.h"
 
 #define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc serve its queues, and is dropped there */
 #define KICK_PRIORITY 0x10ff0
@@ -23,8 +24,6 @@
 #define STAMP_SHIFT 19
 #define STAMP_PORT 0x7fff
 #define RED_MAY_MARK 0x8000u /* arrived ECN-capable and unmarked: if marked after the queue, `dequeue` counts it */
-#define MARK 0x5eddu /* 16 bits, and 16 of the index */
-
 /* The class of a packet, by its DSCP. Packets other than IP, and IPv6 neighbour discovery, are control.
  * ecn: set to the two bits of RFC 3168; 0 (not ECN-capable) for packets other than IP. */
 INLINE __u32 class_of(struct __sk_buff *skb, const struct classes *classes, __u32 *ecn)
@@ -127,6 +126,8 @@ int dequeue(struct __sk_buff *skb)
 
 	if (skb->protocol == htons(ETH_P_MAC_CONTROL))
 		return mac_control(skb);
+	if (left_its_link(skb))
+		return TC_ACT_UNSPEC;
 	if (stamp >> STAMP_SHIFT != STAMP)
 		return TC_ACT_UNSPEC;
 	link = bpf_map_lookup_elem(&links, &me);
@@ -152,7 +153,19 @@ int dequeue(struct __sk_buff *skb)
 		add(&counters.cell->marks, 1);
 	if (by_agent && by_agent->watchdog == WATCHDOG_DROP)
 		return refuse(&counters, DROP_WATCHDOG, bytes);
+	if (sender->flags & LINK_FAULT)
+		return meet_fault(skb, &counters, port, bytes);
 	return TC_ACT_UNSPEC;
+}
+
+/* At the end of a delay line; its classid is the id of the sending port. */
+SEC("tc")
+int back(struct __sk_buff *skb)
+{
+	__u32 sender = skb->tc_classid;
+	struct fault *fault = bpf_map_lookup_elem(&faults, &sender);
+
+	return fault && fault->port ? (int)bpf_redirect(fault->port, BPF_F_INGRESS) : TC_ACT_SHOT;
 }
 
 /* For user space, by BPF_PROG_TEST_RUN: bytes were lost after a port's `enqueue`, because its link went down, or on

@@ -57,6 +57,7 @@ struct agent {
 #define GATE_GRACE_NS 300000000ULL /* when a gate is overdue by this time, no process is left to open it */
 #define LINK_HOST 1
 #define LINK_DOWN 2 /* set by user space: packets are dropped, and counted neither in nor out */
+#define LINK_FAULT 4 /* set by user space: packets that leave by this port meet its row of `faults` */
 
 struct link {
 	__u32 peer; /* the port at the other end; 0: not a port of the lab */
@@ -66,6 +67,21 @@ struct link {
 	__u32 matrix_base; /* first cell of its node in `transit` */
 	__u32 flags;
 	__u64 rate; /* bit/s */
+};
+
+/* What packets meet on the link behind a port. Probabilities: 0 is never, else (p + 1) / 2^32 of all packets. */
+struct fault {
+	__u32 loss;
+	__u32 corrupt; /* of RoCEv2: other frames are not changed, since their receivers trust a veth's checksums */
+	__u32 duplicate;
+	__u32 line; /* ifindex, at the receiving node, of the delay line: a veth with netem; 0: none */
+	__u64 packets; /* that left by this port since the fault was set */
+	__u64 lost;
+	__u64 corrupted;
+	__u64 duplicated;
+	__u64 delayed; /* packets that entered the delay line, duplicates included */
+	__u32 port; /* ifindex, at the receiving node, of the port that packets return to from the line */
+	__u32 spare;
 };
 
 /* A switch's buffer. */
@@ -127,6 +143,7 @@ SHARED_MAP(ingress, struct ingress); /* row of an ingress port */
 SHARED_MAP(gates, struct gate); /* row of the port that is paused */
 SHARED_MAP(agent, struct agent); /* the same row; pfc_sent: row of the port that sends the frame */
 SHARED_MAP(links, struct link); /* port */
+SHARED_MAP(faults, struct fault); /* port */
 SHARED_MAP(switches, struct node); /* node; the rows of hosts stay empty */
 SHARED_MAP(transit, __u64); /* bytes by (ingress, egress, class) of a node; ingress 0: sent by the switch itself */
 SHARED_MAP(policies, struct policy); /* row * 2 + half */

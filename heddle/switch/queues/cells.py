@@ -33,11 +33,11 @@ from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
 __all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
 Rows = npt.NDArray[Any]
 
-CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down")  # of cells["drops"], in this order
+CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault")  # of cells["drops"], in this order
 LOST: Final = "lost"  # the cause of gates["lost"]: packets that no program saw leave
 KINDS: Final = {"unused": 0, "control": 1, "lossless": 2, "lossy": 3}
 ACTIONS: Final = {"drop": 1, "forward": 2}  # of policies["action"] and, during a storm, agent["watchdog"]
-LINK_HOST, LINK_DOWN = 1, 2  # queue.h
+LINK_HOST, LINK_DOWN, LINK_FAULT = 1, 2, 4  # queue.h
 POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
 EVENTS_BYTES: Final = 1 << 20
 _PROBABILITY: Final = 1 << 32
@@ -52,8 +52,8 @@ def _layout(words: str, **sized: str) -> np.dtype[Any]:
 CELL: Final = _layout(
     "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays"
     " ce_in spare",
-    drops="(5,)<u8",
-    spare="(7,)<u8",
+    drops="(6,)<u8",
+    spare="(6,)<u8",
 )
 INGRESS: Final = _layout(
     "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
@@ -69,6 +69,10 @@ LINK: Final = _layout(
     "peer node local ports_of_node matrix_base flags rate",
     **dict.fromkeys(("peer", "node", "local", "ports_of_node", "matrix_base", "flags"), "<u4"),
 )
+FAULT: Final = _layout(
+    "loss corrupt duplicate line packets lost corrupted duplicated delayed port spare",
+    **dict.fromkeys(("loss", "corrupt", "duplicate", "line", "port", "spare"), "<u4"),
+)
 NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
 POLICY: Final = _layout(
     "kind flags kmin kmax pmax xoff xon headroom reserve alpha shared buffer detect_ns restore_ns"
@@ -80,9 +84,10 @@ ACTIVE: Final = np.dtype("<u4")
 DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
 LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "links": LINK, "switches": NODE,
+    "faults": FAULT,
     "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
-PROGRAMS: Final = ("enqueue", "dequeue", "credit", "settle")
+PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle")
 
 
 class LabQueues:
@@ -104,6 +109,7 @@ class LabQueues:
         self.links: Rows = self._views["links"]
         self.switches: Rows = self._views["switches"]  # one row per node, in the order of fabric.nodes
         self.transit: Rows = self._views["transit"]
+        self.faults: Rows = self._views["faults"]  # by port id
         self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
     @classmethod
@@ -384,7 +390,7 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
     matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
-        **rows, "policies": 2 * ports * CLASSES, "links": ports, "switches": len(fabric.nodes),
+        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "switches": len(fabric.nodes),
         "transit": max(1, matrix), "active": 1, "dscp": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
+ *
+ * A link that loses, corrupts, duplicates or delays packets. `dequeue` calls it when a packet has left its queue and all
+ * counters of it: shaping, marks, pauses and depths are not affected. Pause frames do not come here.
+ *
+ * The kernel delays a packet only in a qdisc (netem), and the port's own qdisc is in front of the counters. So the
+ * receiving node has a delay line for such a link: a pair of veths, netem at the one, and at the other `back`, which
+ * returns each packet to the ingress of its port (not act_mirred: it counts its redirects of one packet on all hops, and
+ * newer kernels drop the packet at the fourth). There `dequeue` sees it again and knows it by its mark: within one
+ * namespace a mark survives a veth (skb_scrub_packet).
+ */
+#ifndef HEDDLE_FAULT_H
+#define HEDDLE_FAULT_H
+#include "accounting.h"
+
+#define MARK 0x5eddu /* 16 bits, and 16 of the ingress port's index, from 1: counted by `dequeue` */
+#define LINKED 0x5edeu /* the same, on its link: `dequeue` has counted the packet, and will see it again */
+#define BPF_F_INGRESS 1
+#define IPPROTO_UDP 17
+#define ROCE_PORT 4791
+#define BTH_LEN 12
+
+/* Whether the packet comes from its link, not from a queue. It then gets the mark that `dequeue` gave it. */
+INLINE int left_its_link(struct __sk_buff *skb)
+{
+	__u32 index = skb->mark & 0xffff;
+
+	if (skb->mark >> 16 != LINKED)
+		return 0;
+	skb->mark = index ? MARK << 16 | index : 0;
+	return 1;
+}
+
+INLINE int happens(__u32 chance)
+{
+	return chance && bpf_get_prandom_u32() <= chance;
+}
+
+/* Invert one random bit behind the BTH of a RoCEv2 packet: of extended headers, payload or ICRC. Returns 0 when it is
+ * another packet. */
+INLINE int corrupt(struct __sk_buff *skb)
+{
+	__u32 ip = skb->protocol == htons(ETH_P_IP) ? 20 : 40, at, random = bpf_get_prandom_u32();
+	__u32 first = ETH_HLEN + ip + 8 + BTH_LEN, proto_at = ETH_HLEN + (ip == 20 ? 9 : 6);
+	__u16 to;
+	__u8 byte;
+
+	if (skb->protocol != htons(ETH_P_IP) && skb->protocol != htons(ETH_P_IPV6))
+		return 0;
+	if (bpf_skb_load_bytes(skb, proto_at, &byte, 1) || byte != IPPROTO_UDP)
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + ip + 2, &to, 2) || to != htons(ROCE_PORT) || skb->len <= first)
+		return 0;
+	at = first + (random >> 3) % (skb->len - first);
+	if (bpf_skb_load_bytes(skb, at, &byte, 1))
+		return 0;
+	byte ^= 1 << (random & 7);
+	return !bpf_skb_store_bytes(skb, at, &byte, 1, 0);
+}
+
+/* The fate of a packet on the link behind `port`. Each is drawn on its own: a duplicate of a corrupt packet is corrupt. */
+INLINE int meet_fault(struct __sk_buff *skb, struct counters *counters, __u32 port, __u32 bytes)
+{
+	struct fault *fault = bpf_map_lookup_elem(&faults, &port);
+	__u32 mark = skb->mark, line;
+
+	if (!fault)
+		return TC_ACT_UNSPEC;
+	add(&fault->packets, 1);
+	if (happens(fault->loss)) {
+		add(&fault->lost, 1);
+		return refuse(counters, DROP_FAULT, bytes);
+	}
+	if (happens(fault->corrupt) && corrupt(skb))
+		add(&fault->corrupted, 1);
+	line = fault->line;
+	skb->mark = LINKED << 16 | (mark & 0xffff);
+	if (happens(fault->duplicate) &&
+	    !bpf_clone_redirect(skb, line ? line : skb->ifindex, line ? 0 : BPF_F_INGRESS)) {
+		add(&fault->duplicated, 1);
+		if (line)
+			add(&fault->delayed, 1);
+	}
+	if (line) {
+		add(&fault->delayed, 1);
+		return bpf_redirect(line, 0);
+	}
+	skb->mark = mark;
+	return TC_ACT_UNSPEC;
+}
+
+#endif

@@ -1,0 +1,191 @@
+"""Set, read and clear the faults of a lab's links.
+
+In:  a fabric, the handles of its nodes, and a LinkFault for each port whose outgoing packets it concerns.
+Out: rows of the map `faults`, which `dequeue` reads; delay lines where packets must wait; counters.
+Loss, corruption and duplicates need no kernel feature beyond BPF. Delay, jitter and reordering need netem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.fabric.linkfault import LinkFault
+from heddle.fabric.model import Fabric, Port
+from heddle.kernel.grace import grace
+from heddle.kernel.handle import NodeHandle
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.links import delaylines
+from heddle.switch.links.delaylines import DelayLine
+from heddle.switch.queues.portids import OWNER
+
+if TYPE_CHECKING:
+    from heddle.switch.queues.cells import LabQueues
+
+_CHANCES: Final = ("loss", "corrupt", "duplicate")
+_COUNTS: Final = ("packets", "lost", "corrupted", "duplicated", "delayed")
+_ONE: Final = 1 << 32
+_NEAR: Final = 1e-6  # tc prints shares with this precision
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCounts:
+    """Packets of a port since its fault was set. packets: all that left its queue. waiting: in the delay line now."""
+
+    packets: int
+    lost: int
+    corrupted: int
+    duplicated: int
+    delayed: int
+    waiting: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def file_faults(fabric: Fabric) -> dict[str, LinkFault]:
+    """Port -> the fault that the fabric file gives to its link."""
+    if not any(fabric.policy.link_faults):
+        return {}
+    found = {}
+    for node in fabric.nodes:
+        for port in node.ports:
+            fault = fabric.policy.link_fault(min(node.level, fabric.by_name[port.peer_node].level))
+            if fault:
+                found[port.ref] = fault
+    return found
+
+
+def require_netem(faults: Iterable[LinkFault], what: str = "a delay on a link") -> None:
+    """MachineError when one of these needs netem and this kernel has none. what: the setting that needs it."""
+    if any(fault.needs_netem for fault in faults):
+        delaylines.require(what)
+
+
+def set_faults(
+    fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues, wanted: Mapping[str, LinkFault]
+) -> None:
+    """Give ports their faults, and start their counters again. wanted: port (`rtsw1:eth3`) -> fault; none: clear it.
+
+    MachineError when a fault needs netem and this kernel has none: then nothing is changed.
+    """
+    require_netem(wanted.values())
+    ports = {port.ref: port for node in fabric.nodes for port in node.ports if port.ref in wanted}
+    lines: dict[str, list[DelayLine]] = {}
+    for ref, fault in wanted.items():
+        if fault.needs_netem:
+            lines.setdefault(ports[ref].peer_node, []).append(line_of(fabric, live, ports[ref], fault))
+    inlets: dict[int, tuple[int, int]] = {}
+    for node, some in lines.items():
+        inlets |= delaylines.put(handles[node].netns, some, pin_dir(fabric.name, OWNER) / "back")
+    old: dict[str, dict[int, str]] = {}
+    for ref, fault in wanted.items():
+        port, number = ports[ref], live.ids[ports[ref].node, ports[ref].name]
+        if live.faults["line"][number] and number not in inlets:
+            old.setdefault(port.peer_node, {})[number] = port.peer_port
+        _write(live, number, fault, *inlets.get(number, (0, int(live.faults["port"][number]))))
+    if old:
+        grace()  # after this, no program sends into the old lines
+    for node, senders in old.items():
+        delaylines.remove(handles[node].netns, senders)
+
+
+def line_of(fabric: Fabric, live: LabQueues, port: Port, fault: LinkFault) -> DelayLine:
+    """The delay line behind a port."""
+    k = fabric.policy.k
+    number = live.ids[port.node, port.name]
+    return DelayLine(port.peer_port, number, fault.delay_ns * k, fault.jitter_ns * k, fault.reorder)
+
+
+def read_counts(fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues) -> dict[str, FaultCounts]:
+    """Port -> the counters of its fault, for ports that have one."""
+    found: dict[str, FaultCounts] = {}
+    lines: dict[str, dict[int, delaylines.LineState]] = {}
+    for ref, (port, number) in _faulty(fabric, live).items():
+        row, waiting = live.faults[number], 0
+        if row["line"]:
+            node = port.peer_node
+            if node not in lines:
+                lines[node] = delaylines.read(handles[node].netns)
+            waiting = lines[node][number].waiting if number in lines[node] else 0
+        found[ref] = FaultCounts(**{name: int(row[name]) for name in _COUNTS}, waiting=waiting)
+    return found
+
+
+def differences(
+    fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues, wanted: Mapping[str, LinkFault]
+) -> dict[str, str]:
+    """Port -> how its fault, as read from program and kernel, differs from the wanted one; empty when none does."""
+    now = _faulty(fabric, live)
+    said = {ref: "has a fault that was not set with ./inv fault" for ref in now if not wanted.get(ref)}
+    ports = {port.ref: port for node in fabric.nodes for port in node.ports}
+    lines: dict[str, dict[int, delaylines.LineState]] = {}
+    for ref, fault in wanted.items():
+        if not fault or ref not in ports:
+            continue
+        if ref not in now:
+            said[ref] = "has lost the fault that was set on it"
+            continue
+        port, number = now[ref]
+        row = live.faults[number]
+        if any(int(row[name]) != _chance(getattr(fault, name)) for name in _CHANCES):
+            said[ref] = "loses, corrupts or duplicates other shares of packets than were set"
+        elif fault.needs_netem:
+            node = port.peer_node
+            if node not in lines:
+                lines[node] = delaylines.read(handles[node].netns)
+            if why := _line_fault(lines[node].get(number), line_of(fabric, live, port, fault), int(row["line"])):
+                said[ref] = why
+    return said
+
+
+def _line_fault(found: delaylines.LineState | None, wanted: DelayLine, ifindex: int) -> str:
+    if found is None or found.ifindex != ifindex:
+        return f"has lost its delay line, {wanted.inlet} at the other end of the link"
+    if (found.delay_ns, found.jitter_ns) != (wanted.delay_ns, wanted.jitter_ns):
+        return f"has a delay of {found.delay_ns} ns and a jitter of {found.jitter_ns} ns in {wanted.inlet}"
+    if abs(found.reorder - wanted.reorder) > _NEAR:
+        return f"reorders {found.reorder:.6f} of all packets in {wanted.inlet}"
+    return f"lost {found.dropped} packets in {wanted.inlet}, whose netem was full" if found.dropped else ""
+
+
+def _faulty(fabric: Fabric, live: LabQueues) -> dict[str, tuple[Port, int]]:
+    """Port -> itself and its id, for ports that have a fault."""
+    from heddle.switch.queues.cells import LINK_FAULT
+
+    found = {}
+    for node in fabric.nodes:
+        for port in node.ports:
+            number = live.ids[port.node, port.name]
+            if live.links["flags"][number] & LINK_FAULT:
+                found[port.ref] = port, number
+    return found
+
+
+def _write(live: LabQueues, number: int, fault: LinkFault, inlet: int, port: int) -> None:
+    """Fill a row, and then let the program read it; or stop that first.
+
+    inlet, port: ifindex of the delay line, 0 for none, and of the port that its packets return to.
+    """
+    import numpy as np
+
+    from heddle.switch.queues.cells import LINK_FAULT
+
+    flags, row = live.links["flags"], live.faults
+    if not fault:
+        flags[number] &= ~np.uint32(LINK_FAULT)
+    for name in _CHANCES:
+        row[name][number] = _chance(getattr(fault, name))
+    row["port"][number] = port  # it stays after a fault: packets may still be in the line
+    row["line"][number] = inlet
+    for name in _COUNTS:
+        row[name][number] = 0
+    if fault:
+        flags[number] |= np.uint32(LINK_FAULT)
+
+
+def _chance(share: float) -> int:
+    """A share as the program compares it: it draws from 0 to 2^32 - 1, and 0 means never."""
+    return max(1, round(share * _ONE) - 1) if share else 0

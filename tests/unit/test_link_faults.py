@@ -1,0 +1,111 @@
+"""Faults of links as values: what may be typed, what is printed, what netem gets, what the record holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from heddle.base.units import format_share, parse_share
+from heddle.fabric.linkfault import NO_FAULT, LinkFault
+from heddle.lab.linkfaults import PortFault
+from heddle.lab.onpurpose import link_faults, note, note_link_faults, taken_down
+from heddle.switch.links.delaylines import DelayLine
+from heddle.switch.links.portfaults import FaultCounts
+from heddle.views.faulttext import faults_text
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1/256", 1 / 256), ("0.5%", 0.005), ("0.005", 0.005), ("1", 1.0), ("100%", 1.0), ("0", 0.0)]
+)
+def test_shares_are_fractions_percent_or_numbers(text: str, share: float) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("2", "is more than all packets"),
+        ("101%", "is more than all packets"),
+        ("1/0", "divides by 0"),
+        ("-0.1", "is not a share"),
+        ("often", "is not a share"),
+        ("", "is not a share"),
+        ("1/2%", "is not a share"),
+        ("1e-12", "is less than 1 packet in 1,000,000,000"),
+    ],
+)
+def test_other_shares_are_refused_with_the_reason(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse_share(text)
+
+
+def test_a_share_is_printed_as_it_is_usually_written() -> None:
+    assert [format_share(each) for each in (1 / 256, 0.01, 0.3, 1.0, 0.5)] == ["1/256", "1/100", "30%", "100%", "50%"]
+
+
+def test_a_fault_in_words_has_both_times() -> None:
+    fault = LinkFault(delay_ns=10_000, jitter_ns=1_000, loss=1 / 256, reorder=0.02)
+    assert fault.text(4000) == "1/256 lost, 1/50 reordered, delay 10us (40ms here), jitter 1us (4ms here)"
+    assert NO_FAULT.text(4000) == "none"
+    assert not NO_FAULT and fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        (LinkFault(reorder=0.1), "reorder"),
+        (LinkFault(jitter_ns=1), "jitter"),
+        (LinkFault(delay_ns=5, jitter_ns=6), "jitter"),
+        (LinkFault(delay_ns=5, jitter_ns=5, reorder=1.0, loss=1.0), ""),
+    ],
+)
+def test_values_that_do_not_fit_together_are_named(fault: LinkFault, key: str) -> None:
+    assert fault.complaint()[0] == key
+
+
+def test_only_a_delay_needs_netem() -> None:
+    assert LinkFault(delay_ns=1).needs_netem
+    assert not LinkFault(loss=1.0, corrupt=1.0, duplicate=1.0).needs_netem
+
+
+def test_netem_keeps_the_order_by_a_rate_far_above_any_link() -> None:
+    line = DelayLine("eth1", 7, 40_000_000, 4_000_000, 0.25)
+    assert (line.inlet, line.outlet) == ("line7", "back7")
+    assert line.netem() == "netem limit 1000000 delay 40000000ns 4000000ns reorder 25.0000000% rate 100gbit"
+    assert DelayLine("eth1", 7, 1).netem() == "netem limit 1000000 delay 1ns rate 100gbit"
+
+
+def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Path) -> None:
+    note(tmp_path, ["rtsw1:eth1"], down=True)
+    note_link_faults(tmp_path, {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT})
+    note(tmp_path, ["rtsw2:eth1"], down=True)
+    assert taken_down(tmp_path) == {"rtsw1:eth1", "rtsw2:eth1"}
+    assert link_faults(tmp_path) == {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT}
+    note_link_faults(tmp_path, {})
+    assert link_faults(tmp_path) == {}
+    assert taken_down(tmp_path) == {"rtsw1:eth1", "rtsw2:eth1"}
+
+
+@pytest.mark.parametrize("links", ["x", [1], {"a": 1}, {"a": {"loss": "1"}}, {"a": {"colour": 1}}])
+def test_a_damaged_record_counts_as_no_fault(tmp_path: Path, links: object) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps({"down": ["rtsw1:eth1"], "links": links}))
+    assert link_faults(tmp_path) == {}
+    assert taken_down(tmp_path) == {"rtsw1:eth1"}
+
+
+def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
+    counts = FaultCounts(packets=1024, lost=4, corrupted=0, duplicated=0, delayed=1020, waiting=3)
+    rows = [
+        PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), False, counts),
+        PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), True, None),
+    ]
+    text = faults_text(rows, 4000, "rtsw1:eth3")
+    first, second = (line.split("  ") for line in text.splitlines()[1:3])
+    assert [cell.strip() for cell in first if cell.strip()] == [
+        "rtsw1:eth1", "ctsw1:eth1", "1/256 lost, delay 1us (4ms here)", "1,024", "4", "-", "-", "1,020", "3",
+    ]  # fmt: skip
+    assert "1/256 lost (file): missing, ./inv up --repair sets it again" in "  ".join(second)
+    assert "k = 4000" in text
+    assert "./inv fault rtsw1:eth3 --loss 1/256" in faults_text([], 4000, "rtsw1:eth3")
