@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,8 @@ from heddle.base.process import find_program, run
 
 _SBIN: Final = ("/usr/sbin", "/sbin")
 _IN_VM: Final = "run the verb in the VM, whose kernel has it: --place vm"
+_GID_S: Final = 5.0  # a new device learns its addresses from a kernel thread
+_POLL_S: Final = 0.02
 _SHARED: Final = "rdma system set netns shared"
 QPS_BEFORE_FIRST: Final = 16  # a new rxe device numbers its queue pairs from 17 (rxe_param.h: RXE_MIN_QP_INDEX)
 PSN_WINDOW: Final = 128  # packets that rxe sends without an acknowledgement (rxe_param.h: RXE_MAX_UNACKED_PSNS)
@@ -90,6 +94,24 @@ def add_link(netns: Path, name: str, port: str) -> None:
     """Make a link in a namespace; MachineError with the kernel's message."""
     rdma = find_program("rdma", *_SBIN) or "rdma"
     run(["nsenter", f"--net={netns}", rdma, "link", "add", name, "type", "rxe", "netdev", port])
+
+
+def gid_index(name: str, address: str) -> int:
+    """The index of an address in a device's table; MachineError if the kernel does not list it within seconds."""
+    found = ip_address(address)
+    wanted = int(found) if found.version == 6 else 0xFFFF << 32 | int(found)
+    table = Path(f"/sys/class/infiniband/{name}/ports/1/gids")
+    deadline = time.monotonic() + _GID_S
+    while time.monotonic() < deadline:
+        for entry in table.iterdir() if table.is_dir() else ():
+            try:
+                text = entry.read_text()
+            except OSError:  # an index without an address
+                continue
+            if int(text.strip().replace(":", ""), 16) == wanted:
+                return int(entry.name)
+        time.sleep(_POLL_S)
+    raise MachineError(Problem("", name, f"does not have the address {address}", "is the interface up?"))
 
 
 def remove_links(names: Iterable[str]) -> None:
