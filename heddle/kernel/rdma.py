@@ -54,6 +54,9 @@ def obstacle() -> Problem | None:
         return Problem("", what, "is not possible: this kernel has no InfiniBand core", _IN_VM)
     if not _has_module():
         return Problem("", what, "is not possible: this kernel has no module rdma_rxe", _IN_VM)
+    if not _has_namespaces():
+        why = "does not carry data in namespaces on this kernel: Linux 7.1 or newer does"
+        return Problem("", what, why, _IN_VM)
     if _mode(said.out) != "shared":
         why = "needs RDMA devices that all namespaces share, and this machine keeps them apart"
         return Problem("", what, why, f"run {_SHARED}")
@@ -72,6 +75,14 @@ def _has_module() -> bool:
         return True
     modprobe = find_program("modprobe", *_SBIN)
     return modprobe is not None and run([modprobe, "-q", "rdma_rxe"], check=False).code == 0
+
+
+def _has_namespaces() -> bool:
+    """Whether the module opens its UDP port in each namespace. Older ones do so in the first namespace only."""
+    try:
+        return b" rxe_ns_init\t" in Path("/proc/kallsyms").read_bytes()
+    except OSError:
+        return False
 
 
 def _mode(text: str) -> str:

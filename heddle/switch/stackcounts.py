@@ -18,11 +18,11 @@ from typing import Final, Literal
 from heddle.base import resources
 from heddle.base.process import run
 from heddle.kernel.libbpf import Map, loaded
+from heddle.switch.counters import FLOW_KEY
 from heddle.switch.hashing.hashing import pin_dir
 
 Side = Literal["sent", "came"]
 _OWNER: Final = "_verbs"  # the directory of the pins; not a valid node name
-_KEY: Final = struct.Struct("=2HI16s16s")  # UDP source port, 0, destination QP, source, destination
 _ROW: Final = struct.Struct("=7Q2I")
 _SIDES: Final[Mapping[Side, tuple[str, int]]] = {"came": ("ingress", 8), "sent": ("egress", 15)}  # hook, preference
 
@@ -38,7 +38,7 @@ class StackKey:
 
     def packed(self) -> bytes:
         """As in the map."""
-        return _KEY.pack(self.sport, 0, self.qpn, _octets(self.src), _octets(self.dst))
+        return FLOW_KEY.pack(0, self.sport, self.qpn, _octets(self.src), _octets(self.dst))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def attach(lab: str, ports: Sequence[tuple[Path, str]], rows: int) -> None:
     pins.mkdir(parents=True)
     with loaded(resources.HERE.bpf_object("verbs"), {f"{side}_rows": max(64, rows) for side in _SIDES}) as made:
         for side in _SIDES:
-            made.map(f"{side}_rows", _KEY.size, _ROW.size).pin(pins / f"{side}_rows")
+            made.map(f"{side}_rows", FLOW_KEY.size, _ROW.size).pin(pins / f"{side}_rows")
             made.program(side).pin(pins / side)
     for netns, port in ports:
         lines = [
@@ -102,7 +102,9 @@ class StackCounts:
 
     def __init__(self, lab: str) -> None:
         pins = pin_dir(lab, _OWNER)
-        self._maps: dict[Side, Map] = {side: Map.pinned(pins / f"{side}_rows", _KEY.size, _ROW.size) for side in _SIDES}
+        self._maps: dict[Side, Map] = {
+            side: Map.pinned(pins / f"{side}_rows", FLOW_KEY.size, _ROW.size) for side in _SIDES
+        }
 
     def expect(self, side: Side, key: StackKey, psn: int) -> None:
         """Make the row of a flow. psn: of its first packet."""

@@ -24,8 +24,8 @@
 #define NAK 0x60
 
 struct verbs_key {
+	__u16 zero; /* the port, in the map of switches: count.c */
 	__u16 sport; /* UDP source port; host byte order, like qpn */
-	__u16 zero;
 	__u32 qpn; /* destination QP */
 	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u32 daddr[4];
