@@ -147,6 +147,9 @@ def rxe_pair(version: int = 4, timeout: int = 20) -> Iterator[RxePair]:
                 for port in ("lo", "eth1"):
                     run(["ip", "-n", name, "link", "set", port, "mtu", "4200", "up"])
             rdma.add_link(spaces[1], rdma.link_name(lab, "host2", "eth1"), "eth1")
+            # The kernel gives the first neighbour discovery of `modify_qp` a second, which a slow machine may exceed.
+            other = "10.9.0.1" if version == 4 else "fd00:9::1"
+            run(["nsenter", f"--net={spaces[1]}", "ping", "-c", "1", "-W", "10", other])
             pair = RxePair(lab, version, timeout)
             try:
                 yield pair
