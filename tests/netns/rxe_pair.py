@@ -22,7 +22,7 @@ from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.kernel import rdma
-from heddle.wire.layout import TOS_ANSWER, TOS_DATA
+from heddle.wire.layout import ECN_CE, TOS_ANSWER, TOS_DATA
 from heddle.wire.sport import sport_for_qps
 from tests.netns.claimed import claimed, namespace_of
 
@@ -64,14 +64,6 @@ class RxePair:
     def _connect(self, version: int, timeout: int) -> None:
         self.device = VerbsDevice(self.link, self.ips[1])
         self.peer = VerbsQp(self.device, 64, 64)
-        sport = sport_for_qps(OWN_QPN, self.peer.qpn)
-
-        def header(tos: int) -> FlowHeader:
-            return FlowHeader(
-                src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1], sport=sport,
-                dqpn=self.peer.qpn, tos=tos,
-            )  # fmt: skip
-
         sockets = [
             PacketSocket(self.spaces[0], "eth1", MTU, receive_bytes=size, version=version) for size in (1 << 22, 0)
         ]
@@ -79,12 +71,23 @@ class RxePair:
         params = RcParams(
             mtu=MTU, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7, ack_delay_s=0.002
         )
-        self.end = RcQp(params, QpInfo(OWN_QPN, header(TOS_DATA), PSN), header(TOS_ANSWER), self.memory)
-        self.pair = QueuePair(self.nic, QpInfo(OWN_QPN, header(TOS_DATA), PSN), self.end)
+        self.end = RcQp(params, QpInfo(OWN_QPN, self.header(TOS_DATA), PSN), self.header(TOS_ANSWER), self.memory)
+        self.pair = QueuePair(self.nic, QpInfo(OWN_QPN, self.header(TOS_DATA), PSN), self.end)
         self.nic.add(self.pair)
         self.peer.connect(Peer(self.ips[0], OWN_QPN, PSN, MTU, TOS_DATA, timeout=timeout))
         self.sent: list[Completion] = []
         self.received: list[Completion] = []
+
+    def header(self, tos: int) -> FlowHeader:
+        """The headers of packets from our end."""
+        return FlowHeader(
+            src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1],
+            sport=sport_for_qps(OWN_QPN, self.peer.qpn), dqpn=self.peer.qpn, tos=tos,
+        )  # fmt: skip
+
+    def mark(self) -> None:
+        """Send everything from now on as if a switch had marked it."""
+        self.end._flow = self.header(TOS_DATA | ECN_CE)
 
     def post(self, kind: OpKind, data: memoryview, at: int = 0, imm: int | None = None) -> None:
         """An operation of our end on the peer's memory."""

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from heddle.base.process import run
+from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.verbs import verbslib as ib
 from heddle.kernel import rdma
 from heddle.wire import layout as wire
+from heddle.wire.layout import TOS_ANSWER
 from heddle.wire.sport import sport_for_qps
-from tests.netns.rxe_pair import HALF, OWN_QPN, RKEY, RxePair, impair, rxe_pair
+from tests.netns.rxe_pair import HALF, MTU, OWN_QPN, RKEY, RxePair, impair, rxe_pair
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
@@ -146,13 +148,40 @@ def test_rxe_refuses_a_wrong_key_of_ours() -> None:
         assert f"0x{wire.NAK_ACCESS:02x}" in pair.end.error
 
 
+def test_rxe_answers_no_mark_with_a_cnp_and_drops_the_cnps_that_it_gets() -> None:
+    with rxe_pair() as pair:
+        pair.mark()
+        cnp = SendBatch(MTU, slots=1)
+        cnp.put_cnp(0, pair.header(TOS_ANSWER))
+        for _ in range(10):
+            assert pair.nic.socket.send(cnp, 1) == 1
+        size = 50_000
+        pair.post("write", pair.memory.data[:size].data)
+        pair.work()
+        np.testing.assert_array_equal(pair.theirs.array[:size], pair.memory.data[:size])
+        assert pair.nic.counters.stray == 0  # our end takes no CNPs, so they would count here
+        pair.peer.post_send(ib.WR_WRITE, 0, pair.theirs.address, size, pair.theirs.lkey, va=0, rkey=RKEY)
+        pair.work(sends=1)
+
+
 @pytest.mark.needs("tshark")
 def test_tshark_reads_the_packets_of_both_stacks_alike(tmp_path: Path) -> None:
     import subprocess
 
     path = tmp_path / "both.pcap"
     with rxe_pair() as pair:
-        argv = ["nsenter", f"--net={pair.spaces[0]}", "tcpdump", "-i", "eth1", "-U", "-w", str(path), "udp port 4791"]
+        argv = [
+            "nsenter",
+            f"--net={pair.spaces[0]}",
+            "tcpdump",
+            "-i",
+            "eth1",
+            "-U",
+            "--immediate-mode",
+            "-w",
+            str(path),
+            "udp port 4791",
+        ]
         with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as dump:
             assert dump.stderr is not None and any("listening" in line for line in dump.stderr)
             size = 3000
