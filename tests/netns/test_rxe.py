@@ -40,7 +40,8 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
     assert paths.agree, paths_text(paths)
     for flow in result.flows:
         again, behind, ahead = (flow.counters[key] for key in ("retransmitted", "duplicates", "out_of_order"))
-        assert flow.received is not None and flow.received - behind - ahead == flow.sent.packets - again > 0
+        assert flow.received is not None and flow.received - behind - ahead == flow.sent.packets - again
+    assert sum(flow.sent.packets > 0 for flow in result.flows) >= len(result.flows) / 2  # a small message has one part
     assert {flow.sent.flow.qpn for flow in result.flows} >= {rdma.QPS_BEFORE_FIRST + 1} or collective == "incast"
     assert not rdma.links(f"{tiny.name}-")
     assert not stackcounts.attached(tiny.name)

@@ -21,6 +21,7 @@ from typing import ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.base.problems import CheckError, Problem
 from heddle.endpoints.connections import Connection, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.loops import NicError
@@ -31,7 +32,7 @@ from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.verbs.verbslib import WR_SEND_IMM
 from heddle.kernel.rdma import link_name
-from heddle.switch.stackcounts import StackCounts, StackKey
+from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, QpMode
 from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
@@ -77,6 +78,7 @@ class _Sender:
         self._waiting: deque[Message] = deque()
         self._posted: deque[int] = deque()  # packets of each message
         self._packets = 0
+        self.total = 0  # packets of all posted messages
 
     @property
     def idle(self) -> bool:
@@ -106,6 +108,7 @@ class _Sender:
             self._waiting.popleft()
             self._posted.append(packets)
             self._packets += packets
+            self.total += packets
 
 
 @dataclass(slots=True)
@@ -205,6 +208,10 @@ class VerbsNic:
         self._registered += [Memory(self.device, array.view(np.uint8)) for array in arrays]
 
     # called by queue pairs and the loop
+
+    def posted(self, qpn: int) -> int:
+        """Packets of all messages that a sending queue pair has posted."""
+        return self._senders[qpn].total
 
     def memory_of(self, address: int, length: int) -> Memory:
         """The registered memory that contains a range."""
@@ -350,11 +357,22 @@ class VerbsLoop:
                 came = self._counts.row("came", there)
                 if sends:
                     sent = self._counts.row("sent", here)
+                    self._check_count(nic, qp, sent)
                     counters = {"retransmitted": sent.behind, "naks": came.naks, "not_ready": came.rnr}
                     yield QpReport(rank, qp.qpn, sent.packets, sent.bytes, came.ce, 0, counters)
                 else:
                     counters = {"out_of_order": came.ahead, "duplicates": came.behind}
                     yield QpReport(rank, qp.qpn, 0, 0, came.ce, came.packets, counters)
+
+    def _check_count(self, nic: VerbsNic, qp: QpInfo, sent: StackRow) -> None:
+        """CheckError when packets left with other headers than planned: they would look like an idle queue pair."""
+        posted, left = nic.posted(qp.qpn), sent.packets - sent.behind
+        if posted == left:
+            return
+        what = f"rank {nic.rank}, QP {qp.qpn:#x}"
+        why = f"posted {posted} packets, but {left} left its NIC from UDP port {qp.flow.sport} to QP {qp.flow.dqpn:#x}"
+        hint = "does this kernel choose source ports by another rule? ./inv capture shows the packets"
+        raise CheckError(Problem("", what, why, hint))
 
     def nic_reports(self) -> Iterable[NicReport]:
         """No frames for no queue pair: the kernel drops them without a report."""
