@@ -102,6 +102,9 @@ def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = No
     run_inside(out, lab, node, cmd)
 
 
+from heddle.cli.launch_verb import launch as launch  # noqa: E402, PLC0414 - at its place in the list of verbs
+
+
 @verb(
     help=words.CAPTURE,
     positional=["port"],

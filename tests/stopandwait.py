@@ -20,7 +20,7 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
-from heddle.endpoints.transports.protocol import Column, Transport
+from heddle.endpoints.transports.protocol import Column, HostStack, Transport
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -157,6 +157,7 @@ class StopAndWait:
     )
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    stack: ClassVar[HostStack | None] = None
     ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
 
     @classmethod

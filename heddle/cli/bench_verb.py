@@ -10,7 +10,7 @@ from heddle.host import packages
 @verb(
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, order, packets, "
-        "predict, queues, labs, or all",
+        "predict, queues, rxe, labs, or all",
         "runs": "number of runs of `order` (default: 72)",
     },
     positional=["what"],

@@ -62,6 +62,16 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("exec rtsw1 vtysh -c 'show bgp summary'", "ask FRR on one switch"),
         ("exec 'host*' ip -br address", "run a command on all hosts; each line starts with its node"),
     ),
+    "launch": _examples(
+        (
+            "launch host1 host3 -- ib_write_bw --tclass=98",
+            "write from host1 to host3 by soft-RoCE, in the lossless class",
+        ),
+        (
+            "launch host1 host3 --place vm -- ib_read_lat",
+            "the same with another program, in the VM, whose kernel has rxe",
+        ),
+    ),
     "capture": _examples(
         ("capture rtsw1:eth1 --filter roce --count 20", "print 20 RoCE packets of one port, a line each"),
         ("capture rtsw1,ctsw1 --seconds 5 --out two.pcapng", "merge the ports of two switches into one file"),

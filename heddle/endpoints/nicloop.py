@@ -1,4 +1,4 @@
-"""How a worker drives its NICs: the protocol that the Python loop and the compiled loop share, and the Python loop.
+"""The Python loop: it drives a worker's NICs for every transport that builds its own frames.
 
 In:  endpoints, queue pairs, the time limit of a turn. Out: messages in ranks' memories, reports of QPs and NICs.
 One pass receives the frames of all NICs. Passes begin at least `moderation_s` after each other, like a NIC's
@@ -12,10 +12,11 @@ import select
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
+from heddle.endpoints.loops import NicError
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
@@ -33,59 +34,6 @@ REST_TURNS: Final = 4  # number of reads at the end of a run
 REST_S: Final = 3600.0  # longer than any delay
 _MODERATION_FRAMES: Final = 3
 _MODERATION_S: Final = 0.001  # the longest time that a frame may wait for the next pass
-
-
-class NicError(Exception):
-    """A NIC of one rank has failed."""
-
-    def __init__(self, rank: int, why: str) -> None:
-        super().__init__(why)
-        self.rank = rank
-        self.why = why
-
-
-class NicLoop(Protocol):
-    """The NICs of one worker. Ranks are numbered as in the plan."""
-
-    name: ClassVar[str]
-
-    def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
-        """Open a rank's NIC; OSError when its port cannot be opened."""
-
-    def sender(self, rank: int, qp: QpInfo) -> int:
-        """Open the sending end of a queue pair; return its number, for `link`."""
-
-    def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
-        """The queue pairs to one peer."""
-
-    def places(self, rank: int) -> Places | None:
-        """The object that needs the destinations of messages in advance, or None if the rank is asked per message."""
-
-    def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
-        """Open the receiving end of a queue pair."""
-
-    def turn(self, until: float, stop_fd: int) -> bool:
-        """Work until that time (CLOCK_MONOTONIC, seconds), or shorter; True when `stop_fd` is readable.
-
-        NicError when a port is gone or a queue pair has failed.
-        """
-
-    def take_rest(self) -> None:
-        """Receive the frames that were not read yet, and those that wait for their delay. Called at the end of a run,
-        when copies of packets may arrive after their queue pair was done.
-        """
-
-    def idle(self) -> bool:
-        """Nothing to send, nothing unacknowledged."""
-
-    def qp_reports(self) -> Iterable[QpReport]:
-        """The counters of each end."""
-
-    def nic_reports(self) -> Iterable[NicReport]:
-        """The frames of each NIC that were for no queue pair."""
-
-    def close(self) -> None:
-        """Release all resources."""
 
 
 def moderation_s(plan: Plan) -> float:

@@ -29,10 +29,11 @@ from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.expected import Floats, rank_input
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import FastLoop, drives
+from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.nicloop import NicError, NicLoop, PythonLoop, moderation_s
+from heddle.endpoints.nicloop import PythonLoop, moderation_s
 from heddle.endpoints.ranks import Rank, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
@@ -95,7 +96,10 @@ class Worker:
                 self.loop.open(endpoint, netns, keys[rank])
             except OSError as error:
                 raise RankError(endpoint, f"its port cannot be opened: {error.strerror}") from None
-        self._connect(task.ranks, keys)
+        try:
+            self._connect(task.ranks, keys)
+        except NicError as error:
+            raise RankError(task.plan.endpoints[error.rank], error.why) from None
         for ready in self._ranks.values():
             ready.next_size()
 
@@ -192,10 +196,13 @@ class RankError(CheckError):
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:
-    """The compiled loop if the transport, this machine and the user's options allow it, else Python's.
+    """The loop of the hosts' stack if the transport uses it; the compiled loop if the transport, this machine and the
+    user's options allow it; else Python's.
 
     The compiled loop has DCQCN; the Python loop has every congestion control.
     """
+    if transport.stack is not None:
+        return transport.stack.loop(plan)
     pause, connection, congestion = moderation_s(plan), transport.fast(), congestion_of(plan)
     if connection is None or not drives(congestion) or (found := _library(plan)) is None:
         return PythonLoop(plan, transport, pause, congestion)

@@ -326,9 +326,8 @@ def _rxe() -> Check:
     loaded = Path("/sys/module/rdma_rxe").exists()
     if not loaded and shutil.which("modprobe"):
         loaded = subprocess.run(["modprobe", "-n", "-q", "rdma_rxe"], capture_output=True, check=False).returncode == 0
-    detail = (
-        "the kernel's soft-RoCE devices" if loaded else "the kernel's soft-RoCE devices: this kernel has no rdma_rxe"
-    )
+    what = "soft-RoCE devices of the kernel, for --transport rxe and launch"
+    detail = f"{what}; in namespaces with Linux 7.1 or newer" if loaded else f"{what}: this kernel has no rdma_rxe"
     return Check("rxe", loaded, detail, _VM, required=False)
 
 

@@ -243,11 +243,13 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
 
 def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
     """Remove everything of a lab. The record is removed last, so an interrupted removal can be repeated."""
+    from heddle.kernel import rdma
     from heddle.switch import install as switch
     from heddle.switch.pfc import control as pfc
 
     with _uninterrupted(), machine_errors():
         pfc.stop(name)
+        rdma.remove_links_of(name)  # of a run that was killed
         count = sum(engine.destroy(name, observer) for engine in engines)
         switch.remove(name)
         limits.HERE.release(name, on_machine, observer)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from heddle.base import state
@@ -99,7 +101,11 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                     if table is not None:
                         table.row(keeper.rows[-1])
 
-                with crew_of(plan, transport, netns, workers) as crew, queues.during(lambda: crew.began_ns):
+                with (
+                    _hosts_ready(plan, transport, netns),
+                    crew_of(plan, transport, netns, workers) as crew,
+                    queues.during(lambda: crew.began_ns),
+                ):
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
                     ended_ns = time.monotonic_ns()
                     (observer.end if table is None else observer.drop)("run")
@@ -128,15 +134,25 @@ def _sprayed(before: Snapshot, transport: Transport, options: RunOptions) -> lis
     ]
 
 
+def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
+    """The hosts' own stack for the duration of the run, if the transport uses it."""
+    return transport.stack.ready(plan, netns) if transport.stack is not None else nullcontext()
+
+
 def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Plan, Transport]:
-    """The plan and transport of a run; InputError for options that the fabric or the transport does not support.
+    """The plan and transport of a run; InputError for options that the fabric or the transport does not support,
+    MachineError when hosts here have no stack for the transport.
 
     more_ns: what faults of links add to the longest path, see build_plan.
     """
     kind = find_transport(options.transport)
-    plan = build_plan(fabric, options, more_ns)
+    stack = kind.stack
+    plan = build_plan(fabric, options, more_ns, stack.before_first if stack is not None else None)
     congestion_of(plan)  # its parameters are checked before anything starts
-    return plan, kind.of(plan)
+    transport = kind.of(plan)
+    if stack is not None:
+        stack.require()
+    return plan, transport
 
 
 def _summary(plan: Plan) -> str:

@@ -24,7 +24,7 @@ from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER, numbered_ports
 
 CountKey = tuple[str, str, int, int]  # source, destination, UDP source port, destination QP
-_FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, UDP source port, QP, source, destination
+FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, UDP source port, QP, source, destination
 _FLOW_COUNT: Final = struct.Struct("=2Q")
 _PORT_COUNT: Final = struct.Struct("=5Q")
 _LEAST_ROWS: Final = 1 << 16  # of a lab
@@ -138,7 +138,7 @@ def create(fabric: Fabric, pins: Path) -> None:
     """Load `count` and its maps for a lab, and pin them in `pins`, an existing directory. MachineError on failure."""
     ports = sum(1 for _ in numbered_ports(fabric))
     with loaded(resources.HERE.bpf_object("count"), {"flows": rows_for(fabric), "ports": ports + 1}) as made:
-        made.map("flows", _FLOW_KEY.size, _FLOW_COUNT.size).pin(pins / "flows")
+        made.map("flows", FLOW_KEY.size, _FLOW_COUNT.size).pin(pins / "flows")
         made.map("ports", 4, _PORT_COUNT.size, per_cpu=True).pin(pins / "ports")
         made.program("count").pin(pins / "count")
 
@@ -157,7 +157,7 @@ def read_counters(fabric: Fabric, switches: Collection[str] | None = None) -> di
     misses = dict.fromkeys(wanted, 0)
     with _map(fabric, "flows") as cells:
         keys, values = cells.items()
-    rows = zip(_FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
+    rows = zip(FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
     for (number, sport, qpn, src, dst), (packets, size) in rows:
         if number in names:
             switch, port = names[number]
@@ -204,5 +204,5 @@ def _map(fabric: Fabric, name: str) -> Map:
         why, hint = "are missing, or another version of Heddle made them", "run ./inv down, then ./inv up"
         raise MachineError(Problem("bpf", f"the counters of {fabric.name}", why, hint))
     if name == "flows":
-        return Map.pinned(pins / name, _FLOW_KEY.size, _FLOW_COUNT.size)
+        return Map.pinned(pins / name, FLOW_KEY.size, _FLOW_COUNT.size)
     return Map.pinned(pins / name, 4, _PORT_COUNT.size, per_cpu=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Final
@@ -95,10 +95,13 @@ class Plan:
         return tuple(qp.flow for qp in self.qps)
 
 
-def build_plan(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> Plan:
+def build_plan(
+    fabric: Fabric, options: RunOptions, more_ns: int = 0, before_first: Callable[[str], int] | None = None
+) -> Plan:
     """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
 
     more_ns: the most that faults of links add to a path, one way, on hardware; only timers take it into account.
+    before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
     """
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
@@ -106,7 +109,7 @@ def build_plan(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> Plan:
     size = len(communicators[0])
     options = _rounded(pattern, size, options)
     _check_messages(pattern, size, options)
-    numbers, delays = _QpNumbers(endpoints), PathDelays(fabric)
+    numbers, delays = _QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
     connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
@@ -286,9 +289,9 @@ def qpn_before_first(nic: str) -> int:
 class _QpNumbers:
     """Assigns QP numbers as NICs do: in sequence, from a start that differs between NICs."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], before_first: Callable[[str], int]) -> None:
         self._nics = [e.nic for e in endpoints]
-        self._next = [qpn_before_first(nic) for nic in self._nics]
+        self._next = [before_first(nic) for nic in self._nics]
 
     def next(self, rank: int) -> int:
         """The next free QP number of that rank's NIC."""

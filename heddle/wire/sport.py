@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+SPORTS: Final = range(0xC000, 0x10000)  # the source ports that a flow label can give
+
 
 def flow_label_for_qps(lqpn: int, rqpn: int) -> int:
     """The 20-bit flow label of a pair of QP numbers, the same at both ends (Linux rdma_calc_flow_label)."""
@@ -24,3 +28,13 @@ def sport_for_qps(lqpn: int, rqpn: int) -> int:
 def sport_of_rxe(qpn: int) -> int:
     """The UDP source port that soft-RoCE derives from its own QP number (rxe_qp.c: hash_32 to 14 bits)."""
     return 0xC000 + (((qpn * 0x61C88647) & 0xFFFFFFFF) >> 18)
+
+
+def flow_label_for_sport(sport: int) -> int:
+    """A flow label that gives this source port, and is not 0: 0 would mean that the QP numbers choose.
+
+    ValueError for a port outside SPORTS.
+    """
+    if sport not in SPORTS:
+        raise ValueError(f"no flow label gives the source port {sport}")
+    return sport & 0x3FFF or 0x4001  # the two parts of 0x4001 cancel each other out

@@ -96,6 +96,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         place,
         predict,
         queues,
+        rxe,
         steady,
         workshop,
     )
@@ -115,6 +116,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "packets": packetcost.figures,
         "predict": predict.figures,
         "queues": queues.figures,
+        "rxe": rxe.figures,
         "labs": workshop.figures,
     }
     return groups

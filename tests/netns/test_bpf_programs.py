@@ -18,6 +18,7 @@ from heddle.kernel.testrun import run_on
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.bpf import build
+from heddle.switch.stackcounts import StackKey
 from heddle.traffic.flow import Flow
 from tests.netns.static_fabric import roce_frame
 
@@ -149,3 +150,40 @@ def test_descriptors_do_not_leak(objects: Path) -> None:
         with loaded(objects / "hash.o") as made:
             run_on(made.program("hash"), roce_frame(FLOW))
     assert count() == before
+
+
+def verbs_frame(psn: int, opcode: int = 0x0A, tos: int = 0, syndrome: int = 0, flow: Flow = FLOW) -> bytes:
+    """A frame with other fields of its BTH and AETH. tos: of the IP header, whose checksum programs do not read."""
+    frame = bytearray(roce_frame(flow, payload=100))
+    udp = 34 if flow is FLOW else 54
+    frame[udp + 8] = opcode
+    frame[udp + 16 : udp + 20] = struct.pack("!I", 1 << 31 | psn)
+    frame[udp + 20] = syndrome
+    if flow is FLOW:
+        frame[15] = tos
+    else:
+        frame[14:16] = struct.pack("!H", 0x6000 | tos << 4)
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("flow", [FLOW, FLOW6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("side", ["sent", "came"])
+def test_packets_of_hosts_own_kernels_are_counted_by_sequence_mark_and_answer(
+    objects: Path, side: str, flow: Flow
+) -> None:
+    with loaded(objects / "verbs.o") as made:
+        program, rows = made.program(side), made.map(f"{side}_rows", 40, 64)
+        key = StackKey(flow.src_ip, flow.dst_ip, flow.sport, flow.qpn).packed()
+        rows.update(key, struct.pack("=7Q2I", 0, 0, 0, 0, 0, 0, 0, 0xFFFFFE, 0))
+        passes = 0 if side == "came" else UNSPEC  # TC_ACT_OK: `nic`, which would hide the packet, does not run
+        for psn in (0xFFFFFE, 0xFFFFFF, 1, 2, 0, 0xFFFFFF):  # two that are early, then the missing one, then an old one
+            assert run_on(program, verbs_frame(psn, flow=flow)).retval == passes
+        for psn, opcode, tos, syndrome in ((1, 0x0A, 3, 0), (9, 0x11, 0, 0x60), (9, 0x11, 0, 0x2C), (9, 0x11, 0, 0x1F)):
+            run_on(program, verbs_frame(psn, opcode, tos, syndrome, flow))
+        found = struct.unpack("=7Q2I", rows.lookup(key) or b"")
+        length = len(verbs_frame(0, flow=flow))
+        # packets, bytes, marked, ahead, behind, NAKs, not ready, next PSN
+        assert found[:8] == (10, 10 * length, 1, 2, 1, 1, 1, 2)
+        run_on(program, roce_frame(replace(flow, qpn=5)))
+        assert len(rows.all_keys()) == 1  # a flow without a row does not count
+        assert run_on(program, NOT_ROCE["TCP"](verbs_frame(0))).retval == UNSPEC

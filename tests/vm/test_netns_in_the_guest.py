@@ -14,6 +14,8 @@ CHOSEN: Final = (
     # Shares of classes and marks over time need a processor that serves each packet in time; TCG is too slow for that.
     ("test_disciplines.py", "not share and not closed_gate and not counted", 5),
     ("test_prediction_exact.py", "", 1),
+    ("test_rxe.py", "", 6),
+    ("test_rxe_interop.py", "", 10),
 )
 
 

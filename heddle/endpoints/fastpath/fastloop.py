@@ -25,11 +25,12 @@ from heddle.endpoints.congestion.raterecord import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
+from heddle.endpoints.loops import NicError
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, NicError, open_sockets
+from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
 from heddle.endpoints.ranks import Places, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection

@@ -7,11 +7,13 @@ from typing import Final
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc
+from heddle.endpoints.transports.rxe import Rxe
 from heddle.endpoints.transports.srd import Srd
 
 TRANSPORTS: Final[dict[str, type[Transport]]] = {
     "rc": Rc,
     "srd": Srd,
+    "rxe": Rxe,
 }
 
 

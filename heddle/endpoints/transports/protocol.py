@@ -19,16 +19,22 @@ calls `expire`, and `take` if the end is ready. The resolution is that of epoll,
 Receiver-driven admission is a pair of ends that wrap the ends of another transport: the sending one keeps messages
 from `post` until a grant arrives, the receiving one sends grants in `answer`. The wrapper is itself a QpEnd, so
 admission works with any transport.
+
+A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pairs (rxe.py). Then nobody calls `fast`,
+`sender` and `receiver`: the stack builds the packets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal, Protocol, Self
 
 from pydantic import JsonValue
 
+from heddle.endpoints.loops import NicLoop
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
 from heddle.traffic.plan import Plan
 
@@ -66,17 +72,39 @@ class FastConnection:
     why: Callable[[bool, int], str]  # (True: no answer; else the syndrome of the refusal) -> the error of an end
 
 
+class HostStack(Protocol):
+    """An RDMA stack of the hosts, which carries a run in place of Heddle's NICs.
+
+    before_first: one less than the number of the first queue pair that a NIC makes (`host1:eth1`): plans number queue
+    pairs in advance, and the loop checks that the stack gives them the same numbers.
+    """
+
+    def before_first(self, nic: str) -> int:
+        """One less than the first QP number of a NIC."""
+
+    def require(self) -> None:
+        """MachineError when this machine does not have the stack. Nothing is changed."""
+
+    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
+        """Make the stack's devices in the hosts of a plan for the duration of a with block. netns: by host."""
+
+    def loop(self, plan: Plan) -> NicLoop:
+        """The loop that drives the ranks of one worker."""
+
+
 class Transport(Protocol):
     """How queue pairs carry messages in one run. Frozen: the same parameters give the same ends in every worker.
 
     columns:      its counters, in the order of JSON rows.
     answer_bytes: the largest payload of an answer.
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
+    stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
     """
 
     columns: ClassVar[tuple[Column, ...]]
     answer_bytes: ClassVar[int]
     any_order: ClassVar[bool]
+    stack: ClassVar[HostStack | None]
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

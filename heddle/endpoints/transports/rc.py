@@ -15,7 +15,7 @@ from pydantic import JsonValue, TypeAdapter
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column, FastConnection
+from heddle.endpoints.transports.protocol import Column, FastConnection, HostStack
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket, why_failed
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
@@ -201,6 +201,7 @@ class Rc:
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

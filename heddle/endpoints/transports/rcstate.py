@@ -137,14 +137,18 @@ class Requester:
             self._unsent += stop == beyond
             at = stop
         if bursts:
-            self.next = end
-            self.counters.sent += end - start
-            if start < self.tried:
-                self.counters.retransmitted += min(self.tried, end) - start
-            self.tried = max(self.tried, end)
-            if self.deadline == NEVER:
-                self.deadline = now + self.params.timeout_s
+            self._sent(end, now)
         return bursts
+
+    def _sent(self, end: int, now: float) -> None:
+        """Count the packets from `next` to `end` as sent."""
+        start, self.next = self.next, end
+        self.counters.sent += end - start
+        if start < self.tried:
+            self.counters.retransmitted += min(self.tried, end) - start
+        self.tried = max(self.tried, end)
+        if self.deadline == NEVER:
+            self.deadline = now + self.params.timeout_s
 
     def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
         """Handle an ACK or NAK for `psn` (24 bits)."""

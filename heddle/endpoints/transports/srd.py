@@ -21,7 +21,7 @@ from pydantic import JsonValue, TypeAdapter
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column
+from heddle.endpoints.transports.protocol import Column, HostStack
 from heddle.endpoints.transports.rc import COLUMNS, connection_params, of_qp
 from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
 from heddle.traffic.plan import Plan
@@ -265,6 +265,7 @@ class Srd:
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = True
+    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -18,7 +18,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 
 HERE: Final = Path(__file__).resolve().parent
-PROGRAMS: Final = ("hash", "count", "nic", "queue")
+PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
 VERSION_FILE: Final = HERE / "clang.txt"
 # bpfel: for x86-64 and arm64. -nostdinc: only the headers here. The prefix map keeps build paths out of the BTF.
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")

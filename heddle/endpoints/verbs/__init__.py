@@ -1,0 +1,1 @@
+"""Queue pairs of the hosts' own RDMA stack, by rdma-core's libibverbs."""

@@ -1,0 +1,122 @@
+"""Run a program for RDMA, as those of perftest, between two hosts of a lab: its server in one, its client in the other.
+
+In:  a lab, two hosts, the program with its flags. Out: the exit code. The client's output is unchanged.
+Both get a soft-RoCE device for as long as the program runs. The client runs in the first host: the data of a write or
+send test flow from the first to the second.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from heddle.base import state
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.process import find_program
+from heddle.fabric.model import Fabric, Port
+from heddle.kernel import rdma
+from heddle.kernel.namespace import inside
+from heddle.lab.lab import Lab
+from heddle.switch import stackcounts
+
+_SERVER_S: Final = 30.0  # until the server listens
+_LISTEN: Final = "0A"  # TCP_LISTEN in /proc/net/tcp
+_ADDED: Final = frozenset({"-d", "--ib-dev", "-x", "--gid-index"})
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A host's NIC with its device. gid: index of its address."""
+
+    port: Port
+    netns: Path
+    device: str
+    gid: int
+
+    @property
+    def ip(self) -> str:
+        return str(self.port.address.ip) if self.port.address is not None else ""
+
+    def command(self, argv: Sequence[str], *more: str) -> list[str]:
+        """The program in this host, with the flags that choose its device."""
+        return ["nsenter", f"--net={self.netns}", *argv, "-d", self.device, "-x", str(self.gid), *more]
+
+
+def launch(lab: Lab, client: str, server: str, argv: Sequence[str], output: IO[bytes] | None = None) -> int:
+    """Run the program in both hosts; return the client's exit code. output: of the client; None: the terminal's.
+
+    InputError for unknown hosts and flags that this function sets itself. MachineError when there is no soft-RoCE or no
+    such program, CheckError when the server ends or does not listen.
+    """
+    ports = [_nic(lab.fabric, name) for name in (client, server)]
+    if client == server:
+        raise InputError(Problem("", f"launch {client} {server}", "names one host twice", "name two hosts"))
+    if taken := [word for word in argv if word.partition("=")[0] in _ADDED]:
+        raise InputError(Problem("", taken[0], "is set by launch itself: the device of each host", "leave it out"))
+    if find_program(argv[0], "/usr/sbin", "/sbin") is None:
+        why = "is not installed"
+        raise MachineError(Problem("", argv[0], why, "run apt-get install perftest, or use --place vm"))
+    rdma.require()
+    with state.lock(lab.name), _devices(lab, ports) as (source, target), tempfile.TemporaryFile() as said:
+        with subprocess.Popen(target.command(argv), stdout=said, stderr=subprocess.STDOUT) as process:
+            try:
+                _wait_for_server(process, target.netns, said)
+                done = subprocess.run(source.command(argv, target.ip), stdout=output, check=False)
+            finally:
+                process.terminate()
+        return done.returncode
+
+
+def _nic(fabric: Fabric, name: str) -> Port:
+    """The first NIC of a host."""
+    names = [host.name for host in fabric.hosts]
+    if name not in names:
+        raise InputError(Problem("", f"launch {name}", "is not a host", did_you_mean(name, names)))
+    return fabric.by_name[name].ports[0]
+
+
+@contextmanager
+def _devices(lab: Lab, ports: Sequence[Port]) -> Iterator[tuple[_End, _End]]:
+    handles = lab.handles()
+    spaces = [handles[port.node].netns for port in ports]
+    places = [(space, port.name) for space, port in zip(spaces, ports, strict=True)]
+    names = [rdma.link_name(lab.name, port.node, port.name) for port in ports]
+    rdma.remove_links_of(lab.name)
+    try:
+        stackcounts.attach(lab.name, places, 1)
+        for space, port, name in zip(spaces, ports, names, strict=True):
+            rdma.add_link(space, name, port.name)
+        first, second = (
+            _End(port, space, name, rdma.gid_index(name, str(port.address.ip) if port.address else ""))
+            for port, space, name in zip(ports, spaces, names, strict=True)
+        )
+        yield first, second
+    finally:
+        rdma.remove_links(names)
+        stackcounts.detach(lab.name, places)
+
+
+def _wait_for_server(process: subprocess.Popen[bytes], netns: Path, said: IO[bytes]) -> None:
+    """Wait until a process in the namespace listens on a TCP port: a test connection would start the test."""
+    deadline = time.monotonic() + _SERVER_S
+    while not _listens(netns):
+        ended = process.poll() is not None
+        if ended or time.monotonic() > deadline:
+            said.seek(0)
+            text = said.read().decode(errors="replace").strip()
+            why = f"ended with exit code {process.returncode}" if ended else f"does not listen after {_SERVER_S:g} s"
+            raise CheckError(Problem("", "the server", why, f"it printed:\n{text}" if text else ""))
+        time.sleep(0.1)
+
+
+def _listens(netns: Path) -> bool:
+    with inside(netns):
+        tables = [Path(f"/proc/thread-self/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    return any(len(row) > 3 and row[3] == _LISTEN for row in rows)

@@ -1,0 +1,186 @@
+"""WRITE, SEND and READ between two complete ends, over a channel that loses, repeats and reorders frames."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.parse import Parser
+from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.transports.rcops import RNR_CODE, RNR_MS, Arrival, Operation
+from heddle.endpoints.transports.rcqp import RcQp
+from heddle.endpoints.transports.rcstate import RcParams
+from heddle.wire import layout as wire
+
+PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
+RKEY = 7
+
+
+class Memory:
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.imms: list[int] = []
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
+
+    def arrived(self, imm: int) -> None:
+        self.imms.append(imm)
+
+
+class Wire:
+    """Two ends, and the frames between them, as bytes with an ICRC."""
+
+    def __init__(self, seed: int, loss: float, psns: tuple[int, int] = (wire.PSN_MASK - 2, 5)) -> None:
+        self.dice, self.loss = random.Random(seed), loss
+        self.memories = [Memory(self.dice.randbytes(8192)) for _ in range(2)]
+        self.ends = [self._end(here, psns) for here in range(2)]
+        self.under_way: list[list[bytes]] = [[], []]  # to each end
+        self.opcodes: list[int] = []
+        self.lose: list[int] = []  # opcodes of which one frame each is lost
+        self.now = 0.0
+
+    def _end(self, here: int, psns: tuple[int, int]) -> RcQp:
+        mac, ip = ("02:00:00:00:00:01", "02:00:00:00:00:02"), ("10.0.0.1", "10.0.0.2")
+        flow = FlowHeader(
+            src_mac=mac[here], dst_mac=mac[1 - here], src_ip=ip[here], dst_ip=ip[1 - here],
+            sport=50000, dqpn=0x12 - here,
+        )  # fmt: skip
+        return RcQp(PARAMS, QpInfo(0x11 + here, flow, psns[here]), flow, self.memories[here], psns[1 - here])
+
+    def step(self) -> None:
+        self.now += 0.05
+        for here, end in enumerate(self.ends):
+            batch = SendBatch(PARAMS.mtu, slots=64)
+            end.expire(self.now)
+            count = end.take(batch, 0, self.dice.randint(1, 9), self.now)
+            while end.answering:
+                end.answer(batch, count)
+                count += 1
+            for slot in range(count):
+                self._put(1 - here, bytes(batch.frame_of(slot, int(batch.lengths[slot]))))
+        for there, end in enumerate(self.ends):
+            frames, self.under_way[there] = self.under_way[there], []
+            for frame in frames:
+                self._receive(end, frame)
+
+    def _put(self, there: int, frame: bytes) -> None:
+        self.opcodes.append(frame[wire.BTH_AT])
+        if frame[wire.BTH_AT] in self.lose:
+            self.lose.remove(frame[wire.BTH_AT])
+            return
+        copies = 0 if self.dice.random() < self.loss else 2 if self.dice.random() < self.loss else 1
+        queue = self.under_way[there]
+        for _ in range(copies):
+            back = self.dice.randint(0, min(3, len(queue))) if self.dice.random() < self.loss else 0
+            queue.insert(len(queue) - back, frame)
+
+    def _receive(self, end: RcQp, frame: bytes) -> None:
+        buffer = SendBatch(PARAMS.mtu, slots=1)
+        start = buffer.starts[0]
+        buffer.mem[start : start + len(frame)] = frame
+        got = Parser().parse(buffer, [len(frame)])
+        assert got.sounds[0]
+        assert end.receive(got, 0, self.now) == 1
+
+    def run(self) -> None:
+        for _ in range(20_000):
+            if all(end.idle for end in self.ends) and not any(self.under_way):
+                break
+            self.step()
+            assert not any(end.error for end in self.ends), [end.error for end in self.ends]
+        else:
+            raise AssertionError("never came to an end")
+        for _ in range(30):
+            self.step()
+
+
+def do_all(channel: Wire, here: int, sizes: Sequence[int]) -> None:
+    """Every operation with each size, one after the other, and the result in memory."""
+    end, there = channel.ends[here], channel.ends[1 - here].responder
+    mine, theirs = channel.memories[here], channel.memories[1 - here]
+    kept = bytes(theirs.data[4096:])
+    read = [bytearray(size) for size in sizes]
+    inbox = [bytearray(size + 10) for size in sizes]
+    for number, size in enumerate(sizes):
+        there.post_receive(memoryview(inbox[number]))
+        data = memoryview(bytes(mine.data))[:size]
+        end.post(Operation(data, 0, RKEY, number, "write", announced=number % 2 == 0))
+        end.post(Operation(memoryview(read[number]), 4096, RKEY, 0, "read"))
+        end.post(Operation(data, 0, 0, 100 + number, "send", announced=number % 2 == 1))
+    wanted = bytes(mine.data)
+    channel.run()
+    assert theirs.data[: max(sizes)] == wanted[: max(sizes)]
+    assert theirs.imms == [number for number in range(len(sizes)) if number % 2 == 0]
+    for number, size in enumerate(sizes):
+        assert read[number] == kept[:size]
+        assert inbox[number][:size] == wanted[:size]
+    arrivals = [Arrival(size, 100 + n if n % 2 == 1 else None) for n, size in enumerate(sizes)]
+    assert there.arrivals == arrivals
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.03, 0.15])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_operation_moves_the_right_bytes_whatever_is_lost_repeated_or_reordered(loss: float, seed: int) -> None:
+    channel = Wire(seed, loss)
+    do_all(channel, seed % 2, [1, 256, 257, 4000])
+    again = sum(end.requester.counters.retransmitted for end in channel.ends)
+    assert (again > 0) == (loss > 0)
+
+
+def test_both_directions_at_the_same_time() -> None:
+    channel = Wire(1, 0.05)
+    for here in (0, 1):
+        channel.ends[here].responder.post_receive(memoryview(bytearray(900)))
+        data = memoryview(bytes(channel.memories[here].data))[:900]
+        channel.ends[here].post(Operation(data, 0, 0, 5, "send", announced=True))
+        channel.ends[here].post(Operation(memoryview(bytearray(2000)), 4096, RKEY, 0, "read"))
+    channel.run()
+    assert [end.responder.arrivals for end in channel.ends] == [[Arrival(900, 5)]] * 2
+
+
+def test_a_send_without_memory_waits_for_the_receiver_and_arrives_once() -> None:
+    channel = Wire(0, 0.0)
+    channel.ends[0].post(Operation(memoryview(b"x" * 700), 0, 0, 9, "send", announced=True))
+    for _ in range(5):
+        channel.step()
+    assert channel.ends[0].requester.not_ready > 0
+    inbox = bytearray(1000)
+    channel.ends[1].responder.post_receive(memoryview(inbox))
+    channel.run()
+    assert channel.ends[1].responder.arrivals == [Arrival(700, 9)]
+    assert inbox[:700] == b"x" * 700
+    assert RNR_MS[RNR_CODE] == 0.64
+
+
+def test_a_read_is_one_request_and_its_response_has_the_opcodes_of_the_standard() -> None:
+    channel = Wire(0, 0.0)
+    got = bytearray(600)
+    channel.ends[0].post(Operation(memoryview(got), 4096, RKEY, 0, "read"))
+    channel.run()
+    assert channel.opcodes == [
+        wire.READ_REQUEST, wire.READ_RESPONSE_FIRST, wire.READ_RESPONSE_MIDDLE, wire.READ_RESPONSE_LAST,
+    ]  # fmt: skip
+    assert got == channel.memories[1].data[4096:4696]
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_a_wrong_key_is_refused(kind: str) -> None:
+    channel = Wire(0, 0.0)
+    channel.ends[0].post(Operation(memoryview(bytearray(10)), 0, RKEY + 1, 0, "read" if kind == "read" else "write"))
+    for _ in range(10):
+        channel.step()
+    assert "0x62" in channel.ends[0].error
+
+
+def test_a_lost_response_is_requested_again_from_the_missing_packet_on() -> None:
+    channel = Wire(0, 0.0)
+    got = bytearray(256 * 6)
+    channel.ends[0].post(Operation(memoryview(got), 4096, RKEY, 0, "read"))
+    channel.lose = [wire.READ_RESPONSE_MIDDLE]
+    channel.run()
+    assert channel.opcodes.count(wire.READ_REQUEST) == 2
+    assert got == channel.memories[1].data[4096 : 4096 + len(got)]

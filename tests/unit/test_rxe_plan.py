@@ -1,0 +1,91 @@
+"""rxe without a kernel that has it: the plan's numbers and ports, options that it refuses, and what doctor reads."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+from heddle.base.problems import InputError, MachineError
+from heddle.endpoints.transports.rxe import Rxe
+from heddle.endpoints.verbs.verbslib import SIZES
+from heddle.fabric.fabricfile import load_fabric
+from heddle.kernel import rdma
+from heddle.runs.run import plan_run
+from heddle.traffic.options import RunOptions, SourcePorts
+from heddle.traffic.plan import Plan, build_plan
+from heddle.wire.sport import SPORTS, flow_label_for_sport, sport_for_flow_label, sport_for_qps
+
+TINY = load_fabric("tiny").fabric
+
+
+def plan_of(**options: object) -> Plan:
+    stack = Rxe.stack
+    assert stack is not None
+    return build_plan(TINY, RunOptions(transport="rxe", **options), before_first=stack.before_first)  # type: ignore[arg-type]
+
+
+def test_a_new_device_numbers_queue_pairs_from_17_and_ports_follow_from_the_numbers() -> None:
+    plan = plan_of()
+    for endpoint in plan.endpoints:
+        numbers = [qp.src_qpn for qp in plan.qps if qp.flow.src_rank == endpoint.rank]
+        numbers += [qp.flow.qpn for qp in plan.qps if qp.flow.dst_rank == endpoint.rank]
+        assert sorted(numbers) == [17, 18]
+    assert all(qp.flow.sport == sport_for_qps(qp.src_qpn, qp.flow.qpn) for qp in plan.qps)
+
+
+def test_every_source_port_of_verbs_has_a_flow_label_that_is_not_0() -> None:
+    for sport in SPORTS:
+        label = flow_label_for_sport(sport)
+        assert 0 < label < 1 << 20
+        assert sport_for_flow_label(label) == sport
+    with pytest.raises(ValueError, match="no flow label"):
+        flow_label_for_sport(4791)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"window": 8}, "--window 8"),
+        ({"qps": 16, "qp_mode": "round-robin"}, "--qps 16 --qp-mode round-robin"),
+        ({"source_ports": SourcePorts("fixed", (4000,))}, "--sport"),
+        ({"congestion": "dcqcn"}, "--cc dcqcn"),
+    ],
+)
+def test_options_that_verbs_cannot_express_are_refused(options: dict[str, object], word: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Rxe.of(plan_of(**options))
+    assert caught.value.problems[0].what == word
+    assert caught.value.problems[0].hint
+
+
+def test_a_modelled_propagation_delay_is_refused() -> None:
+    plan = plan_of()
+    slow = replace(plan, qps=tuple(replace(qp, delay_s=0.001) for qp in plan.qps))
+    with pytest.raises(InputError, match=r"link\.delay"):
+        Rxe.of(slow)
+
+
+def test_parameters_survive_the_way_to_a_worker() -> None:
+    made = Rxe.of(plan_of(timeout=14, retries=9))
+    assert (made.params.timeout, made.params.retries) == (14, 7)
+    assert Rxe.load(made.parameters()) == made
+
+
+def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdma, "_has_module", lambda: False)
+    with pytest.raises(MachineError) as caught:
+        plan_run(TINY, RunOptions(transport="rxe"))
+    assert "soft-RoCE" in caught.value.problems[0].what
+    assert "--place vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
+
+
+def test_the_mode_of_namespaces_is_read_as_rdma_prints_it() -> None:
+    assert rdma._mode("netns shared privileged-qkey off monitor on\n") == "shared"
+    assert rdma._mode("netns exclusive copy-on-fork on\n") == "exclusive"
+    assert rdma._mode("") == ""
+
+
+def test_structures_have_the_sizes_of_the_library() -> None:
+    assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
