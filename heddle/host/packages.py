@@ -92,7 +92,7 @@ def _frr() -> bool:
 
 _ALL: Final = (
     Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr, ("zebra", "bgpd", "vtysh")),
-    _tool("iproute2", "namespaces, links and queues: ip and tc", "ip", "tc"),
+    _tool("iproute2", "namespaces, links and queues: ip and tc", "ip", "tc", "ss"),
     Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
     Part("libdeflate", "a faster CRC for the NICs than zlib's", ("libdeflate0",), libdeflate, optional=True),
     _tool("util-linux", "enters namespaces: nsenter and setpriv", "nsenter", "setpriv", "unshare"),
