@@ -31,7 +31,7 @@ from heddle.places.vm.kernels import DEFAULT, KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
-WANTED = Hardware(min(len(os.sched_getaffinity(0)), 2), 2048, 0)
+WANTED = Hardware(min(len(os.sched_getaffinity(0)), 2), 2048, 600)  # it also ends if this session is killed
 
 
 @dataclass(frozen=True)

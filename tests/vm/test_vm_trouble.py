@@ -27,7 +27,7 @@ from tests.vm.conftest import ROOT, Machine
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("iproute2", "mount")]
 SmallImage = Callable[..., VmImage]
-ONE = Hardware(1, 1024, 0)
+ONE = Hardware(1, 1024, 600)
 
 
 def start(wanted: Hardware = ONE) -> guest.Guest:
