@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from heddle.base.problems import MachineError
 from heddle.fabric.linkfault import NO_FAULT, LinkFault
+from heddle.kernel.namespace import inside
 from heddle.switch.links import delaylines, portfaults
 from heddle.switch.links.portfaults import FaultCounts
 from tests.netns.queue_traffic import Arrivals, Rack, rack
@@ -30,6 +32,10 @@ BTH_END: Final = 14 + 20 + 8 + 12
 @pytest.fixture(scope="module")
 def made() -> Iterator[Rack]:
     with rack(link={"host": "20mbit", "fabric": "20mbit"}, scale=1000, queues={"buffer": "8MB"}) as found:
+        for port in (found.egress, found.target):  # the kernels' own ARP and IPv6 packets would meet the fault, too
+            found.lab.ip(port.node, "link", "set", "dev", port.name, "arp", "off")
+            with inside(found.lab.handle(port.node).netns):
+                Path(f"/proc/sys/net/ipv6/conf/{port.name}/disable_ipv6").write_text("1")
         yield found
 
 

@@ -61,7 +61,9 @@ def test_a_lossy_link_is_survived_and_each_loss_is_explained(lab: Lab) -> None:
     (fault,) = linkfaults.read_faults(lab)
     assert result.wrong == 0
     assert fault.counts is not None and fault.counts.lost > 0
-    assert result.queues is not None and result.queues.drops == {"fault": fault.counts.lost}
+    assert result.queues is not None and result.queues.drops.keys() == {"fault"}
+    # The port's own packets, such as IPv6 neighbour discovery, may be lost before and after the run.
+    assert 0 < result.queues.drops["fault"] <= fault.counts.lost
     assert total(result, "retransmitted") > 0
     assert paths_of(lab).agree
 

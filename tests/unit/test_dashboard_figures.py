@@ -110,7 +110,7 @@ def test_levels_are_those_of_now_and_counts_those_of_the_interval(fabric: Fabric
         ("agent", "ctsw1:eth2", 3, "closed_since_ns"): 10**9,
     })  # fmt: skip
     flags = PortFlag.PAUSED | PortFlag.MARKED | PortFlag.DROPPED | PortFlag.PAUSES
-    wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 5, "pauses": 1, "flags": flags}
+    wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 6, "pauses": 1, "flags": flags}
     assert figures(fabric, ports, before, after) == {"ctsw1:eth2": wanted}
     assert after.columns["paused_ns"][row([port.ref for port in ports].index("ctsw1:eth2") + 1, 3)] == 10**9
 

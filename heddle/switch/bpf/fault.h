@@ -58,22 +58,17 @@ INLINE int corrupt(struct __sk_buff *skb)
 	return !bpf_skb_store_bytes(skb, at, &byte, 1, 0);
 }
 
-/* The fate of a packet on the link behind `port`. Each is drawn on its own: a duplicate of a corrupt packet is corrupt. */
-INLINE int meet_fault(struct __sk_buff *skb, struct counters *counters, __u32 port, __u32 bytes)
+/* The fate of a packet on its link. Each is drawn on its own: a duplicate of a corrupt packet is corrupt. */
+INLINE int fate_of(struct __sk_buff *skb, struct fault *fault, struct counters *counters, __u32 bytes)
 {
-	struct fault *fault = bpf_map_lookup_elem(&faults, &port);
-	__u32 mark = skb->mark, line;
+	__u32 mark = skb->mark, line = fault->line;
 
-	if (!fault)
-		return TC_ACT_UNSPEC;
-	add(&fault->packets, 1);
 	if (happens(fault->loss)) {
 		add(&fault->lost, 1);
 		return refuse(counters, DROP_FAULT, bytes);
 	}
 	if (happens(fault->corrupt) && corrupt(skb))
 		add(&fault->corrupted, 1);
-	line = fault->line;
 	skb->mark = LINKED << 16 | (mark & 0xffff);
 	if (happens(fault->duplicate) &&
 	    !bpf_clone_redirect(skb, line ? line : skb->ifindex, line ? 0 : BPF_F_INGRESS)) {
@@ -87,6 +82,19 @@ INLINE int meet_fault(struct __sk_buff *skb, struct counters *counters, __u32 po
 	}
 	skb->mark = mark;
 	return TC_ACT_UNSPEC;
+}
+
+/* The packet itself is counted last: then all other counters include it. */
+INLINE int meet_fault(struct __sk_buff *skb, struct counters *counters, __u32 port, __u32 bytes)
+{
+	struct fault *fault = bpf_map_lookup_elem(&faults, &port);
+	int fate;
+
+	if (!fault)
+		return TC_ACT_UNSPEC;
+	fate = fate_of(skb, fault, counters, bytes);
+	add(&fault->packets, 1);
+	return fate;
 }
 
 #endif
