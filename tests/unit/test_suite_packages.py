@@ -23,8 +23,8 @@ TESTS = Path(__file__).resolve().parents[1]
 # Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
 ESSENTIAL: Final = frozenset(
     {
-        "bash", "cat", "dd", "dpkg", "echo", "env", "exit", "false", "find", "hostname", "kill", "printenv", "python3", "rm",
-        "sh", "sleep", "tar", "test", "timeout", "touch", "tr", "true", "uniq",
+        "bash", "cat", "dd", "dpkg", "echo", "env", "exit", "false", "find", "hostname", "kill", "printenv", "python3",
+        "rm", "sh", "sleep", "tar", "test", "timeout", "touch", "tr", "true", "uniq",
     }
 )  # fmt: skip
 # Tests look whether these are there, and do without them.
