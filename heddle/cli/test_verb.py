@@ -63,7 +63,7 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     if typed["suite"] == "vm":
         from heddle.cli.vm_verb import needed_packages as needed_by_vm
 
-        needed = (*needed, *needed_by_vm({"action": "up", "kernel": "", "rebuild": False}))
+        needed = (*needed, "iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False}))
     if typed["suite"] == "clab":
         needed = (*needed, *packages.ENGINE, *packages.IMAGE)
     if typed["suite"] == "browser":

@@ -148,7 +148,6 @@ UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
     "ethtool",
     "git",
-    "iproute2",
     "mount",
     "openssh-client",
     "openssh-server",

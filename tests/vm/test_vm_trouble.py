@@ -25,7 +25,7 @@ from heddle.places.vm.initramfs import ArchivedFile, archive
 from heddle.places.vm.kernels import DEFAULT, KERNELS
 from tests.vm.conftest import ROOT, Machine
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("iproute2", "mount")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.needs("mount")]
 SmallImage = Callable[..., VmImage]
 ONE = Hardware(1, 1024, 600)
 
