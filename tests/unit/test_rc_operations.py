@@ -12,7 +12,7 @@ from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.transports.rcops import RNR_CODE, RNR_MS, Arrival, Operation
 from heddle.endpoints.transports.rcqp import RcQp
-from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.rcstate import RcParams, WritePacket
 from heddle.wire import layout as wire
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
@@ -184,3 +184,17 @@ def test_a_lost_response_is_requested_again_from_the_missing_packet_on() -> None
     channel.run()
     assert channel.opcodes.count(wire.READ_REQUEST) == 2
     assert got == channel.memories[1].data[4096 : 4096 + len(got)]
+
+
+def test_an_acknowledgement_does_not_name_the_psn_of_a_read() -> None:
+    responder = Wire(0, 0.0).ends[1].responder
+    first = responder.acked + 1 & wire.PSN_MASK
+    write = WritePacket(first, True, True, True, (0, RKEY, 3))
+    responder.receive(write, memoryview(b"abc"), 0.0)
+    assert responder.acked == first
+    for psn, length in ((first + 1, 600), (first + 4, 10)):  # three responses, and one
+        responder.receive_read(psn & wire.PSN_MASK, (4096, RKEY, length), 0.0)
+    responder.receive(write, memoryview(b"abc"), 0.0)  # its ACK was lost
+    assert responder.ack_due and responder.acked == first
+    responder.receive(write._replace(psn=first + 5 & wire.PSN_MASK), memoryview(b"abc"), 0.0)
+    assert responder.acked == first + 5 & wire.PSN_MASK

@@ -5,6 +5,8 @@ Out: bursts of requests, READ responses, answers, finished operations. No frames
 
 A READ request takes as many PSNs as its response has packets (IBTA vol. 1, section 9.7.3.1). A response acknowledges
 all earlier requests. A missing response is requested again from its PSN on. A later ACK does not replace it.
+An ACK does not name a READ's PSN: with its last response lost, rxe would take such an ACK for a malformed response, and
+end the connection.
 A SEND without posted memory is answered by RNR NAK: the sender waits for the time in it and sends again.
 """
 
@@ -148,15 +150,21 @@ class Arrival(NamedTuple):
 class OpResponder(Responder):
     """The responding half of a QP. `reads` are the responses to send, before any other answer."""
 
-    __slots__ = ("_inbox", "_is_send", "_sending", "arrivals", "reads")
+    __slots__ = ("_inbox", "_is_send", "_reads_from", "_reads_to", "_sending", "arrivals", "reads")
 
     def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
         super().__init__(params, psn, memory)
         self._inbox: deque[memoryview] = deque()
         self._sending = False  # the message that is incomplete is a SEND
         self._is_send = False  # the packet that is handled now belongs to a SEND
+        self._reads_from = self._reads_to = -1  # PSNs of the READs that were accepted last, without the end
         self.arrivals: list[Arrival] = []
         self.reads: deque[ReadReply] = deque()
+
+    @property
+    def acked(self) -> int:
+        """The PSN for an ACK that is sent now: of the last WRITE or SEND packet accepted in order."""
+        return (self._reads_from - 1) & PSN_MASK if self._psn == self._reads_to else super().acked
 
     def post_receive(self, memory: memoryview) -> None:
         """Give memory for one SEND."""
@@ -187,7 +195,9 @@ class OpResponder(Responder):
             self.counters.duplicates += 1
         else:
             self.counters.received += 1
-            self._psn = (psn + packets) & PSN_MASK
+            if psn != self._reads_to:
+                self._reads_from = psn
+            self._psn = self._reads_to = (psn + packets) & PSN_MASK
             self.msn = (self.msn + 1) & PSN_MASK
             if self._nak_sent:
                 self._close_gap()
