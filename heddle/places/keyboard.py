@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import termios
 import threading
@@ -18,6 +17,12 @@ if TYPE_CHECKING:
     from heddle.places.channel import AgentConnection
 
 _AHEAD: Final = 1 << 20  # largest number of bytes sent that the verb has not read yet
+
+
+def size_of_terminal() -> list[int]:
+    """Rows and columns of the terminal on stdin; not LINES and COLUMNS, which any program sets for its children."""
+    columns, rows = os.get_terminal_size(0)
+    return [rows, columns]
 
 
 class Keyboard:
@@ -78,6 +83,6 @@ class Keyboard:
 
     def _resize(self) -> None:
         try:
-            self.link.send(b"W", json.dumps(list(shutil.get_terminal_size()[::-1])).encode())
+            self.link.send(b"W", json.dumps(size_of_terminal()).encode())
         except Broken:
             return

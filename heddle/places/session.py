@@ -31,7 +31,7 @@ from heddle.base.tables import written
 from heddle.places.address import Address
 from heddle.places.call import Call, Output
 from heddle.places.channel import AgentConnection, Broken, open_link
-from heddle.places.keyboard import Keyboard
+from heddle.places.keyboard import Keyboard, size_of_terminal
 from heddle.places.store import digest_of, unpack
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class _Session:
             "outs": outs,
             "lasting": self.call.lasting,
             "input": self.call.typed_in,
-            "terminal": list(shutil.get_terminal_size()[::-1]) if typed else None,
+            "terminal": size_of_terminal() if typed else None,
         }
         self.out.close()
         self.link.say(b"G", order)

@@ -84,7 +84,9 @@ def terminal(server: SshServer, name: str) -> None:
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     words = server.words("exec", "--lab", name, "host1", "sh", "-c", "stty size; exec sleep 60")
-    inv = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=server.env, start_new_session=True)
+    # GNU readline, which pytest imports, sets these for children: they are not the size of this terminal.
+    env = {**server.env, "LINES": "24", "COLUMNS": "80"}
+    inv = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
     seen, end = b"", time.monotonic() + 60
     while b"33 77\r\n" not in seen:
         assert inv.poll() is None and time.monotonic() < end, seen
