@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -75,7 +76,8 @@ def digest_of(manifest: Manifest) -> str:
 
 def stamps(project: Path, names: list[str]) -> dict[str, list[int]]:
     """Size, time and mode of every file: when they are equal, no file has changed."""
-    return {n: [s.st_size, s.st_mtime_ns, s.st_mode] for n in names for s in [os.lstat(project / n)]}
+    # Text, not Path: on a slow server that is half of the time.
+    return {n: [s.st_size, s.st_mtime_ns, s.st_mode] for n in names for s in [os.lstat(f"{project}/{n}")]}
 
 
 class Store:
@@ -159,6 +161,8 @@ def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
     ValueError for a member outside `root`, and for a link when `links` is false.
     """
     written = []
+    # Directories that this call has checked: on a slow server the checks take as long as the rest.
+    checked: set[str] = set()
     with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|gz") as tar:
         for member in tar:
             if not (member.isfile() or member.issym()):
@@ -167,25 +171,42 @@ def unpack(source: Source, root: Path, *, links: bool = True) -> list[str]:
             if member.issym() and not links:
                 raise ValueError(f"{member.name} is a link")
             written.append(member.name)
-            clear(root, path)
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fresh = path.with_name(f".heddle-{secrets.token_hex(4)}")
-            try:
-                if member.issym():
-                    fresh.symlink_to(member.linkname)
-                else:
-                    content = tar.extractfile(member)
-                    assert content is not None  # noqa: S101  (it is a file)
-                    with fresh.open("wb") as file:
-                        shutil.copyfileobj(content, file)
-                    fresh.chmod(0o755 if member.mode & stat.S_IXUSR else 0o644)
-                fresh.replace(path)
-            finally:
-                if os.path.lexists(fresh):
-                    fresh.unlink()
+            folder, _, last = str(path).rpartition("/")
+            if member.issym() or _is_directory(path):
+                checked.clear()  # this member may replace a directory that was checked
+            if folder not in checked:
+                clear(root, path)
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                checked.add(folder)
+            _write_member(tar, member, f"{folder}/.heddle-{secrets.token_hex(4)}", f"{folder}/{last}")
     while source.read(1 << 16):  # tarfile stops before the last frames of the tar
         pass
     return written
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, fresh: str, path: str) -> None:
+    """Write one file or link under the name `fresh`, and give it its own name when it is complete."""
+    try:
+        if member.issym():
+            os.symlink(member.linkname, fresh)  # noqa: PTH211
+        else:
+            content = tar.extractfile(member)
+            assert content is not None  # noqa: S101  (it is a file)
+            with open(fresh, "wb") as file:  # noqa: PTH123
+                shutil.copyfileobj(content, file)
+                os.fchmod(file.fileno(), 0o755 if member.mode & stat.S_IXUSR else 0o644)
+        os.rename(fresh, path)  # noqa: PTH104
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(fresh)  # noqa: PTH108
+        raise
 
 
 def clear(root: Path, path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +323,25 @@ def test_a_server_that_unpacks_slowly_reports_that_it_works() -> None:
     chunks = Chunks(stream, b"T")
     assert [chunks.read(3), chunks.read(3), chunks.read(3), chunks.read(3)] == [b"abc", b"d", b"ef", b""]
     assert stream.sent == [b"k"] * 3
+
+
+def test_a_later_member_of_a_tar_may_replace_a_directory_of_an_earlier_one(tmp_path: Path) -> None:
+    outside, root, packed = tmp_path / "outside", tmp_path / "root", io.BytesIO()
+    outside.mkdir()
+    root.mkdir()
+    link = tarfile.TarInfo("a/b")
+    link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+    with tarfile.open(fileobj=packed, mode="w|gz") as tar:
+        for member in ("a/b/1", "a/b/2", link, "a/b/3", "a", "a/b/4"):
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+            else:
+                entry = tarfile.TarInfo(member)
+                entry.size = len(member)
+                tar.addfile(entry, io.BytesIO(member.encode()))
+    packed.seek(0)
+    unpack(packed, root)
+    assert list(outside.iterdir()) == [], "no file went through the link"
+    assert {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()} == {
+        "a/b/4": "a/b/4"
+    }
