@@ -44,8 +44,8 @@ def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, C
 @pytest.mark.containers
 def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert [check.name for check in validate(tiny)] == [
-        "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "links", "daemons",
-        "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
+        "nodes", "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links",
+        "daemons", "bgp", "routes", "reachability", "depths", "headroom", "pauses", "paths", "polarisation",
     ]  # fmt: skip
     assert failed(tiny) == {}
 
