@@ -58,7 +58,7 @@ def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault) -> list[str]:
     """Set a fault on ports (`rtsw1:eth3`, `rtsw1`, patterns); returns the ports. Their counters start again.
 
     InputError for a port that the lab does not have, and for values that do not fit together. MachineError when this
-    kernel lacks netem and the fault needs it. In both cases nothing is changed.
+    kernel has no netem and the fault needs it. In both cases nothing is changed.
     """
     key, why, hint = fault.complaint()
     if why:

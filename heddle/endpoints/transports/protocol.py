@@ -20,7 +20,7 @@ Receiver-driven admission is a pair of ends that wrap the ends of another transp
 from `post` until a grant arrives, the receiving one sends grants in `answer`. The wrapper is itself a QpEnd, so
 admission works with any transport.
 
-A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pairs (rxe.py). Then nobody calls `fast`,
+A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pairs (rxe.py). Then nothing calls `fast`,
 `sender` and `receiver`: the stack builds the packets.
 """
 

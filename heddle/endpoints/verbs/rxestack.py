@@ -1,7 +1,7 @@
 """Soft-RoCE as the stack of the hosts: a device on each NIC of a run, for the duration of the run.
 
 A new device numbers its queue pairs from 17, so a plan knows the numbers, and with them the UDP source ports, before
-anything starts. Therefore each run makes its devices anew.
+anything starts. Therefore each run makes its devices again.
 """
 
 from __future__ import annotations
