@@ -201,7 +201,7 @@ def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> N
     agent["reactions"][1], agent["reaction_max_ns"][1] = len(times), times.max()
     seen = reactions_of(agent)
     assert reaction_bin(seen.median_ns) == reaction_bin(int(np.median(times)))
-    assert (seen.count, seen.max_ns) == (501, times.max())
+    assert (seen.count, seen.max_ns) == (501, int(times.max()))
 
 
 def test_stopped_processes_and_changed_settings_are_reported(maps: Maps) -> None:
