@@ -8,17 +8,14 @@ sums for the table, JSON and the run's record.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base import state
 from heddle.base.arrays import F64
-from heddle.base.problems import machine_errors
+from heddle.runs.arraysfile import write_arrays
 from heddle.runs.readable import UnreadableError
 
 RATES: Final = "rates.npz"
@@ -161,16 +158,7 @@ def write_rates(directory: Path, rates: Rates) -> None:
         "times_s": np.concatenate([np.empty(0), *(each.times_s for each in rates.courses)]),
         "rates_bps": np.concatenate([np.empty(0), *(each.rates_bps for each in rates.courses)]),
     }
-    with machine_errors(str(path)):
-        fd, name = tempfile.mkstemp(prefix=".rates.", dir=directory)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                np.savez_compressed(file, **arrays)
-            state.give_to_caller(Path(name))
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    write_arrays(path, arrays)
 
 
 def read_rates(directory: Path) -> Rates:

@@ -7,15 +7,12 @@ Out: Recorded, for the picture; UnreadableError with the reason where there is n
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base import state
-from heddle.base.problems import machine_errors
+from heddle.runs.arraysfile import write_arrays
 from heddle.runs.readable import UnreadableError
 from heddle.runs.series import Series
 
@@ -65,16 +62,7 @@ def write_series(directory: Path, recorded: Recorded) -> None:
     about = {"format": _FORMAT, "lab": recorded.lab, "what": recorded.what, "k": recorded.k}
     text = json.dumps({**about, "labels": [asdict(label) for label in recorded.labels]})
     arrays: dict[str, Any] = {"about_json": np.array(text), **recorded.series.arrays()}
-    with machine_errors(str(path)):
-        fd, name = tempfile.mkstemp(prefix=".series.", dir=directory)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                np.savez_compressed(file, **arrays)
-            state.give_to_caller(Path(name))
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    write_arrays(path, arrays)
 
 
 def read_series(directory: Path) -> Recorded:
