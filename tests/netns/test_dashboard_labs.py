@@ -49,6 +49,8 @@ def test_sessions_queues_paths_and_buttons_in_containers_and_in_ipv6(runtime: st
             totals = viewer.wait_for("state", lambda found: found["up"])["totals"]
             assert (totals["established"], totals["expected"]) == (4, 4)
             run(lab, RunOptions(collective="incast", sizes=(1 << 17,), iters=2, warmup=0, qps=2), Silent())
+            ended = time.time()
+            viewer.wait_for("update", lambda found: found["when"] > ended)  # /metrics shows the last reading
             qps, paths = page.get(f"/api/labs/{lab.name}/qps"), paths_of(lab)
             assert qps["agree"]
             assert {tuple(qp["path"]) for qp in qps["qps"]} == {each.measured or each.expected for each in paths.flows}
