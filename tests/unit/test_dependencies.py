@@ -28,10 +28,15 @@ def normal(name: str) -> str:
 
 
 def declared() -> set[str]:
-    """The packages of the project, of its extras, and of the build backend: what ./inv installs."""
+    """The packages of the project, of its extras, of the build backend, and of the model tests: what ./inv installs."""
     file = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = file["project"]["optional-dependencies"].values()
-    groups = [file["project"]["dependencies"], *extras, file["dependency-groups"]["build"]]
+    groups = [
+        file["project"]["dependencies"],
+        *extras,
+        file["dependency-groups"]["build"],
+        file["dependency-groups"]["models"],
+    ]
     assert file["dependency-groups"]["build"] == file["build-system"]["requires"]
     return {_name(each) for group in groups for each in group}
 

@@ -1,0 +1,135 @@
+"""The states of a reliable connection against a model: whatever a network does to its packets and answers, every
+message arrives once, whole, in order and at its place.
+
+The model of the memory is a plain bytearray: each message written at its address. Hypothesis chooses the sizes, the
+window, the first PSN (also just before 2^24), and what the network does with each packet and each answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle.endpoints.nic.qpend import Message
+from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
+from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
+
+MTU = 64
+TIMEOUT_S = 1.0
+FATES = ("deliver", "lose", "twice", "late")  # of one packet or answer
+
+T = TypeVar("T")
+
+parameters = st.builds(
+    RcParams,
+    mtu=st.just(MTU), window=st.integers(1, 12), ack_every=st.integers(1, 8), timeout_s=st.just(TIMEOUT_S),
+    retries=st.just(10_000), ack_delay_s=st.sampled_from((0.0, 0.1)),
+)  # fmt: skip
+first_psns = st.one_of(st.integers(0, 40), st.integers(PSN_MASK - 40, PSN_MASK))
+lengths = st.lists(st.integers(0, 5 * MTU), min_size=1, max_size=8)
+fates = st.lists(st.sampled_from(FATES), max_size=120)
+
+
+class Memory:
+    """A rank's memory, and the immediates in the order of their arrival."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = bytearray(size)
+        self.arrivals: list[int] = []
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        return memoryview(self.bytes)[va : va + length]
+
+    def arrived(self, imm: int) -> None:
+        self.arrivals.append(imm)
+
+
+class Network(Generic[T]):
+    """One direction. Each item has the next of the given fates; when these are used up, everything is delivered.
+
+    An item that is late is delivered after the one sent next.
+    """
+
+    def __init__(self, chosen: list[str]) -> None:
+        self._fates = deque(chosen)
+        self._late: list[T] = []
+
+    def send(self, item: T) -> list[T]:
+        fate = self._fates.popleft() if self._fates else "deliver"
+        if fate == "late":
+            self._late.append(item)
+            return []
+        late, self._late = self._late, []
+        return {"deliver": [item], "lose": [], "twice": [item, item]}[fate] + late
+
+    def quiet(self) -> list[T]:
+        """What is late arrives when nothing else is sent."""
+        late, self._late = self._late, []
+        return late
+
+
+Data = tuple[WritePacket, bytes]
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(parameters, first_psns, lengths, fates, fates)
+def test_every_message_arrives_once_in_order_and_whole(
+    params: RcParams, psn: int, sizes: list[int], ways: list[str], ways_back: list[str]
+) -> None:
+    payloads = [bytes((7 * number + at) % 251 for at in range(size)) for number, size in enumerate(sizes)]
+    memory, wanted = Memory(sum(sizes)), b"".join(payloads)
+    requester, responder = Requester(params, psn), Responder(params, psn, memory)
+    va = 0
+    for number, payload in enumerate(payloads):
+        requester.post(Message(memoryview(payload), va, 1, number))
+        va += len(payload)
+    there, back = Network[Data](ways), Network[tuple[int, int]](ways_back)
+    now = 0.0
+    for _ in range(20_000):
+        if requester.idle:
+            break
+        arriving = [item for sent in packets(requester, now) for item in there.send(sent)] or there.quiet()
+        for packet, payload in arriving:
+            responder.receive(packet, memoryview(payload), now)
+        answers = [each for answer in answers_of(responder) for each in back.send(answer)] or back.quiet()
+        for acked, syndrome in answers:
+            requester.acknowledge(acked, syndrome, now)
+        assert not requester.error
+        assert requester.next - requester.una <= params.window
+        if not arriving and not answers:  # only a timer can go on
+            now = min(requester.deadline, responder.ack_at)
+            requester.expire(now)
+            responder.expire(now)
+    assert requester.idle
+    assert memory.bytes == wanted
+    assert memory.arrivals == list(range(len(sizes)))
+    assert responder.msn == len(sizes)
+    assert responder.counters.received == sum(max(1, -(-size // MTU)) for size in sizes)
+    assert responder.counters.invalid == 0
+
+
+def packets(requester: Requester, now: float) -> list[Data]:
+    """All packets that may leave now, as they are on the wire."""
+    found: list[Data] = []
+    for burst in requester.take(1 << 20, now):
+        message = burst.message
+        for number in range(burst.start, burst.start + burst.packets):
+            first, last = number == 0, number == burst.of - 1
+            reth = (message.va, message.rkey, len(message.payload)) if first else None
+            psn = (burst.psn + number - burst.start) & PSN_MASK
+            asks = last or number % requester.params.ack_every == 0
+            payload = bytes(message.payload[number * MTU : (number + 1) * MTU])
+            found.append((WritePacket(psn, first, last, asks, reth, message.imm if last else None), payload))
+    return found
+
+
+def answers_of(responder: Responder) -> list[tuple[int, int]]:
+    """The answer that is due, if any: (PSN, syndrome)."""
+    if not responder.ack_due and responder.reply is None:
+        return []
+    answer = responder.reply or (responder.acked, ACK_NO_LIMIT)
+    responder.answered()
+    return [answer]
