@@ -216,7 +216,7 @@ def paths(
     how many of them have moved since the run.
     16 QPs are shown; --all shows all, and --qp, --host and --port select some. The exit code is for all QPs.
     With --predict FABRIC --plan PLAN nothing runs and no root is needed: it predicts the load of every link, for any
-    fabric file and any traffic, and compares the hashing modes (docs/paper.md). Exit 1 when a flow has no path.
+    fabric file and any traffic, and compares the hashing modes (docs/prediction.md). Exit 1 when a flow has no path.
     """
     from heddle.cli.paths_predict import predict_paths, wants_prediction
     from heddle.cli.paths_verb import Shown, paths_now, paths_of_run

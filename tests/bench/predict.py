@@ -1,4 +1,4 @@
-"""What a prediction on paper costs: the largest fabric that is asked for, and whether time grows as flows do."""
+"""What an offline prediction costs: the largest fabric that is asked for, and whether time grows as flows do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import Figure, at_most
 
 _INV: Final = Path(__file__).resolve().parents[2] / "inv"
 # 8 zones x 252 RTSW x 18 CTSW, joined by 18 ATSW: 32,256 NICs.
-_FABRIC: Final = """name: paper
+_FABRIC: Final = """name: offline
 zones: 8
 racks: 252
 ctsw: 18
@@ -33,7 +33,7 @@ _TIMES: Final = 3
 def figures(observer: Observer) -> Iterator[Figure]:
     """32,256 GPUs x 16 QPs with all modes compared; then seconds of the walk alone for 16 and for 32 QPs."""
     with tempfile.TemporaryDirectory() as scratch:
-        fabric = Path(scratch, "paper.yml")
+        fabric = Path(scratch, "offline.yml")
         fabric.write_text(_FABRIC)
         observer.say("32,256 GPUs x 16 QPs, all modes")
         seconds, megabytes = _measured([str(_INV), "paths", "--predict", str(fabric), "--plan", f"{_PLAN},qps=16"])
@@ -73,7 +73,7 @@ def _walked(qps: int) -> float:
     from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse
 
-    fabric = build(ClosSpec.model_validate(parse(_FABRIC, "paper.yml").data))
+    fabric = build(ClosSpec.model_validate(parse(_FABRIC, "offline.yml").data))
     wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan(f"{_PLAN},qps={qps}"))
     nics, forwarding = nics_of(wires, traffic), forwarding_of(wires)
     steering = steering_of(wires, forwarding)

@@ -17,7 +17,7 @@ from tests.marks import deep
 
 
 def fabric_of(k: int, seed: str = "per-switch", zones: int = 2) -> Fabric:
-    """A fabric on paper, with k uplinks at each of its two tiers that have any."""
+    """A fabric that is not up, with k uplinks at each of its two tiers that have any."""
     routing = RoutingSpec(seed=seed)  # type: ignore[arg-type]
     return build(ClosSpec(name="k", zones=zones, racks=2, ctsw=k, atsw=k if zones > 1 else None, routing=routing))
 

@@ -1,6 +1,6 @@
 """What `./inv paths --predict` says: a whole table, and every way in which a plan can be wrong, word for word.
 
-paper/NAME.yml is the plan, paper/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
+forecast/NAME.yml is the plan, forecast/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heddle.forecast.planfile import load_plan
 from heddle.views.forecasttext import render
 from heddle.views.style import WIDTH
 
-HERE = Path(__file__).parent / "paper"
+HERE = Path(__file__).parent / "forecast"
 BAD = sorted(HERE.glob("bad-*.yml"))
 
 

@@ -1,4 +1,4 @@
-"""A prediction on paper against a fabric that runs: next hops as kernels have them, and what ports really carried."""
+"""An offline prediction against a fabric that runs: next hops as kernels have them, and what ports really carried."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lab_of(lab_name: Callable[[], str]) -> Iterator[Callable[..., Lab]]:
 
 
 def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> list[str]:
-    """Where next hops on paper are not those of the kernels, in their order and with their weights."""
+    """Where predicted next hops are not those of the kernels, in their order and with their weights."""
     wires = wires_of(lab.fabric)
     forwarding = forwarding_of(wires, trouble, release)
     found = []
@@ -67,9 +67,9 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
             group = int(forwarding.group[row, lab.fabric.edge_of[owner] - 1])
             part = slice(*forwarding.start[group : group + 2]) if group >= 0 else slice(0)
             ports = [wires.ports[at] for at in forwarding.member[part]]
-            paper = list(zip(ports, forwarding.weight[part].tolist(), strict=True))
-            if kernel != paper:
-                found.append(f"{node.name} to {prefix}: kernel {kernel}, paper {paper}")
+            expected = list(zip(ports, forwarding.weight[part].tolist(), strict=True))
+            if kernel != expected:
+                found.append(f"{node.name} to {prefix}: kernel {kernel}, predicted {expected}")
     return found
 
 
@@ -88,17 +88,17 @@ def compare(lab: Lab, mode_name: str) -> None:
     assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
     proof = paths_of(lab)
     assert proof.agree
-    paper = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
-    mode = paper.modes[0]
+    result = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
+    mode = result.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None
     times = options.iters + options.warmup
-    ids = paper.wires.id_of
+    ids = result.wires.id_of
     counted = {link.port: (link.flows, link.bytes) for link in proof.links}
     predicted = {port: (round(mode.flows[ids[port]]), round(mode.bytes[ids[port]]) * times) for port in counted}
     assert counted == predicted
-    switches = np.flatnonzero(paper.wires.owner >= 0)
-    assert {paper.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
+    switches = np.flatnonzero(result.wires.owner >= 0)
+    assert {result.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
 
 
 @pytest.mark.deep

@@ -1,4 +1,4 @@
-"""Predictions on paper: against flow-by-flow prediction, against sums, and against what cannot be otherwise."""
+"""Offline predictions: against flow-by-flow prediction, against sums, and against what cannot be otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on paper: the same queue pairs, number for number, as a run opens, and the same bytes, packet for packet."""
+"""Plans offline: the same queue pairs, number for number, as a run opens, and the same bytes, packet for packet."""
 
 from __future__ import annotations
 
@@ -64,18 +64,20 @@ def test_an_offline_plan_has_the_queue_pairs_of_a_run(
         tmp_path / "p.yml",
         f"collective: all-reduce\nqps: {qps}\nsport: {sport}\nplacement: {placement}\nranks: 7\n",
     )
-    paper = traffic_of(built, load_plan(typed))
+    planned = traffic_of(built, load_plan(typed))
     options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7)
     plan = build_plan(built, options)
-    assert tuple(paper.endpoints) == plan.endpoints
+    assert tuple(planned.endpoints) == plan.endpoints
     wanted = FlowArrays.of(plan.flows())
-    parts = [flows_of(paper.connections, part, paper.address) for part in paper.connections.batches(limit=2 * qps)]
+    parts = [
+        flows_of(planned.connections, part, planned.address) for part in planned.connections.batches(limit=2 * qps)
+    ]
     assert len(parts) == 4  # of seven connections: as many batches as that takes
     for column in ("src", "dst", "sport", "dport", "qpn"):
         found = np.concatenate([getattr(part, column) for part in parts])
         assert (found == getattr(wanted, column)).all(), column
     ends = [(flow.src_rank, flow.dst_rank) for flow in plan.flows()[::qps]]
-    assert list(zip(paper.connections.src.tolist(), paper.connections.dst.tolist(), strict=True)) == ends
+    assert list(zip(planned.connections.src.tolist(), planned.connections.dst.tolist(), strict=True)) == ends
 
 
 def frames(payload: int, mtu: int, overhead: int) -> int:

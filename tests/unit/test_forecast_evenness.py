@@ -1,4 +1,4 @@
-"""Whether flows on uplinks are judged by what each way to a rack should get of them, on paper."""
+"""Whether flows on uplinks are judged by what each way to a rack should get of them, predicted offline."""
 
 from __future__ import annotations
 
