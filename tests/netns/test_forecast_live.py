@@ -88,17 +88,17 @@ def compare(lab: Lab, mode_name: str) -> None:
     assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
     proof = paths_of(lab)
     assert proof.agree
-    result = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
-    mode = result.modes[0]
+    ahead = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
+    mode = ahead.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None
     times = options.iters + options.warmup
-    ids = result.wires.id_of
+    ids = ahead.wires.id_of
     counted = {link.port: (link.flows, link.bytes) for link in proof.links}
     predicted = {port: (round(mode.flows[ids[port]]), round(mode.bytes[ids[port]]) * times) for port in counted}
     assert counted == predicted
-    switches = np.flatnonzero(result.wires.owner >= 0)
-    assert {result.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
+    switches = np.flatnonzero(ahead.wires.owner >= 0)
+    assert {ahead.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
 
 
 @pytest.mark.deep
