@@ -30,7 +30,8 @@ class BgpStatus:
 
 @dataclass(frozen=True, slots=True)
 class LabStatus:
-    """One lab. `broken`: incomplete, as `up` was killed, or nodes are missing or stopped; `down` removes it.
+    """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
+    removes what there is.
 
     converged: every route is in every kernel, and there are no faults. faults: in lines. link_faults: what
     `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
