@@ -61,11 +61,11 @@ def read_capture(out: Console, file: str, count: int | None) -> None:
 
 
 def _show(out: Console, frames: list[dict[str, Any]], packet: CapturedPacket, what: Dissected, seconds: float) -> None:
-    way = {True: "out", False: "in", None: ""}[packet.outgoing]
+    direction = {True: "out", False: "in", None: ""}[packet.outgoing]
     if out.json:
-        frames.append(frame_json(packet.port, seconds, way, packet.wire_bytes, what))
+        frames.append(frame_json(packet.port, seconds, direction, packet.wire_bytes, what))
     else:
-        out.show(packet_line(seconds, packet.port, way, what))
+        out.show(packet_line(seconds, packet.port, direction, what))
 
 
 def _json(file: str, opened: CaptureFile, totals: CaptureTotals, frames: list[dict[str, Any]]) -> dict[str, Any]:

@@ -169,10 +169,10 @@ def _way(frame: Frame) -> str:
 
 def packet_line(seconds: float, port: str, direction: str, what: Dissected, notes: str = "") -> str:
     """A packet on one line. direction: out, in, or empty where it is not known; notes: what else is known of it."""
-    way = f"{what.src} -> {what.dst}"
+    ends = f"{what.src} -> {what.dst}"
     head = f"{port:<11} {direction:<3} " if port or direction else ""
     text = f"{what.text}  {notes}" if notes else what.text
-    return f"{seconds:10.6f}  {head}{way:<38}  {what.kind:<9}  {text}".rstrip()
+    return f"{seconds:10.6f}  {head}{ends:<38}  {what.kind:<9}  {text}".rstrip()
 
 
 def frame_json(port: str, seconds: float, direction: str, wire_bytes: int, what: Dissected) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 In:  a terminal (Enter goes on, q ends), or --yes.
 Out: what the commands print, with explanations between. Each command is this program, started as a user would start
-it. The lab has a name of its own, and is taken down whichever way the tour ends.
+it. The lab has a name of its own, and is taken down however the tour ends.
 """
 
 from __future__ import annotations

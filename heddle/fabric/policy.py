@@ -144,7 +144,7 @@ class PfcPolicy:
     watchdog: WatchdogPolicy = WatchdogPolicy()
 
     def headroom_bytes(self, rate_bps: int, mtu: int) -> int:
-        """Bytes that still arrive at a port after Xoff: those sent until the sender stops, and a frame each way."""
+        """Bytes that arrive at a port after Xoff: those sent until the sender stops, and a frame in each direction."""
         if self.headroom != "auto":
             return self.headroom
         return -(-rate_bps * self.reaction // (8 * 10**9)) + 2 * (mtu + HEADER)

@@ -197,8 +197,8 @@ def demand_of(wires: Wires, traffic: Traffic, nics: Nics, forwarding: Forwarding
     for part in connections.batches():
         src, dst = connections.src[part], connections.dst[part]
         here, edge = nics.switch[src], nics.edge[dst]
-        way = (here == nics.switch[dst]) | (forwarding.group[here, edge] >= 0)
-        amount = np.where(way & nics.alive[src] & nics.alive[dst], of_kind[connections.kind[part]], 0.0)
+        reaches = (here == nics.switch[dst]) | (forwarding.group[here, edge] >= 0)
+        amount = np.where(reaches & nics.alive[src] & nics.alive[dst], of_kind[connections.kind[part]], 0.0)
         total += np.bincount(here.astype(np.int64) * shape[1] + edge, weights=amount, minlength=len(total))
         direct += np.bincount(nics.up[src], weights=amount, minlength=len(direct))
         direct += np.bincount(nics.down[dst], weights=amount, minlength=len(direct))

@@ -123,7 +123,7 @@ class Headroom:
     drops: int
 
     def needed_for(self, reaction_ns: int) -> int:
-        """Bytes that a reaction time requires: what the peer sends until it stops, and a frame each way."""
+        """Bytes that a reaction time requires: what the peer sends until it stops, and a frame in each direction."""
         return -(-self.rate_bps * reaction_ns // (8 * 10**9)) + 2 * (self.mtu + HEADER)
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +131,8 @@ class Headroom:
         return {
             "ports": self.ports, "rate_bps": self.rate_bps, "mtu": self.mtu, "bytes": self.bytes,
             "reaction_assumed_ms": None if self.reaction_ns is None else self.reaction_ns / 1e6,
-            "highest": self.highest, "highest_at": self.highest_at, "lacking": self.missing_bytes, "drops": self.drops,
+            "highest": self.highest, "highest_at": self.highest_at, "missing": self.missing_bytes,
+            "lacking": self.missing_bytes, "drops": self.drops,
         }  # fmt: skip
 
 

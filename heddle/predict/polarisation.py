@@ -42,14 +42,14 @@ _HARMFUL: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A switch that chooses after others. before: the first of these. ways: its next hops; used: by arriving flows.
+    """A switch that chooses after others. before: the first of these. next_hops: their number; used: by arriving flows.
 
     share: mutual information minus that by chance, divided by the smaller entropy of the two choices: 0 to 1.
     """
 
     switch: str
     before: str
-    ways: int
+    next_hops: int
     used: int
     arrived: int
     share: float
@@ -69,15 +69,15 @@ class Pair:
         """`ctsw1 uses 1 of its 2 next hops: ...`."""
         bits = f"{self.dependence.bits:.2f} bits of mutual information over {self.dependence.flows} flows"
         return (
-            f"{self.switch} uses {self.used} of its {self.ways} next hops: {self.before} and switches like it have "
-            f"already sorted the flows by the same rule ({bits}, {self.dependence.by_chance:.4f} by chance)"
+            f"{self.switch} uses {self.used} of its {self.next_hops} next hops: {self.before} and switches like it "
+            f"have already sorted the flows by the same rule ({bits}, {self.dependence.by_chance:.4f} by chance)"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "switch": self.switch, "before": self.before, "ways": self.ways, "used": self.used,
-            "arrived": self.arrived, "share": round(self.share, 6), "polarised": self.polarised,
+            "switch": self.switch, "before": self.before, "next_hops": self.next_hops, "ways": self.next_hops,
+            "used": self.used, "arrived": self.arrived, "share": round(self.share, 6), "polarised": self.polarised,
             "dependence": self.dependence.to_json(),
         }  # fmt: skip
 
@@ -183,7 +183,7 @@ def _pair(
     return Pair(
         switch=forwarding.switches[switch],
         before=forwarding.switches[int(here[rows[comes][0]] if comes.any() else here[rows[0]])],
-        ways=len(np.unique(np.concatenate([_members(forwarding, each) for each in np.unique(next_groups)]))),
+        next_hops=len(np.unique(np.concatenate([_members(forwarding, each) for each in np.unique(next_groups)]))),
         used=len(np.unique(chosen[comes])),
         arrived=int(comes.sum()),
         share=share,

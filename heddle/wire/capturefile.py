@@ -184,9 +184,9 @@ class CaptureFile:
             raise _CutError(f"{what} has a block that is shorter than its {kept} bytes")
         interface = self.interfaces[section + index]
         flags = b"" if kind == _SIMPLE else _options(order, body[at + (kept + 3 & ~3) :]).get(_FLAGS_OPTION, b"")
-        way = struct.unpack(f"{order}I", flags)[0] & 3 if len(flags) == 4 else 0
+        direction = struct.unpack(f"{order}I", flags)[0] & 3 if len(flags) == 4 else 0
         data = _ethernet(interface.link, body[at : at + kept])
-        return interface.name, interface.time_ns(high << 32 | low), {1: False, 2: True}.get(way), wire_bytes, data
+        return interface.name, interface.time_ns(high << 32 | low), {1: False, 2: True}.get(direction), wire_bytes, data
 
 
 _Record = tuple[str, int, bool | None, int, bytes | None]

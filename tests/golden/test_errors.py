@@ -1,4 +1,4 @@
-"""Every way a fabric file can be wrong, and the exact text its author gets.
+"""The exact error of each mistake in a fabric file.
 
 errors/NAME.yml is the file, errors/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """

@@ -1,4 +1,4 @@
-"""What `./inv paths --predict` says: a whole table, and every way in which a plan can be wrong, word for word.
+"""The text of `./inv paths --predict`: a whole table, and the error of each mistake in a plan.
 
 forecast/NAME.yml is the plan, forecast/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """

@@ -1,4 +1,4 @@
-"""Every way a topology of one's own can be beyond Heddle, and the exact text its author gets.
+"""The exact error of each user-supplied topology that Heddle cannot use.
 
 topologies/NAME.clab.yml is the file, topologies/NAME.RUNTIME.log the text for a runtime.
 `./inv test golden -- --regen-goldens` rewrites the texts.

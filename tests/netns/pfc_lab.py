@@ -75,7 +75,7 @@ class PfcLab:
         return int(self.queues.cells["drops"].sum())
 
     def at_rest(self) -> bool:
-        """Whether nothing of the lossless class waits anywhere, in any of the books."""
+        """Whether nothing of the lossless class waits anywhere, by any counter."""
         books = (self.queues.cells["depth"], self.queues.ingress["occupancy"], self.queues.transit)
         return not any(each[LOSSLESS::8].any() for each in books)
 

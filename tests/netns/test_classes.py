@@ -55,7 +55,7 @@ def mouth(lab: StaticLab, source: Node, dscp: int, payload: int) -> Iterator[tup
 
 
 def leaf_packets(lab: StaticLab, node: str, port: str) -> Mapping[int, int]:
-    """Class -> packets that its qdisc has let go, as tc has it."""
+    """Class -> packets that its qdisc has sent, as tc reports."""
     where = ["nsenter", f"--net={lab.handle(node).netns}"]
     lines = run([*where, "tc", "-s", "qdisc", "show", "dev", port]).out.splitlines()
     found = {}

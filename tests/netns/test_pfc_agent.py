@@ -29,7 +29,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
 
 @pytest.fixture(autouse=True)
 def rested(net: PfcLab) -> Iterator[None]:
-    """Every test leaves nothing behind: no byte in the books, no gate closed."""
+    """Every test leaves nothing behind: no byte in the counters, no gate closed."""
     yield
     until(net.at_rest)
     assert net.overdue_ms() == 0

@@ -84,5 +84,5 @@ def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: La
     assert [
         (f.counters["timeouts"], f.counters["retransmitted"]) for f in result.flows if f.sent.flow.src == host.name
     ] == [(0, 0)]
-    # Its acknowledgements are of another class: whoever sends to it has them in time.
+    # Its acknowledgements are of another class: its senders have them in time.
     assert [f.counters["timeouts"] for f in result.flows if f.sent.flow.dst == host.name] == [0]

@@ -33,12 +33,12 @@ def failed(lab: Lab) -> dict[str, CheckResult]:
 
 
 @contextmanager
-def broken(lab: Lab, node: str, breaks: str, mends: str) -> Iterator[dict[str, CheckResult]]:
+def broken(lab: Lab, node: str, breaks: str, repair: str) -> Iterator[dict[str, CheckResult]]:
     inside(lab, node, *breaks.split())
     try:
         yield failed(lab)
     finally:
-        inside(lab, node, *mends.split())
+        inside(lab, node, *repair.split())
 
 
 @pytest.mark.containers

@@ -133,8 +133,8 @@ def test_a_command_that_takes_json_itself_does_not_make_us_speak_json() -> None:
 
 @verb()
 def fail(out: Console, how: str) -> None:
-    """Fail in one of many ways."""
-    problem = Problem("here", "it", "is wrong", "mend it")
+    """Fail with the error of a parameter."""
+    problem = Problem("here", "it", "is wrong", "fix it")
     kinds: dict[str, BaseException] = {
         "check": CheckError(problem), "input": InputError(problem), "machine": MachineError(problem),
         "ctrl-c": KeyboardInterrupt(), "bug": RuntimeError("oops"), "pipe": BrokenPipeError(), "exit": SystemExit(7),

@@ -80,7 +80,7 @@ def test_which_containerlab_can_be_used(
 
 
 def test_no_program_is_taken_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an empty word in PATH means to a shell: whoever may write there would be run as root."""
+    """What an empty word in PATH means to a shell: programs of any user who may write there would run as root."""
     for name in ("containerlab", "docker"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)

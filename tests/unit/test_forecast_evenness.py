@@ -1,4 +1,4 @@
-"""Whether flows on uplinks are judged by what each way to a rack should get of them, predicted offline."""
+"""Offline verdicts on uplinks: each path to a rack should get its share of the flows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ PICTURES = (".svg", ".png")
 
 
 def tar_of(files: dict[str, str], links: dict[str, str] | None = None) -> io.BytesIO:
-    """What a server may send, whoever wrote it."""
+    """What any server may send."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w|gz") as tar:
         for name, target in (links or {}).items():

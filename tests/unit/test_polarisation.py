@@ -52,7 +52,7 @@ def test_with_shared_seeds_each_ctsw_uses_one_of_its_k_uplinks(mode: str, k: int
     ctsws = [pair for pair in found.pairs if pair.switch.startswith("ctsw")]
     assert len(ctsws) == 2 * k
     for pair in ctsws:
-        assert (pair.used, pair.ways) == (1, k)
+        assert (pair.used, pair.next_hops) == (1, k)
         assert pair.polarised
         assert pair.dependence.bits == pytest.approx(k // 2, abs=0.02), "log2 of k: one choice tells the other"
 
@@ -66,7 +66,7 @@ def test_with_other_seeds_at_each_tier_all_are_used(seed: str, mode: str, k: int
         *(f"ctsw{c}" for c in range(1, 2 * k + 1)), *(f"atsw{a}" for a in range(1, k + 1)),
     }  # fmt: skip
     for pair in found.pairs:
-        assert pair.used == pair.ways
+        assert pair.used == pair.next_hops
         assert not pair.polarised
         assert pair.dependence.bits < 0.02
 
@@ -88,7 +88,7 @@ def test_uneven_is_not_polarised() -> None:
     assert found.pairs
     assert not any(pair.polarised for pair in found.pairs)
     found = asked(fabric_of(4), dead=("ctsw1:eth3", "ctsw1:eth4", "rtsw1:eth1"))
-    assert {pair.ways for pair in found.pairs if pair.switch == "ctsw1"} == {2}
+    assert {pair.next_hops for pair in found.pairs if pair.switch == "ctsw1"} == {2}
     assert not any(pair.polarised for pair in found.pairs)
 
 

@@ -120,7 +120,7 @@ def test_headroom_that_was_too_small_says_by_how_much(maps: Maps) -> None:
         "UNDERSIZED: 12 packets dropped because the headroom was full, 40 KB more was needed; try pfc.headroom=170KB"
         in said
     )
-    assert result.to_json()["headroom"][0]["lacking"] == 40_000
+    assert result.to_json()["headroom"][0]["missing"] == 40_000
     inward["headroom_high"] = 133_428 + 4214  # with the first that was dropped, which is counted once
     (headroom,) = maps.result().headroom
     assert headroom.highest == 133_428 + 40_000

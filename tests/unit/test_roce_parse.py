@@ -142,7 +142,7 @@ def test_a_frame_longer_than_the_row_is_bad() -> None:
     assert (got.oks, got.sounds, bytes(got.payload(0))) == ([False], [False], b"")
 
 
-# Offset in the frame, what to write there. Checksums are mended, so that only this is wrong.
+# Offset in the frame, what to write there. Checksums are corrected, so that only this is wrong.
 FAULTS = {
     "ethertype": (12, b"\x86\xdd"),
     "ip version": (14, b"\x65"),
