@@ -110,6 +110,7 @@ _ALL: Final = (
     _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
     _tool("clang", "rebuilds the BPF programs and the NICs' fast path", "clang", "readelf"),
     _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
+    _tool("qemu-user", "tests run the NICs' fast path for aarch64 in it", "qemu-aarch64"),
     _tool("chromium", "tests look at pages in it"),
     _tool("chromium-driver", "tests steer Chromium with it", "chromedriver"),
     _tool("mmdebstrap", "creates the system of images and of the VM"),
@@ -157,7 +158,7 @@ TEST_EXTRAS: Final = (
     "tshark",
 )
 BROWSER: Final = ("chromium", "chromium-driver")
-BUILD: Final = ("clang", "libbpf-dev", "lld")
+BUILD: Final = ("clang", "libbpf-dev", "lld", "qemu-user")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
 ENGINE: Final = ("docker", "docker-cli")
 GO: Final = ("golang",)
