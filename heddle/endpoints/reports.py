@@ -39,10 +39,13 @@ class QpReport:
 
 @dataclass(frozen=True, slots=True)
 class NicReport:
-    """One NIC. socket_drops: frames that were dropped because its socket was full."""
+    """One NIC. socket_drops: frames that were dropped because its socket was full.
 
-    counters: NicCounters
-    socket_drops: int
+    Both are None where the hosts' own stack received the frames, and does not report this.
+    """
+
+    counters: NicCounters | None
+    socket_drops: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ class MachineUse:
     worker_share: float
     waited_share: float
     backlog_drops: int  # /proc/net/softnet_stat
-    socket_drops: int
+    socket_drops: int | None  # None: the hosts' own stack does not report them
     wanted_pps: int
     budget_pps: int
     phases: tuple[Phase, ...] = ()
     unreliable: tuple[Cause, ...] = ()
 
     @classmethod
-    def of(cls, phases: Sequence[Phase], socket_drops: int, budget: PacketBudget) -> Self:
+    def of(cls, phases: Sequence[Phase], socket_drops: int | None, budget: PacketBudget) -> Self:
         """Combine the phases of a run. Means are weighted by the length of a phase."""
         causes = [cause for phase in phases for cause in phase.causes()]
         if socket_drops:

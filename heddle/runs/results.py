@@ -68,8 +68,8 @@ class RunResult:
     rows: tuple[SizeRow, ...]
     flows: tuple[FlowRow, ...]
     machine: MachineUse
-    icrc_errors: int
-    stray: int
+    icrc_errors: int | None  # None, here and in `stray`: the hosts' own stack does not report it
+    stray: int | None
     warnings: tuple[str, ...] = field(default=())
     queues: QueueUse | None = None
     transport: Carrier = field(default_factory=Carrier)
@@ -155,7 +155,7 @@ class RunResult:
         return lines
 
     def _foot(self) -> list[str]:
-        events = [(sum(values), column.text) for column, values in self.counted("packets")]
+        events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         lines = [
             *self.machine.lines(),
@@ -165,7 +165,9 @@ class RunResult:
             self.head.emulated_line(),
         ]
         if any(count for count, _ in events):
-            lines.append("#packets  : " + ", ".join(f"{count} {text}" for count, text in events))
+            lines.append(
+                "#packets  : " + ", ".join(f"{'-' if count is None else count} {text}" for count, text in events)
+            )
         lines += self.queues.lines() if self.queues is not None else []
         lines += self.congestion.lines() if self.congestion is not None else []
         lines += self._order()

@@ -8,7 +8,7 @@ head of the table, and each row as soon as it is measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +222,7 @@ def _result(
 ) -> RunResult:
     """Combine the reports of the workers: rows in order of size, flows in order of the plan's QPs."""
     nics = [nic for report in reports for nic in report.nics]
+    counters = [nic.counters for nic in nics]
     return RunResult(
         lab=head.lab,
         k=head.k,
@@ -233,12 +234,18 @@ def _result(
         split=head.split,
         rows=tuple(rows),
         flows=_flow_rows(plan, transport, reports),
-        machine=MachineUse.of(phases, sum(nic.socket_drops for nic in nics), budget),
-        icrc_errors=sum(nic.counters.icrc_errors + nic.counters.malformed for nic in nics),
-        stray=sum(nic.counters.stray for nic in nics),
+        machine=MachineUse.of(phases, _sum_known(nic.socket_drops for nic in nics), budget),
+        icrc_errors=_sum_known(None if c is None else c.icrc_errors + c.malformed for c in counters),
+        stray=_sum_known(None if c is None else c.stray for c in counters),
         transport=Carrier(plan.options.transport, transport.parameters(), _columns(plan, transport)),
         nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
     )
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    """The sum; None when one of them is not known."""
+    known = list(counts)
+    return None if None in known else sum(each for each in known if each is not None)
 
 
 def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:

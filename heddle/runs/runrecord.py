@@ -73,8 +73,8 @@ class RunOutcome:
 
     rows: tuple[SizeRow, ...]
     machine: MachineUse
-    icrc_errors: int
-    stray: int
+    icrc_errors: int | None
+    stray: int | None
     transport: Carrier
     counters: Mapping[str, int]  # of the transport, summed over all queue pairs
     warnings: tuple[str, ...]

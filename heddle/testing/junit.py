@@ -59,7 +59,7 @@ def run_properties(name: str, run: RunResult) -> Properties:
     yield f"{name}.packets", str(sum(flow.sent.packets for flow in run.flows))
     yield f"{name}.marked", str(sum(flow.ce for flow in run.flows))
     if (used := run.queues) is not None:
-        yield f"{name}.dropped", str(used.dropped + run.machine.socket_drops)
+        yield f"{name}.dropped", str(used.dropped + (run.machine.socket_drops or 0))
         yield f"{name}.pauses", str(used.pauses)
         yield f"{name}.paused_ms", f"{used.paused_ms:.6g}"
         yield f"{name}.deepest", str(used.deepest)

@@ -36,6 +36,7 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
     )
     result = run(tiny, options, Silent())
     assert (result.wrong, result.nic_loop) == (0, "verbs")
+    assert result.icrc_errors is result.stray is result.machine.socket_drops is None  # the kernel counts none of them
     paths = paths_of(tiny)
     assert paths.agree, paths_text(paths)
     for flow in result.flows:

@@ -9,7 +9,7 @@ import pytest
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Parser
-from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.transports.rcops import RNR_CODE, RNR_MS, Arrival, Operation
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams, WritePacket
@@ -186,15 +186,25 @@ def test_a_lost_response_is_requested_again_from_the_missing_packet_on() -> None
     assert got == channel.memories[1].data[4096 : 4096 + len(got)]
 
 
-def test_an_acknowledgement_does_not_name_the_psn_of_a_read() -> None:
+def test_no_acknowledgement_follows_a_read_until_there_is_a_later_write() -> None:
+    """rxe takes an ACK between the packets of a READ's response for one of them, and ends the connection."""
     responder = Wire(0, 0.0).ends[1].responder
     first = responder.acked + 1 & wire.PSN_MASK
     write = WritePacket(first, True, True, True, (0, RKEY, 3))
     responder.receive(write, memoryview(b"abc"), 0.0)
-    assert responder.acked == first
+    assert responder.acked == first and responder.ack_at < NEVER
     for psn, length in ((first + 1, 600), (first + 4, 10)):  # three responses, and one
         responder.receive_read(psn & wire.PSN_MASK, (4096, RKEY, length), 0.0)
-    responder.receive(write, memoryview(b"abc"), 0.0)  # its ACK was lost
-    assert responder.ack_due and responder.acked == first
+        responder.expire(1.0)
+        assert not responder.ack_due and responder.ack_at == NEVER  # the responses acknowledge the WRITE, too
+    responder.receive(write, memoryview(b"abc"), 0.0)  # it is repeated, so its READs will be repeated, too
+    assert not responder.ack_due and len(responder.reads) == 2
+    responder.receive_read(first + 1 & wire.PSN_MASK, (4096, RKEY, 600), 0.0)
+    assert len(responder.reads) == 3
+    responder.receive(write._replace(psn=first + 7 & wire.PSN_MASK), memoryview(b"abc"), 0.0)  # its turn is two later
+    assert responder.reply == (first + 5 & wire.PSN_MASK, wire.NAK_SEQUENCE)
+    responder.answered()
     responder.receive(write._replace(psn=first + 5 & wire.PSN_MASK), memoryview(b"abc"), 0.0)
-    assert responder.acked == first + 5 & wire.PSN_MASK
+    assert responder.ack_at < NEVER and responder.acked == first + 5 & wire.PSN_MASK
+    responder.receive(write, memoryview(b"abc"), 0.0)
+    assert responder.ack_due

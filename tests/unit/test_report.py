@@ -16,7 +16,7 @@ from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.rendered import Rendered
 from heddle.runs.keptrun import open_runs
-from heddle.runs.runrecord import RunRecord
+from heddle.runs.runrecord import RunOutcome, RunRecord
 from heddle.traffic.options import RunOptions, parse_source_ports, run_options
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
@@ -84,6 +84,17 @@ def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: Run
     assert said in text
     assert "so it has no paths" in text
     assert "This run did not finish" in text
+
+
+def test_what_nobody_counted_is_a_dash_and_no_zero(tmp_path: Path) -> None:
+    """With --transport rxe the kernel reports neither wrong ICRCs nor stray packets, nor losses at its sockets."""
+    use = replace(samples.result().machine, socket_drops=None)
+    flow = replace(samples.flow_row(), counters=dict.fromkeys(samples.flow_row().counters, 7))
+    counted = replace(samples.result(), flows=(flow,), icrc_errors=None, stray=None, machine=use)
+    assert "- with a wrong ICRC, - stray" in counted.table()
+    assert (counted.to_json()["icrc_errors"], counted.to_json()["machine"]["socket_drops"]) == (None, None)
+    text = report_html([keep(tmp_path, record=replace(samples.record(), outcome=RunOutcome.of(counted, None)))])
+    assert re.search(r"stray</th>\s*<td>packets</td>\s*<td[^>]*>-</td>", text)
 
 
 def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ Out: bursts of requests, READ responses, answers, finished operations. No frames
 
 A READ request takes as many PSNs as its response has packets (IBTA vol. 1, section 9.7.3.1). A response acknowledges
 all earlier requests. A missing response is requested again from its PSN on. A later ACK does not replace it.
-An ACK does not name a READ's PSN: with its last response lost, rxe would take such an ACK for a malformed response, and
-end the connection.
+No ACK follows a READ that was accepted last: its response acknowledges everything before it. An ACK that names the
+READ, or a request before it, would arrive between the packets of the response; rxe takes it for one of them, and ends
+the connection (docs/soft-roce.md).
 A SEND without posted memory is answered by RNR NAK: the sender waits for the time in it and sends again.
 """
 
@@ -150,25 +151,29 @@ class Arrival(NamedTuple):
 class OpResponder(Responder):
     """The responding half of a QP. `reads` are the responses to send, before any other answer."""
 
-    __slots__ = ("_inbox", "_is_send", "_reads_from", "_reads_to", "_sending", "arrivals", "reads")
+    __slots__ = ("_after_read", "_inbox", "_is_send", "_sending", "arrivals", "reads")
 
     def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
         super().__init__(params, psn, memory)
         self._inbox: deque[memoryview] = deque()
         self._sending = False  # the message that is incomplete is a SEND
         self._is_send = False  # the packet that is handled now belongs to a SEND
-        self._reads_from = self._reads_to = -1  # PSNs of the READs that were accepted last, without the end
+        self._after_read = -1  # the PSN after the READ that was accepted last
         self.arrivals: list[Arrival] = []
         self.reads: deque[ReadReply] = deque()
-
-    @property
-    def acked(self) -> int:
-        """The PSN for an ACK that is sent now: of the last WRITE or SEND packet accepted in order."""
-        return (self._reads_from - 1) & PSN_MASK if self._psn == self._reads_to else super().acked
 
     def post_receive(self, memory: memoryview) -> None:
         """Give memory for one SEND."""
         self._inbox.append(memory)
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        """Handle a packet of a WRITE or SEND. A repeated one from before the last READ gets no ACK: a peer that repeats
+        it repeats the READ, too."""
+        before = self._psn
+        super().receive(packet, payload, now)
+        if self._psn != before:
+            self._after_read = -1
+        self._leave_to_response()
 
     def receive_send(self, packet: WritePacket, payload: memoryview, now: float) -> None:
         """Handle a packet of a SEND."""
@@ -195,13 +200,17 @@ class OpResponder(Responder):
             self.counters.duplicates += 1
         else:
             self.counters.received += 1
-            if psn != self._reads_to:
-                self._reads_from = psn
-            self._psn = self._reads_to = (psn + packets) & PSN_MASK
+            self._psn = self._after_read = (psn + packets) & PSN_MASK
             self.msn = (self.msn + 1) & PSN_MASK
             if self._nak_sent:
                 self._close_gap()
+            self._leave_to_response()
         self.reads.append(ReadReply(psn, target))
+
+    def _leave_to_response(self) -> None:
+        """Drop a due ACK, but no NAK, where the request accepted last is a READ."""
+        if self._psn == self._after_read and self.reply is None:
+            self.answered()
 
     def _write(self, packet: WritePacket, payload: memoryview) -> int:
         if not self._is_send:

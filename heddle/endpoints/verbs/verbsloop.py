@@ -25,7 +25,6 @@ from heddle.base.problems import CheckError, Problem
 from heddle.endpoints.connections import Connection, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.loops import NicError
-from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.ranks import Places, Rank
 from heddle.endpoints.reports import NicReport, QpReport
@@ -375,9 +374,9 @@ class VerbsLoop:
         raise CheckError(Problem("", what, why, hint))
 
     def nic_reports(self) -> Iterable[NicReport]:
-        """No frames for no queue pair: the kernel drops them without a report."""
+        """Nothing is known of frames that no queue pair took: the kernel drops them without a report."""
         for _ in self._nics:
-            yield NicReport(NicCounters(), 0)
+            yield NicReport(None, None)
 
     def close(self) -> None:
         """Free devices and counters."""

@@ -44,9 +44,9 @@ class Table:
         return [(name.removeprefix(">"), "number" if name.startswith(">") else "") for name in self.columns]
 
 
-def counted(value: float) -> str:
-    """A whole number with separators."""
-    return f"{value:,.0f}"
+def counted(value: float | None) -> str:
+    """A whole number with separators; `-` where nobody counted."""
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def figure(value: float | None, digits: int = 4) -> str:
