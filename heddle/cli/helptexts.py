@@ -179,7 +179,7 @@ RUN: Final = {
     "qp_mode": "split (each message over all QPs) or round-robin (one message per QP in turn)",
     "iters": "measured iterations",
     "warmup": "iterations before the measurement",
-    "sport": "UDP source ports: qpn, fixed[:PORT], list:A,B,C",
+    "sport": "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
     "chunk": "bytes per message",
     "window": "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
     "timeout": "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)",

@@ -300,7 +300,7 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "runtime": _runtimes,
     "setting": _settings,
     "split": lambda: ["auto"],
-    "sport": lambda: ["qpn", "fixed", "fixed:", "list:"],
+    "sport": lambda: ["qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"],
     "suite": _suites,
     "term": _terms,
     "transport": _transports,

@@ -128,7 +128,7 @@ class Worker:
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
-                header = _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER)
+                header = _header(ends[dst], ends[src], q.answer_sport, q.src_qpn, TOS_ANSWER)
                 there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
                 loop.receiver(dst, there, self._ranks[dst])
 

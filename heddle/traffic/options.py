@@ -32,10 +32,17 @@ FIXED_SPORT: Final = 49152  # OTG's default
 
 @dataclass(frozen=True, slots=True)
 class SourcePorts:
-    """How a NIC chooses UDP source ports: `qpn` (from the QP numbers, as Linux does), `fixed`, or `list` in turn."""
+    """How a NIC chooses UDP source ports.
 
-    mode: Literal["qpn", "fixed", "list"] = "qpn"
+    qpn: from both QP numbers, as Linux does. own-qpn: from the sender's own QP number. rxe: from a hash of it, as
+    soft-RoCE does for queue pairs without a flow label. fixed: one port. list: `ports` in turn.
+    """
+
+    mode: Literal["qpn", "own-qpn", "rxe", "fixed", "list"] = "qpn"
     ports: tuple[int, ...] = ()
+
+
+_BY_NUMBER: Final = {"qpn": SourcePorts(), "own-qpn": SourcePorts("own-qpn"), "rxe": SourcePorts("rxe")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +115,15 @@ def _series(low: int, high: int, step: str) -> list[int]:
 
 
 def parse_source_ports(text: str) -> SourcePorts:
-    """`qpn`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
+    """`qpn`, `own-qpn`, `rxe`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
+    if text in _BY_NUMBER:
+        return _BY_NUMBER[text]
     mode, _, rest = text.partition(":")
-    if mode == "qpn" and not rest:
-        return SourcePorts("qpn")
     if mode == "fixed":
         return SourcePorts("fixed", (_port(rest) if rest else FIXED_SPORT,))
     if mode == "list" and rest:
         return SourcePorts("list", tuple(_port(p) for p in rest.split(",")))
-    raise ValueError("is not one of qpn, fixed, fixed:PORT and list:PORT,PORT,...")
+    raise ValueError("is not one of qpn, own-qpn, rxe, fixed, fixed:PORT and list:PORT,PORT,...")
 
 
 def _port(text: str) -> int:
