@@ -186,6 +186,7 @@ RUN: Final = {
     "placement": "placement of ranks on hosts: block, cyclic, or host names with commas",
     "split": "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
     "transport": "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
+    "recovery": "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
     "fastpath": "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
     "dcqcn": "DCQCN: receivers report ECN marks by CNPs, and senders reduce their rate: on or off",
     "cc": "congestion control: none, dcqcn (as --dcqcn on), or swift (a window that follows delay and CNPs)",

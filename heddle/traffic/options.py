@@ -20,6 +20,7 @@ from heddle.traffic.communicators import AUTO, parse_split
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
 CongestionName = Literal["none", "dcqcn", "swift"]
+Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
 WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
@@ -67,6 +68,7 @@ class RunOptions:
     transport: str = TRANSPORT
     fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
+    recovery: Recovery = "go-back-n"  # of rc, from loss
     congestion: CongestionName = "none"
     congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
 
@@ -155,6 +157,7 @@ class RunArguments(TypedDict, total=False):
     dcqcn: str
     cc: str
     cc_set: Sequence[str]
+    recovery: str
 
 
 def run_options(
@@ -180,6 +183,7 @@ def run_options(
     dcqcn: str = "off",
     cc: str = "none",
     cc_set: Sequence[str] = (),
+    recovery: str = "go-back-n",
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -210,6 +214,7 @@ def run_options(
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
+    recovers = _recovery(recovery, transport, fastpath, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -243,8 +248,24 @@ def run_options(
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=str(communicators), congestion=congestion, congestion_set=settings,
+        split=str(communicators), recovery=recovers, congestion=congestion,
+        congestion_set=settings,
     )  # fmt: skip
+
+
+def _recovery(recovery: str, transport: str, fastpath: str, wrong: Callable[[str, str, str], None]) -> Recovery:
+    """The checked `--recovery`. wrong: takes what, why and hint of an error."""
+    for known in get_args(Recovery):
+        if recovery != known:
+            continue
+        found: Recovery = known
+        if found != "go-back-n" and transport != TRANSPORT:
+            wrong(f"--recovery {found}", f"is not for --transport {transport}", f"use --transport {TRANSPORT}")
+        elif found != "go-back-n" and fastpath == "on":
+            wrong("--fastpath on", f"is not possible with --recovery {found}", "leave --fastpath out")
+        return found
+    wrong(f"--recovery {recovery}", "is not a recovery from loss", did_you_mean(recovery, get_args(Recovery)))
+    return "go-back-n"
 
 
 def _congestion(
@@ -286,5 +307,6 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
+        *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),
         *([f"congestion control: {options.congestion}"] if options.congestion != "none" else []),
     )

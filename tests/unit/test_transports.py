@@ -195,7 +195,7 @@ def test_rows_of_rc_keep_their_keys() -> None:
 def test_rc_gets_its_parameters_from_the_plan() -> None:
     assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
         "mtu": 4096, "window": 3, "ack_every": 2, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
-        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6),
+        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
 
