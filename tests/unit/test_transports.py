@@ -31,6 +31,7 @@ from tests.stopandwait import NAME, StopAndWait
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
+RELIABLE = [name for name in KINDS if name != "uc"]  # a peer of uc says nothing, and uc sends nothing again
 MTU = 4096
 RKEY = 7
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
@@ -48,9 +49,18 @@ THERE = QpInfo(6, _flow(FAR, NEAR, 5), wire.PSN_MASK - 2)
 @pytest.fixture(params=list(KINDS))
 def transport(request: pytest.FixtureRequest) -> Transport:
     """With the parameters that it gives a plan, after their way to a worker."""
-    kind = KINDS[request.param]
-    _, made = _planned(request.param)
-    return kind.load(json.loads(json.dumps(made.parameters())))
+    return _loaded(request.param)
+
+
+@pytest.fixture(params=RELIABLE)
+def reliable(request: pytest.FixtureRequest) -> Transport:
+    """The same for transports with acknowledgements."""
+    return _loaded(request.param)
+
+
+def _loaded(name: str) -> Transport:
+    _, made = _planned(name)
+    return KINDS[name].load(json.loads(json.dumps(made.parameters())))
 
 
 def _planned(name: str, **options: object) -> tuple[object, Transport]:
@@ -114,7 +124,8 @@ def _times() -> Iterator[float]:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_every_message_arrives_once_and_whole(transport: Transport, loss: float) -> None:
+def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) -> None:
+    transport = reliable
     sizes = [4, 1, 4096, 4097, 100_000, 12_288, 131_072]
     total = random.Random(3).randbytes(sum(sizes))
     memory = Memory(bytearray(len(total)))
@@ -153,8 +164,8 @@ def test_an_end_leaves_frames_that_are_not_its_own(transport: Transport) -> None
         assert not end.answering
 
 
-def test_a_peer_that_says_nothing_ends_in_an_error(transport: Transport) -> None:
-    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+def test_a_peer_that_says_nothing_ends_in_an_error(reliable: Transport) -> None:
+    sender, batch = reliable.sender(HERE), SendBatch(MTU, slots=16)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     for now in _times():
         if sender.deadline <= now:
@@ -166,8 +177,8 @@ def test_a_peer_that_says_nothing_ends_in_an_error(transport: Transport) -> None
     assert "no acknowledgement" in sender.error
 
 
-def test_timers_of_what_could_not_leave_are_moved(transport: Transport) -> None:
-    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+def test_timers_of_what_could_not_leave_are_moved(reliable: Transport) -> None:
+    sender, batch = reliable.sender(HERE), SendBatch(MTU, slots=16)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     sender.take(batch, 0, 16, 0.0)
     while sender.deadline < 0.1:  # not a timer for an answer

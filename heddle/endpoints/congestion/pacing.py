@@ -291,6 +291,11 @@ class NotifyingReceiver(QpEnd):
         """As the end."""
         self._end.hold(seconds)
 
+    @property
+    def standing(self) -> str:
+        """As the end."""
+        return self._end.standing
+
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_sent": self._cnps}

@@ -120,6 +120,11 @@ class QpEnd:
         """This end's share of the transport's columns. No key is reported by both ends of a queue pair."""
         return {}
 
+    @property
+    def standing(self) -> str:
+        """How far a receiving end has come, for the report of a run that has stopped; empty: it does not say."""
+        return ""
+
     def rates(self) -> tuple[tuple[int, float], ...]:
         """The sending rate over time, if congestion control limits it: (CLOCK_MONOTONIC in ns, bit/s), ascending."""
         return ()

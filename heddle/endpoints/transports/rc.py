@@ -234,6 +234,9 @@ class Rc:
         params = of_qp(self.params, qp)
         return params.window, params.ack_every
 
+    def patience_s(self) -> None:
+        """None: ends detect every loss."""
+
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""
         return RcSender(of_qp(self.params, qp), qp)

@@ -285,6 +285,9 @@ class Srd:
     def fast(self) -> None:
         """None: the Python loop drives it."""
 
+    def patience_s(self) -> None:
+        """None: ends detect every loss."""
+
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""
         return SrdSender(self._of(qp), qp)
