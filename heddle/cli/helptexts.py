@@ -187,6 +187,7 @@ RUN: Final = {
     "split": "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
     "transport": "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
     "recovery": "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
+    "entropy": "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
     "fastpath": "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
     "dcqcn": "DCQCN: receivers report ECN marks by CNPs, and senders reduce their rate: on or off",
     "cc": "congestion control: none, dcqcn (as --dcqcn on), or swift (a window that follows delay and CNPs)",

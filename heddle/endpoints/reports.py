@@ -24,7 +24,7 @@ class QpReport:
 
     taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
     counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
-    congestion control limits, the rate over time. standing: of a receiving end, how far it has come, in words.
+    congestion control limits, the rate over time. standing, by_sport: see QpEnd.
     """
 
     rank: int
@@ -36,6 +36,7 @@ class QpReport:
     counters: Mapping[str, int]
     rates: RateSteps = ()
     standing: str = ""
+    by_sport: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

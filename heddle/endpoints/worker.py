@@ -116,7 +116,9 @@ class Worker:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
                 header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
-                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s)
+                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, TOS_DATA) for sport in q.sports[1:])
+                more = (header, *sprayed) if sprayed else ()
+                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
             # In a communicator ranks are numbered from 0, as in patterns.

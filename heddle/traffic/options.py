@@ -28,6 +28,8 @@ MAX_QPS: Final = 128  # NCCL's limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms; with less, a busy machine would look like loss. 31 is IBTA's largest
 BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record; shorter ones cost too much
 TRANSPORT: Final = "rc"  # the default
+SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
+MAX_ENTROPY: Final = 256
 FIXED_SPORT: Final = 49152  # OTG's default
 
 
@@ -69,6 +71,7 @@ class RunOptions:
     fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
     recovery: Recovery = "go-back-n"  # of rc, from loss
+    entropy: int = 1  # UDP source ports over which each QP of srd sprays its packets
     congestion: CongestionName = "none"
     congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
 
@@ -158,6 +161,7 @@ class RunArguments(TypedDict, total=False):
     cc: str
     cc_set: Sequence[str]
     recovery: str
+    entropy: int
 
 
 def run_options(
@@ -184,6 +188,7 @@ def run_options(
     cc: str = "none",
     cc_set: Sequence[str] = (),
     recovery: str = "go-back-n",
+    entropy: int = 1,
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -214,6 +219,9 @@ def run_options(
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
+    if entropy > 1 and transport != SPRAYING:
+        why = f"is not for --transport {transport}, which needs packets in order"
+        wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
     recovers = _recovery(recovery, transport, fastpath, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
@@ -231,6 +239,7 @@ def run_options(
         ("--ranks", ranks, 2, 2048),
         ("--window", window, 1, 1 << 14),
         ("--timeout", timeout, *TIMEOUTS),
+        ("--entropy", entropy, 1, MAX_ENTROPY),
     ):
         if value is not None and not low <= value <= high:
             wrong(f"{flag} {value}", f"is outside {low} to {high}")
@@ -248,7 +257,7 @@ def run_options(
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=str(communicators), recovery=recovers, congestion=congestion,
+        split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
     )  # fmt: skip
 
@@ -304,7 +313,7 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
         f"QPs: {options.qps} ({options.qp_mode})",
-        f"source ports: {options.source_ports.mode}",
+        f"source ports: {options.source_ports.mode}{f', {options.entropy} for each QP' if options.entropy > 1 else ''}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
         *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),

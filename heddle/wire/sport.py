@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+_ENTROPY_STEP: Final = 2533
 SPORTS: Final = range(0xC000, 0x10000)  # the source ports that a flow label can give
 
 
@@ -37,6 +38,14 @@ def sport_of_own_qpn(qpn: int) -> int:
     Sequential QP numbers give sequential ports. The peer does not matter, so the two directions have different ports.
     """
     return 0xC000 | (qpn & 0x3FFF)
+
+
+def entropy_sports(base: int, count: int) -> tuple[int, ...]:
+    """`count` different source ports for one queue pair that sprays: `base`, then others in SPORTS. count: at most 256.
+
+    Ports with equal distances of 2533, which is odd, so that none repeats, and which differ in many bits.
+    """
+    return (base, *(0xC000 | ((base + step * _ENTROPY_STEP) & 0x3FFF) for step in range(1, count)))
 
 
 # The rules that compute a port from the QP numbers of the sender and of its peer. They also work on uint64 arrays.

@@ -98,3 +98,19 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
     said = str(caught.value)
     assert "on host3:eth1: waits for" in said
     assert "last good PSN 0x" in said and "no packet moves any more" in said
+
+
+@pytest.mark.parametrize("qps", [1, 2])
+def test_srd_sprays_over_source_ports_and_every_path_is_counted(lab: Lab, qps: int) -> None:
+    result = ran(lab, transport="srd", entropy=8, qps=qps, placement="cyclic")
+    assert result.wrong == 0
+    paths = paths_of(lab)
+    assert paths.agree, paths_text(paths)
+    assert len(result.flows) == len(paths.flows) == 8 * 4 * qps
+    for flow, proof in zip(result.flows, paths.flows, strict=True):
+        assert proof.predicted == proof.oracle == proof.measured
+        assert proof.counted == (flow.sent.packets,) * len(proof.measured)
+        assert flow.received == flow.sent.packets > 0
+    crossing = [proof.measured[0] for proof in paths.flows if len(proof.measured) > 1]
+    assert len(set(crossing)) == 4, "both uplinks of both racks"
+    assert total(result, "retransmitted") == 0

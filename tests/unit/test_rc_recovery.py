@@ -169,9 +169,15 @@ def test_only_go_back_n_is_compiled() -> None:
             {"recovery": "go-back-0", "fastpath": "on"},
             "--fastpath on is not possible with --recovery go-back-0\n  hint: leave --fastpath out",
         ),
+        (
+            {"entropy": 8},
+            "--entropy 8 is not for --transport rc, which needs packets in order\n"
+            "  hint: use --transport srd, or more --qps",
+        ),
+        ({"entropy": 257, "transport": "srd"}, "--entropy 257 is outside 1 to 256"),
     ],
 )
-def test_wrong_recoveries_are_refused(options: dict[str, str], text: str) -> None:
+def test_wrong_recoveries_and_entropy_are_refused(options: dict[str, object], text: str) -> None:
     with pytest.raises(InputError) as caught:
         run_options(find_transport=find_transport, **options)  # type: ignore[arg-type]
     assert str(caught.value) == text

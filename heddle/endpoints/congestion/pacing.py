@@ -213,6 +213,10 @@ class PacedSender(QpEnd):
         """As the end."""
         self._end.hold(seconds)
 
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
+
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_received": self._cnps}
@@ -295,6 +299,10 @@ class NotifyingReceiver(QpEnd):
     def standing(self) -> str:
         """As the end."""
         return self._end.standing
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
 
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""

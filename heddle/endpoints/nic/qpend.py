@@ -45,6 +45,7 @@ class QpInfo:
     window: packets of the data direction that may be unacknowledged; 0: the transport's default.
     delay_s: propagation delay of the path from the peer to this end. A frame of this QP, data or answer, counts as
     arrived that many seconds after the kernel has delivered it.
+    sprayed: for a sending end that sprays, the headers to use in turn: `flow` with different UDP source ports.
     """
 
     qpn: int
@@ -52,6 +53,7 @@ class QpInfo:
     psn: int
     window: int = 0
     delay_s: float = 0.0
+    sprayed: tuple[FlowHeader, ...] = ()
 
 
 class QpEnd:
@@ -118,6 +120,10 @@ class QpEnd:
 
     def counters(self) -> Mapping[str, int]:
         """This end's share of the transport's columns. No key is reported by both ends of a queue pair."""
+        return {}
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """(packets, bytes) by UDP source port, of an end whose QP sprays: sent, or received (then bytes are 0)."""
         return {}
 
     @property
