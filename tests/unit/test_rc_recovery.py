@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
@@ -95,6 +96,32 @@ def test_go_back_0_ignores_the_acknowledgement_of_what_the_receiver_has_discarde
     assert pair.done()
 
 
+def test_go_back_0_discards_what_it_has_when_the_message_begins_again() -> None:
+    pair = Pair("go-back-0")
+    again = packets_of(Pair("go-back-0").requester, 0.0)
+    pair.send(19)
+    pair.responder.receive(*again[10], 0.0)
+    assert (pair.responder.acked - FIRST) & PSN_MASK == 10
+    assert pair.responder.counters.received == 11
+
+
+def test_selective_repeat_ignores_requests_of_packets_that_it_has_not_sent_or_that_are_acknowledged() -> None:
+    pair = Pair("selective-repeat")
+    packets_of(pair.requester, 0.0, limit=5)
+    pair.requester.acknowledge((FIRST + 1) & PSN_MASK, ACK_NO_LIMIT, 0.0)
+    for number in (0, 1, 5, 19, 20):
+        pair.requester.acknowledge((FIRST + number) & PSN_MASK, NAK_SEQUENCE, 0.0)
+    assert pair.send() == list(range(5, 20))
+
+
+def test_selective_repeat_acknowledges_at_once_when_a_gap_is_closed() -> None:
+    pair = Pair("selective-repeat")
+    packets = [(packet._replace(ack_request=False), payload) for packet, payload in packets_of(pair.requester, 0.0)]
+    for number in (0, 2, 1):
+        pair.responder.receive(*packets[number], 0.0)
+    assert pair.answers() == [("ack", 2)]
+
+
 def test_selective_repeat_sends_only_the_lost_packets_again() -> None:
     pair = Pair("selective-repeat")
     assert pair.send(3, 4, 13) == list(range(20))
@@ -125,6 +152,17 @@ def test_selective_repeat_requests_a_packet_once_while_its_repetition_may_still_
         pair.responder.receive(packet, payload, 0.0)
         pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet
     assert pair.answers() == [("nak", 3), ("ack", 2)]
+
+
+def test_selective_repeat_takes_kept_packets_once_also_in_blocks() -> None:
+    pair = Pair("selective-repeat")
+    packets = packets_of(pair.requester, 0.0)
+    for number in (0, 3):
+        pair.responder.receive(*packets[number], 0.0)
+    block = np.stack([np.frombuffer(packets[number][1], np.uint8) for number in (1, 2, 3, 4)])
+    pair.responder.receive_middles(packets[1][0].psn, block, [False] * 4, 0.0)
+    assert (pair.responder.counters.received, pair.responder.counters.duplicates) == (5, 1)
+    assert pair.memory.data[: 5 * 256] == DATA[: 5 * 256]
 
 
 def test_selective_repeat_keeps_no_packet_beyond_the_window() -> None:

@@ -60,7 +60,7 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
         at += size
     data, back = SendBatch(MTU, slots=32), SendBatch(0, slots=1)
     there, home = Network[bytes](ways), Network[bytes](ways_back)
-    now, sent = 0.0, 0
+    now, sent, arrived = 0.0, 0, 0
     for _ in range(20_000):
         if sender.idle:
             break
@@ -69,6 +69,7 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
         frames = [bytes(data.frame(i)) for i in range(count)]
         dice.shuffle(frames)  # each takes its own path
         arriving = [item for frame in frames for item in there.send(frame)] or there.quiet()
+        arrived += len(arriving)
         for frame in arriving:
             give(frame, receiver, now)
         replies = [item for frame in answers(receiver, back) for item in home.send(frame)] or home.quiet()
@@ -84,6 +85,7 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
     assert memory.arrivals == list(range(len(sizes)))
     packets = sum(-(-size // MTU) for size in sizes)
     assert sent - sender.counters()["retransmitted"] == packets
+    assert receiver.counters()["duplicates"] == arrived - packets
     if entropy > 1:
         used = [sender.by_sport()[header.sport][0] for header in headers]
         assert sum(used) == sent and max(used) - min(used) <= 1

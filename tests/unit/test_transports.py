@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 
@@ -25,13 +26,15 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import FlowRow
 from heddle.runs.run import plan_run
 from heddle.traffic.flow import Flow, Sent
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import Recovery, RunOptions, run_options
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
-RELIABLE = [name for name in KINDS if name != "uc"]  # a peer of uc says nothing, and uc sends nothing again
+RECOVERIES = {f"rc {recovery}": recovery for recovery in get_args(Recovery)[1:]}
+# A peer of uc says nothing, and uc sends nothing again.
+RELIABLE = [*(name for name in KINDS if name != "uc"), *RECOVERIES]
 MTU = 4096
 RKEY = 7
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
@@ -58,8 +61,9 @@ def reliable(request: pytest.FixtureRequest) -> Transport:
     return _loaded(request.param)
 
 
-def _loaded(name: str) -> Transport:
-    _, made = _planned(name)
+def _loaded(word: str) -> Transport:
+    name = word.partition(" ")[0]
+    _, made = _planned(name, **({"recovery": RECOVERIES[word]} if word in RECOVERIES else {}))
     return KINDS[name].load(json.loads(json.dumps(made.parameters())))
 
 

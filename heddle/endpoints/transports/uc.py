@@ -67,7 +67,7 @@ class UcState:
     refused: str = ""
     _target: memoryview | None = None
     _at: int = 0
-    _broken: bool = False  # the current message has a hole, and its packets are ignored
+    _broken: bool = False  # the latest message has a hole: its packets are ignored
 
     @property
     def last_good(self) -> int:
@@ -93,7 +93,7 @@ class UcState:
         if self._target is not None:
             self._write(packet, payload)
         if packet.last:
-            self._target, self._broken = None, False
+            self._target = None
 
     def _gap(self, missing: int) -> None:
         self.lost += missing
