@@ -176,6 +176,9 @@ class StopAndWait:
     def fast(self) -> None:
         return None
 
+    def patience_s(self) -> None:
+        pass
+
     def sender(self, qp: QpInfo) -> QpEnd:
         return WaitingSender(self.params, qp)
 

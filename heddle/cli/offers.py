@@ -132,6 +132,12 @@ def _qp_modes() -> list[str]:
     return list(typing.get_args(QpMode))
 
 
+def _recoveries() -> list[str]:
+    from heddle.traffic.options import Recovery
+
+    return list(typing.get_args(Recovery))
+
+
 def _plans() -> list[str]:
     from heddle.forecast.planfile import plan_words, plans
 
@@ -297,10 +303,11 @@ _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "plan": _plans,
     "predict": _presets,
     "qp-mode": _qp_modes,
+    "recovery": _recoveries,
     "runtime": _runtimes,
     "setting": _settings,
     "split": lambda: ["auto"],
-    "sport": lambda: ["qpn", "fixed", "fixed:", "list:"],
+    "sport": lambda: ["qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"],
     "suite": _suites,
     "term": _terms,
     "transport": _transports,

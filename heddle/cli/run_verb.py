@@ -83,6 +83,8 @@ def run(
     dcqcn: str = "off",
     cc: str = "none",
     cc_set: Sequence[str] = (),
+    recovery: str = "go-back-n",
+    entropy: int = 1,
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -104,7 +106,7 @@ def run(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
         bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath, dcqcn=dcqcn, cc=cc,
-        cc_set=cc_set,
+        cc_set=cc_set, recovery=recovery, entropy=entropy,
     )  # fmt: skip
     table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:

@@ -51,6 +51,7 @@ class _Member:
             start_new_session=True,  # Ctrl-C must reach only the run, which ends its workers
         )
         self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
+        self.still: tuple[Problem, ...] | None = None  # what its ranks wait for while its NICs are still
         self._rest = b""
         self._reported = False
 
@@ -82,6 +83,9 @@ class _Member:
         for message in map(WorkerMessage.of_line, lines):
             if message.error:
                 raise CheckError(*message.error)
+            if message.still is not None or message.moving:
+                self.still = message.still
+                continue
             self._reported = self._reported or message.report is not None
             self.inbox.append(message)
         return True
@@ -185,6 +189,9 @@ class Crew:
         for key, _ in self._selector.select(left):
             if not key.data.hear():
                 self._selector.unregister(key.fileobj)
+        waits = [problem for member in self._members for problem in member.still or ()]
+        if waits and all(member.still is not None for member in self._members):
+            raise CheckError(*waits)
 
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:

@@ -181,7 +181,7 @@ class PythonLoop:
             for pair in nic.qps.values():
                 yield QpReport(
                     rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()),
-                    pair.end.rates(),
+                    pair.end.rates(), pair.end.standing, dict(pair.end.by_sport()),
                 )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:

@@ -57,6 +57,17 @@ class SizeResult:
     iterations: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a rank waits for: `missing` of the `messages` of an epoch, the first of them `key` from rank `peer`."""
+
+    epoch: int
+    missing: int
+    messages: int
+    key: Key
+    peer: int
+
+
 class Places(Protocol):
     """An object that needs the destinations of messages in advance: a NIC that writes them without asking the rank."""
 
@@ -118,6 +129,7 @@ class Rank:
         self._expected = Expected((), ranks, None)
         self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
+        self._applied: set[Key] = set()  # messages of this epoch
         self._needs: list[int] = []
         self._began = 0.0
         self._ends: list[float] = []  # of the timed iterations of this size
@@ -167,6 +179,14 @@ class Rank:
         starts = [self._began, *self._ends]
         lengths = tuple(end - start for start, end in zip(starts, self._ends, strict=False))
         return SizeResult(self.size, self._ends[-1] - self._began, wrong, lengths)
+
+    def waits(self) -> Waits | None:
+        """What this rank waits for; None if it has finished its size."""
+        if self.size_done or not self._missing:
+            return None
+        receives = self._schedule(self._size_index).receives
+        first = min(key for key in receives if key not in self._applied)
+        return Waits(self._epoch, self._missing, len(receives), first, receives[first].peer)
 
     # called by receiving ends of queue pairs
 
@@ -232,6 +252,7 @@ class Rank:
                 work[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
         self._needs = [len(send.needs) for send in schedule.sends]
         self._missing = len(schedule.receives)
+        self._applied.clear()
         if self._iteration == self._options.warmup:
             self._began, self._ends = self._clock(), []
         for index, needs in enumerate(self._needs):
@@ -259,6 +280,7 @@ class Rank:
             if self._needs[index] == 0:
                 self._post(schedule, index)
         self._missing -= 1
+        self._applied.add(key)
         if self._missing == 0:
             self._end_epoch()
 

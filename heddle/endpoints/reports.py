@@ -24,7 +24,7 @@ class QpReport:
 
     taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
     counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
-    congestion control limits, the rate over time.
+    congestion control limits, the rate over time. standing, by_sport: see QpEnd.
     """
 
     rank: int
@@ -35,6 +35,8 @@ class QpReport:
     taken: int
     counters: Mapping[str, int]
     rates: RateSteps = ()
+    standing: str = ""
+    by_sport: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,8 @@ class WorkerMessage:
 
     ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
     resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
-    checked, by rank; none before the first size.
+    checked, by rank; none before the first size. still: its NICs have stopped (stillness.py), and this is what its
+    ranks wait for; nothing if they have finished. moving: they are not still any more.
     """
 
     ready: bool = False
@@ -71,6 +74,8 @@ class WorkerMessage:
     done: bool = False
     results: Mapping[int, SizeResult] = field(default_factory=dict)
     report: WorkerReport | None = None
+    still: tuple[Problem, ...] | None = None
+    moving: bool = False
     error: tuple[Problem, ...] = ()
 
     def line(self) -> str:

@@ -34,8 +34,9 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
-from heddle.endpoints.ranks import Rank, rkey_of
+from heddle.endpoints.ranks import Rank, Waits, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
+from heddle.endpoints.stillness import Stillness
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.host import capacity as machine
@@ -51,6 +52,7 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
+_NAMED: Final = 2  # ranks that a report of waiting ranks names
 _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
@@ -76,6 +78,8 @@ class Worker:
         self._plan = task.plan
         transport = find_transport(task.plan.options.transport).load(task.parameters)
         self.loop = loop_of(task.plan, transport)
+        patience_s = transport.patience_s()
+        self._stillness = Stillness(patience_s) if patience_s is not None else None
         self._ranks: dict[int, Rank] = {}
         # The sum of all ranks' inputs, for each size: computed before the start, since it takes long.
         options = task.plan.options
@@ -112,7 +116,9 @@ class Worker:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if src in paths:
                 header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
-                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s)
+                sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, TOS_DATA) for sport in q.sports[1:])
+                more = (header, *sprayed) if sprayed else ()
+                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
             # In a communicator ranks are numbered from 0, as in patterns.
@@ -128,7 +134,7 @@ class Worker:
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
-                header = _header(ends[dst], ends[src], q.flow.sport, q.src_qpn, TOS_ANSWER)
+                header = _header(ends[dst], ends[src], q.answer_sport, q.src_qpn, TOS_ANSWER)
                 there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
                 loop.receiver(dst, there, self._ranks[dst])
 
@@ -139,6 +145,8 @@ class Worker:
             # No event wakes the loop when the last acknowledgement arrives, so it polls.
             rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S
             try:
+                if self._stillness is not None and self._stillness.changed(time.monotonic(), self._packets):
+                    say(WorkerMessage(still=self._waits()) if self._stillness.still else WorkerMessage(moving=True))
                 if self.loop.turn(time.monotonic() + rest, stdin) and self._hear(stdin):
                     self.loop.take_rest()
                     return self._stopped
@@ -178,6 +186,19 @@ class Worker:
             results = {number: rank.results[-1] for number, rank in self._ranks.items() if rank.results}
             say(WorkerMessage(ready=not finished, done=finished, results=results))
 
+    def _packets(self) -> int:
+        """The packets that its NICs have sent and received so far."""
+        return sum(end.packets + end.taken for end in self.loop.qp_reports())
+
+    def _waits(self) -> tuple[Problem, ...]:
+        """What its ranks wait for, those first that are behind the others."""
+        ends = {(end.rank, end.qpn): end.standing for end in self.loop.qp_reports()}
+        waiting = {rank: found for rank, each in self._ranks.items() if (found := each.waits()) is not None}
+        return tuple(
+            waiting_problem(self._plan, rank, waiting[rank], ends)
+            for rank in sorted(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))[:_NAMED]
+        )
+
     def report(self) -> WorkerReport:
         """The report of this worker: per QP the packets, per NIC the frames for no QP."""
         return WorkerReport(
@@ -193,6 +214,22 @@ class RankError(CheckError):
     def __init__(self, endpoint: Endpoint, why: str) -> None:
         what = f"rank {endpoint.rank} on {endpoint.nic}:"
         super().__init__(Problem("", what, why, "run ./inv validate to check the lab"))
+
+
+def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> Problem:
+    """What a rank waits for when no packet moves any more. ends: how far each receiving end has come."""
+    members = next(each for each in plan.communicators if rank in each)
+    here, peer = plan.endpoints[rank], plan.endpoints[members[waits.peer]]
+    numbers = [q.flow.qpn for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
+    which = ", ".join(f"QP {number:#x}: {ends.get((rank, number), '')}" for number in numbers[:_NAMED])
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    why = (
+        f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
+        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which}{more}), but no packet moves any more: packets"
+        f" were lost, and {plan.options.transport} does not send them again"
+    )
+    hint = "use --transport rc, or ./inv queues to find what was dropped"
+    return Problem("", f"rank {rank} on {here.nic}:", why, hint)
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:

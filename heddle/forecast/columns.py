@@ -7,7 +7,7 @@ QP numbers and source ports are exactly those of `build_plan`; a test compares t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -20,10 +20,10 @@ from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import SourcePorts
 from heddle.traffic.plan import qpn_before_first
 from heddle.wire.layout import ROCE_PORT
-from heddle.wire.sport import sport_for_qps
+from heddle.wire.sport import SPORT_RULES
 
 # The formula for one QP; it uses 64-bit arithmetic, so it works for columns too.
-_sports: Final = cast(Callable[[U64, U64], U64], sport_for_qps)
+_SPORTS: Final = cast(Mapping[str, Callable[[U64, U64], U64]], SPORT_RULES)
 BATCH: Final = 1 << 19  # flows per batch: few enough for memory, enough for numpy to be fast
 FLOW_BYTES: Final = 400  # memory per flow of a batch: columns, hashes in 64 bits and their state, hops
 CONNECTION_BYTES: Final = 160  # memory per connection: columns, and sorting them
@@ -95,8 +95,9 @@ def flows_of(connections: Connections, part: slice, address: U32) -> FlowArrays:
     mine = (connections.src_number[part, None] + index).ravel()
     theirs = (connections.dst_number[part, None] + index).ravel()
     how = connections.source_ports
-    if how.mode == "qpn":
-        sport = _sports(mine.astype(np.uint64), theirs.astype(np.uint64)).astype(np.uint32)
+    rule = _SPORTS.get(how.mode)
+    if rule is not None:
+        sport = rule(mine.astype(np.uint64), theirs.astype(np.uint64)).astype(np.uint32)
     else:
         turns = np.array([how.ports[i % len(how.ports)] for i in range(qps)], dtype=np.uint32)
         sport = np.tile(turns, len(mine) // qps)

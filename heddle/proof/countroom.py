@@ -31,10 +31,11 @@ def check_room(lab: RunningLab, plan: Plan) -> None:
 
 def refusal(fabric: Fabric, plan: Plan, modes: Collection[str], holds: int) -> Problem | None:
     """The reason that a map with `holds` rows is too small for a plan; None if it is not. modes: of all switches."""
-    rows = rows_of(fabric, [qp.flow for qp in plan.qps], spread=not SPREADING.isdisjoint(modes))
+    rows = rows_of(fabric, plan.flows(), spread=not SPREADING.isdisjoint(modes))
     if rows <= holds:
         return None
-    what = f"--qps {plan.options.qps} on {len(plan.endpoints)} ranks"
+    entropy = f" --entropy {plan.options.entropy}" if plan.options.entropy > 1 else ""
+    what = f"--qps {plan.options.qps}{entropy} on {len(plan.endpoints)} ranks"
     why = f"needs {rows:,} rows of the switches' counters, but {fabric.name} has {holds:,}"
     return Problem("", what, f"{why}: the paths could not be proven", "use fewer --qps or --ranks")
 

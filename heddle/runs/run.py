@@ -8,7 +8,7 @@ head of the table, and each row as soon as it is measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,13 @@ from typing import Protocol
 
 from heddle.base import state
 from heddle.base.events import Observer
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_size
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
-from heddle.endpoints.reports import WorkerReport
+from heddle.endpoints.reports import QpReport, WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Column, Transport
 from heddle.endpoints.worker import compiled
@@ -48,7 +48,7 @@ from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import Plan, build_plan, longest_transfer
+from heddle.traffic.plan import Plan, Qp, build_plan, longest_transfer
 from heddle.wire.layout import LAYOUTS
 
 
@@ -150,6 +150,9 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     plan = build_plan(fabric, options, more_ns, stack.before_first if stack is not None else None)
     congestion_of(plan)  # its parameters are checked before anything starts
     transport = kind.of(plan)
+    if options.fastpath == "on" and transport.fast() is None:
+        why = f"is not possible with --transport {options.transport}: only rc with go-back-n is compiled"
+        raise InputError(Problem("", "--fastpath on", why, "leave --fastpath out"))
     if stack is not None:
         stack.require()
     return plan, transport
@@ -248,6 +251,16 @@ def _sum_known(counts: Iterable[int | None]) -> int | None:
     return None if None in known else sum(each for each in known if each is not None)
 
 
+def _sprayed_rows(qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int]) -> Iterator[FlowRow]:
+    """A row for each source port of a QP that sprays. The first one has the QP's counters and marks."""
+    nothing = dict.fromkeys(counters, 0)
+    for flow in qp.flows:
+        packets, size = sender.by_sport.get(flow.sport, (0, 0))
+        taken, _ = receiver.by_sport.get(flow.sport, (0, 0))
+        first = flow.sport == qp.flow.sport
+        yield FlowRow(Sent(flow, packets, size), receiver.ce if first else 0, counters if first else nothing, taken)
+
+
 def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
     """The counters of each flow: those of the transport, and of congestion control if the run has it."""
     return (*transport.columns, *(CNP_COLUMNS if plan.options.congestion != "none" else ()))
@@ -260,5 +273,8 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
-        rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
+        if len(qp.sports) == 1:
+            rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
+        else:
+            rows += _sprayed_rows(qp, sender, receiver, counters)
     return tuple(rows)

@@ -20,6 +20,7 @@ from heddle.traffic.communicators import AUTO, parse_split
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
 CongestionName = Literal["none", "dcqcn", "swift"]
+Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
 WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
 ELEMENT_BYTES: Final = 4  # float32
 MAX_SIZE: Final = 1 << 28
@@ -27,15 +28,24 @@ MAX_QPS: Final = 128  # NCCL's limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms; with less, a busy machine would look like loss. 31 is IBTA's largest
 BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record; shorter ones cost too much
 TRANSPORT: Final = "rc"  # the default
+SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
+MAX_ENTROPY: Final = 256
 FIXED_SPORT: Final = 49152  # OTG's default
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePorts:
-    """How a NIC chooses UDP source ports: `qpn` (from the QP numbers, as Linux does), `fixed`, or `list` in turn."""
+    """How a NIC chooses UDP source ports.
 
-    mode: Literal["qpn", "fixed", "list"] = "qpn"
+    qpn: from both QP numbers, as Linux does. own-qpn: from the sender's own QP number. rxe: from a hash of it, as
+    soft-RoCE does for queue pairs without a flow label. fixed: one port. list: `ports` in turn.
+    """
+
+    mode: Literal["qpn", "own-qpn", "rxe", "fixed", "list"] = "qpn"
     ports: tuple[int, ...] = ()
+
+
+_BY_NUMBER: Final = {"qpn": SourcePorts(), "own-qpn": SourcePorts("own-qpn"), "rxe": SourcePorts("rxe")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class RunOptions:
     transport: str = TRANSPORT
     fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
     split: str = AUTO  # into communicators that run at the same time; see communicators.py
+    recovery: Recovery = "go-back-n"  # of rc, from loss
+    entropy: int = 1  # UDP source ports over which each QP of srd sprays its packets
     congestion: CongestionName = "none"
     congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
 
@@ -108,15 +120,15 @@ def _series(low: int, high: int, step: str) -> list[int]:
 
 
 def parse_source_ports(text: str) -> SourcePorts:
-    """`qpn`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
+    """`qpn`, `own-qpn`, `rxe`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
+    if text in _BY_NUMBER:
+        return _BY_NUMBER[text]
     mode, _, rest = text.partition(":")
-    if mode == "qpn" and not rest:
-        return SourcePorts("qpn")
     if mode == "fixed":
         return SourcePorts("fixed", (_port(rest) if rest else FIXED_SPORT,))
     if mode == "list" and rest:
         return SourcePorts("list", tuple(_port(p) for p in rest.split(",")))
-    raise ValueError("is not one of qpn, fixed, fixed:PORT and list:PORT,PORT,...")
+    raise ValueError("is not one of qpn, own-qpn, rxe, fixed, fixed:PORT and list:PORT,PORT,...")
 
 
 def _port(text: str) -> int:
@@ -148,6 +160,8 @@ class RunArguments(TypedDict, total=False):
     dcqcn: str
     cc: str
     cc_set: Sequence[str]
+    recovery: str
+    entropy: int
 
 
 def run_options(
@@ -173,6 +187,8 @@ def run_options(
     dcqcn: str = "off",
     cc: str = "none",
     cc_set: Sequence[str] = (),
+    recovery: str = "go-back-n",
+    entropy: int = 1,
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -203,6 +219,10 @@ def run_options(
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
+    if entropy > 1 and transport != SPRAYING:
+        why = f"is not for --transport {transport}, which needs packets in order"
+        wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
+    recovers = _recovery(recovery, transport, fastpath, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -219,6 +239,7 @@ def run_options(
         ("--ranks", ranks, 2, 2048),
         ("--window", window, 1, 1 << 14),
         ("--timeout", timeout, *TIMEOUTS),
+        ("--entropy", entropy, 1, MAX_ENTROPY),
     ):
         if value is not None and not low <= value <= high:
             wrong(f"{flag} {value}", f"is outside {low} to {high}")
@@ -236,8 +257,24 @@ def run_options(
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=str(communicators), congestion=congestion, congestion_set=settings,
+        split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
+        congestion_set=settings,
     )  # fmt: skip
+
+
+def _recovery(recovery: str, transport: str, fastpath: str, wrong: Callable[[str, str, str], None]) -> Recovery:
+    """The checked `--recovery`. wrong: takes what, why and hint of an error."""
+    for known in get_args(Recovery):
+        if recovery != known:
+            continue
+        found: Recovery = known
+        if found != "go-back-n" and transport != TRANSPORT:
+            wrong(f"--recovery {found}", f"is not for --transport {transport}", f"use --transport {TRANSPORT}")
+        elif found != "go-back-n" and fastpath == "on":
+            wrong("--fastpath on", f"is not possible with --recovery {found}", "leave --fastpath out")
+        return found
+    wrong(f"--recovery {recovery}", "is not a recovery from loss", did_you_mean(recovery, get_args(Recovery)))
+    return "go-back-n"
 
 
 def _congestion(
@@ -276,8 +313,9 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
         f"QPs: {options.qps} ({options.qp_mode})",
-        f"source ports: {options.source_ports.mode}",
+        f"source ports: {options.source_ports.mode}{f', {options.entropy} for each QP' if options.entropy > 1 else ''}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
+        *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),
         *([f"congestion control: {options.congestion}"] if options.congestion != "none" else []),
     )

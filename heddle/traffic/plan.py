@@ -30,7 +30,7 @@ from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.propagation import Propagation, delay_between
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
-from heddle.wire.sport import sport_for_qps
+from heddle.wire.sport import SPORT_RULES, entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
 
@@ -45,6 +45,13 @@ class Qp:
     psn: int  # 24 bits, the first that the sender uses
     window: int  # unacknowledged packets that it may have
     delay_s: float  # the NIC at the end delays frames by it: the propagation of the path; 0 if links delay them
+    answer_sport: int  # UDP source port of the receiver's answers
+    sports: tuple[int, ...]  # UDP source ports of data, used in turn; the first is that of the flow
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """Its data direction as switches see it: a flow for each source port."""
+        return (self.flow, *(replace(self.flow, sport=sport) for sport in self.sports[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,8 @@ class Plan:
         return max(600.0, 50 * (o.iters + o.warmup) * each)
 
     def flows(self) -> tuple[Flow, ...]:
-        """The data direction of every QP, in the order of `qps`."""
-        return tuple(qp.flow for qp in self.qps)
+        """The flows of every QP, in the order of `qps`."""
+        return tuple(flow for qp in self.qps for flow in qp.flows)
 
 
 def build_plan(
@@ -121,8 +128,10 @@ def build_plan(
         for index in range(options.qps):
             mine, theirs = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, mine, theirs)
+            sports = entropy_sports(sport, options.entropy)
+            answer_sport = _source_port(options.source_ports, index, theirs, mine)
             flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
-            qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index], delay_s))
+            qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index], delay_s, answer_sport, sports))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, propagation, fan_in, slowest.rtt_s)
@@ -303,7 +312,6 @@ class _QpNumbers:
         return zlib.crc32(f"{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
 
 
-def _source_port(how: SourcePorts, index: int, src_qpn: int, dst_qpn: int) -> int:
-    if how.mode == "qpn":
-        return sport_for_qps(src_qpn, dst_qpn)
-    return how.ports[index % len(how.ports)]
+def _source_port(how: SourcePorts, index: int, own_qpn: int, peer_qpn: int) -> int:
+    rule = SPORT_RULES.get(how.mode)
+    return rule(own_qpn, peer_qpn) if rule is not None else how.ports[index % len(how.ports)]

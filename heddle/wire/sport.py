@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
+_ENTROPY_STEP: Final = 2533
 SPORTS: Final = range(0xC000, 0x10000)  # the source ports that a flow label can give
 
 
@@ -28,6 +30,30 @@ def sport_for_qps(lqpn: int, rqpn: int) -> int:
 def sport_of_rxe(qpn: int) -> int:
     """The UDP source port that soft-RoCE derives from its own QP number (rxe_qp.c: hash_32 to 14 bits)."""
     return 0xC000 + (((qpn * 0x61C88647) & 0xFFFFFFFF) >> 18)
+
+
+def sport_of_own_qpn(qpn: int) -> int:
+    """The UDP source port of a NIC that uses the lower 14 bits of its own QP number.
+
+    Sequential QP numbers give sequential ports. The peer does not matter, so the two directions have different ports.
+    """
+    return 0xC000 | (qpn & 0x3FFF)
+
+
+def entropy_sports(base: int, count: int) -> tuple[int, ...]:
+    """`count` different source ports for one queue pair that sprays: `base`, then others in SPORTS. count: at most 256.
+
+    Ports with equal distances of 2533, which is odd, so that none repeats, and which differ in many bits.
+    """
+    return (base, *(0xC000 | ((base + step * _ENTROPY_STEP) & 0x3FFF) for step in range(1, count)))
+
+
+# The rules that compute a port from the QP numbers of the sender and of its peer. They also work on uint64 arrays.
+SPORT_RULES: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "qpn": sport_for_qps,
+    "own-qpn": lambda own, peer: sport_of_own_qpn(own),
+    "rxe": lambda own, peer: sport_of_rxe(own),
+}
 
 
 def flow_label_for_sport(sport: int) -> int:

@@ -40,10 +40,13 @@ def all_reduce(lab: Lab, **options: object) -> RunResult:
         {"qps": 16},
         {"qps": 16, "qp_mode": "round-robin", "chunk": 8192},
         {"qps": 3, "placement": "cyclic", "source_ports": parse_source_ports("list:50000,50001")},
+        {"qps": 4, "placement": "cyclic", "source_ports": parse_source_ports("own-qpn")},
+        {"qps": 4, "fastpath": "off", "source_ports": parse_source_ports("own-qpn")},
+        deep({"qps": 4, "placement": "cyclic", "source_ports": parse_source_ports("rxe")}),
         deep({"qps": 2, "ranks": 3}),
         {"qps": 4, "ranks": 2, "placement": "host4,host1", "source_ports": parse_source_ports("fixed")},
     ],
-    ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items() if k != "source_ports"),
+    ids=lambda o: ",".join(f"{k}={getattr(v, 'mode', v)}" for k, v in o.items()),
 )
 def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, object]) -> None:
     result = all_reduce(tiny, **options)

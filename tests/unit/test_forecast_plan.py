@@ -26,6 +26,8 @@ from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
 
 SPORTS = {
     "qpn": SourcePorts(),
+    "own-qpn": SourcePorts("own-qpn"),
+    "rxe": SourcePorts("rxe"),
     "fixed:5000": SourcePorts("fixed", (5000,)),
     "list:7,8,9": SourcePorts("list", (7, 8, 9)),
 }

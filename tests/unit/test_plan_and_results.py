@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from heddle.traffic.collectives.pattern import chunk_range
 from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
 from heddle.traffic.plan import build_plan, smallest_size
 from heddle.wire.layout import LAYOUTS
-from heddle.wire.sport import sport_for_qps
+from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,21 @@ def test_source_ports() -> None:
     assert parse_source_ports("qpn") == SourcePorts("qpn")
     assert parse_source_ports("fixed") == SourcePorts("fixed", (49152,))
     assert parse_source_ports("list:1,2") == SourcePorts("list", (1, 2))
-    for text in ("", "fixed:0x1", "list:", "list:1,,2", "random", "qpn:1"):
+    assert parse_source_ports("own-qpn") == SourcePorts("own-qpn")
+    assert parse_source_ports("rxe") == SourcePorts("rxe")
+    for text in ("", "fixed:0x1", "list:", "list:1,,2", "random", "qpn:1", "own-qpn:1", "rxe:", "own_qpn"):
         with pytest.raises(ValueError, match=r"\w"):
             parse_source_ports(text)
+
+
+@pytest.mark.parametrize(("mode", "rule"), [("own-qpn", sport_of_own_qpn), ("rxe", sport_of_rxe)])
+def test_each_end_may_choose_its_source_port_by_its_own_number(
+    demo: Fabric, mode: str, rule: Callable[[int], int]
+) -> None:
+    plan = build_plan(demo, RunOptions(qps=4, source_ports=parse_source_ports(mode)))
+    assert all(qp.flow.sport == rule(qp.src_qpn) for qp in plan.qps)
+    assert all(qp.answer_sport == rule(qp.flow.qpn) for qp in plan.qps)
+    assert any(qp.flow.sport != qp.answer_sport for qp in plan.qps)
 
 
 def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
@@ -104,7 +117,7 @@ def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
     for qp in plan.qps:
         flow = qp.flow
         assert flow.dst_rank == (flow.src_rank + 1) % 16
-        assert flow.sport == sport_for_qps(qp.src_qpn, flow.qpn)
+        assert flow.sport == qp.answer_sport == sport_for_qps(qp.src_qpn, flow.qpn)
         src, dst = plan.endpoints[flow.src_rank], plan.endpoints[flow.dst_rank]
         assert (flow.src, flow.src_ip, flow.first_hop) == (src.host, src.ip, src.first_hop)
         assert (flow.dst, flow.dst_ip, flow.dport) == (dst.host, dst.ip, 4791)

@@ -10,7 +10,7 @@ import pytest
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
-from heddle.endpoints.transports.rcops import RNR_CODE, RNR_MS, Arrival, Operation
+from heddle.endpoints.transports.rcops import RNR_CODE, RNR_MS, Arrival, Operation, OpRequester
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams, WritePacket
 from heddle.wire import layout as wire
@@ -208,3 +208,17 @@ def test_no_acknowledgement_follows_a_read_until_there_is_a_later_write() -> Non
     assert responder.ack_at < NEVER and responder.acked == first + 5 & wire.PSN_MASK
     responder.receive(write, memoryview(b"abc"), 0.0)
     assert responder.ack_due
+
+
+def test_a_sender_waits_for_the_time_in_the_rnr_nak_and_no_timer_counts_it_as_a_retry() -> None:
+    requester = OpRequester(PARAMS, 0)
+    requester.post(Operation(memoryview(bytearray(10)), 0, 0, 0, "send"))
+    assert len(requester.take(8, 1.0)) == 1
+    for _ in range(2 * PARAMS.retries):
+        requester.acknowledge(0, wire.RNR_NAK | RNR_CODE, 1.0)
+        assert requester.ready == 0 and requester.take(8, 1.0) == []
+        assert requester.deadline == 1.0 + RNR_MS[RNR_CODE] / 1000
+        requester.expire(requester.deadline)
+        assert len(requester.take(8, 1.0)) == 1
+    assert requester.not_ready == 2 * PARAMS.retries
+    assert requester.error == "" and requester.counters.timeouts == 0

@@ -18,7 +18,7 @@ from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.icrc import icrc
-from heddle.wire.sport import flow_label_for_qps, sport_for_qps, sport_of_rxe
+from heddle.wire.sport import SPORTS, entropy_sports, flow_label_for_qps, sport_for_qps, sport_of_own_qpn, sport_of_rxe
 from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SAMPLES6, SRC_IP, TOS, Sample, flow, payload_of
 
 BY_NAME = pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
@@ -214,6 +214,18 @@ def test_scapy_and_heddle_agree_on_the_icrc() -> None:
 def test_source_ports_are_the_kernels(lqpn: int, rqpn: int, label: int, port: int) -> None:
     assert flow_label_for_qps(lqpn, rqpn) == flow_label_for_qps(rqpn, lqpn) == label
     assert sport_for_qps(lqpn, rqpn) == port
+
+
+def test_the_source_port_of_its_own_number_is_its_lower_14_bits() -> None:
+    assert [sport_of_own_qpn(qpn) for qpn in (0x11, 0x12, 0x3FFF, 0x4011)] == [0xC011, 0xC012, 0xFFFF, 0xC011]
+
+
+@pytest.mark.parametrize("base", [49152, 50000, 65535, 1, 16000])
+def test_source_ports_of_a_sprayed_queue_pair_are_all_different(base: int) -> None:
+    ports = entropy_sports(base, 256)
+    assert ports[0] == base and len(set(ports)) == 256
+    assert all(port in SPORTS for port in ports[1:])
+    assert entropy_sports(base, 1) == (base,)
 
 
 def test_source_ports_of_soft_roce() -> None:

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 
@@ -25,12 +26,15 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.results import FlowRow
 from heddle.runs.run import plan_run
 from heddle.traffic.flow import Flow, Sent
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import Recovery, RunOptions, run_options
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
+RECOVERIES = {f"rc {recovery}": recovery for recovery in get_args(Recovery)[1:]}
+# A peer of uc says nothing, and uc sends nothing again.
+RELIABLE = [*(name for name in KINDS if name != "uc"), *RECOVERIES]
 MTU = 4096
 RKEY = 7
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
@@ -48,9 +52,19 @@ THERE = QpInfo(6, _flow(FAR, NEAR, 5), wire.PSN_MASK - 2)
 @pytest.fixture(params=list(KINDS))
 def transport(request: pytest.FixtureRequest) -> Transport:
     """With the parameters that it gives a plan, after their way to a worker."""
-    kind = KINDS[request.param]
-    _, made = _planned(request.param)
-    return kind.load(json.loads(json.dumps(made.parameters())))
+    return _loaded(request.param)
+
+
+@pytest.fixture(params=RELIABLE)
+def reliable(request: pytest.FixtureRequest) -> Transport:
+    """The same for transports with acknowledgements."""
+    return _loaded(request.param)
+
+
+def _loaded(word: str) -> Transport:
+    name = word.partition(" ")[0]
+    _, made = _planned(name, **({"recovery": RECOVERIES[word]} if word in RECOVERIES else {}))
+    return KINDS[name].load(json.loads(json.dumps(made.parameters())))
 
 
 def _planned(name: str, **options: object) -> tuple[object, Transport]:
@@ -114,7 +128,8 @@ def _times() -> Iterator[float]:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_every_message_arrives_once_and_whole(transport: Transport, loss: float) -> None:
+def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) -> None:
+    transport = reliable
     sizes = [4, 1, 4096, 4097, 100_000, 12_288, 131_072]
     total = random.Random(3).randbytes(sum(sizes))
     memory = Memory(bytearray(len(total)))
@@ -153,8 +168,8 @@ def test_an_end_leaves_frames_that_are_not_its_own(transport: Transport) -> None
         assert not end.answering
 
 
-def test_a_peer_that_says_nothing_ends_in_an_error(transport: Transport) -> None:
-    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+def test_a_peer_that_says_nothing_ends_in_an_error(reliable: Transport) -> None:
+    sender, batch = reliable.sender(HERE), SendBatch(MTU, slots=16)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     for now in _times():
         if sender.deadline <= now:
@@ -166,8 +181,8 @@ def test_a_peer_that_says_nothing_ends_in_an_error(transport: Transport) -> None
     assert "no acknowledgement" in sender.error
 
 
-def test_timers_of_what_could_not_leave_are_moved(transport: Transport) -> None:
-    sender, batch = transport.sender(HERE), SendBatch(MTU, slots=16)
+def test_timers_of_what_could_not_leave_are_moved(reliable: Transport) -> None:
+    sender, batch = reliable.sender(HERE), SendBatch(MTU, slots=16)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     sender.take(batch, 0, 16, 0.0)
     while sender.deadline < 0.1:  # not a timer for an answer
@@ -195,7 +210,7 @@ def test_rows_of_rc_keep_their_keys() -> None:
 def test_rc_gets_its_parameters_from_the_plan() -> None:
     assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
         "mtu": 4096, "window": 3, "ack_every": 2, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
-        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6),
+        "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
 

@@ -213,6 +213,10 @@ class PacedSender(QpEnd):
         """As the end."""
         self._end.hold(seconds)
 
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
+
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_received": self._cnps}
@@ -290,6 +294,15 @@ class NotifyingReceiver(QpEnd):
     def hold(self, seconds: float) -> None:
         """As the end."""
         self._end.hold(seconds)
+
+    @property
+    def standing(self) -> str:
+        """As the end."""
+        return self._end.standing
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
 
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""

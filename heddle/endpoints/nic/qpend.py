@@ -45,6 +45,7 @@ class QpInfo:
     window: packets of the data direction that may be unacknowledged; 0: the transport's default.
     delay_s: propagation delay of the path from the peer to this end. A frame of this QP, data or answer, counts as
     arrived that many seconds after the kernel has delivered it.
+    sprayed: for a sending end that sprays, the headers to use in turn: `flow` with different UDP source ports.
     """
 
     qpn: int
@@ -52,6 +53,7 @@ class QpInfo:
     psn: int
     window: int = 0
     delay_s: float = 0.0
+    sprayed: tuple[FlowHeader, ...] = ()
 
 
 class QpEnd:
@@ -119,6 +121,15 @@ class QpEnd:
     def counters(self) -> Mapping[str, int]:
         """This end's share of the transport's columns. No key is reported by both ends of a queue pair."""
         return {}
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """(packets, bytes) by UDP source port, of an end whose QP sprays: sent, or received (then bytes are 0)."""
+        return {}
+
+    @property
+    def standing(self) -> str:
+        """How far a receiving end has come, for the report of a run that has stopped; empty: it does not say."""
+        return ""
 
     def rates(self) -> tuple[tuple[int, float], ...]:
         """The sending rate over time, if congestion control limits it: (CLOCK_MONOTONIC in ns, bit/s), ascending."""

@@ -9,9 +9,11 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rxe import Rxe
 from heddle.endpoints.transports.srd import Srd
+from heddle.endpoints.transports.uc import Uc
 
 TRANSPORTS: Final[dict[str, type[Transport]]] = {
     "rc": Rc,
+    "uc": Uc,
     "srd": Srd,
     "rxe": Rxe,
 }

@@ -120,6 +120,9 @@ class Transport(Protocol):
     def fast(self) -> FastConnection | None:
         """The data that the compiled loop needs to drive this transport's ends, or None: then Python drives them."""
 
+    def patience_s(self) -> float | None:
+        """Seconds without any packet after which a run has lost data for good; None if ends detect every loss."""
+
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""
 

@@ -1,6 +1,7 @@
 """rc: InfiniBand's reliable connection over RoCEv2. Data are RDMA WRITEs with immediate, answers are ACKs and NAKs.
 
-This module has parameters, frames and counters. The state of a connection (PSNs, go-back-N) is in rcstate.py.
+This module has parameters, frames and counters. The state of a connection (PSNs, go-back-N) is in rcstate.py, other
+recoveries from loss are in recovery.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column, FastConnection, HostStack
-from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket, why_failed
+from heddle.endpoints.transports.rcstate import RcParams, WritePacket, why_failed
+from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
@@ -54,7 +56,7 @@ class RcSender(QpEnd):
 
     def __init__(self, params: RcParams, qp: QpInfo) -> None:
         self._flow = qp.flow
-        self._requester = Requester(params, qp.psn)
+        self._requester = requester_of(params, qp.psn)
 
     @property
     def ready(self) -> bool:
@@ -123,7 +125,7 @@ class RcReceiver(QpEnd):
 
     def __init__(self, params: RcParams, qp: QpInfo, memory: Access) -> None:
         self._flow = qp.flow
-        self._responder = Responder(params, qp.psn, memory)
+        self._responder = responder_of(params, qp.psn, memory)
 
     @property
     def answering(self) -> bool:
@@ -177,7 +179,8 @@ def connection_params(plan: Plan) -> RcParams:
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
     # A window that follows delays needs one for each packet, and may be smaller than the usual number of packets.
     every = 1 if plan.options.congestion in WINDOWED else _ack_every(plan.window)
-    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries, delay)
+    o = plan.options
+    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, o.recovery)
 
 
 def of_qp(params: RcParams, qp: QpInfo) -> RcParams:
@@ -217,9 +220,11 @@ class Rc:
         """The fields of RcParams."""
         return asdict(self.params)
 
-    def fast(self) -> FastConnection:
-        """The same state machines, compiled."""
+    def fast(self) -> FastConnection | None:
+        """The same state machines, compiled; None for recoveries that only Python has."""
         p = self.params
+        if p.recovery != "go-back-n":
+            return None
         return FastConnection(
             p.timeout_s, p.ack_delay_s, p.retries, self._pace,
             ("retransmitted", "naks", "timeouts"), ("out_of_order", "duplicates"), partial(why_failed, p),
@@ -228,6 +233,9 @@ class Rc:
     def _pace(self, qp: QpInfo) -> tuple[int, int]:
         params = of_qp(self.params, qp)
         return params.window, params.ack_every
+
+    def patience_s(self) -> None:
+        """None: ends detect every loss."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.nic.qpend import NEVER, Access, Message
+from heddle.traffic.options import Recovery
 from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK
 
 PSN_HALF: Final = 0x800000
@@ -29,6 +30,7 @@ class RcParams:
     ack_every: number of packets after which the receiver sends a requested ACK at once.
     ack_delay_s: the longest time that it otherwise delays the ACK, so that one ACK answers several packets (IBTA
     vol. 1, section 9.7.5.1.2, allows a responder to coalesce acknowledgements).
+    recovery: from loss; this module has go-back-n, and recovery.py the others.
     """
 
     mtu: int = 4096
@@ -37,6 +39,7 @@ class RcParams:
     timeout_s: float = 0.54
     retries: int = 7
     ack_delay_s: float = 0.0
+    recovery: Recovery = "go-back-n"
 
 
 def why_failed(params: RcParams, no_answer: bool, syndrome: int) -> str:

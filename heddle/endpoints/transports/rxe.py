@@ -80,6 +80,9 @@ class Rxe:
     def fast(self) -> None:
         """None: the kernel drives it."""
 
+    def patience_s(self) -> None:
+        """None: ends detect every loss."""
+
     def sender(self, qp: QpInfo) -> Never:
         """Never called: the stack makes the queue pairs."""
         raise ValueError("the kernel builds the packets of rxe")

@@ -6,6 +6,8 @@ Cloud-Optimized Transport Protocol for Elastic and Scalable HPC", IEEE Micro 202
 WRITEs out of order).
 A gap alone does not mean loss. Only when a packet has been missing for longer than reordering can last, the receiver
 requests that one packet (a NAK of its PSN), and the sender retransmits only that one.
+With several entropy values the sender sprays: packets use the UDP source ports of the QP in turn, so switches that
+hash 5-tuples send them by different paths. A repeated packet uses the next port, not that of the lost one.
 The window, its acknowledgements and the sender's timer are those of `rc`.
 """
 
@@ -47,7 +49,9 @@ class SrdSender(QpEnd):
     """Sends each packet once, and retransmits the requested ones."""
 
     def __init__(self, params: SrdParams, qp: QpInfo) -> None:
-        self._params, self._flow = params.rc, qp.flow
+        self._params, self._headers = params.rc, qp.sprayed or (qp.flow,)
+        self._turn = 0  # packets so far, new and repeated
+        self._by_header = [[0, 0] for _ in self._headers]  # packets, bytes
         self._una = self._next = self._tail = qp.psn
         self._open: deque[tuple[int, Message, int]] = deque()  # (first PSN, message, packets), oldest first
         self._again: dict[int, None] = {}  # PSNs to retransmit, in order
@@ -104,11 +108,15 @@ class SrdSender(QpEnd):
         mtu, index = self._params.mtu, psn - first
         last = index + 1 == packets
         part = message.payload[index * mtu : (index + 1) * mtu]
-        batch.put_data(
-            slot, self._flow, wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, psn, part,
+        number = self._turn % len(self._headers)
+        self._turn += 1
+        size = batch.put_data(
+            slot, self._headers[number], wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, psn, part,
             ackreq=last or (index + 1) % self._params.ack_every == 0,
             reth=(message.va + index * mtu, message.rkey, len(part)), imm=message.imm if last else None,
         )  # fmt: skip
+        self._by_header[number][0] += 1
+        self._by_header[number][1] += size
 
     def _found(self, psn: int) -> tuple[int, Message, int]:
         """The message of a packet; for new packets, search from the latest message."""
@@ -164,6 +172,11 @@ class SrdSender(QpEnd):
         """Retransmitted packets, and the reasons."""
         return {"retransmitted": self._retransmitted, "naks": self._naks, "timeouts": self._timeouts}
 
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """Packets and bytes of each source port."""
+        rows = zip(self._headers, self._by_header, strict=True)
+        return {header.sport: (packets, size) for header, (packets, size) in rows}
+
 
 class SrdReceiver(QpEnd):
     """Writes packets as they arrive, announces messages in order, and requests missing packets."""
@@ -178,6 +191,7 @@ class SrdReceiver(QpEnd):
         self._ack_due = self._asked = False
         self._ack_at = NEVER
         self._unacked = self._msn = 0
+        self._by_sport: dict[int, int] = {}
         self._out_of_order = self._duplicates = 0
 
     @property
@@ -205,6 +219,8 @@ class SrdReceiver(QpEnd):
         opcode = got.kinds[index].opcode
         if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
             return index
+        sport = got.kinds[index].sport
+        self._by_sport[sport] = self._by_sport.get(sport, 0) + 1
         psn = _near(got.psns[index], self._due)
         if psn < self._due or psn in self._early:
             self._duplicates += 1
@@ -255,6 +271,10 @@ class SrdReceiver(QpEnd):
         """Packets that arrived after a later one, and packets that arrived twice."""
         return {"out_of_order": self._out_of_order, "duplicates": self._duplicates}
 
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """Packets of each source port."""
+        return {sport: (packets, 0) for sport, packets in self._by_sport.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Srd:
@@ -284,6 +304,9 @@ class Srd:
 
     def fast(self) -> None:
         """None: the Python loop drives it."""
+
+    def patience_s(self) -> None:
+        """None: ends detect every loss."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""

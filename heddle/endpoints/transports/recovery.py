@@ -1,0 +1,266 @@
+"""Loss recovery of a reliable connection other than go-back-N, on top of the states in rcstate.py.
+
+| mode | the receiver, at a gap | the sender, after a NAK or a timeout |
+|---|---|---|
+| go-back-n (rcstate.py) | discards later packets, NAKs the first missing one | sends again from that packet on |
+| go-back-0 | also discards what it has of the message, NAKs its first packet | sends the whole message again |
+| selective-repeat | keeps later packets, NAKs each missing one | sends only the requested packets again |
+
+go-back-0 is the recovery of early RoCE adapters: with long messages and little loss it completes none of them (Guo et
+al., "RDMA over Commodity Ethernet at Scale", SIGCOMM 2016, section 4.1). selective-repeat is that of newer adapters and
+of IRN (Mittal et al., "Revisiting Network Support for RDMA", SIGCOMM 2018). Packets are kept for at most one window.
+All three send the same packets. In selective-repeat a NAK does not acknowledge earlier packets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.endpoints.nic.qpend import NEVER, Access
+from heddle.endpoints.transports.rcstate import (
+    PSN_HALF,
+    Burst,
+    RcParams,
+    Requester,
+    Responder,
+    WritePacket,
+    why_failed,
+)
+from heddle.traffic.options import Recovery
+from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK
+
+_NAKS: Final = 16  # maximum number of packets to request at once after a timeout
+_ASK_AGAIN: Final = 4  # a missing packet is requested again after this part of the sender's timeout at the earliest
+
+
+class RestartRequester(Requester):
+    """go-back-0: sends the incomplete message again from its first packet on."""
+
+    __slots__ = ()
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """Handle an ACK or NAK. A NAK acknowledges all messages before the one that contains its packet."""
+        if syndrome != NAK_SEQUENCE:
+            super().acknowledge(psn, syndrome, now)
+            return
+        at = self._unwrap(psn)
+        self.counters.naks += 1
+        self._advance(at, now)
+        if self._queue and self._queue[0].first <= at < self.tried:
+            self._rewind(now)
+
+    def _advance(self, una: int, now: float) -> None:
+        """As for go-back-N, but an ACK of packets that were not sent since the last restart is outdated.
+
+        The receiver has discarded these packets, unless it has the whole message.
+        """
+        if una > self.next:
+            ends = (posted.first + posted.packets for posted in self._queue)
+            una = max((end for end in ends if end <= una), default=self.una)
+        super()._advance(una, now)
+
+    def _rewind(self, now: float) -> None:
+        self.una = self._queue[0].first
+        super()._rewind(now)
+
+
+class RestartResponder(Responder):
+    """go-back-0: at a gap, discards the packets of the message that it has accepted."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        super().__init__(params, psn, memory)
+        self._start = self._psn  # of the first packet of the current message, or of the next one
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        """Handle a data packet with a correct ICRC."""
+        later = 0 < (packet.psn - self._psn) & PSN_MASK < PSN_HALF
+        if self._target is not None and (later or packet.psn == self._start):
+            discarded = (self._psn - self._start) & PSN_MASK
+            self.counters.received -= discarded
+            self.counters.duplicates += discarded
+            self._psn, self._target = self._start, None
+        super().receive(packet, payload, now)
+        if self._target is None:
+            self._start = self._psn
+
+
+class SelectiveRequester(Requester):
+    """selective-repeat: sends each packet once, and again only the requested ones."""
+
+    __slots__ = ("_again",)
+
+    def __init__(self, params: RcParams, psn: int) -> None:
+        super().__init__(params, psn)
+        self._again: dict[int, None] = {}  # PSNs to send again, in order
+
+    @property
+    def ready(self) -> int:
+        """The number of packets that may be sent now."""
+        return 0 if self.error else len(self._again) + super().ready
+
+    def take(self, limit: int, now: float) -> list[Burst]:
+        """Up to `limit` packets to send now, requested ones first."""
+        bursts = [self._repeat(psn) for psn in list(self._again)[:limit] if not self.error]
+        new = min(limit - len(bursts), super().ready)
+        if bursts and self.deadline == NEVER:
+            self.deadline = now + self.params.timeout_s
+        return bursts + super().take(new, now) if new > 0 else bursts
+
+    def _repeat(self, psn: int) -> Burst:
+        del self._again[psn]
+        self.counters.sent += 1
+        self.counters.retransmitted += 1
+        posted = next(p for p in self._queue if p.first <= psn < p.first + p.packets)
+        return Burst(posted.message, psn - posted.first, 1, psn & PSN_MASK, posted.packets)
+
+    def acknowledge(self, psn: int, syndrome: int, now: float) -> None:
+        """Handle an ACK of all packets up to `psn`, or a NAK that requests the packet `psn`."""
+        if syndrome != NAK_SEQUENCE:
+            super().acknowledge(psn, syndrome, now)
+            self._again = {each: None for each in self._again if each >= self.una}
+            return
+        at = self._unwrap(psn)
+        self.counters.naks += 1
+        if self.una <= at < self.next:
+            self._again[at] = None
+
+    def expire(self, now: float) -> None:
+        """After a timeout, send the oldest packet again, and the latest one, which reveals all gaps; or give up."""
+        if now < self.deadline:
+            return
+        self.counters.timeouts += 1
+        self._tries += 1
+        if self._tries > self.params.retries:
+            self._fail(why_failed(self.params, True, 0))
+            return
+        self._again |= dict.fromkeys((self.una, self.next - 1))
+        self.deadline = now + self.params.timeout_s
+
+
+class SelectiveResponder(Responder):
+    """selective-repeat: keeps packets that arrived too early, and requests each missing one.
+
+    The kept packets are accepted in order when the missing ones have arrived, so WRITEs need no address in each packet.
+    """
+
+    __slots__ = ("_asked_at", "_beyond", "_kept", "_requests")
+
+    def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
+        super().__init__(params, psn, memory)
+        self._kept: dict[int, tuple[WritePacket, bytes]] = {}  # by PSN
+        self._beyond = self._psn  # one past the latest PSN that has arrived
+        self._requests: deque[int] = deque()  # missing PSNs whose NAKs follow the one in `reply`
+        self._asked_at = 0.0  # the time of the latest requests
+
+    def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
+        """Handle a data packet with a correct ICRC."""
+        psn = packet.psn
+        ahead = (psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        if psn in self._kept:
+            self.counters.duplicates += 1
+            self.ack_due = True
+            self._ask_again(now)
+            return
+        if ahead <= 0:
+            super().receive(packet, payload, now)
+            if ahead == 0:
+                self._settle(now)
+            return
+        self.counters.out_of_order += 1
+        if ahead >= self.params.window:
+            return  # no sender with this window sends it
+        self._ask_again(now)
+        self._kept[psn] = (packet, bytes(payload))
+        if psn in self._requests:
+            self._requests.remove(psn)
+        if self.reply == (psn, NAK_SEQUENCE):
+            self._next_request()
+        if (psn - self._beyond) & PSN_MASK < PSN_HALF:
+            self._request(range(self._beyond, self._beyond + (psn - self._beyond & PSN_MASK)), now)
+            self._beyond = psn + 1 & PSN_MASK
+
+    def receive_middles(self, psn: int, block: NDArray[np.uint8], asks: Sequence[bool], now: float) -> None:
+        """Handle MIDDLE packets: one by one while packets are kept, since some of these may be among them."""
+        if not self._kept:
+            super().receive_middles(psn, block, asks, now)
+            self._settle(now)
+            return
+        for row, ask in zip(block, asks, strict=True):
+            self.receive(WritePacket(psn, False, False, ask), row.data, now)
+            psn = psn + 1 & PSN_MASK
+
+    def answered(self) -> None:
+        """Reset the pending answer. After a NAK, the next NAK is pending, and an ACK if one was."""
+        if self.reply is not None and self.reply[1] == NAK_SEQUENCE:
+            self._next_request()
+        else:
+            super().answered()
+
+    def _settle(self, now: float) -> None:
+        """After accepting a packet, accept the kept ones that follow it, and drop requests that are not needed."""
+        while self._psn in self._kept:
+            before = self._psn
+            packet, payload = self._kept.pop(before)
+            super().receive(packet, memoryview(payload), now)
+            if self._psn == before:
+                return  # the packet was invalid, and the connection fails
+            self.ack_due = True
+        if (self._psn - self._beyond) & PSN_MASK < PSN_HALF:
+            self._beyond = self._psn
+        if self.reply is not None and self.reply[1] == NAK_SEQUENCE and self._old(self.reply[0]):
+            self._next_request()
+
+    def _old(self, psn: int) -> bool:
+        return (psn - self._psn) & PSN_MASK >= PSN_HALF
+
+    def _next_request(self) -> None:
+        while self._requests and self._old(self._requests[0]):
+            self._requests.popleft()
+        self.reply = (self._requests.popleft(), NAK_SEQUENCE) if self._requests else None
+
+    def _request(self, psns: Sequence[int], now: float) -> None:
+        for psn in psns:
+            self.counters.naks += 1
+            self._requests.append(psn & PSN_MASK)
+        if psns:
+            self._asked_at = now
+        if self.reply is None:
+            self._next_request()
+
+    def _ask_again(self, now: float) -> None:
+        """Request the missing packets again if the last requests are old: the requests or the packets were lost."""
+        if now - self._asked_at < self.params.timeout_s / _ASK_AGAIN:
+            return
+        count = (self._beyond - self._psn) & PSN_MASK
+        missing = [psn for i in range(count) if (psn := self._psn + i & PSN_MASK) not in self._kept]
+        waiting = {*self._requests, self.reply[0] if self.reply else None}
+        self._request([psn for psn in missing[:_NAKS] if psn not in waiting], now)
+
+
+_REQUESTERS: Final[Mapping[Recovery, type[Requester]]] = {
+    "go-back-n": Requester,
+    "go-back-0": RestartRequester,
+    "selective-repeat": SelectiveRequester,
+}
+_RESPONDERS: Final[Mapping[Recovery, type[Responder]]] = {
+    "go-back-n": Responder,
+    "go-back-0": RestartResponder,
+    "selective-repeat": SelectiveResponder,
+}
+
+
+def requester_of(params: RcParams, psn: int) -> Requester:
+    """The sending half of a QP with the recovery of `params`."""
+    return _REQUESTERS[params.recovery](params, psn)
+
+
+def responder_of(params: RcParams, psn: int, memory: Access) -> Responder:
+    """The receiving half of a QP with the recovery of `params`."""
+    return _RESPONDERS[params.recovery](params, psn, memory)
