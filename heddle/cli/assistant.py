@@ -95,7 +95,8 @@ TOOLS: Final = (
         "run",
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
         ("collective", "algorithm", "ranks", "size", "qps", "qp-mode", "iters", "warmup", "sport", "chunk", "window",
-         "placement", "split", "transport", "recovery", "entropy", "dcqcn", "cc", "cc-set", "lab"),
+         "placement", "split", "transport", "recovery", "entropy", "dcqcn", "cc", "cc-set",
+         "admission", "cts-class", "admission-set", "slow", "lab"),
         changes=True,
     ),
     OfferedTool(

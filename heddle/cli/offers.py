@@ -120,6 +120,12 @@ def _congestion_settings() -> list[str]:
     return list(dict.fromkeys(f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables))
 
 
+def _admission_settings() -> list[str]:
+    from heddle.traffic.admission import ADMISSION_TUNABLES
+
+    return [f"{each.name}=" for each in ADMISSION_TUNABLES]
+
+
 def _transports() -> list[str]:
     from heddle.endpoints.transports import TRANSPORTS
 
@@ -285,10 +291,13 @@ def _values(model: Any, path: str) -> list[str]:
 
 _KNOWN: Final[Mapping[str, Callable[[], list[str]]]] = {
     "action": lambda: ["set", "reset"],
+    "admission": lambda: ["on", "off"],
+    "admission-set": _admission_settings,
     "algorithm": _algorithms,
     "cc": _congestion_controls,
     "cc-set": _congestion_settings,
     "collective": _collectives,
+    "cts-class": lambda: ["control", "data"],
     "dcqcn": lambda: ["on", "off"],
     "dialect": _dialects,
     "fabric": _presets,

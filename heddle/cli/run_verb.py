@@ -85,6 +85,10 @@ def run(
     cc_set: Sequence[str] = (),
     recovery: str = "go-back-n",
     entropy: int = 1,
+    admission: str = "off",
+    cts_class: str = "control",
+    admission_set: Sequence[str] = (),
+    slow: Sequence[str] = (),
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -106,7 +110,8 @@ def run(
         collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
         bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath, dcqcn=dcqcn, cc=cc,
-        cc_set=cc_set, recovery=recovery, entropy=entropy,
+        cc_set=cc_set, recovery=recovery, entropy=entropy, admission=admission, cts_class=cts_class,
+        admission_set=admission_set, slow=slow,
     )  # fmt: skip
     table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Places, Rank
+from heddle.endpoints.ranks import Places, Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import QpMode
@@ -46,6 +46,9 @@ class NicLoop(Protocol):
 
     def places(self, rank: int) -> Places | None:
         """The object that needs the destinations of messages in advance, or None if the rank is asked per message."""
+
+    def wants(self, rank: int) -> Wants | None:
+        """The object that grants messages to the rank's senders, or None: without admission."""
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""

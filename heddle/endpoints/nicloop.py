@@ -14,13 +14,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
+from heddle.endpoints.admission.admitted import Admitted
+from heddle.endpoints.admission.grant import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.loops import NicError
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Places, Rank
+from heddle.endpoints.ranks import Places, Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.endpoint import Endpoint
@@ -63,9 +65,15 @@ class PythonLoop:
     name: ClassVar[str] = "python"
 
     def __init__(
-        self, plan: Plan, transport: Transport, moderation: float, congestion: Controlled | None = None
+        self,
+        plan: Plan,
+        transport: Transport,
+        moderation: float,
+        congestion: Controlled | None = None,
+        admitted: Admitted | None = None,
     ) -> None:
         self._plan, self._transport, self._moderation, self._congestion = plan, transport, moderation, congestion
+        self._admitted = admitted
         self._nics: dict[int, Nic] = {}
         self._by_fd: dict[int, Nic] = {}
         self._ends: list[QueuePair] = []
@@ -76,7 +84,8 @@ class PythonLoop:
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
         """Open a rank's NIC."""
         data, answers = open_sockets(self._plan, endpoint, netns)
-        nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, self._transport.answer_bytes)
+        largest = max(self._transport.answer_bytes, CTS_BYTES if self._admitted is not None else 0)
+        nic = Nic(data, answers, self._plan.ib_mtu, self._plan.ip_version, largest)
         self._nics[endpoint.rank] = nic
         self._by_fd[data.fileno()] = nic
         self._poll.register(data.fileno(), select.EPOLLIN)
@@ -86,6 +95,8 @@ class PythonLoop:
         end = self._transport.sender(qp)
         if self._congestion is not None:
             end = self._congestion.sender(end, qp, self._plan.endpoints[rank].rate_bps)
+        if self._admitted is not None:
+            end = self._admitted.sender(rank, qp, end)
         pair = QueuePair(self._nics[rank], qp, end)
         self._nics[rank].add(pair)
         self._ends.append(pair)
@@ -93,11 +104,17 @@ class PythonLoop:
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs to one peer."""
-        return QpConnection([self._ends[end] for end in ends], mode)
+        pairs = [self._ends[end] for end in ends]
+        connection = QpConnection(pairs, mode)
+        return connection if self._admitted is None else self._admitted.link(connection, pairs[0])
 
     def places(self, rank: int) -> Places | None:
         """None: receiving ends ask the rank for each message."""
         return None
+
+    def wants(self, rank: int) -> Wants | None:
+        """The slots of a rank, with admission."""
+        return self._admitted.wants(rank) if self._admitted is not None else None
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
@@ -105,7 +122,12 @@ class PythonLoop:
         end = self._transport.receiver(qp, memory)
         if self._congestion is not None:
             end = self._congestion.receiver(end, qp)
-        nic.add(QueuePair(nic, qp, end))
+        if self._admitted is not None:
+            end = self._admitted.receiver(rank, qp, end)
+        pair = QueuePair(nic, qp, end)
+        nic.add(pair)
+        if self._admitted is not None:
+            self._admitted.open(rank, pair)
 
     def turn(self, until: float, stop_fd: int) -> bool:
         """Send ready packets, wait, receive."""
@@ -181,7 +203,7 @@ class PythonLoop:
             for pair in nic.qps.values():
                 yield QpReport(
                     rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()),
-                    pair.end.rates(), pair.end.standing, dict(pair.end.by_sport()),
+                    pair.end.rates(), pair.end.standing, dict(pair.end.by_sport()), pair.end.waits(),
                 )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:

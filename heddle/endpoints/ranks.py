@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from heddle.endpoints.connections import Connection, part_sizes
 from heddle.endpoints.expected import Expected, Floats, more_in, rank_input
+from heddle.endpoints.nic.qpend import NEVER
+from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -78,6 +80,16 @@ class Places(Protocol):
         """Keep references to the arrays from which messages will be sent."""
 
 
+class Wants(Protocol):
+    """An object that grants messages to senders: admission (admission/admitted.py)."""
+
+    def begin(self, epoch: int, schedule: Schedule) -> None:
+        """The rank begins an epoch, and is ready for its messages."""
+
+    def used(self, epoch: int, key: Key) -> None:
+        """The rank has processed a message, and its buffer is free."""
+
+
 @dataclass(slots=True)
 class _Staged:
     """An incoming message: its bytes, the number of missing parts, and the callback after its use."""
@@ -90,7 +102,8 @@ class _Staged:
 class Rank:
     """Runs one rank through all sizes and iterations. It is also the `Access` of the QPs that end here.
 
-    totals: for each size the sum of all inputs, if the pattern reduces.
+    totals: for each size the sum of all inputs, if the pattern reduces. wants: with admission. bytes_per_s: the rate at
+    which a slow rank processes messages; it applies them and sends what depends on them later. 0: at once.
     """
 
     def __init__(
@@ -104,6 +117,8 @@ class Rank:
         totals: Mapping[int, Floats],
         clock: Callable[[], float] = time.monotonic,
         places: Places | None = None,
+        wants: Wants | None = None,
+        bytes_per_s: float = 0.0,
     ) -> None:
         self.rank = rank
         self.results: list[SizeResult] = []
@@ -116,6 +131,8 @@ class Rank:
         self._totals = totals
         self._clock = clock
         self._places = places
+        self._wants = wants
+        self._pace: Pace[tuple[int, Key]] | None = Pace(bytes_per_s) if bytes_per_s else None
         self._epoch = -1  # of the whole run
         self._size_index = -1
         self._iteration = 0
@@ -169,6 +186,16 @@ class Rank:
         """Start the size that `next_size` has prepared; apply the messages that peers have already sent."""
         self.size_done = False
         self._begin_epoch()
+
+    @property
+    def due(self) -> float:
+        """When `advance` must be called; NEVER if the rank is not slow, or processes nothing."""
+        return self._pace.due if self._pace is not None else NEVER
+
+    def advance(self) -> None:
+        """Use the messages that a slow rank has processed by now."""
+        while self._pace is not None and (found := self._pace.done(self._clock())) is not None:
+            self._process(*found)
 
     def check(self) -> None:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
@@ -232,6 +259,12 @@ class Rank:
         self._complete(epoch, key)
 
     def _complete(self, epoch: int, key: Key) -> None:
+        if self._pace is None:
+            self._process(epoch, key)
+        else:
+            self._pace.add((epoch, key), len(self._staged[(epoch, key)].data), self._clock())
+
+    def _process(self, epoch: int, key: Key) -> None:
         if epoch == self._epoch and not self.size_done:
             self._apply(key)
         else:
@@ -255,6 +288,8 @@ class Rank:
         self._applied.clear()
         if self._iteration == self._options.warmup:
             self._began, self._ends = self._clock(), []
+        if self._wants is not None:
+            self._wants.begin(self._epoch, schedule)
         for index, needs in enumerate(self._needs):
             if needs == 0:
                 self._post(schedule, index)
@@ -275,6 +310,8 @@ class Rank:
             part[:] = staged.data.view(np.float32)
         if staged.used is not None:
             staged.used()
+        if self._wants is not None:
+            self._wants.used(self._epoch, key)
         for index in schedule.waiting.get(key, ()):
             self._needs[index] -= 1
             if self._needs[index] == 0:

@@ -12,6 +12,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
+from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.raterecord import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.ranks import SizeResult
@@ -24,7 +25,8 @@ class QpReport:
 
     taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
     counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
-    congestion control limits, the rate over time. standing, by_sport: see QpEnd.
+    congestion control limits, the rate over time. standing, by_sport: see QpEnd. waits: of a sending end, for CTS
+    packets, with admission.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class QpReport:
     rates: RateSteps = ()
     standing: str = ""
     by_sport: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    waits: WaitCounts = ()
 
 
 @dataclass(frozen=True, slots=True)

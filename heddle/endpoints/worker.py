@@ -25,6 +25,7 @@ import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.expected import Floats, rank_input
 from heddle.endpoints.fastpath import library
@@ -104,13 +105,15 @@ class Worker:
             self._connect(task.ranks, keys)
         except NicError as error:
             raise RankError(task.plan.endpoints[error.rank], error.why) from None
+        slow = dict(task.plan.options.slow)
+        self._slow = [each for rank, each in self._ranks.items() if task.plan.endpoints[rank].host in slow]
         for ready in self._ranks.values():
             ready.next_size()
 
     def _connect(self, ranks: tuple[int, ...], keys: Mapping[int, int]) -> None:
         """Open the QP ends of these ranks, and give each rank its sending ends."""
         plan, loop = self._plan, self.loop
-        ends = plan.endpoints
+        ends, slow = plan.endpoints, dict(plan.options.slow)
         paths: dict[int, dict[int, list[int]]] = {r: defaultdict(list) for r in ranks}
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
@@ -129,7 +132,8 @@ class Worker:
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
                 self._ranks[rank] = Rank(
                     plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
-                    places=loop.places(rank),
+                    places=loop.places(rank), wants=loop.wants(rank),
+                    bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8,
                 )  # fmt: skip
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
@@ -144,10 +148,13 @@ class Worker:
             self._turn_over()
             # No event wakes the loop when the last acknowledgement arrives, so it polls.
             rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S
+            for rank in self._slow:
+                rank.advance()
+            until = min([time.monotonic() + rest, *(rank.due for rank in self._slow)])
             try:
                 if self._stillness is not None and self._stillness.changed(time.monotonic(), self._packets):
                     say(WorkerMessage(still=self._waits()) if self._stillness.still else WorkerMessage(moving=True))
-                if self.loop.turn(time.monotonic() + rest, stdin) and self._hear(stdin):
+                if self.loop.turn(until, stdin) and self._hear(stdin):
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
@@ -236,19 +243,21 @@ def loop_of(plan: Plan, transport: Transport) -> NicLoop:
     """The loop of the hosts' stack if the transport uses it; the compiled loop if the transport, this machine and the
     user's options allow it; else Python's.
 
-    The compiled loop has DCQCN; the Python loop has every congestion control.
+    The compiled loop has DCQCN; the Python loop has every congestion control, and admission.
     """
     if transport.stack is not None:
         return transport.stack.loop(plan)
     pause, connection, congestion = moderation_s(plan), transport.fast(), congestion_of(plan)
-    if connection is None or not drives(congestion) or (found := _library(plan)) is None:
-        return PythonLoop(plan, transport, pause, congestion)
+    admitted = admitted_of(plan)
+    if connection is None or admitted is not None or not drives(congestion) or (found := _library(plan)) is None:
+        return PythonLoop(plan, transport, pause, congestion, admitted)
     return FastLoop(found, plan, connection, pause, congestion)
 
 
 def compiled(plan: Plan, transport: Transport) -> bool:
     """Whether `loop_of` selects the compiled loop; MachineError if the user requires it and it is not available."""
-    return transport.fast() is not None and drives(congestion_of(plan)) and _library(plan) is not None
+    able = transport.fast() is not None and drives(congestion_of(plan)) and not plan.options.admission
+    return able and _library(plan) is not None
 
 
 def _library(plan: Plan) -> library.Library | None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle.endpoints.congestion.controlled import congestion_of
-from heddle.endpoints.congestion.tunables import described
 from heddle.endpoints.reports import WorkerReport
 from heddle.runs.rates import PacedQp, rates_of, use_of_rates
 from heddle.runs.results import RunResult
 from heddle.traffic.plan import Plan
+from heddle.traffic.tunables import described
 
 
 def with_congestion(

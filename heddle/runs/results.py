@@ -12,6 +12,7 @@ from heddle.base.units import emulated_words
 from heddle.endpoints.transports.protocol import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
+from heddle.runs.admissionuse import AdmissionUse
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.rates import CongestionUse, Rates
@@ -79,6 +80,7 @@ class RunResult:
     fabric_state: FabricState | None = None  # before and after the run
     congestion: CongestionUse | None = None
     rates: Rates | None = None  # of its queue pairs over time, with congestion control
+    admission: AdmissionUse | None = None  # with admission, or with slow hosts
     nic_loop: str = ""  # which code drove the NICs: compiled, python
     run_id: str = ""  # its ID in the lab's history; see history.py
 
@@ -129,6 +131,7 @@ class RunResult:
             "stray": self.stray,
             "queues": self.queues.to_json() if self.queues is not None else None,
             "congestion": self._congestion_json(),
+            "admission": asdict(self.admission) if self.admission is not None else None,
             "fabric_state": self.fabric_state.to_json() if self.fabric_state is not None else None,
             "warnings": list(self.warnings),
         }
@@ -170,6 +173,7 @@ class RunResult:
             )
         lines += self.queues.lines() if self.queues is not None else []
         lines += self.congestion.lines() if self.congestion is not None else []
+        lines += self.admission.lines() if self.admission is not None else []
         lines += self._order()
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_size
+from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
@@ -37,6 +38,7 @@ from heddle.lab.rehash import label
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
+from heddle.runs.admissionuse import AdmissionUse
 from heddle.runs.congestionuse import with_congestion
 from heddle.runs.keeping import keeping
 from heddle.runs.machineuse import MachineUse
@@ -50,6 +52,8 @@ from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import Plan, Qp, build_plan, longest_transfer
 from heddle.wire.layout import LAYOUTS
+
+_NO_CTS: Final = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
 
 
 class TableListener(Protocol):
@@ -226,6 +230,7 @@ def _result(
     """Combine the reports of the workers: rows in order of size, flows in order of the plan's QPs."""
     nics = [nic for report in reports for nic in report.nics]
     counters = [nic.counters for nic in nics]
+    flows = _flow_rows(plan, transport, reports)
     return RunResult(
         lab=head.lab,
         k=head.k,
@@ -236,11 +241,12 @@ def _result(
         communicators=head.communicators,
         split=head.split,
         rows=tuple(rows),
-        flows=_flow_rows(plan, transport, reports),
+        flows=flows,
         machine=MachineUse.of(phases, _sum_known(nic.socket_drops for nic in nics), budget),
         icrc_errors=_sum_known(None if c is None else c.icrc_errors + c.malformed for c in counters),
         stray=_sum_known(None if c is None else c.stray for c in counters),
         transport=Carrier(plan.options.transport, transport.parameters(), _columns(plan, transport)),
+        admission=AdmissionUse.of(plan, _sums(flows), reports),
         nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
     )
 
@@ -249,6 +255,11 @@ def _sum_known(counts: Iterable[int | None]) -> int | None:
     """The sum; None when one of them is not known."""
     known = list(counts)
     return None if None in known else sum(each for each in known if each is not None)
+
+
+def _sums(flows: Sequence[FlowRow]) -> dict[str, int]:
+    """The sum of each counter over all flows."""
+    return {key: sum(flow.counters[key] for flow in flows) for key in flows[0].counters}
 
 
 def _sprayed_rows(qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int]) -> Iterator[FlowRow]:
@@ -262,8 +273,9 @@ def _sprayed_rows(qp: Qp, sender: QpReport, receiver: QpReport, counters: Mappin
 
 
 def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
-    """The counters of each flow: those of the transport, and of congestion control if the run has it."""
-    return (*transport.columns, *(CNP_COLUMNS if plan.options.congestion != "none" else ()))
+    """The counters of each flow: those of the transport, and of congestion control and admission if they are on."""
+    cnps = CNP_COLUMNS if plan.options.congestion != "none" else ()
+    return (*transport.columns, *cnps, *(ADMISSION_COLUMNS if plan.options.admission else ()))
 
 
 def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
@@ -271,7 +283,7 @@ def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]
     rows = []
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
-        counted = {**sender.counters, **receiver.counters}
+        counted = {**_NO_CTS, **sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
         if len(qp.sports) == 1:
             rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.lab.fabricstate import FabricState
+from heddle.runs.admissionuse import AdmissionUse
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.rates import CongestionUse
@@ -82,6 +83,7 @@ class RunOutcome:
     proof: ProofSummary | None
     fabric_state: FabricState | None = None  # before and after the run
     congestion: CongestionUse | None = None
+    admission: AdmissionUse | None = None
 
     @classmethod
     def of(cls, result: RunResult, proof: ProofSummary | None) -> RunOutcome:
@@ -101,6 +103,7 @@ class RunOutcome:
             proof=proof,
             fabric_state=result.fabric_state,
             congestion=result.congestion,
+            admission=result.admission,
         )
 
     @property

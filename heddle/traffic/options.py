@@ -14,6 +14,7 @@ from typing import Final, Literal, TypedDict, get_args
 
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
+from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
 from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 
@@ -74,6 +75,15 @@ class RunOptions:
     entropy: int = 1  # UDP source ports over which each QP of srd sprays its packets
     congestion: CongestionName = "none"
     congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
+    admission: bool = False  # receivers grant each message with a CTS
+    cts_class: CtsClass = "control"
+    admission_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set
+    slow: tuple[tuple[str, float], ...] = ()  # hosts that process data at this share of their NIC's rate
+
+    @property
+    def admitted(self) -> Admission | None:
+        """Admission with all its parameters; None when it is off. InputError for wrong parameters."""
+        return admission_from(self.admission_set, self.cts_class) if self.admission else None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
@@ -162,6 +172,10 @@ class RunArguments(TypedDict, total=False):
     cc_set: Sequence[str]
     recovery: str
     entropy: int
+    admission: str
+    cts_class: str
+    admission_set: Sequence[str]
+    slow: Sequence[str]
 
 
 def run_options(
@@ -189,6 +203,10 @@ def run_options(
     cc_set: Sequence[str] = (),
     recovery: str = "go-back-n",
     entropy: int = 1,
+    admission: str = "off",
+    cts_class: str = "control",
+    admission_set: Sequence[str] = (),
+    slow: Sequence[str] = (),
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -223,6 +241,10 @@ def run_options(
         why = f"is not for --transport {transport}, which needs packets in order"
         wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
     recovers = _recovery(recovery, transport, fastpath, wrong)
+    admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, wrong)
+    if admitted and fastpath == "on":
+        wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
+    slow_hosts = parse_slow(slow, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -259,6 +281,7 @@ def run_options(
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
         split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
+        admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
     )  # fmt: skip
 
 
@@ -318,4 +341,5 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"transport: {options.transport}",
         *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),
         *([f"congestion control: {options.congestion}"] if options.congestion != "none" else []),
+        *([f"admission: {options.admitted.text()}"] if options.admitted is not None else []),
     )

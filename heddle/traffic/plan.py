@@ -94,7 +94,10 @@ class Plan:
         pattern = find_pattern(o.collective, o.algorithm)
         steps = len(o.sizes) * len(pattern.program(self.size, 0, max(o.sizes) // ELEMENT_BYTES))
         window = self.window * o.qps * self.ib_mtu
-        each = 8 * data / min(e.rate_bps for e in self.endpoints) + self.propagation.rtt_s * (steps + data / window)
+        slowest = min(e.rate_bps for e in self.endpoints) * min([1.0, *(share for _, share in o.slow)])
+        if o.admitted is not None:
+            window = min(window, o.admitted.budget_bytes)
+        each = 8 * data / slowest + self.propagation.rtt_s * (steps + data / window)
         return max(600.0, 50 * (o.iters + o.warmup) * each)
 
     def flows(self) -> tuple[Flow, ...]:
@@ -114,6 +117,9 @@ def build_plan(
     endpoints = place(fabric, options)
     communicators = communicators_of(fabric, endpoints, options.split)
     size = len(communicators[0])
+    _check_slow(endpoints, options)
+    if options.admitted is not None:  # a message needs a slot
+        options = replace(options, chunk=min(options.chunk, options.admitted.slot_bytes))
     options = _rounded(pattern, size, options)
     _check_messages(pattern, size, options)
     numbers, delays = _QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
@@ -183,7 +189,22 @@ def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
     if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
         least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
         why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; the limit is {MAX_MESSAGES}"
-        raise InputError(Problem("", f"--chunk {options.chunk}", why, f"try --chunk {least}K"))
+        hint = f"try --chunk {least}K"
+        if options.admitted is not None and options.admitted.slot_bytes < least * 1024:
+            hint = f"try --admission-set buffsize={least * options.admitted.steps}K"
+        raise InputError(Problem("", f"--chunk {options.chunk}", why, hint))
+
+
+def _check_slow(endpoints: Sequence[Endpoint], options: RunOptions) -> None:
+    """InputError for hosts of `--slow` that have no rank."""
+    hosts = list(dict.fromkeys(end.host for end in endpoints))
+    problems = [
+        Problem("", f"--slow {host}={share:.0%}", "names a host without a rank", did_you_mean(host, hosts))
+        for host, share in options.slow
+        if host not in hosts
+    ]
+    if problems:
+        raise InputError(*problems)
 
 
 def ack_timeout(

@@ -12,11 +12,11 @@ from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier
 from heddle.endpoints.congestion.raterecord import RateRecord, steps_for
-from heddle.endpoints.congestion.tunables import described, values_of
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
+from heddle.traffic.tunables import described, values_of
 
 LINE = 2000.0
 RULE = DcqcnRule(

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
-from heddle.endpoints.congestion.tunables import Tunable
+from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
 _FRACTION: Final = 1024  # fixed-point numbers have 10 bits of fraction

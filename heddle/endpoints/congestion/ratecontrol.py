@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol, Self
 
-from heddle.endpoints.congestion.tunables import Tunable
+from heddle.traffic.tunables import Tunable
 
 FAR_NS: Final = 1 << 62  # later than any time: no timer runs
 

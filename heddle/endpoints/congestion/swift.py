@@ -22,7 +22,7 @@ from math import sqrt
 from typing import ClassVar, Final, Self
 
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
-from heddle.endpoints.congestion.tunables import Tunable
+from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
 _NS_PER_US: Final = 1000

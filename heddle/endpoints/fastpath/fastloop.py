@@ -233,6 +233,9 @@ class FastLoop:
         """The NIC: it writes messages without asking the rank."""
         return self.nics[self._by_rank[rank]]
 
+    def wants(self, rank: int) -> None:
+        """None: this loop has no admission."""
+
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
         nic = self.nics[self._by_rank[rank]]

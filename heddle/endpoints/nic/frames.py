@@ -127,8 +127,12 @@ class FlowHeader:
 
     def with_dscp(self, dscp: int) -> FlowHeader:
         """The same header with another DSCP and no ECN."""
+        return self.with_tos(dscp << 2)
+
+    def with_tos(self, tos: int) -> FlowHeader:
+        """The same header with another traffic class: DSCP << 2 | ECN."""
         found = copy(self)
-        found.tos, found._templates = dscp << 2, {}
+        found.tos, found._templates = tos, {}
         return found
 
     def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:

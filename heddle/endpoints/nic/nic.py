@@ -70,6 +70,10 @@ class QueuePair:
         self.end.post(message)
         self._nic.wake(self)
 
+    def changed(self) -> None:
+        """Its end was changed from outside the NIC, and may have frames to send or another deadline."""
+        self._nic.look(self)
+
 
 class Nic:
     """Drives all queue pairs of one port.
@@ -153,9 +157,9 @@ class Nic:
             qp.timer = NEVER
             if qp.end.deadline <= now:
                 qp.end.expire(now)
-            self._look(qp)
+            self.look(qp)
 
-    def _look(self, qp: QueuePair) -> None:
+    def look(self, qp: QueuePair) -> None:
         """Queue a QP if it has frames to send, and register its timer."""
         end = qp.end
         if end.answering and not qp.answers:
@@ -248,7 +252,7 @@ class Nic:
             if len(lengths) < buffer.slots:
                 break
         for qp in touched.values():
-            self._look(qp)
+            self.look(qp)
 
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
         beyond = 0  # frames before this index were taken as part of a run
@@ -284,7 +288,7 @@ class Nic:
                     lengths.append(len(frame))
                 self._take(self._parser.parse(self._late, lengths), now, touched, late=True)
         for qp in touched.values():
-            self._look(qp)
+            self.look(qp)
 
     def _reject(self, ok: bool, sound: bool) -> None:
         """Count a frame that is not for a QP of this NIC, by reason."""

@@ -134,3 +134,7 @@ class QpEnd:
     def rates(self) -> tuple[tuple[int, float], ...]:
         """The sending rate over time, if congestion control limits it: (CLOCK_MONOTONIC in ns, bit/s), ascending."""
         return ()
+
+    def waits(self) -> tuple[tuple[int, int], ...]:
+        """How long messages waited for a CTS, with admission: (bucket, messages), as in ../admission/waits.py."""
+        return ()

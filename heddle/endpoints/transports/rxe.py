@@ -52,6 +52,9 @@ class Rxe:
         if o.congestion != "none":
             why = "works in Heddle's own NICs, but with --transport rxe the kernel sends the packets"
             problems.add(where="", what=f"--cc {o.congestion}", why=why, hint="use --transport rc, or --cc none")
+        for flag in [*(["--admission on"] if o.admission else []), *(f"--slow {host}" for host, _ in o.slow)]:
+            why = "works with Heddle's own NICs, but with --transport rxe the kernel exchanges the packets"
+            problems.add(where="", what=flag, why=why, hint="use --transport rc, or leave the option out")
         packets = math.ceil(message_bytes(plan) / plan.ib_mtu)
         least = min(qp.window for qp in plan.qps)
         if packets > least:

@@ -310,6 +310,9 @@ class VerbsLoop:
         """The device: it delivers complete messages."""
         return self._nics[rank]
 
+    def wants(self, rank: int) -> None:
+        """None: this loop has no admission."""
+
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
         try:

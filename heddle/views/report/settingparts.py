@@ -40,6 +40,9 @@ def parameters(run: WholeRun) -> Values:
         note = "in units of the hardware: rates are divided by k, times multiplied"
         title = f"Congestion control {outcome.congestion.controller}"
         tables.append(Table(title, ("parameter", "value"), rows, note))
+    if outcome is not None and outcome.admission is not None and outcome.admission.on:
+        rows = tuple((name, value_text(value)) for name, value in outcome.admission.parameters.items())
+        tables.append(Table("Admission", ("parameter", "value"), rows, outcome.admission.text))
     if run.fabric is not None:
         rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
@@ -158,7 +161,11 @@ def _typed(name: str, value: Any) -> list[str]:
     """A value as it is typed; several where the flag is repeated."""
     if name == "source_ports":
         return [value.mode if not value.ports else f"{value.mode}:{','.join(map(str, value.ports))}"]
-    if name == "congestion_set":
+    if name == "slow":
+        return [f"{host}={100 * share:.10g}%" for host, share in value]
+    if name == "admission":
+        return ["on" if value else "off"]
+    if name in ("congestion_set", "admission_set"):
         return [f"{key}={number:.15g}" for key, number in value]
     return [f"{value / 1e6:g}ms" if name == "bucket_ns" else str(value)]
 

@@ -1,6 +1,7 @@
-"""Parameters of a controller that a run may set: name, default, range, unit. Values are those of the hardware.
+"""Named parameters that a run may set: name, default, range, unit. Those of controllers are values of the hardware.
 
-In:  names and numbers of `run --cc-set`. Out: a complete set of values, or InputError with every wrong one.
+In:  names and numbers of `run --cc-set` and `run --admission-set`. Out: a complete set of values, or InputError with
+every wrong one.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ class Tunable:
 
 
 def values_of(
-    kind: str, tunables: Sequence[Tunable], given: Sequence[tuple[str, float]], line_mbps: float
+    kind: str,
+    tunables: Sequence[Tunable],
+    given: Sequence[tuple[str, float]],
+    line_mbps: float = 0.0,
+    flag: str = "--cc-set",
 ) -> dict[str, float]:
-    """All parameters of a controller: the given ones, and defaults.
+    """All parameters of a controller or of admission: the given ones, and defaults.
 
-    kind: the controller's name, for error texts. line_mbps: the hardware's line rate. InputError for unknown names and
-    for values out of range, with range and default.
+    kind, flag: its name and its option, for error texts. line_mbps: the hardware's line rate. InputError for unknown
+    names and for values out of range, with range and default.
     """
     problems = Problems()
     known = {each.name: each for each in tunables}
     values = {each.name: each.default for each in tunables}
     for name, value in given:
-        what = f"--cc-set {name}={value:g}"
+        what = f"{flag} {name}={value:.10g}"
         tunable = known.get(name)
         if tunable is None:
             hint = did_you_mean(name, known)
@@ -48,10 +53,10 @@ def values_of(
             continue
         high = line_mbps if tunable.line else tunable.high
         unit = f" {tunable.unit}" if tunable.unit else ""
-        default = f"the default is {tunable.default:g}{unit}: {tunable.text}"
+        default = f"the default is {tunable.default:.10g}{unit}: {tunable.text}"
         if not tunable.low <= value <= high:
             of_line = " (the line rate)" if tunable.line else ""
-            why = f"is outside {tunable.low:g} to {high:.10g}{unit}{of_line}"
+            why = f"is outside {tunable.low:.10g} to {high:.10g}{unit}{of_line}"
             problems.add(where="", what=what, why=why, hint=default)
         elif tunable.whole and value != int(value):
             problems.add(where="", what=what, why="is not a whole number", hint=default)

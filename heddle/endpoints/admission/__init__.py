@@ -1,0 +1,1 @@
+"""Receiver-driven admission: a sender sends a message only after a CTS of its receiver."""

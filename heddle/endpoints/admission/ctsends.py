@@ -1,0 +1,289 @@
+"""Admission around both ends of a queue pair of any transport: the receiver writes CTS entries, the sender reads them.
+
+Both classes are QpEnds that pass everything else on. A CTS is an RDMA WRITE without immediate in the reverse direction
+of the queue pair that carries the data, as NCCL writes it (src/transport/net_ib). That direction is a reliable
+connection of its own: it has its own PSNs, ACKs, timers and retries, whatever the transport of the data is. The first
+queue pair of a connection carries the CTS packets for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle.endpoints.admission.gate import Gate
+from heddle.endpoints.admission.grant import (
+    CTS_BASE,
+    CTS_BYTES,
+    Grant,
+    cts_psn,
+    cts_rkey,
+    pack_entry,
+    read_entry,
+)
+from heddle.endpoints.admission.waits import WaitCounts
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.parse import Received
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.transports.protocol import Column
+from heddle.endpoints.transports.rc import RcReceiver
+from heddle.endpoints.transports.rcstate import RcParams, Requester
+from heddle.wire import layout as wire
+
+ADMISSION_COLUMNS: Final = (
+    Column("cts_sent", "packets", "CTS sent"),
+    Column("cts_received", "packets", "CTS received"),
+    Column("cts_resent", "packets", "CTS sent again"),
+)
+_TIMER_S: Final = 0.02  # resolution of the retransmission timer, as in rc.py
+
+
+class Posted(NamedTuple):
+    """A message of a rank, as it is passed to a Connection."""
+
+    data: NDArray[np.uint8]
+    va: int
+    rkey: int
+    imm: int
+
+
+class GrantingReceiver(QpEnd):
+    """A receiving end that also sends CTS packets.
+
+    flow: their headers, with the traffic class. as_data: they share the socket and the queue of data; else they leave
+    like answers. rkey: of the rank's memory, part of every entry. ring: entries of the sender's memory.
+    """
+
+    __slots__ = (
+        "_as_data", "_end", "_flow", "_now", "_requester", "_ring", "_ring_rkey", "_rkey", "_written",
+    )  # fmt: skip
+
+    def __init__(
+        self, end: QpEnd, params: RcParams, qp: QpInfo, flow: FlowHeader, as_data: bool, rkey: int, ring: int
+    ) -> None:
+        self._end, self._flow, self._as_data = end, flow, as_data
+        self._requester = Requester(params, cts_psn(qp.psn))
+        self._rkey, self._ring, self._ring_rkey = rkey, ring, cts_rkey(qp.flow.dqpn)
+        self._written = 0  # entries so far
+        self._now = 0.0  # the time of the last call that had one: `answer` has none
+
+    def grant(self, grant: Grant, now: float) -> None:
+        """Queue the CTS of a message."""
+        self._now = now
+        va = CTS_BASE + self._written % self._ring * CTS_BYTES
+        self._written += 1
+        entry = pack_entry(grant, self._rkey, self._written)
+        self._requester.post(Message(memoryview(entry), va, self._ring_rkey, 0))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the end has data, or a CTS may leave in the class of data."""
+        return (self._as_data and self._requester.ready > 0) or self._end.ready
+
+    @property
+    def answering(self) -> bool:
+        """Whether the end has an answer, or a CTS may leave in the class of control."""
+        return (not self._as_data and self._requester.ready > 0) or self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        """The end's deadline, or that of the CTS packets without an acknowledgement."""
+        exact = self._requester.deadline
+        return min(self._end.deadline, exact if exact == NEVER else -(-exact // _TIMER_S) * _TIMER_S)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the end is idle, and every CTS is acknowledged."""
+        return self._requester.idle and self._end.idle
+
+    @property
+    def error(self) -> str:
+        """The error of the end, or of the CTS packets."""
+        if self._requester.error:
+            last = self._requester.una - 1 & wire.PSN_MASK
+            return f"its clear-to-send (CTS) packets: {self._requester.error}; the last acknowledged PSN is {last}"
+        return self._end.error
+
+    def post(self, message: Message) -> None:
+        """As the end."""
+        self._end.post(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """Write CTS packets in the class of data, then as the end."""
+        self._now, at = now, slot
+        if self._as_data:
+            at += self._put(batch, slot, limit)
+        return at - slot + (self._end.take(batch, at, limit - (at - slot), now) if at - slot < limit else 0)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """Write a CTS in the class of control if one is due, else an answer of the end."""
+        if self._as_data or not self._put(batch, slot, 1):
+            self._end.answer(batch, slot)
+
+    def _put(self, batch: SendBatch, slot: int, limit: int) -> int:
+        """Write up to `limit` CTS packets; return their number."""
+        at = slot
+        for burst in self._requester.take(limit, self._now):
+            entry = burst.message
+            reth = (entry.va, entry.rkey, CTS_BYTES)
+            batch.put_data(at, self._flow, wire.WRITE_ONLY, burst.psn, entry.payload, ackreq=True, reth=reth)
+            at += 1
+        return at - slot
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Take an acknowledgement of CTS packets, or pass the frame on."""
+        self._now = now
+        if got.kinds[index].opcode != wire.ACK:
+            return self._end.receive(got, index, now)
+        syndrome, _ = got.aeth(index)
+        self._requester.acknowledge(got.psns[index], syndrome, now)
+        return index + 1
+
+    def expire(self, now: float) -> None:
+        """Send CTS packets again, or give up; as the end."""
+        self._now = now
+        self._requester.expire(now)
+        if self._end.deadline <= now:
+            self._end.expire(now)
+
+    def hold(self, seconds: float) -> None:
+        """As the end; CTS packets in the class of data wait for the same port."""
+        if self._as_data:
+            self._requester.hold(seconds)
+        self._end.hold(seconds)
+
+    def counters(self) -> Mapping[str, int]:
+        """Those of the end, and CTS packets."""
+        seen = self._requester.counters
+        return {**self._end.counters(), "cts_sent": seen.sent, "cts_resent": seen.retransmitted}
+
+
+class _Ring:
+    """The memory for CTS entries; `arrived` is never called, since these WRITEs have no immediate."""
+
+    __slots__ = ("_memory", "_next", "_rkey")
+
+    def __init__(self, entries: int, rkey: int) -> None:
+        self._memory = bytearray(entries * CTS_BYTES)
+        self._rkey = rkey
+        self._next = 1  # the index of the next entry
+
+    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
+        """The bytes of an entry; None for a wrong key or address."""
+        start = va - CTS_BASE
+        if rkey != self._rkey or length != CTS_BYTES or start % CTS_BYTES or not 0 <= start < len(self._memory):
+            return None
+        return memoryview(self._memory)[start : start + CTS_BYTES]
+
+    def arrived(self, imm: int) -> None:
+        """Nothing: no write of an entry has an immediate."""
+
+    def poll(self) -> Grant | None:
+        """The next grant, if its entry has arrived."""
+        entries = len(self._memory) // CTS_BYTES
+        start = (self._next - 1) % entries * CTS_BYTES
+        grant, index = read_entry(bytes(self._memory[start : start + CTS_BYTES]))
+        if index != self._next:
+            return None
+        self._next += 1
+        return grant
+
+
+class GatedSender(QpEnd):
+    """A sending end that also takes CTS packets, and passes their grants to the gate of its connection.
+
+    answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has released.
+    """
+
+    __slots__ = ("_cts", "_end", "_psn", "_release", "_ring", "gate")
+
+    def __init__(
+        self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: Gate[Posted], ring: int
+    ) -> None:
+        self._end, self.gate = end, gate
+        self._ring = _Ring(ring, cts_rkey(qp.qpn))
+        self._cts = RcReceiver(params, QpInfo(qp.qpn, answers, cts_psn(qp.psn)), self._ring)
+        self._release: Callable[[Posted], None] | None = None
+        self._psn = 0  # of the last CTS in order
+
+    def on_release(self, release: Callable[[Posted], None]) -> None:
+        """Set the function that posts released messages to the queue pairs of the connection."""
+        self._release = release
+
+    @property
+    def ready(self) -> bool:
+        """As the end."""
+        return self._end.ready
+
+    @property
+    def answering(self) -> bool:
+        """Whether the end has an answer, or CTS packets must be acknowledged."""
+        return self._cts.answering or self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        """The earliest deadline of the end, of a delayed acknowledgement, and of the gate."""
+        return min(self._end.deadline, self._cts.deadline, self.gate.deadline)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no message waits for a CTS, and the end is idle."""
+        return not self.gate.held and self._end.idle
+
+    @property
+    def error(self) -> str:
+        """The error of the gate or of the end."""
+        if self.gate.error:
+            seen = f"the last CTS had PSN {self._psn}" if self.gate.grants else "none has arrived so far"
+            return f"{self.gate.error}; {seen}"
+        return self._end.error
+
+    def post(self, message: Message) -> None:
+        """As the end: the gate is in front of the whole connection."""
+        self._end.post(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """As the end."""
+        return self._end.take(batch, slot, limit, now)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """Acknowledge CTS packets, or write an answer of the end."""
+        (self._cts if self._cts.answering else self._end).answer(batch, slot)
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        """Take a CTS, or pass the frame on."""
+        if got.kinds[index].opcode != wire.WRITE_ONLY:
+            return self._end.receive(got, index, now)
+        beyond = self._cts.receive(got, index, now)
+        while (grant := self._ring.poll()) is not None:
+            self._psn = got.psns[index]
+            released = self.gate.granted(grant, now)
+            if released is not None and self._release is not None:
+                self._release(released)
+        return beyond
+
+    def expire(self, now: float) -> None:
+        """Apply the timers whose deadlines have passed."""
+        if self._end.deadline <= now:
+            self._end.expire(now)
+        self._cts.expire(now)
+        self.gate.expire(now)
+
+    def hold(self, seconds: float) -> None:
+        """As the end."""
+        self._end.hold(seconds)
+
+    def counters(self) -> Mapping[str, int]:
+        """Those of the end, and CTS packets in order."""
+        return {**self._end.counters(), "cts_received": self.gate.grants}
+
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """As the end."""
+        return self._end.rates()
+
+    def waits(self) -> WaitCounts:
+        """How long messages waited for their CTS."""
+        return self.gate.waits.counts()

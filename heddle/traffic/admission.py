@@ -1,0 +1,150 @@
+"""Receiver-driven admission, as NCCL does it: the parameters of one run. No packets yet.
+
+In:  `run --admission`, `--cts-class`, `--admission-set` and `--slow`, as the user typed them.
+Out: Admission, or None; shares of slow hosts. InputError with every wrong parameter.
+
+A receiver has `channels`, each with a buffer of `buffsize` bytes that is cut into `steps` slots. It grants a message to
+its sender with a CTS (clear to send) when a slot is free, and a message is at most a slot. So the data in flight to a
+receiver never exceeds channels x buffsize.
+
+NCCL's defaults are NCCL_BUFFSIZE 4 MiB and NCCL_STEPS 8. The default buffer here is 1/64 of NCCL's, since switches of
+the presets have 1 MB of packet buffer and pause a port from 60 KB on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.units import format_size, parse_size
+from heddle.traffic.tunables import Tunable, values_of
+
+CtsClass = Literal["control", "data"]
+Wrong = Callable[[str, str, str], None]
+_LEAST_SLOT: Final = 4096  # bytes: the least --chunk
+_SLOT_ALIGN: Final = 128
+CTS_TIMEOUT: Final = "cts_timeout"
+
+ADMISSION_TUNABLES: Final = (
+    Tunable("channels", 1, 1, 64, "", "channels of a receiver, each with its own buffer"),
+    Tunable("buffsize", 65536, _LEAST_SLOT, 1 << 26, "bytes", "buffer of a channel (NCCL_BUFFSIZE, there 4194304)"),
+    Tunable("steps", 8, 1, 64, "", "slots of a buffer: one message each (NCCL_STEPS)"),
+    Tunable(CTS_TIMEOUT, 0, 0, 3600, "s", "longest wait of a sender for any CTS; 0: by the length of the run"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Admission of one run. buffsize in bytes. cts_class: the traffic class of CTS packets.
+
+    cts_timeout_s: a sender fails when no CTS arrives for so long; 0: chosen by the plan.
+    """
+
+    channels: int
+    buffsize: int
+    steps: int
+    cts_timeout_s: float
+    cts_class: CtsClass
+
+    @property
+    def slot_bytes(self) -> int:
+        """The longest message."""
+        return self.buffsize // self.steps
+
+    @property
+    def slots(self) -> int:
+        """Messages that may be in flight to a receiver."""
+        return self.channels * self.steps
+
+    @property
+    def budget_bytes(self) -> int:
+        """The most data that may be in flight to a receiver."""
+        return self.channels * self.buffsize
+
+    def text(self) -> str:
+        """`2 channels x 32 KiB = 64 KiB in flight to a receiver, 16 slots of 4 KiB`."""
+        channels = f"{self.channels} channel{'' if self.channels == 1 else 's'} x {format_size(self.buffsize)}"
+        slots = f"{self.slots} slot{'' if self.slots == 1 else 's'} of {format_size(self.slot_bytes)}"
+        return f"{channels} = {format_size(self.budget_bytes)} in flight to a receiver, {slots}"
+
+
+def admission_from(given: Sequence[tuple[str, float]], cts_class: CtsClass) -> Admission:
+    """From the parameters that were set; InputError with range and default of every wrong one."""
+    values = values_of("admission", ADMISSION_TUNABLES, given, flag="--admission-set")
+    made = Admission(
+        int(values["channels"]), int(values["buffsize"]), int(values["steps"]), values[CTS_TIMEOUT], cts_class
+    )
+    if made.slot_bytes < _LEAST_SLOT or made.buffsize % (made.steps * _SLOT_ALIGN):
+        what = f"--admission-set buffsize={made.buffsize} steps={made.steps}"
+        why = f"gives slots of {made.buffsize / made.steps:g} bytes, not a multiple of {_SLOT_ALIGN} from 4096 on"
+        raise InputError(Problem("", what, why, f"use a buffsize of {made.steps} x 8192 = {made.steps * 8192}"))
+    return made
+
+
+def parse_admission(
+    admission: str, cts_class: str, given: Sequence[str], wrong: Wrong
+) -> tuple[bool, CtsClass, tuple[tuple[str, float], ...]]:
+    """Whether admission is on, the class of CTS packets, and the `NAME=NUMBER` texts as pairs; the last value counts.
+
+    wrong: takes what, why and hint of an error.
+    """
+    if admission not in ("on", "off"):
+        wrong(f"--admission {admission}", "is not on or off", did_you_mean(admission, ("on", "off")))
+    classes = get_args(CtsClass)
+    if cts_class not in classes:
+        wrong(f"--cts-class {cts_class}", "is not control or data", did_you_mean(cts_class, classes))
+    on = admission == "on"
+    if not on and given:
+        wrong("--admission-set", "needs admission", "add --admission on")
+    if not on and cts_class == "data":
+        wrong("--cts-class data", "needs admission", "add --admission on")
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        value = _number(number)
+        if not name or not math.isfinite(value):
+            wrong(f"--admission-set {text}", "is not NAME=NUMBER", "write --admission-set buffsize=64K")
+        else:
+            found[name] = value
+    pairs = tuple(found.items())
+    if on:
+        try:
+            admission_from(pairs, "control")
+        except InputError as error:
+            for each in error.problems:
+                wrong(each.what, each.why, each.hint)
+    return on, "data" if cts_class == "data" else "control", pairs
+
+
+def _number(text: str) -> float:
+    """A number, or a size as `64K`; NaN for other texts."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return float(parse_size(text))
+    except ValueError:
+        return math.nan
+
+
+def parse_slow(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+    """(host, share of its NIC's rate) of each `HOST=PERCENT%`; the last one of a host counts. A plan checks the hosts.
+
+    wrong: takes what, why and hint of an error.
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        match = re.fullmatch(r"([^=]+)=([0-9]+(?:\.[0-9]+)?)%?", text)
+        percent = float(match[2]) if match is not None else 0.0
+        if match is None:
+            wrong(f"--slow {text}", "is not HOST=PERCENT", "write --slow host3=25%")
+        elif not 1 <= percent <= 100:
+            wrong(f"--slow {text}", "is outside 1% to 100% of the rate of its NIC", "write --slow host3=25%")
+        else:
+            found[match[1]] = percent / 100
+    return tuple(found.items())
