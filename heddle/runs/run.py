@@ -51,7 +51,7 @@ from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Sent
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import Plan, Qp, build_plan, longest_transfer
-from heddle.wire.layout import LAYOUTS
+from heddle.wire.layout import AETH_BYTES, LAYOUTS
 
 _NO_CTS: Final = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
 
@@ -262,14 +262,23 @@ def _sums(flows: Sequence[FlowRow]) -> dict[str, int]:
     return {key: sum(flow.counters[key] for flow in flows) for key in flows[0].counters}
 
 
-def _sprayed_rows(qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int]) -> Iterator[FlowRow]:
-    """A row for each source port of a QP that sprays. The first one has the QP's counters and marks."""
+def _sprayed_rows(
+    qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int], extra: tuple[int, int]
+) -> Iterator[FlowRow]:
+    """A row for each source port of a QP that sprays. The first one has the QP's counters and marks.
+
+    extra: packets and bytes of the sender's ACKs of CTS packets, which use the first port.
+    """
     nothing = dict.fromkeys(counters, 0)
+    acks_taken = receiver.taken - sum(taken for taken, _ in receiver.by_sport.values()) if any(extra) else 0
     for flow in qp.flows:
         packets, size = sender.by_sport.get(flow.sport, (0, 0))
         taken, _ = receiver.by_sport.get(flow.sport, (0, 0))
-        first = flow.sport == qp.flow.sport
-        yield FlowRow(Sent(flow, packets, size), receiver.ce if first else 0, counters if first else nothing, taken)
+        if flow.sport == qp.flow.sport:
+            sent = Sent(flow, packets + extra[0], size + extra[1])
+            yield FlowRow(sent, receiver.ce, counters, taken + acks_taken)
+        else:
+            yield FlowRow(Sent(flow, packets, size), 0, nothing, taken)
 
 
 def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
@@ -280,13 +289,18 @@ def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
 
 def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
     ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
+    ack_bytes = LAYOUTS[plan.ip_version].overhead_bytes + AETH_BYTES
     rows = []
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**_NO_CTS, **sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
+        # Switches and the receiving NIC count ACKs of CTS packets with the data: addresses, port and QP are the same.
+        acks = counters.get("cts_acks", 0)
+        extra = (acks, acks * ack_bytes)
         if len(qp.sports) == 1:
-            rows.append(FlowRow(Sent(qp.flow, sender.packets, sender.bytes), receiver.ce, counters, receiver.taken))
+            sent = Sent(qp.flow, sender.packets + extra[0], sender.bytes + extra[1])
+            rows.append(FlowRow(sent, receiver.ce, counters, receiver.taken))
         else:
-            rows += _sprayed_rows(qp, sender, receiver, counters)
+            rows += _sprayed_rows(qp, sender, receiver, counters, extra)
     return tuple(rows)

@@ -37,6 +37,7 @@ ADMISSION_COLUMNS: Final = (
     Column("cts_sent", "packets", "CTS sent"),
     Column("cts_received", "packets", "CTS received"),
     Column("cts_resent", "packets", "CTS sent again"),
+    Column("cts_acks", "packets", "ACKs of CTS"),
 )
 _TIMER_S: Final = 0.02  # resolution of the retransmission timer, as in rc.py
 
@@ -198,7 +199,7 @@ class GatedSender(QpEnd):
     answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has released.
     """
 
-    __slots__ = ("_cts", "_end", "_psn", "_release", "_ring", "gate")
+    __slots__ = ("_acks", "_cts", "_end", "_psn", "_release", "_ring", "gate")
 
     def __init__(
         self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: Gate[Posted], ring: int
@@ -208,6 +209,7 @@ class GatedSender(QpEnd):
         self._cts = RcReceiver(params, QpInfo(qp.qpn, answers, cts_psn(qp.psn)), self._ring)
         self._release: Callable[[Posted], None] | None = None
         self._psn = 0  # of the last CTS in order
+        self._acks = 0
 
     def on_release(self, release: Callable[[Posted], None]) -> None:
         """Set the function that posts released messages to the queue pairs of the connection."""
@@ -251,7 +253,11 @@ class GatedSender(QpEnd):
 
     def answer(self, batch: SendBatch, slot: int) -> None:
         """Acknowledge CTS packets, or write an answer of the end."""
-        (self._cts if self._cts.answering else self._end).answer(batch, slot)
+        if self._cts.answering:
+            self._cts.answer(batch, slot)
+            self._acks += 1
+        else:
+            self._end.answer(batch, slot)
 
     def receive(self, got: Received, index: int, now: float) -> int:
         """Take a CTS, or pass the frame on."""
@@ -277,8 +283,8 @@ class GatedSender(QpEnd):
         self._end.hold(seconds)
 
     def counters(self) -> Mapping[str, int]:
-        """Those of the end, and CTS packets in order."""
-        return {**self._end.counters(), "cts_received": self.gate.grants}
+        """Those of the end, CTS packets in order, and their acknowledgements."""
+        return {**self._end.counters(), "cts_received": self.gate.grants, "cts_acks": self._acks}
 
     def rates(self) -> tuple[tuple[int, float], ...]:
         """As the end."""
