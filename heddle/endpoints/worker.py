@@ -33,7 +33,7 @@ from heddle.endpoints.fastpath.fastloop import FastLoop, drives
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
-from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
 from heddle.endpoints.ranks import Rank, Waits, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
@@ -194,8 +194,9 @@ class Worker:
             say(WorkerMessage(ready=not finished, done=finished, results=results))
 
     def _packets(self) -> int:
-        """The packets that its NICs have sent and received so far."""
-        return sum(end.packets + end.taken for end in self.loop.qp_reports())
+        """The packets that its NICs have sent and received so far; while a slow rank works, a number that grows."""
+        busy = time.monotonic_ns() if any(rank.due < NEVER for rank in self._slow) else 0
+        return busy + sum(end.packets + end.taken for end in self.loop.qp_reports())
 
     def _waits(self) -> tuple[Problem, ...]:
         """What its ranks wait for, those first that are behind the others."""

@@ -17,7 +17,7 @@ from heddle.traffic.tunables import described, values_of
 
 
 @dataclass(frozen=True, slots=True)
-class CtsWaits:
+class WaitFigures:
     """How long messages waited for their CTS, in seconds of the emulation.
 
     at_once: messages of `messages` whose CTS was there before them; they count as 0. Percentiles are the ends of
@@ -31,7 +31,7 @@ class CtsWaits:
     longest_s: float
 
     @classmethod
-    def of(cls, counts: WaitCounts) -> CtsWaits:
+    def of(cls, counts: WaitCounts) -> WaitFigures:
         """From the waits of all senders."""
         at_once = dict(counts).get(0, 0)
         return cls(
@@ -68,7 +68,7 @@ class AdmissionUse:
     cts_sent: int
     cts_received: int
     cts_resent: int
-    waits: CtsWaits | None
+    waits: WaitFigures | None
     slow: Mapping[str, float]
     cts_path: str = ""
 
@@ -80,7 +80,7 @@ class AdmissionUse:
         if admission is None:
             return cls(False, {}, "", "", 0, "", 0, 0, 0, None, slow) if slow else None
         values = values_of("admission", ADMISSION_TUNABLES, options.admission_set, flag="--admission-set")
-        waits = CtsWaits.of(merged(end.waits for report in reports for end in report.qps))
+        waits = WaitFigures.of(merged(end.waits for report in reports for end in report.qps))
         return cls(
             True, values, described(values, ADMISSION_TUNABLES), admission.cts_class, admission.budget_bytes,
             admission.text(), counted["cts_sent"], counted["cts_received"], counted["cts_resent"], waits, slow,

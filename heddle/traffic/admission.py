@@ -86,11 +86,11 @@ def admission_from(given: Sequence[tuple[str, float]], cts_class: CtsClass) -> A
 
 
 def parse_admission(
-    admission: str, cts_class: str, given: Sequence[str], wrong: Wrong
+    admission: str, cts_class: str, given: Sequence[str], fastpath: str, wrong: Wrong
 ) -> tuple[bool, CtsClass, tuple[tuple[str, float], ...]]:
     """Whether admission is on, the class of CTS packets, and the `NAME=NUMBER` texts as pairs; the last value counts.
 
-    wrong: takes what, why and hint of an error.
+    fastpath: that option, which excludes admission. wrong: takes what, why and hint of an error.
     """
     if admission not in ("on", "off"):
         wrong(f"--admission {admission}", "is not on or off", did_you_mean(admission, ("on", "off")))
@@ -98,6 +98,8 @@ def parse_admission(
     if cts_class not in classes:
         wrong(f"--cts-class {cts_class}", "is not control or data", did_you_mean(cts_class, classes))
     on = admission == "on"
+    if on and fastpath == "on":
+        wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
     if not on and given:
         wrong("--admission-set", "needs admission", "add --admission on")
     if not on and cts_class == "data":

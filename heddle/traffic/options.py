@@ -241,9 +241,7 @@ def run_options(
         why = f"is not for --transport {transport}, which needs packets in order"
         wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
     recovers = _recovery(recovery, transport, fastpath, wrong)
-    admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, wrong)
-    if admitted and fastpath == "on":
-        wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
+    admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, fastpath, wrong)
     slow_hosts = parse_slow(slow, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.gate import Gate
+from heddle.endpoints.admission.gate import GrantGate
 from heddle.endpoints.admission.grant import Grant
 from heddle.endpoints.admission.slots import Slots
 from heddle.endpoints.connections import Connection
@@ -132,7 +132,9 @@ class Admitted:
         if place is None:
             return end
         peer = self._plan.endpoints[place.qp.flow.dst_rank]
-        gate: Gate[Posted] = Gate(cts_timeout_s(self._plan, self._admission), f"rank {peer.rank} on {peer.nic}")
+        gate: GrantGate[Posted] = GrantGate(
+            cts_timeout_s(self._plan, self._admission), f"rank {peer.rank} on {peer.nic}"
+        )
         answers = qp.flow.with_dscp(wire.DSCP_ANSWER)
         return GatedSender(end, self._params, qp, answers, gate, self._admission.slots)
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.admission.gate import Gate
+from heddle.endpoints.admission.gate import GrantGate
 from heddle.endpoints.admission.grant import (
     CTS_BASE,
     CTS_BYTES,
@@ -161,6 +161,15 @@ class GrantingReceiver(QpEnd):
         seen = self._requester.counters
         return {**self._end.counters(), "cts_sent": seen.sent, "cts_resent": seen.retransmitted}
 
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
+
+    @property
+    def standing(self) -> str:
+        """As the end."""
+        return self._end.standing
+
 
 class _Ring:
     """The memory for CTS entries; `arrived` is never called, since these WRITEs have no immediate."""
@@ -202,7 +211,7 @@ class GatedSender(QpEnd):
     __slots__ = ("_acks", "_cts", "_end", "_psn", "_release", "_ring", "gate")
 
     def __init__(
-        self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: Gate[Posted], ring: int
+        self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: GrantGate[Posted], ring: int
     ) -> None:
         self._end, self.gate = end, gate
         self._ring = _Ring(ring, cts_rkey(qp.qpn))
@@ -285,6 +294,10 @@ class GatedSender(QpEnd):
     def counters(self) -> Mapping[str, int]:
         """Those of the end, CTS packets in order, and their acknowledgements."""
         return {**self._end.counters(), "cts_received": self.gate.grants, "cts_acks": self._acks}
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the end."""
+        return self._end.by_sport()
 
     def rates(self) -> tuple[tuple[int, float], ...]:
         """As the end."""

@@ -17,7 +17,7 @@ from heddle.endpoints.nic.qpend import NEVER
 Held = TypeVar("Held")
 
 
-class Gate(Generic[Held]):
+class GrantGate(Generic[Held]):
     """Messages and grants of one connection. limit_s: seconds without a grant after which it fails; 0: never.
 
     peer: the receiver, for the error: `rank 0 on host1`.

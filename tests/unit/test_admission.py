@@ -1,0 +1,438 @@
+"""Admission without a network: slots, gates, CTS entries, waits, the ends around a transport, and the options."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from heddle.base.problems import InputError
+from heddle.endpoints.admission.admitted import cts_timeout_s
+from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
+from heddle.endpoints.admission.gate import GrantGate
+from heddle.endpoints.admission.grant import CTS_BYTES, Grant, pack_entry, read_entry
+from heddle.endpoints.admission.slots import Slots
+from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.parse import Parser, Received
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.pace import Pace
+from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.worker import compiled
+from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.admissionuse import WaitFigures
+from heddle.runs.run import plan_run
+from heddle.traffic.admission import Admission
+from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.plan import build_plan
+from heddle.wire import layout as wire
+
+PEER = "rank 0 on host1:eth1"
+
+
+# the states: whatever the order of grants, data and processing
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.lists(st.integers(0, 9), max_size=400), st.integers(0, 40),
+)  # fmt: skip
+def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
+    channels: int, steps: int, senders: list[int], choices: list[int], first_ready: int
+) -> None:
+    """A receiver, its senders, and a network and a processor that choose what happens next. Messages have a slot each.
+
+    A sender has a message ready only when the receiver has processed all messages before `first_ready` of its order and
+    every message that is `steps` places before: dependencies that lead back to earlier messages, as in a collective.
+    """
+    rings: Slots[int] = Slots(channels, steps)
+    gates: list[GrantGate[int]] = [GrantGate(0.0, PEER) for _ in range(4)]
+    rings.post(range(len(senders)))
+    cts: deque[int] = deque()  # written, not arrived
+    data: list[int] = []  # sent, not arrived
+    arrived: list[int] = []  # not processed
+    done: set[int] = set()
+    ready: set[int] = set()
+    granted: set[int] = set()
+    picks = deque(choices)
+
+    def pick(count: int) -> int:
+        return picks.popleft() % count if picks else 0
+
+    def grant() -> None:
+        fresh = rings.granted()
+        granted.update(fresh)
+        cts.extend(fresh)
+        in_flight = granted - done
+        assert len(in_flight) <= channels * steps, "the budget"
+        assert rings.outstanding == len(in_flight)
+
+    def may_be_ready(number: int) -> bool:
+        return number < first_ready or (number - steps - 1 < 0 or number - steps - 1 in done)
+
+    grant()
+    for _ in range(20 * len(senders)):
+        if len(done) == len(senders):
+            break
+        waiting = [n for n in range(len(senders)) if n not in ready and may_be_ready(n)]
+        moves = [name for name, some in (("ready", waiting), ("cts", cts), ("data", data), ("work", arrived)) if some]
+        assert moves, "nobody can move: a deadlock"
+        move = moves[pick(len(moves))]
+        if move == "ready":
+            number = waiting[pick(len(waiting))]
+            ready.add(number)
+            if gates[senders[number]].post(Grant(number, 8, number), number, 0.0) is not None:
+                data.append(number)
+        elif move == "cts":
+            number = cts.popleft()
+            if gates[senders[number]].granted(Grant(number, 8, number), 0.0) is not None:
+                data.append(number)
+        elif move == "data":
+            number = data.pop(pick(len(data)))
+            assert number in granted, "data only after its CTS"
+            arrived.append(number)
+        else:
+            number = arrived.pop(pick(len(arrived)))
+            done.add(number)
+            rings.consumed(number)
+            grant()
+    assert done == set(range(len(senders)))
+    assert rings.outstanding == rings.waiting == 0
+    assert all(gate.held == 0 for gate in gates)
+
+
+def test_slots_are_rings_that_are_freed_in_order() -> None:
+    rings: Slots[str] = Slots(channels=1, steps=2)
+    rings.post("abcd")
+    assert rings.granted() == ["a", "b"]
+    rings.consumed("b")
+    assert rings.granted() == [], "slot 0 still has a"
+    rings.consumed("a")
+    assert rings.granted() == ["c", "d"]
+    with pytest.raises(KeyError):
+        rings.consumed("a")
+
+
+def test_messages_go_to_the_channels_in_turn() -> None:
+    rings: Slots[int] = Slots(channels=2, steps=1)
+    rings.post(range(4))
+    assert rings.granted() == [0, 1]
+    rings.consumed(1)
+    assert rings.granted() == [3]
+    rings.post([4, 5])
+    rings.consumed(3)
+    assert rings.granted() == [5], "message 2 and its channel wait for message 0"
+
+
+def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
+    gate: GrantGate[str] = GrantGate(10.0, PEER)
+    a, b, c = (Grant(n, 4, n) for n in range(3))
+    assert gate.post(a, "a", 1.0) is None and gate.post(b, "b", 1.0) is None
+    assert gate.deadline == 11.0
+    assert gate.granted(a, 3.0) == "a"  # 2 s
+    assert gate.deadline == 13.0, "from the last release"
+    assert gate.granted(c, 3.5) is None, "its message is not ready"
+    assert gate.granted(b, 4.0) == "b"  # 1 s, behind a
+    assert gate.post(c, "c", 9.0) == "c"  # no wait
+    assert gate.waits.counts() == ((0, 1), (bucket_of(1.0), 1), (bucket_of(2.0), 1))
+    assert gate.deadline == NEVER and gate.grants == 3
+
+
+def test_a_gate_without_grants_fails_and_names_its_peer() -> None:
+    gate: GrantGate[str] = GrantGate(30.0, PEER)
+    gate.post(Grant(0, 4, 0), "a", 100.0)
+    gate.expire(129.9)
+    assert not gate.error
+    gate.expire(gate.deadline)
+    assert gate.error == f"no clear-to-send (CTS) from {PEER} for 30 s, and 1 message waits for it"
+    assert gate.deadline == NEVER
+
+
+def test_waits_are_counted_in_buckets_of_a_logarithmic_scale() -> None:
+    for seconds in (1e-6, 3.7e-5, 1e-3, 0.5, 900.0):
+        assert seconds <= end_of(bucket_of(seconds)) * (1 + 1e-9) <= seconds * 10 ** (1 / 20) * (1 + 1e-6)
+    record = WaitRecord()
+    for milliseconds in [0] * 50 + [1] * 40 + [100] * 10:
+        record.add(milliseconds / 1e3)
+    counts = merged([record.counts(), record.counts()])
+    assert sum(count for _, count in counts) == 200
+    assert percentile(counts, 0.5) == 0.0
+    assert percentile(counts, 0.9) == pytest.approx(1e-3, rel=0.13)
+    assert percentile(counts, 1.0) == pytest.approx(0.1, rel=0.13)
+    assert percentile((), 0.9) == 0.0
+    figures = WaitFigures.of(counts)
+    assert (figures.messages, figures.at_once) == (200, 100)
+    assert figures.text() == "wait for CTS: P50 0, P90 1 ms, longest 100 ms; 100 of 200 messages did not wait"
+
+
+def test_a_slow_rank_processes_one_message_after_the_other() -> None:
+    pace: Pace[str] = Pace(bytes_per_s=100.0)
+    assert pace.due == NEVER and pace.done(5.0) is None
+    pace.add("a", 50, 1.0)
+    pace.add("b", 100, 1.2)
+    assert (pace.due, pace.done(1.4), pace.done(1.5)) == (1.5, None, "a")
+    assert pace.due == 2.5
+    assert pace.done(2.6) == "b"
+    pace.add("c", 50, 10.0)
+    assert pace.due == 10.5, "it was idle meanwhile"
+
+
+# CTS packets
+
+
+def test_an_entry_has_the_64_bytes_of_ncclibsendfifo() -> None:
+    grant = Grant(0x1234_5678_9ABC_DEF0, 8192, 0xAABBCCDD)
+    entry = pack_entry(grant, 0x11223344, 7)
+    assert len(entry) == CTS_BYTES == 64
+    assert entry[:8] == bytes.fromhex("f0debc9a78563412"), "the address, little-endian"
+    assert entry[8:16] == (8192).to_bytes(8, "little")
+    assert entry[16:20] == bytes.fromhex("44332211")
+    assert entry[32:36] == (1).to_bytes(4, "little") and entry[36:40] == bytes.fromhex("ddccbbaa")
+    assert entry[40:48] == (7).to_bytes(8, "little") and not any(entry[48:])
+    assert read_entry(entry) == (grant, 7)
+
+
+HERE = FlowHeader(
+    src_mac="02:00:00:00:00:01", dst_mac="02:00:00:00:00:02", src_ip="10.0.0.1", dst_ip="10.0.0.2", sport=49152,
+    dqpn=0x222, tos=wire.TOS_DATA,
+)  # fmt: skip
+BACK = FlowHeader(
+    src_mac="02:00:00:00:00:02", dst_mac="02:00:00:00:00:01", src_ip="10.0.0.2", dst_ip="10.0.0.1", sport=49152,
+    dqpn=0x111, tos=wire.TOS_ANSWER,
+)  # fmt: skip
+PARAMS = RcParams(4096, 4, 1, 1.0, 3)
+PSN = 0x7FFFFE  # CTS packets wrap
+
+
+class Sink(QpEnd):
+    """An end of another transport: it keeps what it gets."""
+
+    __slots__ = ("frames", "held", "posted")
+
+    def __init__(self) -> None:
+        self.posted: list[Message] = []
+        self.frames = 0
+        self.held = 0.0
+
+    def post(self, message: Message) -> None:
+        self.posted.append(message)
+
+    def receive(self, got: Received, index: int, now: float) -> int:
+        self.frames += 1
+        return index + 1
+
+    def hold(self, seconds: float) -> None:
+        self.held += seconds
+
+
+class Pair:
+    """The two ends of a queue pair, and frames between them."""
+
+    def __init__(self, as_data: bool = False, ring: int = 4) -> None:
+        self.at_sender, self.at_receiver = Sink(), Sink()
+        self.gate: GrantGate[Posted] = GrantGate(5.0, PEER)
+        here, there = QpInfo(0x111, HERE, PSN), QpInfo(0x222, BACK, PSN)
+        answers = HERE.with_dscp(wire.DSCP_ANSWER)
+        self.sender = GatedSender(self.at_sender, PARAMS, here, answers, self.gate, ring)
+        self.released: list[Posted] = []
+        self.sender.on_release(self.released.append)
+        flow = BACK.with_tos(wire.TOS_DATA) if as_data else BACK
+        self.receiver = GrantingReceiver(self.at_receiver, PARAMS, there, flow, as_data, 0x99, ring)
+        self._parser = Parser()
+
+    def parsed(self, frames: list[bytes]) -> Received:
+        buffer = FrameBuffer(8192, slots=16)
+        for i, frame in enumerate(frames):
+            buffer.rows[i, : len(frame)] = np.frombuffer(frame, np.uint8)
+        got = self._parser.parse(buffer, [len(frame) for frame in frames])
+        assert all(got.sounds)
+        return got
+
+    def frames_of(self, end: QpEnd, now: float = 0.0) -> list[bytes]:
+        """Everything that an end sends now: data, then answers."""
+        batch, frames = SendBatch(4096, slots=16), []
+        while end.ready and (count := end.take(batch, 0, 8, now)):
+            frames += [bytes(batch.frame(slot)) for slot in range(count)]
+        while end.answering:
+            end.answer(batch, 0)
+            frames.append(bytes(batch.frame(0)))
+        return frames
+
+    def pass_on(self, frames: list[bytes], end: QpEnd, now: float = 0.0) -> None:
+        got = self.parsed(frames)
+        for i in range(len(frames)):
+            end.receive(got, i, now)
+
+
+def grant_of(number: int) -> Grant:
+    return Grant(number << 20, 4096, number)
+
+
+@pytest.mark.parametrize("as_data", [False, True])
+def test_a_cts_is_a_write_in_the_reverse_direction_and_releases_its_message(as_data: bool) -> None:
+    pair = Pair(as_data)
+    message = Posted(np.zeros(4096, np.uint8), 3 << 20, 0x99, 3)
+    assert pair.gate.post(grant_of(3), message, 0.0) is None
+    assert not pair.sender.idle and pair.sender.deadline == 5.0
+    pair.receiver.grant(grant_of(3), 1.0)
+    assert (pair.receiver.ready, pair.receiver.answering) == (as_data, not as_data)
+    frames = pair.frames_of(pair.receiver, 1.0)
+    kind = pair.parsed(frames).kinds[0]
+    assert len(frames) == 1 and kind.opcode == wire.WRITE_ONLY and kind.payload_bytes == CTS_BYTES
+    assert kind.tos == (wire.TOS_DATA if as_data else wire.TOS_ANSWER)
+    pair.pass_on(frames, pair.sender, 1.0)
+    assert pair.released == [message] and pair.sender.idle
+    pair.sender.expire(2.0)
+    acks = pair.frames_of(pair.sender)
+    assert [k.opcode for k in pair.parsed(acks).kinds] == [wire.ACK]
+    assert not pair.receiver.idle
+    pair.pass_on(acks, pair.receiver, 2.0)
+    assert pair.receiver.idle and pair.receiver.deadline == NEVER
+    assert dict(pair.receiver.counters()) == {"cts_sent": 1, "cts_resent": 0}
+    assert dict(pair.sender.counters()) == {"cts_received": 1, "cts_acks": 1}
+    assert pair.sender.waits() == ((bucket_of(1.0), 1),)
+
+
+def test_lost_and_repeated_cts_packets_release_each_message_once() -> None:
+    pair = Pair()
+    for round_ in range(3):  # the ring of 4 entries is used three times
+        numbers = range(4 * round_, 4 * round_ + 4)
+        for number in numbers:
+            pair.gate.post(grant_of(number), Posted(np.zeros(1, np.uint8), 0, 0, number), 0.0)
+            pair.receiver.grant(grant_of(number), 0.0)
+        frames = pair.frames_of(pair.receiver)
+        assert len(frames) == 4
+        pair.pass_on(frames[:2], pair.sender)  # the others are lost
+        pair.receiver.expire(1.5)
+        again = pair.frames_of(pair.receiver, 1.5)
+        assert len(again) == 4
+        pair.pass_on(again, pair.sender, 1.5)
+        pair.pass_on(pair.frames_of(pair.sender, 1.5), pair.receiver, 1.5)
+        assert pair.receiver.idle
+    assert [message.imm for message in pair.released] == list(range(12))
+    assert pair.receiver.counters()["cts_resent"] == 12
+
+
+def test_a_sender_that_disappears_ends_the_run_and_the_error_names_the_last_psn() -> None:
+    pair = Pair()
+    pair.receiver.grant(grant_of(0), 0.0)
+    pair.frames_of(pair.receiver)
+    now = 0.0
+    while not pair.receiver.error and now < 10:
+        now = pair.receiver.deadline
+        pair.receiver.expire(now)
+        pair.frames_of(pair.receiver, now)
+    assert now == pytest.approx(4.0)
+    last = (PSN ^ 0x800000) - 1
+    text = f"no acknowledgement after 3 retries of 1 s; the last acknowledged PSN is {last}"
+    assert pair.receiver.error == f"its clear-to-send (CTS) packets: {text}"
+
+
+def test_a_receiver_that_never_grants_ends_the_run() -> None:
+    pair = Pair()
+    pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0), 0.0)
+    pair.sender.expire(pair.sender.deadline)
+    assert pair.sender.error.endswith("1 message waits for it; none has arrived so far")
+    assert PEER in pair.sender.error
+
+
+def test_everything_else_passes_through() -> None:
+    pair = Pair()
+    batch = SendBatch(4096)
+    batch.put_ack(0, BACK, 0, wire.ACK_NO_LIMIT, 0)
+    pair.pass_on([bytes(batch.frame(0))], pair.sender)
+    batch.put_data(0, HERE, wire.WRITE_ONLY_IMM, 0, b"data", reth=(0, 0, 4), imm=1)
+    pair.pass_on([bytes(batch.frame(0))], pair.receiver)
+    assert (pair.at_sender.frames, pair.at_receiver.frames) == (1, 1)
+    pair.sender.post(Message(memoryview(b"x"), 0, 0, 0))
+    pair.sender.hold(1.0)
+    pair.receiver.hold(2.0)
+    assert len(pair.at_sender.posted) == 1 and (pair.at_sender.held, pair.at_receiver.held) == (1.0, 2.0)
+
+
+# options
+
+
+def test_the_defaults_are_ncclns_scaled_and_bound_messages_by_slots() -> None:
+    options = run_options(admission="on")
+    assert options.admitted == Admission(1, 65536, 8, 0.0, "control")
+    assert options.admitted.text() == "1 channel x 64 KiB = 64 KiB in flight to a receiver, 8 slots of 8 KiB"
+    plan = build_plan(load_fabric("tiny").fabric, options)
+    assert plan.options.chunk == 8192 and options.chunk == 1 << 17
+    assert cts_timeout_s(plan, options.admitted) == 120.0
+    assert run_options().admitted is None
+
+
+def test_sizes_and_numbers_set_parameters() -> None:
+    given_ = ["channels=4", "buffsize=1M", "steps=4", "cts_timeout=2.5"]
+    with pytest.raises(InputError, match="is not a whole number"):
+        run_options(admission="on", admission_set=given_)
+    options = run_options(admission="on", admission_set=[*given_, "cts_timeout=3"], cts_class="data")
+    assert options.admitted == Admission(4, 1 << 20, 4, 3.0, "data")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"admission": "onn"}, "--admission onn is not on or off"),
+        ({"admission_set": ["steps=4"]}, "--admission-set needs admission"),
+        ({"cts_class": "data"}, "--cts-class data needs admission"),
+        ({"admission": "on", "cts_class": "dat"}, "--cts-class dat is not control or data"),
+        ({"admission": "on", "fastpath": "on"}, "--fastpath on is not possible with admission"),
+        ({"admission": "on", "admission_set": ["steps"]}, "--admission-set steps is not NAME=NUMBER"),
+        ({"admission": "on", "admission_set": ["stepps=3"]}, "not a parameter of admission\n  hint: did you mean steps?"),
+        (
+            {"admission": "on", "admission_set": ["steps=65"]},
+            "--admission-set steps=65 is outside 1 to 64\n  hint: the default is 8: slots of a buffer",
+        ),
+        ({"admission": "on", "admission_set": ["buffsize=8K"]}, "gives slots of 1024 bytes"),
+        ({"slow": ["host3"]}, "--slow host3 is not HOST=PERCENT"),
+        ({"slow": ["host3=0%"]}, "--slow host3=0% is outside 1% to 100%"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_named(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run_options(**arguments)  # type: ignore[arg-type]
+    assert words in str(caught.value)
+
+
+def test_a_slow_host_must_have_a_rank() -> None:
+    fabric = load_fabric("tiny").fabric
+    assert build_plan(fabric, run_options(slow=["host3=25%"])).options.slow == (("host3", 0.25),)
+    with pytest.raises(InputError) as caught:
+        build_plan(fabric, run_options(slow=["host33=25%", "host3=50"]))
+    assert str(caught.value) == "--slow host33=25% names a host without a rank\n  hint: did you mean host3?"
+
+
+def test_a_slow_host_and_a_small_budget_give_the_run_more_time() -> None:
+    fabric = load_fabric("tiny").fabric
+    sizes = (256 << 20,)
+    usual = build_plan(fabric, RunOptions(sizes=sizes, iters=100)).max_seconds
+    slow = build_plan(fabric, RunOptions(sizes=sizes, iters=100, slow=(("host3", 0.25),))).max_seconds
+    assert usual > 600 and 3.9 < slow / usual <= 4.0
+
+
+def test_soft_roce_refuses_both() -> None:
+    fabric = load_fabric("tiny").fabric
+    with pytest.raises(InputError) as caught:
+        plan_run(fabric, run_options(admission="on", slow=["host3=25%"], transport="rxe", chunk="64K"))
+    assert [each.what for each in caught.value.problems if "own NICs" in each.why][-2:] == [
+        "--admission on", "--slow host3",
+    ]  # fmt: skip
+
+
+def test_only_the_python_loop_has_admission() -> None:
+    fabric = load_fabric("tiny").fabric
+    plan, transport = plan_run(fabric, run_options(admission="on"))
+    assert not compiled(plan, transport)
+
+
+def test_the_options_come_back_from_a_record() -> None:
+    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
+    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
