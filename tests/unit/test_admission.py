@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scapy.utils import wrpcap
 
 from heddle.base.problems import InputError
 from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
 from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import CTS_BYTES, Grant, pack_entry, read_entry
+from heddle.endpoints.admission.grant import CTS_BASE, CTS_BYTES, Grant, cts_rkey, pack_entry, read_entry
 from heddle.endpoints.admission.slots import Slots
 from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.endpoints.nic.framebuffer import FrameBuffer
@@ -31,6 +33,7 @@ from heddle.traffic.admission import Admission
 from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
+from tests.unit.test_roce_tshark import dissect, number
 
 PEER = "rank 0 on host1:eth1"
 
@@ -303,9 +306,9 @@ def test_lost_and_repeated_cts_packets_release_each_message_once() -> None:
     pair = Pair()
     for round_ in range(3):  # the ring of 4 entries is used three times
         numbers = range(4 * round_, 4 * round_ + 4)
-        for number in numbers:
-            pair.gate.post(grant_of(number), Posted(np.zeros(1, np.uint8), 0, 0, number), 0.0)
-            pair.receiver.grant(grant_of(number), 0.0)
+        for each in numbers:
+            pair.gate.post(grant_of(each), Posted(np.zeros(1, np.uint8), 0, 0, each), 0.0)
+            pair.receiver.grant(grant_of(each), 0.0)
         frames = pair.frames_of(pair.receiver)
         assert len(frames) == 4
         pair.pass_on(frames[:2], pair.sender)  # the others are lost
@@ -356,6 +359,21 @@ def test_everything_else_passes_through() -> None:
     assert len(pair.at_sender.posted) == 1 and (pair.at_sender.held, pair.at_receiver.held) == (1.0, 2.0)
 
 
+@pytest.mark.needs("tshark")
+def test_tshark_reads_a_cts_as_a_write_of_64_bytes(tmp_path: Path) -> None:
+    pair = Pair()
+    pair.receiver.grant(grant_of(3), 0.0)
+    (frame,) = pair.frames_of(pair.receiver)
+    wrpcap(str(tmp_path / "cts.pcap"), [frame], linktype=1)
+    (seen,) = dissect(tmp_path / "cts.pcap")
+    assert number(seen["infiniband.bth.opcode"]) == wire.WRITE_ONLY
+    assert number(seen["infiniband.bth.destqp"]) == 0x111
+    assert number(seen["infiniband.reth.va"]) == CTS_BASE
+    assert number(seen["infiniband.reth.r_key"]) == cts_rkey(0x111)
+    assert number(seen["infiniband.reth.dmalen"]) == CTS_BYTES
+    assert seen["_ws.malformed"] == seen["_ws.expert.message"] == ""
+
+
 # options
 
 
@@ -386,7 +404,8 @@ def test_sizes_and_numbers_set_parameters() -> None:
         ({"admission": "on", "cts_class": "dat"}, "--cts-class dat is not control or data"),
         ({"admission": "on", "fastpath": "on"}, "--fastpath on is not possible with admission"),
         ({"admission": "on", "admission_set": ["steps"]}, "--admission-set steps is not NAME=NUMBER"),
-        ({"admission": "on", "admission_set": ["stepps=3"]}, "not a parameter of admission\n  hint: did you mean steps?"),
+        ({"admission": "on", "admission_set": ["stepps=3"]}, "is not a parameter of admission"),
+        ({"admission": "on", "admission_set": ["stepps=3"]}, "hint: did you mean steps?"),
         (
             {"admission": "on", "admission_set": ["steps=65"]},
             "--admission-set steps=65 is outside 1 to 64\n  hint: the default is 8: slots of a buffer",
