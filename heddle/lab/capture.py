@@ -3,39 +3,31 @@
 In:  a lab, ports as `rtsw1:eth1`, a filter, and bounds: seconds, and packets where there is a limit.
 Out: Frames, handed on as they come; then Captured: how many, for how long, why it ended, what the kernel dropped.
 Only the namespace's path is used, so a capture is the same in every runtime. tcpdump stands in the namespace: `down`
-ends it with the lab, and it dies with this process.
+ends it with the lab, and it dies with this process. A port behind a delay line has a second tcpdump, at the line.
 What a capture sees of queues and BPF programs: docs/capture.md.
 """
 
 from __future__ import annotations
 
-import fcntl
 import heapq
 import os
 import re
 import selectors
 import signal
-import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest, trouble
+from heddle.base.problems import InputError, MachineError, Problem, Problems, nearest, trouble
 from heddle.base.process import run
-from heddle.kernel.namespace import inside
+from heddle.lab.tapped import Tapped
 from heddle.wire.pcapng import SNAP_BYTES, Frame, PcapReader
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
 
 FILTERS: Final[Mapping[str, str]] = {"all": "", "roce": "udp dst port 4791", "bgp": "tcp port 179"}
 _EXAMPLE: Final = "or an expression as tcpdump takes it: --filter 'udp port 4791 and host 10.0.1.2'"
-_MOST_PORTS: Final = 64  # a process each
 _MOST_PACKETS: Final = 10_000_000
 MOST_SECONDS: Final = 86_400.0
 _RING_KIB: Final = 32_768  # for packets that wait for tcpdump, all ports together
@@ -45,23 +37,12 @@ _LOOK_S: Final = 0.1  # how soon Ctrl-C, and a namespace that is gone, are seen
 _START_S: Final = 10.0
 _END_S: Final = 3.0  # for tcpdump to hand on what it has and to say what was dropped
 _GONE_S: Final = 2.0  # between the end of tcpdump and that of its namespace when a lab goes down
-_SIOCGIFHWADDR: Final = 0x8927  # linux/sockios.h
 _DROPPED = re.compile(r"^(\d+) packets? dropped by kernel", re.MULTILINE)
 
 Ended = Literal["count", "time", "asked", "lost"]
 Sink = Callable[[Sequence[Frame]], None]
 Stop = Callable[[], bool]
 Arrived = Callable[[Frame], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Tapped:
-    """A port to capture at. mac: what its own frames come from, which tells those that leave from those that come."""
-
-    ref: str
-    netns: Path
-    name: str
-    mac: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,56 +78,6 @@ class Captured:
     ended_ns: int
     dropped: Mapping[str, int]
     problems: tuple[Problem, ...] = ()
-
-
-def find_ports(lab: Lab, text: str) -> list[Tapped]:
-    """The ports meant by `rtsw1:eth1`, `rtsw1` (all of its ports) or several with commas; InputError says what is none.
-
-    MachineError when a port should be there and is not.
-    """
-    problems = Problems()
-    found: dict[str, Tapped] = {}
-    for word in text.split(","):
-        node, colon, name = word.strip().partition(":")
-        try:
-            taps = _of_node(lab, node, name if colon else None)
-        except InputError as error:
-            problems.found += error.problems
-            continue
-        found |= {tap.ref: tap for tap in taps}
-    problems.raise_if_any()
-    if len(found) > _MOST_PORTS:
-        why = f"are {len(found)} ports, and a capture takes at most {_MOST_PORTS}"
-        raise InputError(Problem("", text, why, f"name those that matter: {next(iter(found))},..."))
-    return list(found.values())
-
-
-def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
-    if not node:
-        example = lab.fabric.nodes[0].ports[0].ref
-        raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is not a port", f"write {example}"))
-    netns = lab.handle(node).netns
-    wanted = [port.name for port in lab.fabric.by_name[node].ports] if node in lab.fabric.by_name else []
-    with inside(netns):
-        there = [each for _, each in socket.if_nameindex()]
-        chosen = wanted if name is None else [name]
-        macs = {each: _mac(each) for each in chosen if each in there}
-    for each in chosen:
-        if each in macs:
-            continue
-        if each not in wanted:
-            hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
-            raise InputError(Problem("", f"{node}:{each}", f"is not a port of {node}", hint))
-        hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
-        raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
-    return [Tapped(f"{node}:{each}", netns, each, macs[each]) for each in chosen]
-
-
-def _mac(interface: str) -> bytes:
-    """The hardware address of an interface of the namespace that this thread stands in."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        answer = fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()))
-    return answer[18:24]
 
 
 def read_filter(text: str) -> str:
@@ -185,9 +116,11 @@ def capture(
     """
     with ExitStack() as stack:
         children = []
+        snap = SNAP_BYTES if whole else _HEAD_BYTES
         for tap in taps:
-            children.append(_Child(tap, expression, SNAP_BYTES if whole else _HEAD_BYTES, _RING_KIB // len(taps)))
-            stack.callback(children[-1].close)
+            for interface, some in tap.places(expression):
+                children.append(_Child(tap, interface, some, snap, _RING_KIB // len(taps)))
+                stack.callback(children[-1].close)
         _await_start(children)
         work = _Work(children, bounds, sink, stop, arrived)
         listening()
@@ -195,16 +128,16 @@ def capture(
 
 
 class _Child:
-    """tcpdump at one port, its packets on a pipe."""
+    """tcpdump at one interface, its packets on a pipe: the port itself, or the end of its delay line."""
 
-    def __init__(self, tap: Tapped, expression: str, snap_bytes: int, ring_kib: int) -> None:
-        self.tap = tap
+    def __init__(self, tap: Tapped, interface: str, expression: str, snap_bytes: int, ring_kib: int) -> None:
+        self.tap, self.interface = tap, interface
         self._reader = PcapReader()
         self._errors = os.memfd_create("tcpdump", os.MFD_CLOEXEC)
         # As root still: becoming another user would take away the signal that ends it when we are killed.
         argv = [
             *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={tap.netns}"),
-            *("tcpdump", "-i", tap.name, "-n", "-w", "-", "-U", "--immediate-mode", "--nano", "-Z", "root"),
+            *("tcpdump", "-i", interface, "-n", "-w", "-", "-U", "--immediate-mode", "--nano", "-Z", "root"),
             *("-s", str(snap_bytes), "-B", str(ring_kib), "--", *([expression] if expression else [])),
         ]
         try:
@@ -307,8 +240,10 @@ class _Work:
                 self._take(selector, left)
         self._hand_on(self._last_ns)
         problems = tuple(_loss(child) for child in self._lost[:1]) if ended == "lost" else ()
-        dropped = {c.tap.ref: c.dropped for c in self._children}
-        known = {ref: count for ref, count in dropped.items() if count is not None}
+        known: dict[str, int] = {}
+        for child in self._children:
+            if child.dropped is not None:
+                known[child.tap.ref] = known.get(child.tap.ref, 0) + child.dropped
         return Captured(self._packets, self._bytes, seconds, ended, self._last_ns, known, problems)
 
     def _until_end(self, selector: selectors.BaseSelector) -> Ended:
@@ -374,21 +309,15 @@ def _loss(child: _Child) -> Problem:
         time.sleep(0.05)
     if not tap.netns.exists():
         return Problem("", what, "ended early: its node is gone, most likely with its lab", "./inv status shows labs")
-    if not _has(tap):
+    if not tap.has(child.interface):
+        if child.interface != tap.name:
+            why = "ended early: the delay line of its link is gone: ./inv fault has changed the link"
+            return Problem("", what, why, "start the capture again")
         return Problem("", what, "ended early: the port is gone", "./inv validate says what else is wrong")
     code = child.proc.poll()
     said = "" if code == 0 else _said(child.said)
     why = f"ended early: tcpdump {f'says: {said}' if said else 'was ended by another process'}"
     return Problem("", what, why)
-
-
-def _has(tap: Tapped) -> bool:
-    """Whether the port is there; a namespace that goes away just now has none."""
-    try:
-        with inside(tap.netns):
-            return tap.name in (name for _, name in socket.if_nameindex())
-    except (MachineError, OSError):
-        return False
 
 
 def _said(text: str) -> str:

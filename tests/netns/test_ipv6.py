@@ -16,10 +16,11 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, capture, find_ports
+from heddle.lab.capture import Bounds, capture
 from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_exact, set_hashing
+from heddle.lab.tapped import find_ports
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

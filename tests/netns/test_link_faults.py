@@ -9,15 +9,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import pytest
 
 from heddle.base.problems import MachineError
 from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.kernel.namespace import inside
+from heddle.lab.capture import Bounds, capture
+from heddle.lab.lab import Lab
+from heddle.lab.tapped import find_ports
 from heddle.switch.links import delaylines, portfaults
 from heddle.switch.links.portfaults import FaultCounts
+from heddle.wire.pcapng import Frame
 from tests.netns.queue_traffic import Arrivals, Rack, rack
 
 pytestmark = pytest.mark.root
@@ -159,6 +163,25 @@ def test_delayed_packets_have_left_their_queue_and_come_in_order(made: Rack) -> 
         assert time.monotonic() - start >= 10
     assert found.numbers == list(range(50))
     assert counts(made).waiting == 0
+
+
+@needs_netem
+@pytest.mark.needs("tcpdump")
+def test_a_capture_sees_each_delayed_packet_once_and_after_its_delay(made: Rack) -> None:
+    give(made, LinkFault(delay_ns=1_000_000))  # 1 s here
+    ports = find_ports(cast(Lab, made.lab), f"{made.egress.ref},{made.target.ref}")
+    frames: list[Frame] = []
+    expression = f"udp dst port {int.from_bytes(made.frame(0)[36:38], 'big')}"
+
+    def send() -> None:
+        with made.at_switch() as wire:
+            for number in range(9):
+                wire.send(made.frame(number))
+
+    capture(ports, expression, Bounds(99, 5.0), frames.extend, listening=send)
+    left, came = ([frame.time_ns for frame in frames if frame.port == tap.ref] for tap in ports)
+    assert (len(left), len(came)) == (9, 9)
+    assert all(later - earlier >= 10**9 for earlier, later in zip(left, came, strict=True))
 
 
 @needs_netem

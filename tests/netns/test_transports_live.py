@@ -51,7 +51,7 @@ def total(result: RunResult, key: str) -> int:
 
 @pytest.mark.parametrize("recovery", ["go-back-0", "selective-repeat"])
 def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: str) -> None:
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
+    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
     result = ran(lab, recovery=recovery, timeout=14, iters=2)
     assert result.wrong == 0
     assert total(result, "retransmitted") > 0
@@ -63,9 +63,10 @@ def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: 
 
 def test_selective_repeat_sends_less_again_than_go_back_n_and_that_less_than_go_back_0(lab: Lab) -> None:
     again = {}
+    incast: dict[str, object] = {"collective": "incast", "placement": "host3,host1", "sizes": (1 << 22,)}
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
     for recovery in ("go-back-0", "go-back-n", "selective-repeat"):
-        result = ran(lab, recovery=recovery, sizes=(1 << 21,), collective="incast", placement="host3,host1", timeout=14)
+        result = ran(lab, recovery=recovery, chunk=1 << 19, timeout=14, **incast)
         lost = result.queues.drops["fault"] if result.queues is not None else 0
         assert result.wrong == 0 and lost > 0
         again[recovery] = total(result, "retransmitted") / lost

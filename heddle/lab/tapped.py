@@ -1,0 +1,111 @@
+"""The ports that a capture listens at.
+
+In:  a lab, ports as `rtsw1:eth1`.
+Out: for each its namespace, its interface and MAC address, and the end of the delay line behind it, if there is one.
+Packets of a link with a delay line (switch/links/delaylines.py) pass the ingress of their port twice: when they have
+left their queue, and when the line returns them. They arrive when they leave the line, so a capture takes them there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
+from heddle.kernel.namespace import inside
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+_MOST_PORTS: Final = 64  # a process each
+_SIOCGIFHWADDR: Final = 0x8927  # linux/sockios.h
+_OUTLET: Final = re.compile(r"back[0-9]+")  # DelayLine.outlet
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """A port to capture at. mac: what its own frames come from, which tells those that leave from those that come.
+
+    outlet: the interface at the end of the delay line that leads to the port; empty without one.
+    """
+
+    ref: str
+    netns: Path
+    name: str
+    mac: bytes
+    outlet: str = ""
+
+    def places(self, expression: str) -> Iterator[tuple[str, str]]:
+        """Where to listen, each with its pcap-filter expression, so that each packet is seen once."""
+        if not self.outlet:
+            yield self.name, expression
+            return
+        # By address, as all directions of a capture. Pause frames pass no delay line.
+        own = f"ether src {self.mac.hex(':')} or ether proto 0x8808"
+        yield self.name, f"({own}) and ({expression})" if expression else own
+        yield self.outlet, expression
+
+    def has(self, interface: str) -> bool:
+        """Whether the interface is there; a namespace that goes away just now has none."""
+        try:
+            with inside(self.netns):
+                return interface in (name for _, name in socket.if_nameindex())
+        except (MachineError, OSError):
+            return False
+
+
+def find_ports(lab: Lab, text: str) -> list[Tapped]:
+    """The ports meant by `rtsw1:eth1`, `rtsw1` (all of its ports) or several with commas; InputError says what is none.
+
+    MachineError when a port should be there and is not.
+    """
+    problems = Problems()
+    found: dict[str, Tapped] = {}
+    for word in text.split(","):
+        node, colon, name = word.strip().partition(":")
+        try:
+            taps = _of_node(lab, node, name if colon else None)
+        except InputError as error:
+            problems.found += error.problems
+            continue
+        found |= {tap.ref: tap for tap in taps}
+    problems.raise_if_any()
+    if len(found) > _MOST_PORTS:
+        why = f"are {len(found)} ports, and a capture takes at most {_MOST_PORTS}"
+        raise InputError(Problem("", text, why, f"name those that matter: {next(iter(found))},..."))
+    return list(found.values())
+
+
+def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
+    if not node:
+        example = lab.fabric.nodes[0].ports[0].ref
+        raise InputError(Problem("", repr(f"{node}:{name}" if name else ""), "is not a port", f"write {example}"))
+    netns = lab.handle(node).netns
+    wanted = [port.name for port in lab.fabric.by_name[node].ports] if node in lab.fabric.by_name else []
+    with inside(netns):
+        there = [each for _, each in socket.if_nameindex()]
+        chosen = wanted if name is None else [name]
+        macs = {each: _mac(each) for each in chosen if each in there}
+        lines = {_mac(each): each for each in there if _OUTLET.fullmatch(each)}
+    for each in chosen:
+        if each in macs:
+            continue
+        if each not in wanted:
+            hint = did_you_mean(f"{node}:{each}", [f"{node}:{port}" for port in wanted or there])
+            raise InputError(Problem("", f"{node}:{each}", f"is not a port of {node}", hint))
+        hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
+        raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
+    return [Tapped(f"{node}:{each}", netns, each, macs[each], lines.get(macs[each], "")) for each in chosen]
+
+
+def _mac(interface: str) -> bytes:
+    """The hardware address of an interface of the namespace that this thread stands in."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()))
+    return answer[18:24]
