@@ -87,6 +87,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "run --collective incast --qps 4 --fabric tiny",
             "start preset tiny, send from all ranks to rank 0, and take it down",
         ),
+        ("run --transport srd --entropy 8", "spray the packets of each queue pair over eight UDP source ports"),
     ),
     "hashing": _examples(
         ("hashing", "show the mode and the seed of every switch"),

@@ -49,6 +49,7 @@ from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Sent
+from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import Plan, Qp, build_plan, longest_transfer
 from heddle.wire.layout import AETH_BYTES, LAYOUTS
@@ -80,6 +81,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     budget = budget_of(plan, transport)
     if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a backlog builds up
         observer.warn(f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks")
+    if short := shortfall(options, plan.propagation.bdp_packets):
+        observer.warn(short)
     workers = worker_count(plan)
     _check_memory(plan, workers)
     with state.lock(lab.name):

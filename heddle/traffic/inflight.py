@@ -29,6 +29,18 @@ def windows_of(options: RunOptions, bdp_packets: int = 0) -> tuple[int, ...]:
     return tuple(max(MIN_QP_WINDOW, share) for share in shares)
 
 
+def shortfall(options: RunOptions, bdp_packets: int) -> str:
+    """A warning if the user's windows cannot fill the longest path; else empty."""
+    if options.window is None or (packets := options.window * options.qps) >= bdp_packets:
+        return ""
+    whose = f" on each of {options.qps} QPs" if options.qps > 1 else ""
+    return (
+        f"--window {options.window}{whose} keeps {packets} packets in flight, but the bandwidth-delay product of the"
+        f" longest path is {bdp_packets} packets: a connection reaches at most {100 * packets // bdp_packets} % of the"
+        f" line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """Limits of unacknowledged packets. connection: of one connection; least, most: of one of its QPs.

@@ -98,6 +98,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         queues,
         rxe,
         steady,
+        transports,
         workshop,
     )
 
@@ -117,6 +118,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "predict": predict.figures,
         "queues": queues.figures,
         "rxe": rxe.figures,
+        "transports": transports.figures,
         "labs": workshop.figures,
     }
     return groups

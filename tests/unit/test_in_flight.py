@@ -10,7 +10,7 @@ from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rc import Rc, RcSender
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.inflight import MIN_QP_WINDOW, WINDOW_PACKETS, InFlight, windows_of
+from heddle.traffic.inflight import MIN_QP_WINDOW, WINDOW_PACKETS, InFlight, shortfall, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples
@@ -64,3 +64,13 @@ def test_a_qp_sends_no_more_than_its_own_window() -> None:
         assert end._requester.params.ack_every < window
     assert transport.sender(QpInfo(5, HERE.flow, 0)).ready is False
     assert transport.params.window == 3
+
+
+def test_windows_that_cannot_fill_the_path_are_named_with_the_product() -> None:
+    assert shortfall(RunOptions(), 500) == ""
+    assert shortfall(RunOptions(window=100, qps=5), 500) == ""
+    assert shortfall(RunOptions(window=20, qps=5), 500) == (
+        "--window 20 on each of 5 QPs keeps 100 packets in flight, but the bandwidth-delay product of the longest path"
+        " is 500 packets: a connection reaches at most 20 % of the line rate; use --window 100 or more, or leave it out"
+    )
+    assert shortfall(RunOptions(window=1), 73).startswith("--window 1 keeps 1 packets in flight, but")
