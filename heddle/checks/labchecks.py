@@ -167,7 +167,7 @@ def paths(subject: Subject) -> Found:
     wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
-    return f"{result.source_names} agree on {len(result.flows)} QPs of the last run", wrong
+    return f"{result.source_names} agree on {len(result.flows)} {result.units} of the last run", wrong
 
 
 def polarisation(subject: Subject) -> Found:

@@ -53,7 +53,7 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
-_NAMED: Final = 2  # ranks that a report of waiting ranks names
+_NAMED: Final = 2  # QPs that the report of a waiting rank names
 _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
@@ -199,13 +199,13 @@ class Worker:
         return busy + sum(end.packets + end.taken for end in self.loop.qp_reports())
 
     def _waits(self) -> tuple[Problem, ...]:
-        """What its ranks wait for, those first that are behind the others."""
+        """What the rank waits for that is furthest behind: the others may only wait for it."""
         ends = {(end.rank, end.qpn): end.standing for end in self.loop.qp_reports()}
         waiting = {rank: found for rank, each in self._ranks.items() if (found := each.waits()) is not None}
-        return tuple(
-            waiting_problem(self._plan, rank, waiting[rank], ends)
-            for rank in sorted(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))[:_NAMED]
-        )
+        if not waiting:
+            return ()
+        last = min(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))
+        return (waiting_problem(self._plan, last, waiting[last], ends),)
 
     def report(self) -> WorkerReport:
         """The report of this worker: per QP the packets, per NIC the frames for no QP."""

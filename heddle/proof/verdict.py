@@ -149,6 +149,13 @@ class PathsResult:
         return UplinkSet.of(self.links)
 
     @property
+    def units(self) -> str:
+        """What `flows` are: `QPs`; or `source ports of 4 QPs`, where hosts spray over several ports of each QP."""
+        qps = len({(each.flow.src_ip, each.flow.dst_ip, each.flow.qpn) for each in self.flows})
+        sprays = len(self.flows) > qps and len({each.flow.key for each in self.flows}) == len(self.flows)
+        return f"source ports of {qps} QP{'' if qps == 1 else 's'}" if sprays else "QPs"
+
+    @property
     def source_names(self) -> str:
         """The sources in words: `prediction, oracle and counters`."""
         return " and ".join(filter(None, (", ".join(self.sources[:-1]), self.sources[-1])))

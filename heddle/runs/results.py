@@ -106,7 +106,8 @@ class RunResult:
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP."""
         shown = [column for column in self.transport.columns if column.line == line]
-        return [(column, [flow.counters[column.key] for flow in self.flows]) for column in shown]
+        first = self.flows[:: self.options.entropy]  # of each QP: its other flows are its other source ports
+        return [(column, [flow.counters[column.key] for flow in first]) for column in shown]
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
@@ -196,6 +197,7 @@ class RunResult:
             if total:
                 packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
                 lines.append(f"#order    : {packets} on {qps} of {len(values)} QPs")
-        if lines and not any(mode in self.ecmp for mode in SPREADING):
+        one_path = self.options.entropy == 1 and not any(mode in self.ecmp for mode in SPREADING)
+        if lines and one_path:
             lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
         return lines

@@ -71,7 +71,7 @@ def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
     """The QPs of a selection and their number; when none match, the QPs, hosts and ports that exist."""
     flows = selection.shown(result)
     match = "matches" if len(flows) == 1 else "match"
-    head = f"{len(flows)} of {len(result.flows)} QPs {match} {selection.text()}"
+    head = f"{len(flows)} of {len(result.flows)} {result.units} {match} {selection.text()}"
     lines = _wrapped(head if flows else f"{head}; the run has")
     if not flows:
         lines += [line for each in selection.present(result) for line in _wrapped(f"  {each}")]
@@ -86,11 +86,11 @@ def _verdict(result: PathsResult) -> list[str]:
     total = len(result.flows)
     wrong = sum(1 for proof in result.flows if proof.why)
     if result.agree:
-        lines = [f"{result.source_names} agree on the paths of all {total} QPs"]
+        lines = [f"{result.source_names} agree on the paths of all {total} {result.units}"]
     elif wrong:
-        lines = [f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} QPs"]
+        lines = [f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} {result.units}"]
     else:  # the notes give the reason
-        lines = [f"NOT PROVEN: the paths of {total} QPs"]
+        lines = [f"NOT PROVEN: the paths of {total} {result.units}"]
     return lines + [
         line for note in (*_delivery(result), *_choices(result), *result.notes) for line in _wrapped(f"  {note}")
     ]

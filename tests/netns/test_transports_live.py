@@ -97,6 +97,7 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
     with pytest.raises(CheckError) as caught:
         ran(lab, transport="uc", timeout=16)
     said = str(caught.value)
+    assert said.count("waits for") <= 2, "one rank of each worker"
     assert "on host3:eth1: waits for" in said
     assert "last good PSN 0x" in said and "no packet moves any more" in said
 
@@ -115,3 +116,6 @@ def test_srd_sprays_over_source_ports_and_every_path_is_counted(lab: Lab, qps: i
     crossing = [proof.measured[0] for proof in paths.flows if len(proof.measured) > 1]
     assert len(set(crossing)) == 4, "both uplinks of both racks"
     assert total(result, "retransmitted") == 0
+    assert f"agree on the paths of all {32 * qps} source ports of {4 * qps} QPs" in paths_text(paths)
+    assert "each QP uses one path" not in result.table()
+    assert all(len(values) == 4 * qps for _, values in result.counted("order"))
