@@ -87,6 +87,14 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "run --collective incast --qps 4 --fabric tiny",
             "start preset tiny, send from all ranks to rank 0, and take it down",
         ),
+        (
+            "run --collective incast --admission on --slow host1=25%",
+            "senders wait for the CTS of a receiver that processes slowly",
+        ),
+        (
+            "run --collective incast --admission on --cts-class data --admission-set buffsize=128K",
+            "CTS packets wait behind data; a budget of 128 KiB",
+        ),
     ),
     "hashing": _examples(
         ("hashing", "show the mode and the seed of every switch"),
