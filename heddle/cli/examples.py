@@ -92,8 +92,8 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "senders wait for the CTS of a receiver that processes slowly",
         ),
         (
-            "run --collective incast --admission on --cts-class data --admission-set buffsize=128K",
-            "CTS packets wait behind data; a budget of 128 KiB",
+            "run --admission on --admission-set buffsize=128K",
+            "a budget of 128 KiB in flight to each receiver",
         ),
     ),
     "hashing": _examples(

@@ -33,7 +33,7 @@ _OPTIONS: Final = (
 )  # fmt: skip
 _RESULTS: Final = (
     "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
-    "storms", "deepest", "deepest_at", "cnps", "cts", "cts_p90_us",
+    "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
 )  # fmt: skip
 _PATHS: Final = (
     "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
@@ -142,7 +142,7 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         waits = admission.waits if admission is not None else None
         facts |= {
             "cnps": outcome.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
-            "cts_p90_us": waits.p90_s * 1e6 if waits is not None else 0,
+            "cts_wait_us": waits.p90_s * 1e6 if waits is not None else 0,
         }  # fmt: skip
     used = outcome.queues if outcome is not None else None
     if used is not None:
