@@ -88,6 +88,14 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "start preset tiny, send from all ranks to rank 0, and take it down",
         ),
         ("run --transport srd --entropy 8", "spray the packets of each queue pair over eight UDP source ports"),
+        (
+            "run --collective incast --admission on --slow host1=25%",
+            "senders wait for the CTS of a receiver that processes slowly",
+        ),
+        (
+            "run --admission on --admission-set buffsize=128K",
+            "a budget of 128 KiB in flight to each receiver",
+        ),
     ),
     "hashing": _examples(
         ("hashing", "show the mode and the seed of every switch"),

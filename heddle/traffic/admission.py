@@ -7,8 +7,8 @@ A receiver has `channels`, each with a buffer of `buffsize` bytes that is cut in
 its sender with a CTS (clear to send) when a slot is free, and a message is at most a slot. So the data in flight to a
 receiver never exceeds channels x buffsize.
 
-NCCL's defaults are NCCL_BUFFSIZE 4 MiB and NCCL_STEPS 8. The default buffer here is 1/64 of NCCL's, since switches of
-the presets have 1 MB of packet buffer and pause a port from 60 KB on.
+NCCL's defaults are NCCL_BUFFSIZE 4 MiB and NCCL_STEPS 8. The default buffer here is 48 KiB: switches of the presets
+have 1 MB of packet buffer and pause a port from 60 KB on, and the budget should be below that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CTS_TIMEOUT: Final = "cts_timeout"
 
 ADMISSION_TUNABLES: Final = (
     Tunable("channels", 1, 1, 64, "", "channels of a receiver, each with its own buffer"),
-    Tunable("buffsize", 65536, _LEAST_SLOT, 1 << 26, "bytes", "buffer of a channel (NCCL_BUFFSIZE, there 4194304)"),
+    Tunable("buffsize", 49152, _LEAST_SLOT, 1 << 26, "bytes", "buffer of a channel (NCCL_BUFFSIZE, there 4194304)"),
     Tunable("steps", 8, 1, 64, "", "slots of a buffer: one message each (NCCL_STEPS)"),
     Tunable(CTS_TIMEOUT, 0, 0, 3600, "s", "longest wait of a sender for any CTS; 0: by the length of the run"),
 )
@@ -66,7 +66,7 @@ class Admission:
         return self.channels * self.buffsize
 
     def text(self) -> str:
-        """`2 channels x 32 KiB = 64 KiB in flight to a receiver, 16 slots of 4 KiB`."""
+        """`1 channel x 48 KiB = 48 KiB in flight to a receiver, 8 slots of 6 KiB`."""
         channels = f"{self.channels} channel{'' if self.channels == 1 else 's'} x {format_size(self.buffsize)}"
         slots = f"{self.slots} slot{'' if self.slots == 1 else 's'} of {format_size(self.slot_bytes)}"
         return f"{channels} = {format_size(self.budget_bytes)} in flight to a receiver, {slots}"

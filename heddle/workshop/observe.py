@@ -29,11 +29,11 @@ Facts = Mapping[str, Fact]
 
 _OPTIONS: Final = (
     "collective", "algorithm", "ranks", "size", "iters", "qps", "qp_mode", "sport", "placement", "transport", "split",
-    "chunk", "mode",
+    "chunk", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
 _RESULTS: Final = (
     "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
-    "storms", "deepest", "deepest_at",
+    "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
 )  # fmt: skip
 _PATHS: Final = (
     "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
@@ -127,6 +127,9 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         "size": max(options.sizes), "iters": options.iters, "qps": options.qps, "qp_mode": options.qp_mode,
         "sport": options.source_ports.mode, "placement": options.placement, "transport": options.transport,
         "split": options.split, "chunk": options.chunk, "mode": head.ecmp,
+        "congestion": options.congestion, "admission": options.admission, "cts_class": options.cts_class,
+        "budget": options.admitted.budget_bytes if options.admitted is not None else 0,
+        "slow_hosts": len(options.slow),
     }  # fmt: skip
     if outcome is not None:
         largest = max(outcome.rows, key=lambda row: row.size)
@@ -134,6 +137,12 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
             "busbw": largest.busbw, "time_us": largest.time_us, "wrong": outcome.wrong,
             "reliable": not outcome.machine.limited,
             "fabric": outcome.fabric_state.word if outcome.fabric_state is not None else "converged",
+        }  # fmt: skip
+        admission = outcome.admission
+        waits = admission.waits if admission is not None else None
+        facts |= {
+            "cnps": outcome.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
+            "cts_wait_us": waits.p90_s * 1e6 if waits is not None else 0,
         }  # fmt: skip
     used = outcome.queues if outcome is not None else None
     if used is not None:

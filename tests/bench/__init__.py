@@ -85,6 +85,7 @@ def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult
 
 def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figure]]]:
     from tests.bench import (
+        admission,
         bringup,
         cli,
         collectives,
@@ -113,6 +114,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "demo": collectives.demo_gain,
         "dashboard": dashboard.figures,
         "hashing": hashing.figures,
+        "admission": admission.figures,
         "order": partial(order.figures, runs=runs or order.RUNS),
         "packets": packetcost.figures,
         "predict": predict.figures,

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.root
 
 SIZE = 1 << 20
 SENDERS = 3
-MESSAGES = SIZE // 4 // 8192  # of each sender, a slot each
+MESSAGES = -(-SIZE // 4 // 6144)  # of each sender, a slot each
 CLEARS = SENDERS  # rank 0 clears each sender for the next iteration by a message of four bytes
 
 PROCESSING_S = 8 * SIZE * SENDERS / 4 / (0.25 * 25e6)  # of one iteration, at 25 % of the NIC's rate
@@ -66,7 +66,7 @@ def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, cts_class: st
     assert 0 < queues.deepest <= use.budget_bytes * 1.02
     assert queues.deepest < free.queues.deepest
     assert 0 <= use.waits.p50_s <= use.waits.p90_s <= use.waits.longest_s
-    for text in (f"{use.cts_sent} CTS sent", f"in the {cts_class} class", "wait for CTS: P50", "8 slots of 8 KiB"):
+    for text in (f"{use.cts_sent} CTS sent", f"in the {cts_class} class", "wait for CTS: P50", "8 slots of 6 KiB"):
         assert text in result.table()
 
 

@@ -379,10 +379,10 @@ def test_tshark_reads_a_cts_as_a_write_of_64_bytes(tmp_path: Path) -> None:
 
 def test_the_defaults_are_ncclns_scaled_and_bound_messages_by_slots() -> None:
     options = run_options(admission="on")
-    assert options.admitted == Admission(1, 65536, 8, 0.0, "control")
-    assert options.admitted.text() == "1 channel x 64 KiB = 64 KiB in flight to a receiver, 8 slots of 8 KiB"
+    assert options.admitted == Admission(1, 49152, 8, 0.0, "control")
+    assert options.admitted.text() == "1 channel x 48 KiB = 48 KiB in flight to a receiver, 8 slots of 6 KiB"
     plan = build_plan(load_fabric("tiny").fabric, options)
-    assert plan.options.chunk == 8192 and options.chunk == 1 << 17
+    assert plan.options.chunk == 6144 and options.chunk == 1 << 17
     assert cts_timeout_s(plan, options.admitted) == 120.0
     assert run_options().admitted is None
 

@@ -11,6 +11,7 @@ import pytest
 from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.expected import block_elements
 from heddle.host import saturation
+from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.collectives import patterns
 from heddle.wire.layout import OVERHEAD_BYTES
 from tests.unit import run_samples as samples
@@ -52,3 +53,9 @@ def test_every_parameter_of_congestion_control_has_its_row(name: str) -> None:
         high = "line rate" if each.line else f"{each.high:.10g}"
         row = f"| `{each.name}` | {each.default:g}{unit.rstrip()} | {each.low:g} to {high} | {each.text} |"
         assert row in TEXT
+
+
+def test_every_parameter_of_admission_has_its_row() -> None:
+    for each in ADMISSION_TUNABLES:
+        unit = f" {each.unit}" if each.unit else ""
+        assert f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {each.high:.10g} | {each.text} |" in TEXT

@@ -202,8 +202,8 @@ def test_a_unit_has_a_number_and_a_name(word: str) -> None:
 def test_a_word_that_names_no_unit() -> None:
     with pytest.raises(InputError, match=r"unit entropi does not exist\n.*did you mean 02-entropy\?"):
         find_unit("entropi")
-    with pytest.raises(InputError, match=r"unit 7 \(Admission against DCQCN\) comes in a later version of Heddle"):
-        find_unit("7")
+    with pytest.raises(InputError, match=r"unit 11 \(Central traffic engineering\) comes in a later version of Heddle"):
+        find_unit("11")
     with pytest.raises(InputError, match=r"unit 99 does not exist\n.*units: 01-clos-by-hand, 02-entropy"):
         find_unit("99")
     with pytest.raises(InputError, match=r"step fixd does not exist in unit 02-entropy\n.*did you mean fixed\?"):
@@ -219,7 +219,7 @@ def test_a_broken_unit_is_listed_and_does_not_hide_the_others(tmp_path: Path, mo
     assert rows["02"].state == "broken"
     assert "lab.yml:2" in rows["02"].title
     assert rows["01"].state == "-"
-    assert (rows["07"].state, rows["07"].to_json()["ready"]) == ("later", False)
+    assert (rows["11"].state, rows["11"].to_json()["ready"]) == ("later", False)
 
 
 def test_no_unit_runs(home: Path) -> None:

@@ -16,9 +16,10 @@ packets may leave. It is not `ready` between two packets and sets `deadline` to 
 calls `expire`, and `take` if the end is ready. The resolution is that of epoll, 1 ms. The receiving end sees marks as
 `got.kinds[i].ce` and answers them with CNPs. So a transport must accept calls of `take` with a limit of 1.
 
-Receiver-driven admission is a pair of ends that wrap the ends of another transport: the sending one keeps messages
-from `post` until a grant arrives, the receiving one sends grants in `answer`. The wrapper is itself a QpEnd, so
-admission works with any transport.
+Receiver-driven admission is a pair of ends around those of another transport, congestion control included
+(../admission/ctsends.py). The receiving one sends CTS packets in `answer` or `take`, the sending one takes them. The
+gate that keeps messages until they are granted is in front of the connection, because a message may use several queue
+pairs. So admission works with any transport.
 
 A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pairs (rxe.py). Then nothing calls `fast`,
 `sender` and `receiver`: the stack builds the packets.
