@@ -130,9 +130,9 @@ def test_a_run_is_drawn(lab: Lab, ran: RunResult, tmp_path: Path) -> None:
 
 
 def test_watching_ends_by_time_and_by_ctrl_c(lab: Lab, ran: RunResult) -> None:
-    piped = inv(lab, "queues", "--watch", "--every", "0.2", "--seconds", "0.5")
+    piped = inv(lab, "queues", "--watch", "--every", "0.2", "--seconds", "1")
     assert piped.returncode == 0, piped.stderr
-    assert piped.stdout.count(f"{lab.name}, after ") >= 3
+    assert 2 <= piped.stdout.count(f"{lab.name}, after ") <= 6  # 5, but a busy processor shows fewer
     assert "\x1b" not in piped.stdout
     master, slave = pty.openpty()
     words = [str(ROOT / "inv"), "queues", "--watch", "--lab", lab.name]
