@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,15 @@ from heddle.endpoints.pace import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.admissionuse import WaitFigures
+from heddle.runs.admissionuse import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.traffic.admission import Admission
 from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan
+from heddle.views.report.page import report_html
 from heddle.wire import layout as wire
+from tests.unit import run_samples as samples
+from tests.unit.kept_runs import keep
 from tests.unit.test_roce_tshark import dissect, number
 
 PEER = "rank 0 on host1:eth1"
@@ -455,3 +458,29 @@ def test_only_the_python_loop_has_admission() -> None:
 def test_the_options_come_back_from_a_record() -> None:
     data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
     assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
+
+
+def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
+    """Through the record on disk."""
+    waits = WaitFigures(756, 202, 0.00112, 0.0063, 0.4)
+    use = AdmissionUse(
+        True,
+        {"channels": 1},
+        "",
+        "data",
+        49152,
+        "1 channel x 48 KiB",
+        761,
+        756,
+        5,
+        waits,
+        {"host3": 0.25},
+        "not proven",
+    )
+    record = samples.record()
+    assert record.outcome is not None
+    run = keep(tmp_path, record=replace(record, outcome=replace(record.outcome, admission=use)))
+    assert run.record.outcome is not None and run.record.outcome.admission == use
+    text = report_html([run])
+    for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
+        assert words in text

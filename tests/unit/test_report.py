@@ -124,6 +124,7 @@ def test_damaged_surroundings_are_named(tmp_path: Path) -> None:
         RunOptions(sizes=(64, 128, 192, 256), window=8, source_ports=parse_source_ports("list:50000,50001")),
         RunOptions(congestion="dcqcn", congestion_set=(("rpg_ai_rate", 10.0), ("rpg_gd", 10.0))),
         RunOptions(congestion="swift", congestion_set=(("beta", 0.55),)),
+        RunOptions(admission=True, cts_class="data", admission_set=(("steps", 4.0),), slow=(("host3", 0.25),)),
         RunOptions(qp_mode="round-robin", placement="host1,host3", timeout=20, split="MOD 2", ranks=4),
     ],
 )
