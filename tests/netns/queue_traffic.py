@@ -186,12 +186,15 @@ def rack(hosts: int = 3, **keys: Any) -> Iterator[Rack]:
 def send_from(rack: Rack, senders: Sequence[int], count: int, tos: int = DATA, size: int = SIZE) -> None:
     """So many packets of each sender, all at once, at the rate of their NICs; numbered sender * 2^24 + n."""
 
-    def one(sender: int) -> None:
-        with rack.wire(sender) as wire:
-            for number in range(count):
-                wire.send(rack.frame(sender << 24 | number, tos, size, sender))
+    # They are built first: on a slow machine that takes longer than sending them.
+    frames = [[rack.frame(sender << 24 | number, tos, size, sender) for number in range(count)] for sender in senders]
 
-    threads = [threading.Thread(target=one, args=(sender,)) for sender in senders]
+    def one(sender: int, mine: Sequence[bytes]) -> None:
+        with rack.wire(sender) as wire:
+            for frame in mine:
+                wire.send(frame)
+
+    threads = [threading.Thread(target=one, args=each) for each in zip(senders, frames, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:

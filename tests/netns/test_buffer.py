@@ -82,5 +82,8 @@ def test_a_lossless_class_without_pauses_fills_its_headroom_and_then_loses_by_th
         assert drops(made.cell()) == {"headroom": sum(int(each["drops"]) for each in held)}
         for each in held:
             assert 40_000 < each["high_water"] <= 45_000 and each["drops"] > 20
-            assert each["headroom_high"] == 15_000 + SIZE and each["lost_high"] == each["drop_bytes"]
+            assert each["headroom_high"] == 15_000 + SIZE
+            # The most bytes that one pause has lost: all of them, unless a sender had no processor for a moment, and
+            # the class resumed meanwhile.
+            assert each["lost_high"] <= each["drop_bytes"] <= each["lost_high"] * each["xoffs"]
         assert any(each["xoffs"] for each in held) and not any(each["state"] for each in held)

@@ -99,11 +99,12 @@ def test_a_gate_that_was_closed_and_opened_has_its_original_settings(pair: PortP
     assert said() == before
 
 
-def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates) -> None:
+def test_a_control_frame_goes_before_all_that_waits() -> None:
+    """At a rate that any sender exceeds: on a slow machine nothing would wait at 100 Mb/s, and nothing be overtaken."""
     frame = b"\2" * 12 + b"\x88\xb6" + bytes([0, 7]) + bytes(44)
     shares: list[float] = []
-    with pair.listening() as got, pair.loading(6) as sent:
-        turn = 0
+    with first_in_line(), port_pair("10mbit") as pair, pair.listening() as got, pair.loading(6) as sent:
+        gates, turn = Gates(pair.a), 0
         while len(shares) < 15:
             until(lambda: sent[6] > len(got.times(6)) + 10)  # 40 KB and more wait
             before, moment = sent[6], realtime()
@@ -113,6 +114,7 @@ def test_a_control_frame_goes_before_all_that_waits(pair: PortPair, gates: Gates
             waiting = before - len(got.times(6, 0, moment))
             if waiting > 10:  # on a busy machine the queue may have emptied before its arrivals were seen
                 shares.append((before - len(got.times(6, 0, got.times(7)[-1]))) / waiting)
+        gates.close_sockets()
     # The port sends a few frames before the control frame has reached its queue.
     assert statistics.median(shares) > 0.5, f"shares of the waiting frames that came after it: {shares}"
 
