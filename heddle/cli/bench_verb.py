@@ -9,8 +9,8 @@ from heddle.host import packages
 
 @verb(
     help={
-        "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, order, packets, "
-        "predict, queues, rxe, labs, or all",
+        "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
+        "order, packets, predict, queues, rxe, transports, labs, or all",
         "runs": "number of runs of `order` (default: 72)",
     },
     positional=["what"],
