@@ -21,6 +21,7 @@ from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Column, HostStack, Transport
+from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -60,7 +61,9 @@ class WaitingSender(QpEnd):
 
     @property
     def error(self) -> str:
-        return f"no acknowledgement after {_RETRIES} retries" if self._tries > _RETRIES else ""
+        if self._tries <= _RETRIES:
+            return ""
+        return f"no acknowledgement after {_RETRIES} retries ({last_good(self._psn)})"
 
     def post(self, message: Message) -> None:
         self._messages.append(message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter
 
 from heddle.base import resources
 from heddle.base.events import Observer
-from heddle.base.problems import CheckError, MachineError, Problem
+from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
@@ -34,6 +35,8 @@ from heddle.traffic.plan import Plan
 
 _WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
+_ANSWER_S: Final = 2.0  # for a worker to report what its ranks wait for
+_NAMED: Final = 4  # ranks of a worker that an error names
 Said = TypeVar("Said")
 # A size, and what each rank measured there.
 SizeListener = Callable[[int, Mapping[int, SizeResult]], None]
@@ -42,7 +45,8 @@ SizeListener = Callable[[int, Mapping[int, SizeResult]], None]
 class _Member:
     """One worker process, and the incomplete line that has been read from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: str) -> None:
+        self.ranks = ranks  # in words
         self.proc = subprocess.Popen(
             [sys.executable, "-m", _WORKER],
             stdin=subprocess.PIPE,
@@ -52,6 +56,7 @@ class _Member:
         )
         self.inbox: deque[WorkerMessage] = deque()  # messages that were read and not handled yet
         self.still: tuple[Problem, ...] | None = None  # what its ranks wait for while its NICs are still
+        self.waits: tuple[Problem, ...] | None = None  # what its ranks wait for, when it was asked
         self._rest = b""
         self._reported = False
 
@@ -77,12 +82,14 @@ class _Member:
         if not chunk:
             if self._reported:  # other workers may still be writing theirs
                 return False
-            code = self.proc.wait()
-            raise MachineError(Problem("", "a worker", f"ended early (exit code {code})", "see its output above"))
+            raise MachineError(_ended(self.ranks, self.proc.wait()))
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for message in map(WorkerMessage.of_line, lines):
             if message.error:
                 raise CheckError(*message.error)
+            if message.waits is not None:
+                self.waits = message.waits
+                continue
             if message.still is not None or message.moving:
                 self.still = message.still
                 continue
@@ -119,7 +126,7 @@ class Crew:
         for index in range(workers):
             # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
             ranks = tuple(order[index::workers])
-            member = _Member()
+            member = _Member(_named(plan, ranks))
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
             member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
@@ -185,17 +192,60 @@ class Crew:
         left = self._deadline - time.monotonic()
         if left <= 0:
             why = f"did not end within {self._plan.max_seconds:g} s"
-            raise CheckError(Problem("", "the run", why, "run ./inv validate to check that the fabric forwards"))
+            late = Problem("", "the run", why, "run ./inv validate to check that the fabric forwards")
+            raise CheckError(late, *self._waits(self._members))
         for key, _ in self._selector.select(left):
-            if not key.data.hear():
+            try:
+                if not key.data.hear():
+                    self._selector.unregister(key.fileobj)
+            except MachineError as error:
                 self._selector.unregister(key.fileobj)
+                others = [member for member in self._members if member is not key.data]
+                raise MachineError(*error.problems, *self._waits(others)) from None
         waits = [problem for member in self._members for problem in member.still or ()]
         if waits and all(member.still is not None for member in self._members):
             raise CheckError(*waits)
 
+    def _waits(self, asked: Sequence[_Member]) -> list[Problem]:
+        """Ask workers of a run that cannot continue what their ranks wait for. Whoever is silent is named, too."""
+        for member in asked:
+            member.tell(b'{"waits": true}')
+        end = time.monotonic() + _ANSWER_S
+        while any(member.waits is None for member in asked) and (left := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                try:
+                    if key.data.hear():
+                        continue
+                except HeddleError as error:
+                    key.data.waits = tuple(error.problems)
+                self._selector.unregister(key.fileobj)
+        found: list[Problem] = []
+        for member in asked:
+            silent = (Problem("", member.ranks, f"did not answer within {_ANSWER_S:g} s"),)
+            found.extend(silent if member.waits is None else member.waits)
+        return found
+
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:
             member.tell(json.dumps(message).encode())
+
+
+def _named(plan: Plan, ranks: Sequence[int]) -> str:
+    """`the worker of rank 0 on host1:eth1, rank 2 on host3:eth1 and 6 more`."""
+    first = ", ".join(f"rank {rank} on {plan.endpoints[rank].nic}" for rank in ranks[:_NAMED])
+    return f"the worker of {first}" + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+
+
+def _ended(ranks: str, code: int) -> Problem:
+    """A worker that has ended early. code: as of Popen, negative for a signal."""
+    if code >= 0:
+        return Problem("", ranks, f"ended early (exit code {code})", "see its output above")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    hint = "use smaller sizes if the kernel ran out of memory (dmesg shows this), or run it again"
+    return Problem("", ranks, f"was ended by {name}", hint if name == "SIGKILL" else "run it again")
 
 
 def _merged(results: Sequence[Mapping[int, SizeResult]]) -> dict[int, SizeResult]:

@@ -69,7 +69,8 @@ class WorkerMessage:
     ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
     resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
     checked, by rank; none before the first size. still: its NICs have stopped (stillness.py), and this is what its
-    ranks wait for; nothing if they have finished. moving: they are not still any more.
+    ranks wait for; nothing if they have finished. moving: they are not still any more. waits: what its ranks wait for
+    now, because the parent process asked.
     """
 
     ready: bool = False
@@ -79,6 +80,7 @@ class WorkerMessage:
     report: WorkerReport | None = None
     still: tuple[Problem, ...] | None = None
     moving: bool = False
+    waits: tuple[Problem, ...] | None = None
     error: tuple[Problem, ...] = ()
 
     def line(self) -> str:

@@ -1,10 +1,11 @@
 """Run some of the ranks of a plan in one process: `python -m heddle.endpoints.worker`, controlled by lines of JSON.
 
 In (stdin):   the task (a Task); for each size {"go": true} when every worker has said "ready", and {"check": true}
-              when the ranks of every worker have finished it; {"stop": true} when every worker has said "done".
+              when the ranks of every worker have finished it; {"stop": true} when every worker has said "done";
+              {"waits": true} at any time.
 Out (stdout): for each size {"ready": true} before it and {"use": ...} when its ranks have finished it; {"done": true};
-              with ready and done the results of the size that was checked; at the end {"report": ...}; or
-              {"error": ...} at any time.
+              with ready and done the results of the size that was checked; at the end {"report": ...}; {"waits": ...}
+              when asked; or {"error": ...} at any time.
 A rank learns of other ranks only by messages that arrive on its NIC; these barriers are the only exception. While a
 worker waits at a barrier, it still serves its NICs. End of input ends the worker, so it cannot outlive its run.
 """
@@ -35,11 +36,12 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
-from heddle.endpoints.ranks import Rank, Waits, rkey_of
+from heddle.endpoints.ranks import Rank, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.stillness import Stillness
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.waiting import NOT_SENT_AGAIN, waiting_problem, waiting_text
 from heddle.host import capacity as machine
 from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
@@ -53,10 +55,11 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
-_NAMED: Final = 2  # QPs that the report of a waiting rank names
+VALIDATE: Final = "run ./inv validate to check the lab"
 _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
 _STOP: Final = b'"stop"'
+_WAITS: Final = b'"waits"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +156,24 @@ class Worker:
             until = min([time.monotonic() + rest, *(rank.due for rank in self._slow)])
             try:
                 if self._stillness is not None and self._stillness.changed(time.monotonic(), self._packets):
-                    say(WorkerMessage(still=self._waits()) if self._stillness.still else WorkerMessage(moving=True))
+                    say(
+                        WorkerMessage(still=self._waits(still=True))
+                        if self._stillness.still
+                        else WorkerMessage(moving=True)
+                    )
                 if self.loop.turn(until, stdin) and self._hear(stdin):
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
-                raise RankError(self._plan.endpoints[error.rank], error.why) from None
+                raise self._failed(error) from None
+
+    def _failed(self, error: NicError) -> RankError:
+        """The error of a rank; if no QP failed but its port, also the QPs of the messages that it waits for."""
+        rank, why = self._ranks[error.rank], error.why
+        if not why.startswith("QP ") and (found := rank.waits()) is not None:
+            why = f"{why}; it {waiting_text(self._plan, error.rank, found, self._standings())}"
+        endpoint = self._plan.endpoints[error.rank]
+        return RankError(endpoint, why, VALIDATE if self._stillness is None else NOT_SENT_AGAIN)
 
     def _hear(self, stdin: int) -> bool:
         """Read the messages to start or check a size; True at the stop message, or when the input has ended."""
@@ -171,6 +186,8 @@ class Worker:
                     rank.begin()
             elif _CHECK in line:
                 self._turning, self._owes = list(self._ranks.values()), True
+            elif _WAITS in line:
+                say(WorkerMessage(waits=self._waits(still=False)))
             self._stopped = _STOP in line
         return self._stopped or not chunk
 
@@ -198,14 +215,19 @@ class Worker:
         busy = time.monotonic_ns() if any(rank.due < NEVER for rank in self._slow) else 0
         return busy + sum(end.packets + end.taken for end in self.loop.qp_reports())
 
-    def _waits(self) -> tuple[Problem, ...]:
-        """What the rank waits for that is furthest behind: the others may only wait for it."""
-        ends = {(end.rank, end.qpn): end.standing for end in self.loop.qp_reports()}
+    def _standings(self) -> dict[tuple[int, int], str]:
+        return {(end.rank, end.qpn): end.standing for end in self.loop.qp_reports()}
+
+    def _waits(self, *, still: bool) -> tuple[Problem, ...]:
+        """What the rank waits for that is furthest behind: the others may only wait for it. Empty: all have finished.
+
+        still: see waiting_problem.
+        """
         waiting = {rank: found for rank, each in self._ranks.items() if (found := each.waits()) is not None}
         if not waiting:
             return ()
         last = min(waiting, key=lambda rank: (waiting[rank].epoch, waiting[rank].key))
-        return (waiting_problem(self._plan, last, waiting[last], ends),)
+        return (waiting_problem(self._plan, last, waiting[last], self._standings(), still),)
 
     def report(self) -> WorkerReport:
         """The report of this worker: per QP the packets, per NIC the frames for no QP."""
@@ -219,25 +241,8 @@ class Worker:
 class RankError(CheckError):
     """One rank failed, so the run cannot continue."""
 
-    def __init__(self, endpoint: Endpoint, why: str) -> None:
-        what = f"rank {endpoint.rank} on {endpoint.nic}:"
-        super().__init__(Problem("", what, why, "run ./inv validate to check the lab"))
-
-
-def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> Problem:
-    """What a rank waits for when no packet moves any more. ends: how far each receiving end has come."""
-    members = next(each for each in plan.communicators if rank in each)
-    here, peer = plan.endpoints[rank], plan.endpoints[members[waits.peer]]
-    numbers = [q.flow.qpn for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
-    which = ", ".join(f"QP {number:#x}: {ends.get((rank, number), '')}" for number in numbers[:_NAMED])
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    why = (
-        f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
-        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which}{more}), but no packet moves any more: packets"
-        f" were lost, and {plan.options.transport} does not send them again"
-    )
-    hint = "use --transport rc, or ./inv queues to find what was dropped"
-    return Problem("", f"rank {rank} on {here.nic}:", why, hint)
+    def __init__(self, endpoint: Endpoint, why: str, hint: str = VALIDATE) -> None:
+        super().__init__(Problem("", f"rank {endpoint.rank} on {endpoint.nic}:", why, hint))
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:

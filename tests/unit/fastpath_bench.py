@@ -25,7 +25,7 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
-from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.rcstate import RcParams, last_good, why_failed
 from heddle.wire import layout as wire
 
 MTU: Final = 256
@@ -169,6 +169,9 @@ class PythonBench(Bench):
     def counters(self) -> list[tuple[int, ...]]:
         return [(q.packets, q.bytes, q.ce, *q.end.counters().values()) for q in self.nic.qps.values()]
 
+    def standings(self) -> list[str]:
+        return [q.end.standing for q in list(self.nic.qps.values())[QPS:]]
+
     def rates(self) -> list[RateSteps]:
         return [q.end.rates() for q in self.nic.qps.values()]
 
@@ -211,7 +214,7 @@ class FastBench(Bench):
                 delay = round(qp.delay_s * NS)
                 assert self.code.hd_qp(self.engine, 0, kind, qp.qpn, head, peer, qp.psn, *pace, delay) >= 0
         self.kept: list[np.ndarray] = []
-        self.failed: list[tuple[int, int]] = []
+        self.failed: list[tuple[int, int, str]] = []
         self.done: list[int] = []
 
     def loaded(self) -> tuple[Any, int]:
@@ -243,15 +246,22 @@ class FastBench(Bench):
             if event.kind == 1:
                 self.done.append(event.b)
             else:
-                self.failed.append((event.kind, event.a))
+                self.failed.append((event.kind, event.a, why_failed(self.params, event.b & 0xFF, event.b >> 8)))
 
     def counters(self) -> list[tuple[int, ...]]:
         rows = []
         for index in range(2 * QPS):
-            numbers = (ctypes.c_uint64 * 7)()
+            numbers = (ctypes.c_uint64 * 8)()
             self.code.hd_qp_counters(self.engine, 0, index, numbers)
             row = tuple(numbers[: 6 if index < QPS else 5])
             rows.append(row if self.control is None else (*row, numbers[6]))
+        return rows
+
+    def standings(self) -> list[str]:
+        numbers, rows = (ctypes.c_uint64 * 8)(), []
+        for index in range(QPS, 2 * QPS):
+            self.code.hd_qp_counters(self.engine, 0, index, numbers)
+            rows.append(last_good(numbers[7]))
         return rows
 
     def rates(self) -> list[RateSteps]:

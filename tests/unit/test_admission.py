@@ -336,7 +336,7 @@ def test_a_sender_that_disappears_ends_the_run_and_the_error_names_the_last_psn(
         pair.frames_of(pair.receiver, now)
     assert now == pytest.approx(4.0)
     last = (PSN ^ 0x800000) - 1
-    text = f"no acknowledgement after 3 retries of 1 s; the last acknowledged PSN is {last}"
+    text = f"no acknowledgement after 3 retries of 1 s (last good PSN {last:#x})"
     assert pair.receiver.error == f"its clear-to-send (CTS) packets: {text}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -68,3 +69,28 @@ def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=(64,), warmup=0, iters=1))
     with crew.crew_of(plan, find_transport("rc").of(plan), {}, 4) as running:
         assert len(running.run(Silent())) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (3, "w ended early (exit code 3)\n  hint: see its output above"),
+        (-signal.SIGSEGV, "w was ended by SIGSEGV\n  hint: run it again"),
+        (
+            -signal.SIGKILL,
+            "w was ended by SIGKILL\n"
+            "  hint: use smaller sizes if the kernel ran out of memory (dmesg shows this), or run it again",
+        ),
+        (-(signal.SIGRTMIN + 1), f"w was ended by signal {signal.SIGRTMIN + 1}\n  hint: run it again"),
+    ],
+)
+def test_the_end_of_a_worker_is_described(code: int, text: str) -> None:
+    assert str(crew._ended("w", code)) == text
+
+
+def test_a_worker_is_named_by_its_first_ranks() -> None:
+    plan = build_plan(
+        load_fabric("tiny", overrides=["hosts_per_rack=4"]).fabric, RunOptions(sizes=SIZES, warmup=0, iters=1)
+    )
+    assert crew._named(plan, (0, 2)) == "the worker of rank 0 on host1:eth1, rank 2 on host3:eth1"
+    assert crew._named(plan, range(7)).endswith("rank 3 on host4:eth1 and 3 more")

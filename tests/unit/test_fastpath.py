@@ -70,6 +70,7 @@ def test_a_sender_makes_the_same_packets_for_the_same_events(version: int, seed:
             assert sent[0] == sent[1], f"step {step}"
             assert python.idle == fast.idle
         assert python.counters() == fast.counters()
+        assert python.standings() == fast.standings()
         assert python.turned_away() == fast.turned_away() == (0, 0, 0)
         assert sum(row[0] for row in fast.counters()) > 50
     finally:
@@ -141,6 +142,7 @@ def test_a_receiver_answers_alike_and_writes_the_same(version: int, seed: int, d
         assert python.written() == fast.written() == payload
         assert python.complete() == [imm] * QPS and fast.done == [0]
         assert [row[2:] for row in python.counters()] == [row[2:] for row in fast.counters()]
+        assert python.standings() == fast.standings()
         assert python.turned_away() == fast.turned_away()
         assert sum(python.turned_away()) > 0
     finally:
@@ -185,6 +187,7 @@ def test_frames_that_are_wrong_are_turned_away_for_the_same_reason(version: int)
                 bench.work(1.0)
             assert python.turned_away() == fast.turned_away(), frame.hex()
         assert [row[2:] for row in python.counters()] == [row[2:] for row in fast.counters()]
+        assert python.standings() == fast.standings()
     finally:
         python.close()
         fast.close()
@@ -223,8 +226,9 @@ def test_a_sender_that_gets_no_answer_gives_up() -> None:
             bench.post(data, 0, 0)
             for second in range(8):
                 bench.work(10.0 + 1.1 * second, tick=True)
-        assert any("no acknowledgement after 2 retries" in error for error in python.nic.errors())
-        assert fast.failed and {kind for kind, _ in fast.failed} == {2}
+        why = "no acknowledgement after 2 retries of 1 s (last good PSN 0xffffff)"
+        assert python.nic.errors() == [f"QP {qpn:#x}: {why}" for _, qpn, _ in fast.failed]
+        assert {(kind, said) for kind, _, said in fast.failed} == {(2, why)}
         assert len(python.sent()) == len(fast.sent())
     finally:
         python.close()

@@ -179,6 +179,7 @@ def test_a_peer_that_says_nothing_ends_in_an_error(reliable: Transport) -> None:
         if sender.error:
             break
     assert "no acknowledgement" in sender.error
+    assert sender.error.endswith(f"(last good PSN {(HERE.psn - 1) & wire.PSN_MASK:#x})")
 
 
 def test_timers_of_what_could_not_leave_are_moved(reliable: Transport) -> None:

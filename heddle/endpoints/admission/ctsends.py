@@ -104,8 +104,7 @@ class GrantingReceiver(QpEnd):
     def error(self) -> str:
         """The error of the end, or of the CTS packets."""
         if self._requester.error:
-            last = self._requester.una - 1 & wire.PSN_MASK
-            return f"its clear-to-send (CTS) packets: {self._requester.error}; the last acknowledged PSN is {last}"
+            return f"its clear-to-send (CTS) packets: {self._requester.error}"
         return self._end.error
 
     def post(self, message: Message) -> None:

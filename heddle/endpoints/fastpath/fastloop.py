@@ -34,6 +34,7 @@ from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
 from heddle.endpoints.ranks import Places, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
+from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, QpMode
 from heddle.traffic.plan import Plan
@@ -44,7 +45,6 @@ _SENDER: Final = 0
 _RECEIVER: Final = 1
 _MESSAGE: Final = 1
 _QP_FAILED: Final = 2
-_NO_ANSWER: Final = 1
 _UNKNOWN: Final = 0xFF
 _EVENTS: Final = 64
 _ADDRESS_BYTES: Final = 16
@@ -253,9 +253,8 @@ class FastLoop:
             if event.kind == _MESSAGE:
                 nic.deliver(event.a, event.b)
             elif event.kind == _QP_FAILED:
-                raise NicError(
-                    nic.rank, f"QP {event.a:#x}: {self.connection.why(event.b >> 8 == _NO_ANSWER, event.b & 0xFF)}"
-                )
+                why = self.connection.why(event.b & 0xFF, event.b >> 8)
+                raise NicError(nic.rank, f"QP {event.a:#x}: {why}")
             else:
                 raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
         return False
@@ -274,7 +273,7 @@ class FastLoop:
         """The counters of each end."""
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
-                packets, size, ce, *rest, cnps = nic.counters("hd_qp_counters", 7, index)
+                packets, size, ce, *rest, cnps, psn = nic.counters("hd_qp_counters", 8, index)
                 names = self.connection.sender_counters if kind == _SENDER else self.connection.receiver_counters
                 taken = sum(rest) if kind == _RECEIVER else 0  # out of order, received again, accepted
                 counters = dict(zip(names, rest, strict=False))
@@ -282,7 +281,8 @@ class FastLoop:
                 if self._congestion is not None:
                     counters["cnps_received" if kind == _SENDER else "cnps_sent"] = cnps
                     rates = nic.rates(index, self._congestion.steps)
-                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates)
+                standing = last_good(psn) if kind == _RECEIVER else ""
+                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates, standing)
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""

@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.base.problems import MachineError
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 # libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 

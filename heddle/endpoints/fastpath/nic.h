@@ -146,6 +146,12 @@ static inline void add_event(struct nic *n, u32 kind, u32 a, u32 b)
 	e->events[e->event_count++] = (struct event){ kind, n->index, a, b };
 }
 
+/* A sender has failed: b has the oldest PSN not acknowledged, and the syndrome of the refusal, 0 for no answer. */
+static inline void qp_failed(struct nic *n, const struct qp *q)
+{
+	add_event(n, QP_FAILED, q->qpn, ((u32)q->s.una & MASK24) << 8 | q->s.syndrome);
+}
+
 /* Handle an error of a socket: temporary errors do not end the run. */
 static inline void handle_socket_error(struct nic *n, int code)
 {

@@ -46,7 +46,7 @@ static inline void handle_packet(struct nic *n, struct qp *q, const struct packe
 			return;
 		acknowledge(&e->rc, &q->s, p->psn, p->ext[0], now);
 		if (q->s.failure)
-			add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+			qp_failed(n, q);
 		return;
 	}
 	done = handle_write(&e->rc, &q->r, &n->memory, p, now);
@@ -196,7 +196,7 @@ static inline void expire(struct nic *n, i64 now)
 			if (!(q->pace && q->pace->waits)) {
 				expire_sender(&n->engine->rc, &q->s, now);
 				if (q->s.failure)
-					add_event(n, QP_FAILED, q->qpn, q->s.failure << 8 | q->s.syndrome);
+					qp_failed(n, q);
 			}
 			if (q->pace) {
 				expire_rate(&n->engine->congestion, q->pace, now);

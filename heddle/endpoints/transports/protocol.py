@@ -70,7 +70,7 @@ class FastConnection:
     pace: Callable[[QpInfo], tuple[int, int]]
     sender_counters: tuple[str, ...]
     receiver_counters: tuple[str, ...]
-    why: Callable[[bool, int], str]  # (True: no answer; else the syndrome of the refusal) -> the error of an end
+    why: Callable[[int, int], str]  # (syndrome of the refusal or 0, oldest PSN not acknowledged) -> error of an end
 
 
 class HostStack(Protocol):

@@ -17,7 +17,7 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column, FastConnection, HostStack
-from heddle.endpoints.transports.rcstate import RcParams, WritePacket, why_failed
+from heddle.endpoints.transports.rcstate import RcParams, WritePacket, last_good, why_failed
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
@@ -165,6 +165,11 @@ class RcReceiver(QpEnd):
         packet = WritePacket(got.psns[index], first, last, got.ackreqs[index], reth, imm)
         responder.receive(packet, got.payload(index), now)
         return beyond
+
+    @property
+    def standing(self) -> str:
+        """The last PSN that was accepted."""
+        return last_good(self._responder.acked + 1)
 
     def counters(self) -> Mapping[str, int]:
         """Packets that were not accepted."""

@@ -42,11 +42,19 @@ class RcParams:
     recovery: Recovery = "go-back-n"
 
 
-def why_failed(params: RcParams, no_answer: bool, syndrome: int) -> str:
-    """The error of a requester that got no answer, or an answer with this syndrome."""
-    if no_answer:
-        return f"no acknowledgement after {params.retries} retries of {params.timeout_s:.3g} s"
-    return f"the receiver refused a write (AETH syndrome 0x{syndrome:02x})"
+def last_good(psn: int) -> str:
+    """How far an end has come, from the oldest PSN that is missing or not acknowledged."""
+    return f"last good PSN {(psn - 1) & PSN_MASK:#x}"
+
+
+def why_failed(params: RcParams, syndrome: int, una: int) -> str:
+    """The error of a requester that got no answer (syndrome 0), or an answer with this syndrome.
+
+    una: the oldest PSN without an acknowledgement.
+    """
+    if syndrome == 0:
+        return f"no acknowledgement after {params.retries} retries of {params.timeout_s:.3g} s ({last_good(una)})"
+    return f"the receiver refused a write (AETH syndrome 0x{syndrome:02x}, {last_good(una)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ class Requester:
             if at == self.una and self.una < self.tried:
                 self._rewind(now)
         else:
-            self._fail(why_failed(self.params, False, syndrome))
+            self._fail(why_failed(self.params, syndrome, self.una))
 
     def expire(self, now: float) -> None:
         """If the timer has expired at `now`, go back to the oldest unacknowledged packet, or give up."""
@@ -173,7 +181,7 @@ class Requester:
         self.counters.timeouts += 1
         self._tries += 1
         if self._tries > self.params.retries:
-            self._fail(why_failed(self.params, True, 0))
+            self._fail(why_failed(self.params, 0, self.una))
         else:
             self._rewind(now)
 

@@ -138,7 +138,7 @@ class SelectiveRequester(Requester):
         self.counters.timeouts += 1
         self._tries += 1
         if self._tries > self.params.retries:
-            self._fail(why_failed(self.params, True, 0))
+            self._fail(why_failed(self.params, 0, self.una))
             return
         self._again |= dict.fromkeys((self.una, self.next - 1))
         self.deadline = now + self.params.timeout_s

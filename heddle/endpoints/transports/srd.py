@@ -25,7 +25,7 @@ from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Column, HostStack
 from heddle.endpoints.transports.rc import COLUMNS, connection_params, of_qp
-from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, why_failed
+from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, last_good, why_failed
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -136,7 +136,7 @@ class SrdSender(QpEnd):
             if self._una <= psn < self._next:
                 self._again[psn] = None
         elif not self._error:
-            self._fail(why_failed(self._params, False, syndrome))
+            self._fail(why_failed(self._params, syndrome, self._una))
         return index + 1
 
     def _advance(self, una: int, now: float) -> None:
@@ -156,7 +156,7 @@ class SrdSender(QpEnd):
         self._timeouts += 1
         self._tries += 1
         if self._tries > self._params.retries:
-            self._fail(why_failed(self._params, True, 0))
+            self._fail(why_failed(self._params, 0, self._una))
             return
         self._again |= dict.fromkeys((self._una, self._next - 1))
         self._timer = now + self._params.timeout_s
@@ -270,6 +270,11 @@ class SrdReceiver(QpEnd):
     def counters(self) -> Mapping[str, int]:
         """Packets that arrived after a later one, and packets that arrived twice."""
         return {"out_of_order": self._out_of_order, "duplicates": self._duplicates}
+
+    @property
+    def standing(self) -> str:
+        """The last PSN before the first gap."""
+        return last_good(self._due)
 
     def by_sport(self) -> Mapping[int, tuple[int, int]]:
         """Packets of each source port."""

@@ -1,0 +1,42 @@
+"""Describe what a rank waits for, when a run stops or one of its workers ends: the peer, the QPs, the last good PSNs.
+
+In:  a plan, a rank, its Waits, and how far each receiving end has come (QpEnd.standing).
+Out: text, and problems for the report of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.base.problems import Problem
+from heddle.endpoints.ranks import Waits
+from heddle.traffic.plan import Plan
+
+_NAMED: Final = 2  # QPs that the text names
+NOT_SENT_AGAIN: Final = "use --transport rc, or ./inv queues to find what was dropped"
+
+
+def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> str:
+    """`waits for 2 of 6 messages, the first (step 4, message 1) from rank 0 on host1:eth1 (QP 0x1: last good PSN 0x2)`.
+
+    ends: by (rank, QPN).
+    """
+    members = next(each for each in plan.communicators if rank in each)
+    peer = plan.endpoints[members[waits.peer]]
+    numbers = [q.flow.qpn for q in plan.qps if (q.flow.src_rank, q.flow.dst_rank) == (peer.rank, rank)]
+    which = ", ".join(f"QP {number:#x}: {ends.get((rank, number), '')}" for number in numbers[:_NAMED])
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return (
+        f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
+        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which}{more})"
+    )
+
+
+def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str], still: bool) -> Problem:
+    """What a rank waits for. still: no packet moves any more, and the transport does not send packets again."""
+    what, why = f"rank {rank} on {plan.endpoints[rank].nic}:", waiting_text(plan, rank, waits, ends)
+    if not still:
+        return Problem("", what, why)
+    lost = f"packets were lost, and {plan.options.transport} does not send them again"
+    return Problem("", what, f"{why}, but no packet moves any more: {lost}", NOT_SENT_AGAIN)
