@@ -207,7 +207,7 @@ class Crew:
             raise CheckError(*waits)
 
     def _waits(self, asked: Sequence[_Member]) -> list[Problem]:
-        """Ask workers of a run that cannot continue what their ranks wait for. A worker that does not answer is named, too."""
+        """Ask workers of a run that cannot continue what their ranks wait for. Those that do not answer are named."""
         for member in asked:
             member.tell(b'{"waits": true}')
         end = time.monotonic() + _ANSWER_S

@@ -100,7 +100,7 @@ def _classes(lab: Lab, observer: Observer) -> Iterator[Figure]:
 
 @contextmanager
 def _load(lab: Lab, sources: Sequence[str], target: str) -> Iterator[None]:
-    """Data packets at line rate from some hosts to another one, for queue pairs that nobody has."""
+    """Data packets at line rate from some hosts to another one, for queue pairs that do not exist."""
     stop = threading.Event()
     there = lab.fabric.by_name[target].ports[0]
     threads = [threading.Thread(target=_send, args=(lab, name, there, stop)) for name in sources]

@@ -88,7 +88,7 @@ def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
             break
         waiting = [n for n in range(len(senders)) if n not in ready and may_be_ready(n)]
         moves = [name for name, some in (("ready", waiting), ("cts", cts), ("data", data), ("work", arrived)) if some]
-        assert moves, "nobody can move: a deadlock"
+        assert moves, "no step is possible: a deadlock"
         move = moves[pick(len(moves))]
         if move == "ready":
             number = waiting[pick(len(waiting))]

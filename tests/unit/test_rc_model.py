@@ -30,7 +30,7 @@ parameters = st.builds(
     mtu=st.just(MTU), window=st.integers(1, 12), ack_every=st.integers(1, 8), timeout_s=st.just(TIMEOUT_S),
     retries=st.just(10_000), ack_delay_s=st.sampled_from((0.0, 0.1)), recovery=st.sampled_from(get_args(Recovery)),
 )  # fmt: skip
-# A message is not sent again from its start because nobody asked for an acknowledgement: plans have no such window.
+# A message is not sent again from its start because no acknowledgement was requested: plans have no such window.
 parameters = parameters.filter(lambda each: each.recovery != "go-back-0" or each.ack_every <= each.window)
 first_psns = st.one_of(st.integers(0, 40), st.integers(PSN_MASK - 40, PSN_MASK))
 lengths = st.lists(st.integers(0, 5 * MTU), min_size=1, max_size=8)

@@ -45,7 +45,7 @@ class Table:
 
 
 def counted(value: float | None) -> str:
-    """A whole number with separators; `-` where nobody counted."""
+    """A whole number with separators; `-` where it was not counted."""
     return "-" if value is None else f"{value:,.0f}"
 
 
