@@ -87,8 +87,11 @@ def test_uc_delivers_all_data_where_nothing_is_lost(lab: Lab) -> None:
 def test_a_lost_packet_ends_a_run_of_uc_and_is_named(lab: Lab) -> None:
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 16))
     began = time.monotonic()
-    with pytest.raises(CheckError, match=r"rank \d on host3:eth1: QP 0x\w+: .* lost \(last good PSN 0x\w+\), and uc"):
+    with pytest.raises(
+        CheckError, match=r"rank \d on host3:eth1: QP 0x\w+: .* lost \(last good PSN 0x\w+\), and uc"
+    ) as caught:
         ran(lab, transport="uc", sizes=(1 << 21,))
+    assert caught.value.problems[0].hint.startswith("use --transport rc")
     assert time.monotonic() - began < 60
 
 
