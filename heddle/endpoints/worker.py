@@ -12,6 +12,7 @@ worker waits at a barrier, it still serves its NICs. End of input ends the worke
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 _NICE: Final = 5
 _LONG_S: Final = 1.0
 _LAST_S: Final = 0.002
+_LINK_DOWN: Final = frozenset({errno.ENOBUFS, errno.ENETDOWN})  # ENOBUFS: without a carrier the kernel drops frames
 VALIDATE: Final = "run ./inv validate to check the lab"
 _GO: Final = b'"go"'
 _CHECK: Final = b'"check"'
@@ -103,7 +105,8 @@ class Worker:
                     announce(endpoint.port, endpoint.mac, endpoint.ip, endpoint.gateway_ip)
                 self.loop.open(endpoint, netns, keys[rank])
             except OSError as error:
-                raise RankError(endpoint, f"its port cannot be opened: {error.strerror}") from None
+                down = "its link is down" if error.errno in _LINK_DOWN else "its port cannot be opened"
+                raise RankError(endpoint, f"{down}: {error.strerror}") from None
         try:
             self._connect(task.ranks, keys)
         except NicError as error:

@@ -94,6 +94,14 @@ def test_a_link_of_a_host_that_goes_down_ends_the_run(
     assert error.problems[0].hint.startswith(hint)
 
 
+def test_a_link_that_is_down_before_a_run_is_named(net: Lab, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
+    net.output("rtsw2", ["ip", "link", "set", "eth3", "down"])
+    with pytest.raises(CheckError, match="rank 2 on host3:eth1: its link is down: "):
+        run(net, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), Silent())
+    assert workers() == []
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("transport", ["rc", "uc"])
 def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Signals, transport: str) -> None:
