@@ -21,6 +21,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
+from tests.marks import deep
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
@@ -73,11 +74,11 @@ def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
     ("options", "why"),
     [
         ({"fastpath": "on"}, UNACKNOWLEDGED),
-        ({"fastpath": "off"}, UNACKNOWLEDGED),
-        ({"fastpath": "on", "congestion": "dcqcn"}, UNACKNOWLEDGED),
-        ({"recovery": "selective-repeat"}, UNACKNOWLEDGED),
-        ({"congestion": "swift"}, UNACKNOWLEDGED),
-        ({"transport": "srd", "entropy": 4}, UNACKNOWLEDGED),
+        deep({"fastpath": "off"}, UNACKNOWLEDGED),
+        deep({"fastpath": "on", "congestion": "dcqcn"}, UNACKNOWLEDGED),
+        deep({"recovery": "selective-repeat"}, UNACKNOWLEDGED),
+        deep({"congestion": "swift"}, UNACKNOWLEDGED),
+        deep({"transport": "srd", "entropy": 4}, UNACKNOWLEDGED),
         ({"admission": True}, CTS),
         ({"transport": "uc"}, rf"rank \d on host\d:eth1: {WAITS}, but no packet moves any more"),
     ],
@@ -102,8 +103,8 @@ def test_a_link_that_is_down_before_a_run_is_named(net: Lab, request: pytest.Fix
     assert workers() == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("transport", ["rc", "uc"])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, deep(signal.SIGTERM)])
+@pytest.mark.parametrize("transport", ["rc", deep("uc")])
 def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Signals, transport: str) -> None:
     error = ended(net, lambda: os.kill(workers()[0], sent), transport=transport)
     assert isinstance(error, MachineError)
@@ -112,6 +113,7 @@ def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Sign
     error_has(error, rf"rank [13] on host\d:eth1: {WAITS}$")
 
 
+@pytest.mark.deep
 def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "max_seconds", 12.0)
     error = ended(net, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
@@ -122,7 +124,7 @@ def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeyp
     error_has(CheckError(waits), rf"rank [13] on host\d:eth1: {WAITS}$")
 
 
-@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize("fastpath", ["on", deep("off")])
 def test_a_port_that_is_removed_ends_the_run(broken: Lab, fastpath: str) -> None:
     error = ended(broken, lambda: broken.output("host3", ["ip", "link", "del", "eth1"]), fastpath=fastpath)
     assert isinstance(error, CheckError)
