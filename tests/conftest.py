@@ -22,6 +22,7 @@ built from. Labs of tests have names and a state directory of their own, so they
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -65,6 +66,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen-goldens", action="store_true", help="rewrite tests/golden instead of comparing with it")
     parser.addoption("--screenshots", metavar="DIR", help="where tests/browser writes its screenshots of pages")
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Thousands of tests and their modules stay to the end: the garbage collector looks at none of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,11 +16,12 @@ from typing import ClassVar, Self
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import InputError, Problem
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
-from heddle.endpoints.transports.protocol import Column, HostStack, Transport
+from heddle.endpoints.transports.protocol import HostStack, Transport
 from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
@@ -160,6 +161,7 @@ class StopAndWait:
     )
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    addressed: ClassVar[bool] = False
     stack: ClassVar[HostStack | None] = None
     ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
 

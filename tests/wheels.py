@@ -115,7 +115,8 @@ def _link(made: InstalledWheel, path: Path) -> None:
 
 
 def _pip_install(made: InstalledWheel, *words: str) -> None:
-    argv = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "-q", "--no-index"]
+    """Not compiled: its programs compile the few modules that they use."""
+    argv = [sys.executable, "-m", "pip", "--python", str(made.python), "install", "-q", "--no-index", "--no-compile"]
     done = subprocess.run(
         [*argv, "--disable-pip-version-check", *words], cwd=made.place, capture_output=True, text=True, check=False
     )

@@ -22,6 +22,7 @@ from typing import Final
 from heddle.base.problems import MachineError, Problem, trouble
 
 log = logging.getLogger("heddle.process")
+_SLOW: Final = "uptime shows how busy this machine is: end other work, then try again"
 _PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts what it mounted
 
 
@@ -68,15 +69,17 @@ def run(
     check: bool = True,
     timeout: float = 60.0,
     journal: Journal | None = None,
+    called: str = "",
 ) -> Done:
     """Run a command until it exits and return its output.
 
-    timeout: seconds. Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
+    timeout: seconds. called: its name in errors, where the command itself would tell a user nothing.
+    Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
     first error lines are the reason, so that `ip -batch` errors name the line at fault.
     """
     if journal is not None:
         journal.note(argv, stdin)
-    start = time.monotonic()
+    start, called = time.monotonic(), called or shlex.join(argv)
     try:
         proc = subprocess.run(list(argv), input=stdin, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
@@ -84,12 +87,12 @@ def run(
     except OSError as error:  # no process, memory or file descriptor available
         raise trouble(error, argv[0]) from None
     except subprocess.TimeoutExpired:
-        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s")) from None
+        raise MachineError(Problem("", called, f"did not end within {timeout:g} s", _SLOW)) from None
     done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)
     log.debug("%s -> %d in %.3f s", shlex.join(argv), done.code, done.seconds)
     if check and done.code != 0:
         said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
-        raise MachineError(Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}"))
+        raise MachineError(Problem("", called, f"failed with exit code {done.code}: {said}"))
     return done
 
 
@@ -172,7 +175,7 @@ def follow(
         clock.cancel()
         _end(proc)
     if late.is_set():
-        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s"))
+        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s", _SLOW))
     log.debug("%s -> %d in %.3f s", shlex.join(argv), proc.returncode, time.monotonic() - start)
     return Done(tuple(argv), proc.returncode, "", "\n".join(said), time.monotonic() - start)
 

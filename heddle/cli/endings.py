@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ from heddle.cli.console import colour_wanted, problems_json
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
+_ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 _NO_DIRECTORY: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")
 
 
@@ -34,8 +36,9 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
     words: the command line, for the report of a defect.
     """
     _open_streams()
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave an incomplete lab
-        signal.signal(ending, _terminated)
+    for ending in _ENDINGS:  # a closed terminal must not leave an incomplete lab
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
+            signal.signal(ending, _terminated)
     try:
         work()
         written()
@@ -75,8 +78,29 @@ def _has_directory() -> bool:
 
 
 def _terminated(number: int, frame: object) -> None:
+    # Often two come: `timeout` signals the process and then its group, a terminal the group and then its leader. The
+    # second one must not break off what the first one undoes. A handler, not SIG_IGN, which children would inherit.
+    for ending in _ENDINGS:
+        signal.signal(ending, _ends_already)
+    if number == signal.SIGHUP:
+        _leave_terminal()
     # As an exception, so that every `finally` block runs.
     raise SystemExit(128 + number)
+
+
+def _ends_already(number: int, frame: object) -> None:
+    """Only SIGKILL is faster."""
+
+
+def _leave_terminal() -> None:
+    """Open /dev/null in place of a terminal that is gone: what is said while work is undone would fail with EIO."""
+    for fd in (0, 1, 2):
+        terminal = select.poll()
+        terminal.register(fd, 0)
+        if any(event & select.POLLHUP for _, event in terminal.poll(0)):
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, fd)
+            os.close(null)
 
 
 def _flushed(code: int) -> int:

@@ -72,27 +72,55 @@ def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
         needed = (*needed, *packages.BUILD)
     absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
     # pytest collects tests only when needed: on a machine with all packages there is nothing to choose.
-    chosen = marked_needs(typed["suite"], typed.get("args") or ()) if absent else frozenset()
+    chosen = marked_needs(typed["suite"], typed.get("args") or (), absent) if absent else frozenset()
     return (*needed, *(name for name in absent if name in chosen))
 
 
-def marked_needs(suite: str, extra: Sequence[str]) -> frozenset[str]:
-    """The packages in marks `needs` of the tests that these words select; pytest collects them and runs none."""
+def marked_needs(suite: str, extra: Sequence[str], absent: Sequence[str]) -> frozenset[str]:
+    """The packages in marks `needs` of the tests that these words select; pytest collects them and runs none.
+
+    absent: packages that are not installed. Only files that name one of them are collected: all take half a minute.
+    """
     root = resources.HERE.checkout("./inv test")
+    folders = _folders(root, suite, extra)
+    files = [str(path.relative_to(root)) for place in folders for path in _marked(root / place, absent)]
+    if folders and not files:
+        return frozenset()
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "needs")
-        argv = [*_pytest(root, suite, extra), "--collect-only", "-q", "--needs-to", str(found)]
-        subprocess.run(argv, cwd=root, capture_output=True, check=False)
+        argv = [*_pytest(suite, extra, files), "--collect-only", "-q", "--needs-to", str(found)]
+        subprocess.run(argv, cwd=root, env=_compiling(), capture_output=True, check=False)
         # Words that pytest does not understand select nothing: the run itself reports the error.
         return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
 
 
-def _pytest(root: Path, suite: str, extra: Sequence[str]) -> list[str]:
-    """The command line of pytest: typed files replace the folders of the suite."""
-    chosen = ALL if suite in (QUICK, "all") else (suite,)
-    where = [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
+def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
+    """The test files with a mark `needs` that may name one of these packages; tests/sshd.py has the mark NEEDS."""
+    for path in sorted(folder.glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "NEEDS" in text or ("mark.needs(" in text and any(f'"{name}"' in text for name in absent)):
+            yield path
+
+
+def _folders(root: Path, suite: str, extra: Sequence[str]) -> list[str]:
+    """The folders of the suite; none where files are typed, which replace them."""
     if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
-        where = []
+        return []
+    chosen = ALL if suite in (QUICK, "all") else (suite,)
+    return [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
+
+
+def _compiling() -> dict[str, str]:
+    """The environment of pytest. It and the many processes that tests start keep compiled modules.
+
+    Without them each process compiles what it imports, which takes as long as what it does; PYTHONDONTWRITEBYTECODE is
+    set in many container images.
+    """
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _pytest(suite: str, extra: Sequence[str], where: Sequence[str]) -> list[str]:
+    """The command line of pytest. where: folders or files."""
     return [sys.executable, "-m", "pytest", "-ra", "-m", _MARKS.get(suite, "not clab"), *where, *extra]
 
 
@@ -110,8 +138,8 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
             out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
         )
     # pytest's text is the result; with --format json it is progress.
-    argv = [*_pytest(root, suite, extra), *_workers(suite, extra)]
-    env = {**os.environ, "HEDDLE_SUITE": suite}
+    argv = [*_pytest(suite, extra, _folders(root, suite, extra)), *_workers(suite, extra)]
+    env = {**_compiling(), "HEDDLE_SUITE": suite}
     with _engine(out) if suite == "clab" else nullcontext():
         out.close()
         code = _pytest_ended(subprocess.Popen(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env))

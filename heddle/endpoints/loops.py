@@ -22,12 +22,13 @@ from heddle.traffic.options import QpMode
 
 
 class NicError(Exception):
-    """A NIC of one rank has failed."""
+    """A NIC of one rank, or one of its queue pairs, has failed. qpn: of that queue pair; None: the NIC."""
 
-    def __init__(self, rank: int, why: str) -> None:
+    def __init__(self, rank: int, why: str, qpn: int | None = None) -> None:
         super().__init__(why)
         self.rank = rank
         self.why = why
+        self.qpn = qpn
 
 
 class NicLoop(Protocol):

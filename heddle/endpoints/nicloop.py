@@ -176,8 +176,8 @@ class PythonLoop:
             nic.expire(now)
             nic.blocked = False
             nic.eager = True
-            for error in nic.errors():
-                raise NicError(rank, error)
+            for qpn, why in nic.errors():
+                raise NicError(rank, why, qpn)
 
     def _watch(self, nic: Nic) -> None:
         """Poll for writability only while the socket is full."""

@@ -17,6 +17,18 @@ _NAMED: Final = 2  # QPs that the text names
 NOT_SENT_AGAIN: Final = "use --transport rc, or ./inv queues to find what was dropped"
 
 
+def qp_text(plan: Plan, rank: int, qpn: int) -> str:
+    """`QP 0x12 to rank 2 on host3:eth1`: a queue pair of a rank, and its peer. `from` if the peer sends the data."""
+    for q in plan.qps:
+        for mine, number, word, peer in (
+            (q.flow.src_rank, q.src_qpn, "to", q.flow.dst_rank),
+            (q.flow.dst_rank, q.flow.qpn, "from", q.flow.src_rank),
+        ):
+            if (mine, number) == (rank, qpn):
+                return f"QP {qpn:#x} {word} rank {peer} on {plan.endpoints[peer].nic}"
+    return f"QP {qpn:#x}"
+
+
 def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, int], str]) -> str:
     """`waits for 2 of 6 messages, the first (step 4, message 1) from rank 0 on host1:eth1 (QP 0x1: last good PSN 0x2)`.
 

@@ -42,7 +42,7 @@ from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.stillness import Stillness
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.endpoints.waiting import NOT_SENT_AGAIN, waiting_problem, waiting_text
+from heddle.endpoints.waiting import NOT_SENT_AGAIN, qp_text, waiting_problem, waiting_text
 from heddle.host import capacity as machine
 from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
@@ -105,12 +105,13 @@ class Worker:
                     announce(endpoint.port, endpoint.mac, endpoint.ip, endpoint.gateway_ip)
                 self.loop.open(endpoint, netns, keys[rank])
             except OSError as error:
-                down = "its link is down" if error.errno in _LINK_DOWN else "its port cannot be opened"
-                raise RankError(endpoint, f"{down}: {error.strerror}") from None
+                down = f"its link is down at {endpoint.nic} or at {endpoint.first_hop}"  # the errno cannot tell which
+                why = down if error.errno in _LINK_DOWN else f"its port cannot be opened: {error.strerror}"
+                raise RankError(endpoint, why) from None
         try:
             self._connect(task.ranks, keys)
         except NicError as error:
-            raise RankError(task.plan.endpoints[error.rank], error.why) from None
+            raise RankError(task.plan.endpoints[error.rank], self._why(error)) from None
         slow = dict(task.plan.options.slow)
         self._slow = [each for rank, each in self._ranks.items() if task.plan.endpoints[rank].host in slow]
         for ready in self._ranks.values():
@@ -172,11 +173,14 @@ class Worker:
 
     def _failed(self, error: NicError) -> RankError:
         """The error of a rank; if no QP failed but its port, also the QPs of the messages that it waits for."""
-        rank, why = self._ranks[error.rank], error.why
-        if not why.startswith("QP ") and (found := rank.waits()) is not None:
+        rank, why = self._ranks[error.rank], self._why(error)
+        if error.qpn is None and (found := rank.waits()) is not None:
             why = f"{why}; it {waiting_text(self._plan, error.rank, found, self._standings())}"
         endpoint = self._plan.endpoints[error.rank]
         return RankError(endpoint, why, VALIDATE if self._stillness is None else NOT_SENT_AGAIN)
+
+    def _why(self, error: NicError) -> str:
+        return error.why if error.qpn is None else f"{qp_text(self._plan, error.rank, error.qpn)}: {error.why}"
 
     def _hear(self, stdin: int) -> bool:
         """Read the messages to start or check a size; True at the stop message, or when the input has ended."""

@@ -26,7 +26,7 @@ from heddle.traffic.plan import place, smallest_size
 
 @dataclass(frozen=True)
 class Traffic:
-    """The traffic of a plan. address: by rank, as in FlowArrays; volume: by kind of connection and index of QP.
+    """The traffic of a plan. address: by rank, as in FlowArrays; volume: by kind of connection and flow.
 
     split: the communicators in words, if there are several.
     """
@@ -43,23 +43,23 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
     """Place the ranks and open the QPs. InputError if the fabric has too few NICs, or the machine too little memory."""
     spec = plan.spec
     endpoints = _placed(fabric, plan)
-    cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk)
+    cut = cutting(fabric, spec.qps, spec.qp_mode, spec.chunk, spec.transport, spec.entropy)
     groups = () if spec.file is not None else _split(fabric, plan, endpoints)
     if spec.matrix is not None:
         matrix = matrix_of(plan, endpoints, groups)
-        check_memory(plan, len(endpoints), len(matrix.src), spec.qps)
         lengths, kind = np.unique(matrix.bytes, return_inverse=True)
+        check_memory(plan, len(endpoints), len(matrix.src), len(lengths))
         volume = of_lengths(lengths, cut)
         src, dst, kinds = matrix.src, matrix.dst, kind.ravel().astype(np.int32)
     else:
         pattern = find_pattern(*spec.pattern)
         communicators = np.array(groups)
         many, size = communicators.shape
-        check_memory(plan, len(endpoints), many * pattern.connections(size), spec.qps)
+        check_memory(plan, len(endpoints), many * pattern.connections(size))
         pairs, kinds, volume = of_pattern(pattern, size, _count(plan, pattern, size), cut)
         src, dst = communicators[:, pairs].reshape(-1, 2).T
         kinds = np.tile(kinds, many)
-    connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports)
+    connections = connect(endpoints, src, dst, kinds, spec.qps, spec.source_ports, spec.entropy)
     return Traffic(plan, endpoints, addresses(endpoints), connections, volume, describe(fabric, endpoints, groups))
 
 

@@ -257,7 +257,7 @@ class _Forecast:
         connections = self._traffic.connections
         total, distinct, weighted = 0, 0, 0.0
         for part in connections.batches():
-            ports = flows_of(connections, part, self._traffic.address).sport.reshape(-1, connections.qps)
+            ports = flows_of(connections, part, self._traffic.address).sport.reshape(-1, connections.each)
             ports = np.sort(ports, axis=1)
             first = np.ones(ports.shape, dtype=bool)
             first[:, 1:] = ports[:, 1:] != ports[:, :-1]
@@ -275,14 +275,14 @@ class _Forecast:
     def _idle(self) -> str:
         """The number of QPs that carry nothing, and the reason."""
         traffic = self._traffic
-        silent = (traffic.volume.wire == 0).sum(axis=1)
+        silent = (traffic.volume.payload == 0).sum(axis=1)
         quiet = int(silent[traffic.connections.kind].sum())
         if not quiet:
             return ""
         why = "messages are too short for so many parts of 128 bytes"
         if traffic.plan.spec.qp_mode == "round-robin":
             why = "there are fewer messages than QPs"
-        return f"{quiet:,} of {traffic.connections.flows:,} QPs carry nothing: {why}"
+        return f"{quiet:,} of {len(traffic.connections) * traffic.connections.qps:,} QPs carry nothing: {why}"
 
 
 def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator[tuple[str, float]]:

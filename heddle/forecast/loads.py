@@ -110,11 +110,11 @@ class _Batch:
 
     def __init__(self, wires: Wires, traffic: Traffic, nics: Nics, part: slice) -> None:
         connections = traffic.connections
-        qps = connections.qps
+        each = connections.each
         self._wires = wires
         self.flows = flows_of(connections, part, traffic.address)
-        self.src = np.repeat(connections.src[part], qps)
-        self.dst = np.repeat(connections.dst[part], qps)
+        self.src = np.repeat(connections.src[part], each)
+        self.dst = np.repeat(connections.dst[part], each)
         self.amount = traffic.volume.wire[connections.kind[part]].ravel().astype(np.float64)
         self.home = nics.switch[self.dst]
         self.edge = nics.edge[self.dst]

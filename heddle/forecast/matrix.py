@@ -17,7 +17,7 @@ from heddle.base.arrays import I64
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
-from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES
+from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES, LENGTH_BYTES
 from heddle.forecast.planspec import MOST_BYTES
 from heddle.host.capacity import free_bytes
 
@@ -42,9 +42,10 @@ class Matrix:
     bytes: I64
 
 
-def check_memory(plan: PaperPlan, ranks: int, connections: int, qps: int) -> None:
-    """InputError when the connections do not fit in memory; called before they are made."""
-    need = connections * CONNECTION_BYTES + min(connections * qps, BATCH) * FLOW_BYTES
+def check_memory(plan: PaperPlan, ranks: int, connections: int, lengths: int = 1) -> None:
+    """InputError when the connections do not fit in memory; called before they are made. lengths: different ones."""
+    each = plan.spec.qps * plan.spec.entropy
+    need = connections * CONNECTION_BYTES + min(connections * each, BATCH) * FLOW_BYTES + lengths * each * LENGTH_BYTES
     free = free_bytes()
     if need > free:
         size = f"{need / 1e9:.0f} GB, but {free / 1e9:.1f} GB are free"
@@ -71,7 +72,7 @@ def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
     """Senders and receivers of a named matrix among `ranks` ranks. many: the number of communicators."""
     name, number = plan.spec.named
     if name == "all-to-all":
-        check_memory(plan, many * ranks, many * ranks * (ranks - 1), plan.spec.qps)
+        check_memory(plan, many * ranks, many * ranks * (ranks - 1))
         src = np.repeat(np.arange(ranks), ranks - 1)
         dst = (src + np.tile(np.arange(1, ranks), ranks)) % ranks
     elif name == "permutation":

@@ -37,7 +37,7 @@ def nic_bound(fabric: Fabric, plan: Plan, size: int) -> NicBound:
     """The bound of one size of a plan. ValueError when no packet is sent."""
     options = plan.options
     pattern = find_pattern(options.collective, options.algorithm)
-    cut = cutting(fabric, options.qps, options.qp_mode, options.chunk)
+    cut = cutting(fabric, options.qps, options.qp_mode, options.chunk, options.transport)
     pairs, kind, volume = of_pattern(pattern, plan.size, size // ELEMENT_BYTES, cut)
     wire = volume.wire.sum(axis=1)[kind]  # bytes of frames of each pair
     # Links are full duplex: sent and received data do not share the rate.

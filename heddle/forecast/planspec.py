@@ -13,10 +13,11 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from heddle.base.problems import did_you_mean, nearest
+from heddle.endpoints.transports import TRANSPORTS
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.options import MAX_QPS, SourcePorts, parse_source_ports
+from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT, SourcePorts, parse_source_ports
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
 # Named matrices, and the number that each of them takes.
@@ -45,6 +46,8 @@ class PlanSpec(BaseModel):
     chunk: Annotated[Size, Field(ge=4096, le=1 << 24)] = 1 << 17
     placement: str = "block"
     split: str = AUTO  # into communicators; see heddle/traffic/communicators.py
+    transport: str = TRANSPORT
+    entropy: int = Field(default=1, ge=1, le=MAX_ENTROPY)
 
     @property
     def pattern(self) -> tuple[str, str]:
@@ -89,6 +92,7 @@ class PlanSpec(BaseModel):
             raise at("split", why, hint) from None
         if self.file is not None and self.split != AUTO:
             raise at("split", "is for a collective or a named matrix", "remove it: the file names both ends")
+        self._check_transport()
         if self.chunk % 128:
             raise at("chunk", "is not a multiple of 128 bytes", "try 128K, the chunk of NCCL")
         if self.matrix is not None:
@@ -96,6 +100,18 @@ class PlanSpec(BaseModel):
         else:
             self._check_collective()
         return self
+
+    def _check_transport(self) -> None:
+        kind = TRANSPORTS.get(self.transport)
+        legal = sorted(name for name, each in TRANSPORTS.items() if each.stack is None)
+        if kind is None:
+            raise at("transport", "is not a transport", did_you_mean(self.transport, legal))
+        if kind.stack is not None:  # its messages are SENDs, and its packets those of the kernel
+            hint = f"use one of {', '.join(legal)}; sport: rxe predicts its source ports"
+            raise at("transport", "is not predicted offline, because the kernel builds its packets", hint)
+        if self.entropy > 1 and self.transport != SPRAYING:
+            why = f"is not for transport {self.transport}, which needs packets in order"
+            raise at("entropy", why, f"add transport: {SPRAYING}, or use more qps")
 
     def _check_collective(self) -> None:
         names = sorted({collective for collective, _ in patterns()})

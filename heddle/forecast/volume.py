@@ -3,7 +3,8 @@
 In:  a connection's messages (a pattern's transfers, or a matrix' bytes), split over QPs or assigned in turn.
 Out: Volume: a table with a row per kind of connection and a column per QP. Bytes are of frames from Ethernet header to
      ICRC, as in port counters and rates; and the payload in them.
-Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), transports/rcstate.py (packets).
+Source of the cutting: traffic/schedule.py (messages), endpoints/ranks.py (parts), transports/rcstate.py (packets),
+transports/srd.py (an address in every packet, and source ports in turn).
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import numpy as np
 
 from heddle.base.arrays import I32, I64
 from heddle.endpoints.connections import PART_ALIGN
+from heddle.endpoints.transports import TRANSPORTS
 from heddle.fabric.model import Fabric
+from heddle.forecast.sprayed import Sprayed, in_turn, of_messages
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.options import ELEMENT_BYTES, QpMode
+from heddle.traffic.options import ELEMENT_BYTES, TRANSPORT, QpMode
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES
 
 _WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
@@ -26,7 +29,7 @@ _WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
 
 @dataclass(frozen=True)
 class Volume:
-    """wire, payload: bytes, of shape (kinds, qps)."""
+    """wire: bytes of shape (kinds, qps x source ports), those of a QP side by side. payload: of shape (kinds, qps)."""
 
     wire: I64
     payload: I64
@@ -41,18 +44,29 @@ class Cutting:
     qps: int
     qp_mode: QpMode
     chunk: int  # bytes of one message
+    addressed: bool = False  # every packet has a RETH, not only the first of a message
+    sports: int = 1  # source ports of a QP, used packet by packet
 
     def frames(self, payload: I64) -> I64:
         """Bytes on the wire of messages (RDMA WRITE with immediate) with this payload; 0 for no message."""
         packets = -(-payload // self.ib_mtu)
-        extended = RETH_BYTES + IMM_BYTES  # in the first packet and in the last one
+        extended = RETH_BYTES * (packets if self.addressed else 1) + IMM_BYTES  # the immediate is in the last packet
         padded = payload + -payload % _WORD
         return np.where(payload > 0, padded + packets * self.overhead + extended, 0)
 
+    def sprayed(self, payload: I64) -> Sprayed:
+        """One message of each payload by source port, if packets are addressed."""
+        full = self.ib_mtu + -self.ib_mtu % _WORD + self.overhead + RETH_BYTES
+        return of_messages(-(-payload // self.ib_mtu), full, self.frames(payload), self.sports)
 
-def cutting(fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int) -> Cutting:
-    """The cutting of a fabric's NICs."""
-    return Cutting(fabric.policy.ib_mtu, LAYOUTS[fabric.policy.ip_version].overhead_bytes, qps, qp_mode, chunk)
+
+def cutting(
+    fabric: Fabric, qps: int, qp_mode: QpMode, chunk: int, transport: str = TRANSPORT, sports: int = 1
+) -> Cutting:
+    """The cutting of a fabric's NICs. sports: source ports of a QP, more than one only if packets are addressed."""
+    overhead = LAYOUTS[fabric.policy.ip_version].overhead_bytes
+    addressed = TRANSPORTS[transport].addressed
+    return Cutting(fabric.policy.ib_mtu, overhead, qps, qp_mode, chunk, addressed, sports)
 
 
 def of_lengths(lengths: I64, cut: Cutting) -> Volume:
@@ -60,16 +74,21 @@ def of_lengths(lengths: I64, cut: Cutting) -> Volume:
     whole, rest = lengths // cut.chunk, lengths % cut.chunk
     full = np.full_like(lengths, cut.chunk)
     if cut.qp_mode == "split":
-        wire_full, part_full = _split(full, cut)
-        wire_rest, part_rest = _split(rest, cut)
-        return Volume(whole[:, None] * wire_full + wire_rest, whole[:, None] * part_full + part_rest)
-    turn = np.arange(cut.qps)
-    dealt = whole[:, None] // cut.qps + (turn < (whole % cut.qps)[:, None])
-    last = turn == (whole % cut.qps)[:, None]
-    return Volume(
-        dealt * cut.frames(full)[:, None] + last * cut.frames(rest)[:, None],
-        dealt * cut.chunk + last * rest[:, None],
-    )
+        often, first, last = whole[:, None], _split(full, cut), _split(rest, cut)
+    else:
+        turn = np.arange(cut.qps)
+        often = whole[:, None] // cut.qps + (turn < (whole % cut.qps)[:, None])
+        first = np.repeat(full[:, None], cut.qps, axis=1)
+        last = np.where(turn == (whole % cut.qps)[:, None], rest[:, None], 0)
+    return Volume(_wire(first, often, last, cut), often * first + last)
+
+
+def _wire(first: I64, often: I64, last: I64, cut: Cutting) -> I64:
+    """Bytes on the wire of so many messages of a payload and a last one, of shape (kinds, qps): as in Volume."""
+    if cut.sports == 1:
+        return often * cut.frames(first) + cut.frames(last)
+    wire = cut.sprayed(first).times(often).then(cut.sprayed(last)).wire
+    return wire.reshape(len(wire), -1)
 
 
 def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[I64, I32, Volume]:
@@ -78,7 +97,7 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
     Shapes: (pairs, 2), (pairs,).
 
     Pairs with the same label have messages of the same lengths, so one pair of each kind is computed. Round-robin
-    assigns messages to QPs in the order of the pattern's steps.
+    assigns messages to QPs in the order of the pattern's steps, and so does spraying with packets and source ports.
     """
     pairs = pattern.peers(ranks)
     labels = pattern.pair_labels(ranks, count, pairs)
@@ -96,7 +115,10 @@ def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, c
     if cut.qp_mode == "split":
         lengths, times = np.unique(transfers, return_counts=True)
         each = of_lengths(lengths, cut)
-        return Volume((each.wire * times[:, None]).sum(axis=0), (each.payload * times[:, None]).sum(axis=0))
+        payload = (each.payload * times[:, None]).sum(axis=0)
+        if cut.sports > 1:
+            return Volume(in_turn(transfers, lambda length: _parts(length, cut)).wire.ravel(), payload)
+        return Volume((each.wire * times[:, None]).sum(axis=0), payload)
     messages = -(-transfers // cut.chunk)
     ends = np.cumsum(messages)
     sizes = np.full(int(ends[-1]) if len(ends) else 0, cut.chunk, dtype=np.int64)
@@ -105,13 +127,22 @@ def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, c
     wire, payload = (
         np.bincount(turn, weights=amount, minlength=cut.qps).astype(np.int64) for amount in (cut.frames(sizes), sizes)
     )
+    if cut.sports > 1:
+        mine = [in_turn(sizes[turn == qp], lambda size: cut.sprayed(np.array([size]))) for qp in range(cut.qps)]
+        wire = np.concatenate([qp.wire for qp in mine]).ravel()
     return Volume(wire, payload)
 
 
-def _split(lengths: I64, cut: Cutting) -> tuple[I64, I64]:
-    """Frames and payload of messages that are split over all QPs, of shape (messages, qps): part_sizes as columns."""
+def _parts(length: int, cut: Cutting) -> Sprayed:
+    """A transfer of this length that is split over all QPs: shape (qps,)."""
+    whole, full, rest = length // cut.chunk, np.array([cut.chunk]), np.array([length % cut.chunk])
+    first, last = (cut.sprayed(_split(each, cut)[0]) for each in (full, rest))
+    return first.times(np.array([whole])).then(last)
+
+
+def _split(lengths: I64, cut: Cutting) -> I64:
+    """The payload of messages that are split over all QPs, of shape (messages, qps): part_sizes as columns."""
     part = -(-lengths // cut.qps)
     part = -(-part // PART_ALIGN) * PART_ALIGN
     offset = part[:, None] * np.arange(cut.qps)
-    parts = np.clip(lengths[:, None] - offset, 0, part[:, None])
-    return cut.frames(parts), parts
+    return np.clip(lengths[:, None] - offset, 0, part[:, None])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import Problem
-from heddle.lab import health
-from heddle.lab.lab import Lab
-from heddle.lab.linkfaults import fault_lines
-from heddle.lab.snapshot import LabPart, Snapshot
+
+if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
+    from heddle.lab.lab import Lab
+    from heddle.lab.snapshot import LabPart, Snapshot
 
 _SHOWN: Final = 4  # faults named in one sentence
 Word = Literal["converged", "degraded", "changed"]
@@ -35,6 +35,9 @@ class FabricReading:
     @classmethod
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
         """now: a snapshot with `state_parts(lab)`, taken just now."""
+        from heddle.lab import health
+        from heddle.lab.linkfaults import fault_lines
+
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
         return cls(_lines(found), tuple(lab.made.gaps(now)), fault_lines(lab))
 
@@ -104,6 +107,9 @@ class FabricState:
 
 def state_parts(lab: Lab) -> LabPart:
     """The parts of a snapshot that a reading needs, of switches only. Queues are checked before a run starts."""
+    from heddle.lab import health
+    from heddle.lab.snapshot import LabPart
+
     return (health.parts(lab) | lab.made.gap_parts) & ~LabPart.ROOTS
 
 

@@ -35,9 +35,10 @@ def refusal(fabric: Fabric, plan: Plan, modes: Collection[str], holds: int) -> P
     if rows <= holds:
         return None
     entropy = f" --entropy {plan.options.entropy}" if plan.options.entropy > 1 else ""
+    less = ", fewer --entropy," if entropy else ""
     what = f"--qps {plan.options.qps}{entropy} on {len(plan.endpoints)} ranks"
     why = f"needs {rows:,} rows of the switches' counters, but {fabric.name} has {holds:,}"
-    return Problem("", what, f"{why}: the paths could not be proven", "use fewer --qps or --ranks")
+    return Problem("", what, f"{why}: the paths could not be proven", f"use fewer --qps{less} or --ranks")
 
 
 def rows_of(fabric: Fabric, flows: Sequence[Flow], *, spread: bool) -> int:

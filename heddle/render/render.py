@@ -13,11 +13,10 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any, Final
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
@@ -25,6 +24,9 @@ from heddle.fabric.model import Fabric, Node
 from heddle.fabric.nexthops import edges_of
 from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
 from heddle.render.imagenames import image_names
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 DEFAULT: Final = RenderOptions()
 TEMPLATES: Final = resources.HERE.content(resources.TEMPLATES)
@@ -82,14 +84,7 @@ def topology_name(lab: str) -> str:
 
 def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]:
     """Relative path -> text of every file, the topology last."""
-    env = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
-    )
+    env = _environment()
     announced = _announced(fabric)
     shared = {
         "family": fabric.policy.ip,
@@ -127,6 +122,21 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         host_commands=lambda node: _plain([*mac_commands(node, options.dialect), *host_commands(fabric, node)]),
     )
     return files
+
+
+@cache
+def _environment() -> Environment:
+    """It keeps compiled templates: to compile them takes longer than to render a small fabric."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - YAML and FRR configuration, not HTML
+    )
 
 
 def ra_interval(fabric: Fabric) -> str:

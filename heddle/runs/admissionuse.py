@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from heddle.endpoints.admission.waits import WaitCounts, merged, percentile
-from heddle.endpoints.reports import WorkerReport
 from heddle.traffic.admission import ADMISSION_TUNABLES
-from heddle.traffic.plan import Plan
 from heddle.traffic.tunables import described, values_of
+
+if TYPE_CHECKING:
+    from heddle.endpoints.reports import WorkerReport
+    from heddle.traffic.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.arrays import F64
 from heddle.runs.arraysfile import write_arrays
 from heddle.runs.readable import UnreadableError
+
+if TYPE_CHECKING:
+    from heddle.base.arrays import F64
 
 RATES: Final = "rates.npz"
 _VERSION_OF_RATES: Final = 1

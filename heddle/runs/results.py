@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import JsonValue
 
 from heddle.base.units import emulated_words
-from heddle.endpoints.transports.protocol import Column
+from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.admissionuse import AdmissionUse

@@ -21,11 +21,12 @@ from heddle.base.units import format_size
 from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
 from heddle.endpoints.connections import part_sizes
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import QpReport, WorkerReport
 from heddle.endpoints.transports import TRANSPORTS, find_transport
-from heddle.endpoints.transports.protocol import Column, Transport
+from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine

@@ -126,8 +126,10 @@ class NetnsRuntime:
         for node in topo.nodes.values():
             self._note_commands(lab, node, journal)
         if jobs:
-            # A minute, and a second for every node: 250 switches take half a minute on two cores.
-            done = run([*_HELPER, "many", str(os.getpid())], stdin=json.dumps(jobs), timeout=60 + len(jobs))
+            # 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine.
+            patience, called = 120 + 10 * len(jobs), f"{lab}: the start of {len(jobs)} nodes"
+            stdin = json.dumps(jobs)
+            done = run([*_HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
             _raise_failures(json.loads(done.out))
         observer.end("start", f"{len(jobs)} nodes")
 

@@ -36,5 +36,16 @@ class StopSignals:
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
-    """pytest ends its session on KeyboardInterrupt, fixtures included."""
+    """pytest ends its session on KeyboardInterrupt, fixtures included.
+
+    Often two signals come: `timeout` signals the process and then its group. The second must not break off what takes
+    the labs down.
+    """
+    for each in _SIGNALS:
+        if signal.getsignal(each) is _interrupt:
+            signal.signal(each, _ends_already)
     raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")
+
+
+def _ends_already(number: int, frame: FrameType | None) -> None:
+    """A handler, not SIG_IGN, which children would inherit."""

@@ -34,9 +34,12 @@ def shortfall(options: RunOptions, bdp_packets: int) -> str:
     if options.window is None or (packets := options.window * options.qps) >= bdp_packets:
         return ""
     whose = f" on each of {options.qps} QPs" if options.qps > 1 else ""
+    percent = 100 * packets / bdp_packets
+    share = f"{int(percent)}" if percent >= 1 else f"{percent:.1g}"
     return (
-        f"--window {options.window}{whose} keeps {packets} packets in flight, but the bandwidth-delay product of the"
-        f" longest path is {bdp_packets} packets: a connection reaches at most {100 * packets // bdp_packets} % of the"
+        f"--window {options.window}{whose} keeps {packets} packet{'' if packets == 1 else 's'} in flight, but the"
+        f" bandwidth-delay product of the longest path is {bdp_packets} packets: a connection reaches at most {share} %"
+        " of the"
         f" line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
     )
 

@@ -143,7 +143,7 @@ def parse_source_ports(text: str) -> SourcePorts:
 
 def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise ValueError(f"has {text or 'an empty word'}, which is not a UDP port")
+        raise ValueError(f"has {text or 'an empty word'}, which is not a UDP port; use ports from 1 to 65535")
     return int(text)
 
 
@@ -237,32 +237,39 @@ def run_options(
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
-    if entropy > 1 and transport != SPRAYING:
-        why = f"is not for --transport {transport}, which needs packets in order"
-        wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
-    recovers = _recovery(recovery, transport, fastpath, wrong)
+    try:
+        if find_transport is not None:
+            find_transport(transport)
+        if entropy > 1 and transport != SPRAYING:
+            why = f"is not for --transport {transport}, which needs packets in order"
+            wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
+        recovers = _recovery(recovery, transport, fastpath, wrong)
+    except InputError as error:  # nothing can be said about what an unknown transport supports
+        problems.found += error.problems
+        recovers = "go-back-n"
     admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, fastpath, wrong)
     slow_hosts = parse_slow(slow, wrong)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
         problems.found += error.problems
-    try:
-        if find_transport is not None:
-            find_transport(transport)
-    except InputError as error:
-        problems.found += error.problems
-    for flag, value, low, high in (
-        ("--qps", qps, 1, MAX_QPS),
-        ("--iters", iters, 1, 10_000),
-        ("--warmup", warmup, 0, 1_000),
-        ("--ranks", ranks, 2, 2048),
-        ("--window", window, 1, 1 << 14),
-        ("--timeout", timeout, *TIMEOUTS),
-        ("--entropy", entropy, 1, MAX_ENTROPY),
+    for flag, value, low, high, hint in (
+        ("--qps", qps, 1, MAX_QPS, "the default is 1; NCCL's limit for a connection is 128"),
+        ("--iters", iters, 1, 10_000, "the default is 5"),
+        ("--warmup", warmup, 0, 1_000, "the default is 1"),
+        ("--ranks", ranks, 2, 2048, "leave it out for one rank per NIC"),
+        (
+            "--window",
+            window,
+            1,
+            1 << 14,
+            "leave it out for 64 packets per connection, and what a delay keeps in flight",
+        ),
+        ("--timeout", timeout, *TIMEOUTS, "leave it out for a timeout that follows rates, queues and pauses"),
+        ("--entropy", entropy, 1, MAX_ENTROPY, "the default is 1: no spraying by NICs"),
     ):
         if value is not None and not low <= value <= high:
-            wrong(f"{flag} {value}", f"is outside {low} to {high}")
+            wrong(f"{flag} {value}", f"is outside {low} to {high}", hint)
     assert isinstance(sizes, tuple)  # noqa: S101  (for the type checker)
     assert isinstance(ports, SourcePorts)  # noqa: S101
     assert isinstance(chunk_bytes, int)  # noqa: S101

@@ -11,6 +11,7 @@ import numpy as np
 from heddle.base.units import format_size
 from heddle.forecast.result import ModeResult, Prediction
 from heddle.forecast.wires import Wires
+from heddle.traffic.options import TRANSPORT
 from heddle.views.style import WIDTH
 
 _LINKS = 8  # rows in the table of the busiest links
@@ -42,10 +43,12 @@ def _head(result: Prediction) -> Iterator[str]:
     nics = sum(len(host.ports) for host in fabric.hosts)
     yield f"prediction for {fabric.name}: {switches}, {nics:,} NICs"
     what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
+    what += "" if spec.transport == TRANSPORT else f" over {spec.transport}"
     size = "" if spec.file else f" of {format_size(spec.size)}"
     count = result.traffic.connections
     some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
-    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}"
+    sprayed = f" of {count.sports} source ports" if count.sports > 1 else ""
+    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}{sprayed}"
     placed = f"{len(result.traffic.endpoints):,} ranks placed {_cut(spec.placement)}"
     yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
     if result.traffic.split:
@@ -119,7 +122,7 @@ def _moved(result: Prediction) -> Iterator[str]:
 
 
 def _more(result: Prediction) -> bool:
-    return result.unreachable > len(result.named) * result.traffic.connections.qps
+    return result.unreachable > len(result.named) * result.traffic.connections.each
 
 
 def _busiest(result: Prediction) -> Iterator[str]:

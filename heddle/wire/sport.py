@@ -45,7 +45,12 @@ def entropy_sports(base: int, count: int) -> tuple[int, ...]:
 
     Ports with equal distances of 2533, which is odd, so that none repeats, and which differ in many bits.
     """
-    return (base, *(0xC000 | ((base + step * _ENTROPY_STEP) & 0x3FFF) for step in range(1, count)))
+    return (base, *(entropy_sport(base, step) for step in range(1, count)))
+
+
+def entropy_sport(base: int, step: int) -> int:
+    """The source port number `step` (1 to 255) of a queue pair whose first one is `base`. Also for uint64 arrays."""
+    return 0xC000 | ((base + step * _ENTROPY_STEP) & 0x3FFF)
 
 
 # The rules that compute a port from the QP numbers of the sender and of its peer. They also work on uint64 arrays.

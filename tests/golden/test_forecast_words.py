@@ -47,6 +47,7 @@ def test_a_prediction_prints_exactly_these_tables(regen_goldens: bool, monkeypat
         ("dc", "ring,qps=16,placement=cyclic", Ask(trials=20, down=("ctsw1",))),
         ("demo", "permutation,qps=2", Ask(mode="spray", down=("host3",), drain=("ctsw2",))),
         ("tiny", "ring,qps=64,size=16K", Ask()),
+        ("demo", "ring,transport=srd,entropy=16,sport=own-qpn", Ask()),
     ):
         said.append(render(forecast(load_fabric(fabric).fabric, load_plan(plan), ask, Silent())))
     text = "\n\n\n".join(said) + "\n"

@@ -23,6 +23,7 @@ from tests.netns.during import run_and
 pytestmark = pytest.mark.root
 
 SIZE = 1 << 20
+FAILED = r"rank \d on host\d:eth1: QP 0x\w+ (to|from) rank \d on host\d:eth1: "
 SENDERS = 3
 MESSAGES = -(-SIZE // 4 // 6144)  # of each sender, a slot each
 CLEARS = SENDERS  # rank 0 clears each sender for the next iteration by a message of four bytes
@@ -110,7 +111,7 @@ def test_without_admission_a_slow_receiver_holds_nobody_back(net: Lab) -> None:
 
 def test_a_receiver_that_never_grants_ends_the_run(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_WORKER", silentreceiver.__name__)
-    why = r"rank \d on host\d:eth1: QP 0x\w+: no clear-to-send \(CTS\) from rank \d on host\d:eth1 for 2 s.*none has"
+    why = rf"{FAILED}no clear-to-send \(CTS\) from rank \d on host\d:eth1 for 2 s.*none has"
     with pytest.raises(CheckError, match=why):
         admitted(net, admission_set=(("cts_timeout", 2.0),))
 
@@ -119,7 +120,10 @@ def test_a_peer_that_disappears_ends_the_run(net: Lab) -> None:
     """Its port goes down in mid-run: CTS packets or data are not acknowledged any more."""
     options = RunOptions("incast", sizes=(16 << 20,), iters=1, warmup=0, admission=True, timeout=14, retries=2)
     try:
-        with pytest.raises(CheckError, match=r"rank \d on host\d:eth1: QP 0x\w+: .*no acknowledgement after 2 retries"):
+        with pytest.raises(
+            CheckError,
+            match=rf"{FAILED}.*no acknowledgement after 2 retries",
+        ):
             run_and(net, options, lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "down"]))
     finally:
         net.output("rtsw2", ["ip", "link", "set", "eth3", "up"])

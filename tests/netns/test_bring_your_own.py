@@ -29,6 +29,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -291,14 +292,14 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
         assert json.loads(done.stdout)["converged"] is True
         assert "left out: prefix" in done.stderr
         for words, policy in (("e-ecmp", 1), ("spray", 1), ("flow --set policy=l3", 0)):
-            done = inv("hashing", *words.split(), "--lab", name, "--format", "json")
+            done = typed("hashing", *words.split(), "--lab", name, "--format", "json")
             assert done.returncode == 0, done.stderr
             rows = json.loads(done.stdout)["switches"]
             assert {(row["mode"], row["policy"]) for row in rows} == {(words.split()[0], policy)}
         for words in ("pinned", "flow --set resilient=true", "spray --set choice=round-robin"):
-            refused = inv("hashing", *words.split(), "--lab", name)
+            refused = typed("hashing", *words.split(), "--lab", name)
             assert (refused.returncode, "needs the expected routes" in refused.stderr) == (2, True), words
-        refused = inv("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
+        refused = typed("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
         assert (refused.returncode, "needs the expected routes of a fabric file" in refused.stderr) == (2, True)
     finally:
         assert inv("down", name).returncode == 0

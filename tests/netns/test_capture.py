@@ -145,6 +145,7 @@ def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
 
 
+@pytest.mark.deep
 def test_a_file_has_all_packets_of_the_capture_time(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "all.pcapng"
     send = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 9, ('10.0.0.3', 9)) for _ in range(1500)]"
@@ -302,6 +303,7 @@ def test_a_capture_sees_arriving_packets_but_not_queued_or_dropped_ones(pair: tu
     assert seen_at(pair) == [0, 0]
 
 
+@pytest.mark.deep
 def test_packets_of_a_delay_line_are_seen_once_when_they_leave_it(pair: tuple[Tapped, Tapped]) -> None:
     """A line without netem: this shows where the capture listens. test_link_faults.py has a real one."""
     left, right = pair

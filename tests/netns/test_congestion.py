@@ -16,7 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of, rates_kept, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.traffic.options import CongestionName, FastPath, RunOptions
+from heddle.traffic.options import TRANSPORT, CongestionName, FastPath, RunOptions
 from heddle.views.pathstext import paths_text
 
 pytestmark = pytest.mark.root
@@ -72,15 +72,20 @@ def settled(lab: Lab) -> Settled:
 
 
 def incast(
-    lab: Lab, congestion: CongestionName, settings: tuple[tuple[str, float], ...] = (), fastpath: FastPath = "auto"
+    lab: Lab,
+    congestion: CongestionName,
+    settings: tuple[tuple[str, float], ...] = (),
+    fastpath: FastPath = "auto",
+    transport: str = TRANSPORT,
+    entropy: int = 1,
 ) -> RunResult:
     options = RunOptions(
         "incast", sizes=(12 << 20,), iters=1, warmup=0, fastpath=fastpath,
-        congestion=congestion, congestion_set=settings,
+        congestion=congestion, congestion_set=settings, transport=transport, entropy=entropy,
     )  # fmt: skip
     result = run(lab, options, Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
-    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
+    assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
     paths = paths_of(lab)
     assert paths.agree, paths_text(paths)
     return result
@@ -95,7 +100,7 @@ def without(net: Lab) -> Settled:
     return settled(net)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("dcqcn", SETTLING), pytest.param("swift", (), marks=pytest.mark.deep)])
+@pytest.mark.parametrize(("name", "settings"), [("dcqcn", SETTLING), ("swift", ())])
 def test_the_queue_settles_below_kmax_and_pauses_fall(
     net: Lab, without: Settled, name: CongestionName, settings: tuple[tuple[str, float], ...]
 ) -> None:
@@ -126,6 +131,20 @@ def test_the_python_loop_slows_down_too(net: Lab, without: Settled) -> None:
     assert settled(net).pauses < without.pauses / 5
     use = result.congestion
     assert use is not None and 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "transport", "entropy"), [("dcqcn", "srd", 4), ("dcqcn", "uc", 1), ("swift", "srd", 4)]
+)
+def test_it_controls_every_transport(
+    net: Lab, without: Settled, name: CongestionName, transport: str, entropy: int
+) -> None:
+    result = incast(net, name, SETTLING if name == "dcqcn" else (), "auto", transport, entropy)
+    assert settled(net).pauses < without.pauses / 2
+    use = result.congestion
+    assert use is not None and use.slowed >= SENDERS
+    assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
 
 
 @pytest.mark.deep

@@ -40,6 +40,7 @@ def established(count: int, found: dict[str, Any]) -> bool:
     return bool(found.get("totals", {}).get("established") == count)
 
 
+@pytest.mark.deep  # test_dashboard_live.py has the same in IPv4
 @pytest.mark.containers
 def test_sessions_queues_paths_and_buttons_in_containers_and_in_ipv6(runtime: str, borrow: Borrow) -> None:
     lab = borrow("tiny", *(("family=ipv6",) if runtime == "netns" else ()), runtime=runtime)

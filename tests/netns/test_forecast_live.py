@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from heddle.lab.rehash import set_hashing
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.traffic.options import RunOptions
+from heddle.traffic.options import run_options
 from tests.marks import deep
 
 pytestmark = pytest.mark.root
@@ -74,21 +75,49 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
 
 
 @pytest.mark.parametrize("keys", [deep(each) if "zones" in each else each for each in FABRICS.values()], ids=FABRICS)
-def test_ports_carry_exactly_the_bytes_predicted_offline(keys: dict[str, Any], lab_of: Callable[..., Lab]) -> None:
+def test_ports_carry_exactly_the_bytes_predicted_offline(
+    keys: dict[str, Any], lab_of: Callable[..., Lab], tmp_path: Path
+) -> None:
     lab = lab_of(**keys)
     assert kernels_differ(lab) == []
-    compare(lab, lab.fabric.policy.routing.ecmp)
+    compare(lab, lab.fabric.policy.routing.ecmp, tmp_path)
 
 
-def compare(lab: Lab, mode_name: str) -> None:
-    """Run, prove, and compare the ports' counters with a prediction from the fabric file and a mode."""
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"qps": 2, "transport": "srd", "entropy": 5},
+        deep({"qps": 3, "qp_mode": "round-robin", "transport": "srd", "entropy": 256, "sport": "own-qpn"}),
+        deep({"qps": 3, "transport": "srd", "sport": "rxe"}),
+        deep({"qps": 3, "transport": "uc", "sport": "list:50000,50001"}),
+        deep({"qps": 6, "sport": "own-qpn", "collective": "all-to-all", "algorithm": "staggered"}),
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_every_transport_and_source_port_mode_is_predicted(
+    more: dict[str, Any], lab_of: Callable[..., Lab], tmp_path: Path
+) -> None:
+    """One iteration, so that the packets of a queue pair that sprays begin with its first source port."""
+    lab = lab_of(**FABRICS["two tiers, e-ecmp"])
+    assert lab.fabric.policy.routing.ecmp == "e-ecmp"
+    compare(lab, "e-ecmp", tmp_path, warmup=0, **more)
+
+
+def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any) -> None:
+    """Run, prove, and compare the ports' counters with a prediction from the fabric file and a mode.
+
+    more: keys of the plan, which are arguments of a run.
+    """
+    keys: dict[str, Any] = {"collective": "all-reduce", "qps": 6, "size": "300000", "placement": "cyclic", **more}
     # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
-    options = RunOptions(sizes=(300_000,), qps=6, placement="cyclic", iters=1, warmup=1, timeout=20)
+    options = run_options(**keys, iters=1, warmup=warmup, timeout=20)
     result = run(lab, options, Silent())
-    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
+    assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
     proof = paths_of(lab)
     assert proof.agree
-    ahead = forecast(lab.fabric, load_plan("ring,qps=6,size=300000,placement=cyclic"), Ask(mode=mode_name), Silent())
+    plan = folder / "plan.yml"
+    plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
+    ahead = forecast(lab.fabric, load_plan(str(plan)), Ask(mode=mode_name), Silent())
     mode = ahead.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None
@@ -111,11 +140,11 @@ def test_predicted_next_hops_are_the_kernels_when_links_are_down_and_switches_dr
 
 
 @pytest.mark.deep
-def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[..., Lab]) -> None:
+def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[..., Lab], tmp_path: Path) -> None:
     lab = lab_of(**FABRICS["three tiers, flow"])
     set_hashing(lab, "pinned", HashOptions())
     try:
-        compare(lab, "pinned")
+        compare(lab, "pinned", tmp_path)
     finally:
         set_hashing(lab, "flow", HashOptions())
 

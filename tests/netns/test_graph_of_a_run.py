@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.usage import usage_of
 from tests.conftest import FabricLab
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,8 +27,7 @@ def lab(fabric_lab: FabricLab) -> Lab:
 
 
 def graph(lab: Lab, where: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, str(ROOT / "tasks.py"), "graph", lab.name, *words]
-    return subprocess.run(argv, cwd=where, capture_output=True, text=True, check=False, timeout=120)
+    return typed("graph", lab.name, *words, cwd=where)
 
 
 def test_before_a_run_and_after_it(lab: Lab, tmp_path: Path) -> None:

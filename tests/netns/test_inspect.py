@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from heddle.lab.inventory import read_inventory
 from heddle.lab.lab import Lab
 from heddle.lab.status import LabStatus, status
 from heddle.views.inventorytext import lab_text, nodes_text
+from tests.typed import typed
 
 ROOT = Path(__file__).parents[2]
 Inv = Callable[..., tuple[int, str, str]]
@@ -81,8 +81,7 @@ def test_inspect_shows_nodes_addresses_ports_and_what_is_at_the_other_end(tiny: 
 
 
 def main_inspect(lab: Lab, *words: str) -> tuple[int, str, str]:
-    argv = [sys.executable, str(ROOT / "tasks.py"), "inspect", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=dict(os.environ))
+    done = typed("inspect", *words)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mcp import Client, StdioServerParameters
 
 from heddle.base import state
 from heddle.lab.lab import Lab
 from heddle.runs.history import History
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = [sys.executable, "tasks.py", "mcp"]
@@ -47,18 +49,13 @@ async def asked(client: Client, tool: str, **arguments: Any) -> Document:
 
 def printed(*words: str) -> Document:
     """The document of a verb, as a user gets it."""
-    argv = [sys.executable, "tasks.py", *words, "--format", "json"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
-    document: Document = json.loads(done.stdout)
+    document: Document = json.loads(typed(*words, "--format", "json").stdout)
     return document
 
 
 def test_an_assistant_reads_a_lab_and_gets_the_documents_of_the_verbs(tiny: Lab) -> None:
     name = tiny.name
-    subprocess.run(
-        [sys.executable, "tasks.py", "run", "--lab", name, "--size", "16K", "--iters", "1"],
-        cwd=ROOT, check=True, capture_output=True, timeout=100,
-    )  # fmt: skip
+    assert typed("run", "--lab", name, "--size", "16K", "--iters", "1").returncode == 0
 
     async def work(client: Client) -> None:
         tools = {tool.name for tool in (await client.list_tools()).tools}
@@ -94,24 +91,15 @@ def test_errors_are_the_problems_of_the_house_and_nothing_is_changed(tiny: Lab) 
     assert History.of(tiny).ids() == before
 
 
-def test_run_is_a_tool_where_it_is_allowed(tiny: Lab) -> None:
+def test_run_is_a_tool_where_it_is_allowed_and_two_runs_are_compared_and_written_as_a_report(tiny: Lab) -> None:
+    a = str(printed("run", "--lab", tiny.name, "--size", "16K", "--iters", "1", "--qps", "1")["run_id"])
+
     async def work(client: Client) -> None:
         result = await asked(client, "run", lab=tiny.name, size="16K", iters=1, qps=2)
         assert [row["wrong"] for row in result["results"]] == [0]
         runs = (await asked(client, "runs", lab=tiny.name))["runs"]
         assert runs[-1]["qps"] == 2 and runs[-1]["last"]
-
-    talk(work, "--allow-run")
-
-
-def test_two_runs_are_compared_and_written_as_a_report(tiny: Lab) -> None:
-    def measured(qps: int) -> str:
-        done = printed("run", "--lab", tiny.name, "--size", "16K", "--iters", "1", "--qps", str(qps))
-        return str(done["run_id"])
-
-    a, b = measured(1), measured(2)
-
-    async def work(client: Client) -> None:
+        b = str(result["run_id"])
         found = await asked(client, "compare", a=a, b=b, lab=tiny.name)
         assert found == printed("compare", a, b, "--lab", tiny.name)
         assert [(row["name"], row["a"], row["b"]) for row in found["settings"]] == [("run.qps", "1", "2")]
@@ -161,6 +149,7 @@ def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: L
     assert "lab nope is not running" in err and "Traceback" not in err
 
 
+@pytest.mark.deep
 def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     wire = Wire("--allow-run")
     arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}

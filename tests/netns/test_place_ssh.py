@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import deep
 from tests.sshd import NEEDS, SshServer, children_of, until
 
 pytestmark = NEEDS
@@ -198,17 +199,23 @@ def test_damaged_and_incomplete_files_on_the_server_are_repaired(server: SshServ
     assert server.inv("doctor").stderr == ""
 
 
-def test_files_go_there_and_come_back(server: SshServer, tmp_path: Path) -> None:
-    fabric = tmp_path / "my fabric.yml"
-    fabric.write_text("name: mine\nracks: 1\nctsw: 1\n")
+@pytest.mark.parametrize(
+    ("folder", "out"), [("", "o ut/x"), deep("../", "../y"), deep("{}/", "{}/z")], ids=["here", "above", "absolute"]
+)
+def test_files_go_there_and_come_back(server: SshServer, tmp_path: Path, folder: str, out: str) -> None:
+    (tmp_path / "my fabric.yml").write_text("name: mine\nracks: 1\nctsw: 1\n")
     (tmp_path / "sub").mkdir()
-    for typed, out in (("my fabric.yml", "o ut/x"), ("../my fabric.yml", "../y"), (str(fabric), str(tmp_path / "z"))):
-        spot = tmp_path / "sub" if typed.startswith("..") else tmp_path
-        done = server.inv("render", typed, "--out", out, cwd=spot)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"wrote {out}/mine.clab.yml, with the files that it binds beside it\n"
-        assert (spot / out / "mine.clab.yml").exists()
-        assert os.access(spot / out / "rtsw1/start.sh", os.R_OK)
+    spot, out = tmp_path / "sub" if folder == "../" else tmp_path, out.format(tmp_path)
+    done = server.inv("render", f"{folder.format(tmp_path)}my fabric.yml", "--out", out, cwd=spot)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"wrote {out}/mine.clab.yml, with the files that it binds beside it\n"
+    assert (spot / out / "mine.clab.yml").exists()
+    assert os.access(spot / out / "rtsw1/start.sh", os.R_OK)
+
+
+@pytest.mark.deep
+def test_files_without_a_directory_come_back_and_nothing_is_left(server: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "my fabric.yml").write_text("name: mine\nracks: 1\nctsw: 1\n")
     assert server.inv("render", "my fabric.yml", cwd=tmp_path).returncode == 0
     assert (tmp_path / "out" / "mine.clab.yml").exists()
     left = [p.name for p in server.brought().parent.iterdir() if p.name.startswith("s")]

@@ -37,6 +37,8 @@ def labs(place: UserPlace) -> dict[int, str]:
     return {int(path.name.removeprefix("lab-")): path.read_text() for path in place.path.glob("lab-*")}
 
 
+# `./inv test` itself has two workers, each with a pool of its own.
+@pytest.mark.deep
 def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers: Leftovers) -> None:
     place = UserPlace.below(tmp_path, test_first=FIRST, test_left=LEFT)
     (place.path / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\n")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.resources import HERE
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.rehash import set_hashing
@@ -21,13 +19,24 @@ from heddle.runs.past import load, proven
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import report_html
+from tests.typed import typed
 
 OPTIONS = RunOptions(sizes=(4096, 65536), qps=4, iters=3)
 
 
-@pytest.fixture
-def copied(name: str, tmp_path: Path) -> tuple[Path, Path, list[str]]:
+@pytest.fixture(scope="module")
+def copied(
+    lab_name: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, Path, list[str]]]:
     """Two runs, the second with another hashing, copied before their lab went down; and the paths of the first."""
+    name, tmp_path = lab_name(), tmp_path_factory.mktemp("runs")
+    try:
+        yield measured(name, tmp_path)
+    finally:
+        labs.down(name)
+
+
+def measured(name: str, tmp_path: Path) -> tuple[Path, Path, list[str]]:
     lab = labs.up(load_fabric("tiny", name=name)).lab
     run(lab, OPTIONS, Silent())
     paths = [" ".join(each.measured) for each in proven(lab, load(lab)).flows]
@@ -39,7 +48,7 @@ def copied(name: str, tmp_path: Path) -> tuple[Path, Path, list[str]]:
 
 
 def inv(*words: str, cwd: Path) -> tuple[int, str, str]:
-    done = subprocess.run([*HERE.command(), *words], cwd=cwd, capture_output=True, text=True, check=False)
+    done = typed(*words, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 

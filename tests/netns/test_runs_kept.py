@@ -27,13 +27,13 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from tests.marks import deep
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def inv(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, str(ROOT / "tasks.py"), *words]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    return typed(*words)
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,17 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from heddle.cli.tour_verb import STEPS
+from tests.marks import deep
 
 ROOT = Path(__file__).resolve().parents[2]
 TOUR = [sys.executable, "tasks.py", "tour"]
@@ -57,7 +59,18 @@ class Typing:
         """Read to the end; the exit code."""
         while self._read():
             pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait; the exit code."""
+        code, self.pid = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), 0
+        return code
+
+    def close(self) -> None:
+        """Close the terminal's window."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     @property
     def lab(self) -> str:
@@ -68,8 +81,13 @@ class Typing:
 
 
 @pytest.fixture
-def typing() -> Typing:
-    return Typing()
+def typing() -> Iterator[Typing]:
+    """The tour on a terminal. A test that ends early closes it, and waits until the tour has put things in order."""
+    terminal = Typing()
+    yield terminal
+    terminal.close()
+    if terminal.pid:
+        terminal.ended()
 
 
 def test_q_ends_the_tour_and_takes_its_lab_down(typing: Typing, leftovers: Leftovers) -> None:
@@ -86,7 +104,7 @@ def test_q_ends_the_tour_and_takes_its_lab_down(typing: Typing, leftovers: Lefto
     assert leftovers(typing.lab) == []
 
 
-@pytest.mark.parametrize("begun", ["create: ", "converged in"], ids=["in the middle of up", "at the prompt"])
+@pytest.mark.parametrize("begun", ["create: ", deep("converged in")], ids=["in the middle of up", "at the prompt"])
 def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Leftovers) -> None:
     typing.until("q ends the tour:")
     typing.type("\n")
@@ -97,6 +115,19 @@ def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Lef
     assert typing.code() == 130
     assert "Traceback" not in typing.said and "[3 of 7]" not in typing.said
     assert leftovers(typing.lab) == []
+
+
+@pytest.mark.parametrize("begun", [deep("create: "), "# Collective test starting"])
+def test_a_closed_terminal_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Leftovers) -> None:
+    """The kernel sends SIGHUP to the tour and to its command, and the tour ends its command: two signals at once."""
+    for _ in range(2 if begun.startswith("#") else 1):
+        typing.until("q ends the tour:")
+        typing.type("\n")
+    typing.until(begun)
+    lab = typing.lab
+    typing.close()
+    assert typing.ended() == 128 + signal.SIGHUP
+    assert leftovers(lab) == []
 
 
 @pytest.mark.deep

@@ -19,6 +19,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
@@ -88,7 +89,8 @@ def test_a_lost_packet_ends_a_run_of_uc_and_is_named(lab: Lab) -> None:
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 16))
     began = time.monotonic()
     with pytest.raises(
-        CheckError, match=r"rank \d on host3:eth1: QP 0x\w+: .* lost \(last good PSN 0x\w+\), and uc"
+        CheckError,
+        match=r"rank \d on host3:eth1: QP 0x\w+ from rank \d on host\d:eth1: .* lost \(last good PSN 0x\w+\), and uc",
     ) as caught:
         ran(lab, transport="uc", sizes=(1 << 21,))
     assert caught.value.problems[0].hint.startswith("use --transport rc")
@@ -105,7 +107,18 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
     assert "last good PSN 0x" in said and "no packet moves any more" in said
 
 
-@pytest.mark.parametrize("qps", [1, 2])
+@pytest.mark.parametrize("entropy", [4, deep(1)])
+def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab, entropy: int) -> None:
+    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
+    result = ran(lab, transport="srd", entropy=entropy, timeout=14, iters=2)
+    lost = result.queues.drops["fault"] if result.queues is not None else 0
+    assert result.wrong == 0 and lost > 0
+    assert total(result, "retransmitted") > 0
+    paths = paths_of(lab)
+    assert paths.agree, paths_text(paths)
+
+
+@pytest.mark.parametrize("qps", [2, deep(1)])
 def test_srd_sprays_over_source_ports_and_every_path_is_counted(lab: Lab, qps: int) -> None:
     result = ran(lab, transport="srd", entropy=8, qps=qps, placement="cyclic")
     assert result.wrong == 0

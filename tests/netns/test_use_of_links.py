@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from heddle.views.pathstext import paths_text
 from heddle.views.usage import usage_of
 from tests.conftest import FabricLab
 from tests.netns.static_fabric import dropping
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = 20_000_000
@@ -74,8 +73,7 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab) -> None:
     assert by_port["rtsw1:eth2"].seconds[0] == pytest.approx(links["rtsw1:eth2"].seconds)
     assert not by_port["rtsw4:eth1"].ranked and by_port["rtsw1:eth1"].ranked
 
-    argv = [sys.executable, str(ROOT / "tasks.py"), "paths", "--lab", lab.name, "--format", "json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = typed("paths", "--lab", lab.name, "--format", "json")
     data = json.loads(done.stdout)
     assert data["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"]}
     assert data["delivery"]["received"] == paths.delivery.received

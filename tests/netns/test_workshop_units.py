@@ -17,6 +17,7 @@ from heddle.base.resources import HERE
 from heddle.workshop.catalogue import find_unit, unit_ids
 from heddle.workshop.unitcommands import run_command
 from heddle.workshop.unitlife import write_files
+from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
 
@@ -25,6 +26,16 @@ def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
     """One command as a learner types it, in a directory of the learner's. ends: the exit code that it must have."""
     argv = [*HERE.command(), *words, "--format=json"]
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
+    return document(done, ends)
+
+
+def check(number: str, cwd: Path, ends: int) -> dict[str, Any]:
+    """`./inv lab check`, in this process: there are many of them."""
+    return document(typed("lab", "check", number, "--format=json", cwd=cwd), ends)
+
+
+def document(done: subprocess.CompletedProcess[str], ends: int) -> dict[str, Any]:
+    words = done.args
     assert done.returncode == ends, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -40,7 +51,7 @@ def go_through(
     )
     assert (started["lab"], started["runtime"], started["created"]) == (name, runtime, True)
 
-    before = inv("lab", "check", unit.number, cwd=cwd, ends=1)
+    before = check(unit.number, cwd, ends=1)
     assert [step["step"] for step in before["steps"]] == list(unit.spec.steps)
     done_already = [step["step"] for step in before["steps"] if step["state"] == "ok"]
     assert not done_already, f"{unit_id}: right before the learner has done anything: {done_already}"
@@ -50,7 +61,7 @@ def go_through(
             write_files(unit, wrong.files)
             for command in wrong.commands:
                 run_command(command, name)
-            verdicts = {each["step"]: each for each in inv("lab", "check", unit.number, cwd=cwd, ends=1)["steps"]}
+            verdicts = {each["step"]: each for each in check(unit.number, cwd, ends=1)["steps"]}
             seen = verdicts[step]
             assert (seen["state"], seen["mistake"]) == ("wrong", mistake), f"{unit_id}: {step}, {mistake}: {seen}"
             assert seen["hint"] == wrong.hint

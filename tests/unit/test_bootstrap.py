@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A tree with `inv`, a lock file without packages, and a tasks.py that says what it was given."""
-    tree = tmp_path / "a b" / "heddle"
+    return cloned(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Such a tree after its first call, which made the venv, and that call. Tests leave the tree as it is."""
+    tree = cloned(tmp_path_factory.mktemp("first"))
+    return tree, inv(tree, "x", HEDDLE_PYTHON=sys.executable)
+
+
+def cloned(place: Path) -> Path:
+    tree = place / "a b" / "heddle"
     tree.mkdir(parents=True)
     shutil.copy(ROOT / "inv", tree / "inv")
     (tree / "requirements.lock").write_text("# nothing\n")
@@ -58,11 +69,13 @@ def test_it_works_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
     assert inv(tmp_path, "x").stdout.startswith("['x']")
 
 
-def test_the_first_call_makes_a_venv_and_the_next_does_not(clone: Path) -> None:
-    first = inv(clone, "x", HEDDLE_PYTHON=sys.executable)
-    assert first.stdout.startswith("['x']"), first.stderr
-    assert "setting up" in first.stderr
-    assert inv(clone, "x").stderr == ""
+def test_the_first_call_makes_a_venv_and_the_next_does_not(
+    first: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    tree, done = first
+    assert done.stdout.startswith("['x']"), done.stderr
+    assert "setting up" in done.stderr
+    assert inv(tree, "x").stderr == ""
 
 
 @pytest.mark.deep
@@ -103,7 +116,11 @@ def test_two_first_calls_at_once_both_work(clone: Path) -> None:
     assert sum(b"setting up Heddle" in err for _, err in said) == 1
 
 
-def test_packages_that_cannot_be_had_are_no_traceback(clone: Path) -> None:
+def test_packages_that_cannot_be_had_are_no_traceback(
+    clone: Path, first: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    shutil.copytree(first[0] / ".venv", clone / ".venv", symlinks=True)
+    (clone / ".venv/heddle-stamp").unlink()
     (clone / "requirements.lock").write_text(f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
     done = inv(clone, "status", "--format", "json", HEDDLE_PYTHON=sys.executable, PIP_NO_INDEX="1")
     assert done.returncode == 3

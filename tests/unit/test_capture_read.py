@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     with path.open("wb") as out:
         out.write(pcap([]))
         record = pcap(FRAMES)[24:]
-        for _ in range(30_000_000 // len(record)):
+        for _ in range(10_000_000 // len(record)):
             out.write(record)
     tracemalloc.start()
     try:
@@ -176,7 +176,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert totals.wire_bytes > 25_000_000
+    assert totals.wire_bytes > 8_000_000
     assert peak < 1_000_000
 
 

@@ -170,12 +170,19 @@ def test_parameters_of_hardware_are_scaled() -> None:
 
 
 def test_every_parameter_out_of_range_is_reported_with_range_and_default() -> None:
-    given = (("rpg_gd", 14), ("rpg_min_rate", 500_000), ("rpg_tine_reset", 3), ("rpg_threshold", 1.5))
+    given = (
+        ("rpg_gd", 14), ("rpg_byte_reset", 40_000), ("rpg_min_rate", 500_000), ("rpg_tine_reset", 3),
+        ("rpg_threshold", 1.5),
+    )  # fmt: skip
     with pytest.raises(InputError) as caught:
         values_of("dcqcn", Dcqcn.tunables, given, 400_000)
-    gd, rate, name, whole = caught.value.problems
+    gd, bytes_, rate, name, whole = caught.value.problems
     assert str(gd) == (
-        "--cc-set rpg_gd=14 is outside 10 to 11 log2\n  hint: the default is 11 log2: a cut is alpha / 2^(rpg_gd - 10)"
+        "--cc-set rpg_gd=14 is outside 10 to 11\n  hint: the default is 11: a cut is alpha / 2^(rpg_gd - 10)"
+    )
+    assert str(bytes_) == (
+        "--cc-set rpg_byte_reset=40000 is outside 0 to 32767 x 64 bytes\n"
+        "  hint: the default is 32767 x 64 bytes: bytes between byte events; 0: no byte counter"
     )
     assert "is outside 1 to 400000 Mb/s (the line rate)" in str(rate)
     assert str(name) == "--cc-set rpg_tine_reset=3 is not a parameter of dcqcn\n  hint: did you mean rpg_time_reset?"

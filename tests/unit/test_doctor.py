@@ -82,6 +82,9 @@ def test_missing_packages_are_named_with_the_command() -> None:
 
 @pytest.mark.usefixtures("no_frr")
 def test_the_command_for_several_packages_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # apt's own answers take seconds; the test above has them.
+    monkeypatch.setattr(packages, "_has", lambda package: package != "nosuch")
+    monkeypatch.setattr(packages, "_announced", lambda words: "")
     monkeypatch.setattr(packages, "libbpf", lambda: None)
     monkeypatch.setattr(packages, "HOST_TOOLS", ("nosuch",))
     tool = packages.Part("nosuch", "is typed in hosts", ("nosuch",), lambda: False)

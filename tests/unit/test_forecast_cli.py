@@ -21,6 +21,7 @@ from heddle.forecast.planfile import load_plan
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind
+from tests.marks import deep
 
 NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
 
@@ -184,7 +185,7 @@ def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> 
     assert files_in(NOTHING) == []
 
 
-@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+@pytest.mark.parametrize("kind", ["svg", deep("png"), deep("pdf")])
 def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
     result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
     word = picture_kind("--heatmap", f"x.{kind}")

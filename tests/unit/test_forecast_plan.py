@@ -57,28 +57,28 @@ def test_a_plan_by_word_is_any_collective_or_the_matrix_of_that_name(collective:
 @pytest.mark.parametrize("placement", ["block", "cyclic", "host4,host1,host6,host2"])
 @pytest.mark.parametrize("sport", SPORTS)
 @pytest.mark.parametrize("qps", [1, 3, 16])
-@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize(("family", "entropy"), [("ipv4", 1), ("ipv6", 1), ("ipv4", 5)])
 def test_an_offline_plan_has_the_queue_pairs_of_a_run(
-    placement: str, sport: str, qps: int, family: str, tmp_path: Path
+    placement: str, sport: str, qps: int, family: str, entropy: int, tmp_path: Path
 ) -> None:
     built = fabric(nics_per_host=2, family=family)
     typed = plan_file(
         tmp_path / "p.yml",
-        f"collective: all-reduce\nqps: {qps}\nsport: {sport}\nplacement: {placement}\nranks: 7\n",
+        f"collective: all-reduce\nqps: {qps}\nsport: {sport}\nplacement: {placement}\nranks: 7\n"
+        f"transport: {'rc' if entropy == 1 else 'srd'}\nentropy: {entropy}\n",
     )
     planned = traffic_of(built, load_plan(typed))
-    options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7)
+    options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7, entropy=entropy)
     plan = build_plan(built, options)
     assert tuple(planned.endpoints) == plan.endpoints
     wanted = FlowArrays.of(plan.flows())
-    parts = [
-        flows_of(planned.connections, part, planned.address) for part in planned.connections.batches(limit=2 * qps)
-    ]
+    batches = planned.connections.batches(limit=2 * qps * entropy)
+    parts = [flows_of(planned.connections, part, planned.address) for part in batches]
     assert len(parts) == 4  # of seven connections: as many batches as that takes
     for column in ("src", "dst", "sport", "dport", "qpn"):
         found = np.concatenate([getattr(part, column) for part in parts])
         assert (found == getattr(wanted, column)).all(), column
-    ends = [(flow.src_rank, flow.dst_rank) for flow in plan.flows()[::qps]]
+    ends = [(flow.src_rank, flow.dst_rank) for flow in plan.flows()[:: qps * entropy]]
     assert list(zip(planned.connections.src.tolist(), planned.connections.dst.tolist(), strict=True)) == ends
 
 
@@ -122,6 +122,68 @@ def test_bytes_of_a_collective_are_those_of_its_messages(
         else:  # which of the QPs got the message that is an element longer differs between ranks of a kind
             assert volume.wire[row].sum() == sum(wire)
             assert np.abs(volume.wire[row] - wire).max() <= 4 * len(wire) * ranks
+
+
+def sprayed(messages: list[list[int]], mtu: int, overhead: int, sports: int) -> list[int]:
+    """Bytes by queue pair and source port, packet by packet. messages: payloads of each queue pair, in order."""
+    wire = []
+    for mine in messages:
+        turn, ports = 0, [0] * sports
+        for payload in mine:
+            for start in range(0, payload, mtu):
+                size = min(mtu, payload - start)
+                last = start + size == payload
+                ports[turn % sports] += overhead + size + -size % 4 + RETH_BYTES + (IMM_BYTES if last else 0)
+                turn += 1
+        wire += ports
+    return wire
+
+
+@pytest.mark.parametrize("pattern", [pytest.param(p, id=p.collective) for p in patterns().values()])
+@pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
+@pytest.mark.parametrize("sports", [1, 2, 7, 256])
+@pytest.mark.parametrize("count", [3, 5_000, 200_005])
+def test_a_queue_pair_that_sprays_uses_its_source_ports_packet_by_packet(
+    pattern: Pattern, qp_mode: str, sports: int, count: int
+) -> None:
+    """The pair of each kind that is computed is exact; others of its kind may have their shorter messages elsewhere."""
+    qps, chunk, mtu, overhead, ranks = 3, 4096 * 5, 4096, LAYOUTS[4].overhead_bytes, 5
+    cut = Cutting(mtu, overhead, qps, "split" if qp_mode == "split" else "round-robin", chunk, True, sports)
+    pairs, kind, volume = of_pattern(pattern, ranks, count, cut)
+    assert volume.wire.shape[1] == qps * sports
+    seen = set()
+    for (src, dst), row in zip(pairs.tolist(), kind.tolist(), strict=True):
+        messages: list[list[int]] = [[] for _ in range(qps)]
+        sends = [send for send in build_schedule(pattern, ranks, src, count, chunk).sends if send.peer == dst]
+        for turn, send in enumerate(sends):
+            size = (send.hi - send.lo) * 4
+            if qp_mode == "split":
+                for index, (_, part) in enumerate(part_sizes(size, qps)):
+                    messages[index].append(part)
+            else:
+                messages[turn % qps].append(size)
+        wanted = sprayed(messages, mtu, overhead, sports)
+        if row not in seen:
+            assert volume.wire[row].tolist() == wanted
+        assert volume.wire[row].sum() == sum(wanted)
+        seen.add(row)
+
+
+@pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
+def test_a_matrix_is_sprayed_too(qp_mode: str) -> None:
+    qps, chunk, mtu, overhead, sports = 2, 8192, 1024, LAYOUTS[6].overhead_bytes, 3
+    cut = Cutting(mtu, overhead, qps, "split" if qp_mode == "split" else "round-robin", chunk, True, sports)
+    lengths = [1, 130, 8192, 8193, 100_000, 24576]
+    for length, wire in zip(lengths, of_lengths(np.array(lengths), cut).wire.tolist(), strict=True):
+        messages: list[list[int]] = [[] for _ in range(qps)]
+        for turn, start in enumerate(range(0, length, chunk)):
+            size = min(chunk, length - start)
+            if qp_mode == "split":
+                for index, (_, part) in enumerate(part_sizes(size, qps)):
+                    messages[index].append(part)
+            else:
+                messages[turn % qps].append(size)
+        assert wire == sprayed(messages, mtu, overhead, sports)
 
 
 @pytest.mark.parametrize("qp_mode", ["split", "round-robin"])

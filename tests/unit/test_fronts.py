@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.marks import deep
+from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 # Each is followed by words of Heddle. ./inv itself is in test_bootstrap.py; the last line of it runs tasks.py.
 FRONTS = {
-    "./inv": [sys.executable, str(ROOT / "tasks.py")],
+    "tasks.py": [sys.executable, str(ROOT / "tasks.py")],
     "invoke": [str(Path(sys.executable).with_name("invoke"))],
     "inv": [str(Path(sys.executable).with_name("inv"))],
     "python -m invoke": [sys.executable, "-m", "invoke"],
@@ -27,9 +28,12 @@ FRONTS = {
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=["./inv", "invoke", deep("inv"), deep("python -m invoke")])
-def typed_to(request: pytest.FixtureRequest, tmp_path: Path) -> Typed:
+@pytest.fixture(params=["./inv", "invoke", deep("tasks.py"), deep("inv"), deep("python -m invoke")])
+def typed_to(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     """Run a line by one of the programs that take Heddle's verbs, in the project's directory."""
+    if request.param == "./inv":
+        monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
+        return typed
     argv = FRONTS[request.param]
     env = _env(HEDDLE_STATE_DIR=str(tmp_path))
 

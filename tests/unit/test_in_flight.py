@@ -73,4 +73,6 @@ def test_windows_that_cannot_fill_the_path_are_named_with_the_product() -> None:
         "--window 20 on each of 5 QPs keeps 100 packets in flight, but the bandwidth-delay product of the longest path"
         " is 500 packets: a connection reaches at most 20 % of the line rate; use --window 100 or more, or leave it out"
     )
-    assert shortfall(RunOptions(window=1), 73).startswith("--window 1 keeps 1 packets in flight, but")
+    assert shortfall(RunOptions(window=1), 73).startswith("--window 1 keeps 1 packet in flight, but")
+    assert "reaches at most 0.1 % of the line rate" in shortfall(RunOptions(window=2), 1926)
+    assert "reaches at most 99 % of the line rate" in shortfall(RunOptions(window=1925), 1926)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import heddle
 
@@ -17,6 +20,18 @@ ALONE = {"runtimes/enter.py"}
 # A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
 SMALL = 255
 LONG_FORMAT = 6
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Trees of all files are large: they go with the last test."""
+    yield
+    tree_of.cache_clear()
 
 
 def doubles(found: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
@@ -30,7 +45,7 @@ def doubles(found: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
 def classes(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     """Public classes at the top of modules."""
     for path in files:
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 yield node.name, f"{path}:{node.lineno}"
 
@@ -55,7 +70,7 @@ def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 def constants(files: Iterable[Path]) -> Iterator[tuple[tuple[str, str], str]]:
     """(name without underscore, value) of each constant that is not equal in two modules by chance."""
     for path in files:
-        for name, value in assigned(ast.parse(path.read_text())):
+        for name, value in assigned(tree_of(path)):
             if name.startswith("__") or isinstance(value, (ast.Subscript, ast.Lambda)):
                 continue  # `__all__`; an alias of a type
             number = value.value if isinstance(value, ast.Constant) else None
@@ -67,7 +82,7 @@ def constants(files: Iterable[Path]) -> Iterator[tuple[tuple[str, str], str]]:
 def formats(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     """Formats of `struct.Struct`, long enough that two equal ones mean the same header."""
     for path in files:
-        for name, value in assigned(ast.parse(path.read_text())):
+        for name, value in assigned(tree_of(path)):
             if isinstance(value, ast.Call) and ast.unparse(value.func) == "struct.Struct" and name:
                 text = str(ast.literal_eval(value.args[0]))
                 if len(text) >= LONG_FORMAT:

@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,12 @@ class Drawn:
         return Stroke(float(style.get("stroke-width", 1.0)), style["stroke"], (x1, y1, x2, y2))
 
 
+@cache
+def plain(name: str) -> Drawn:
+    """One of FABRICS without loads; tests only read it."""
+    return Drawn(drawing("svg", FABRICS[name]))
+
+
 def loads_of(fabric: Fabric, sent: dict[str, int]) -> list[LinkLoad]:
     """Loads where only these ports sent anything, in bytes."""
     rows = [(":".join(link.a), ":".join(link.b), link.rate_bps) for link in fabric.links]
@@ -77,8 +84,7 @@ def loads_of(fabric: Fabric, sent: dict[str, int]) -> list[LinkLoad]:
 
 @pytest.mark.parametrize("name", sorted(FABRICS))
 def test_every_node_rack_and_port_is_drawn_once(name: str) -> None:
-    fabric = FABRICS[name]
-    drawn = Drawn(drawing("svg", fabric))
+    fabric, drawn = FABRICS[name], plain(name)
     assert drawn.named("node-") == {node.name for node in fabric.nodes}
     assert drawn.named("sent-") == {port.ref for node in fabric.nodes for port in node.ports}
     assert drawn.named("rack-") == {str(node.group("rack")) for node in fabric.nodes if node.group("rack") is not None}
@@ -108,7 +114,7 @@ def test_a_user_supplied_lab_need_not_be_a_clos() -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "demo", "zone"])
 def test_every_node_of_a_preset_is_named(name: str) -> None:
-    texts = Drawn(drawing("svg", FABRICS[name])).texts
+    texts = plain(name).texts
     assert {node.name for node in FABRICS[name].nodes} <= set(texts)
 
 
@@ -119,13 +125,12 @@ def test_zones_are_framed_below_the_switches_that_join_them() -> None:
     assert {"zone 1", "zone 2", "ATSW", *(node.name for node in fabric.nodes)} <= set(drawn.texts)
     assert any("CTSW to ATSW: busiest ctsw1:eth3" in text and "max 700 B (ctsw1:eth3)" in text for text in drawn.texts)
     assert any("ATSW to CTSW: busiest atsw2:eth1" in text and "max 300 B (atsw2:eth1)" in text for text in drawn.texts)
-    zone = FABRICS["zone"]
-    assert not Drawn(drawing("svg", zone)).named("zone-"), "one zone needs no frame"
+    assert not plain("zone").named("zone-"), "one zone needs no frame"
 
 
 def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
     fabric = FABRICS["large"]
-    texts = Drawn(drawing("svg", fabric)).texts
+    texts = plain("large").texts
     hosts = [text for text in texts if re.fullmatch(r"host\d+", text)]
     assert 0 < len(hosts) < len(fabric.hosts) / 2
     assert "host1" in hosts
@@ -134,8 +139,7 @@ def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
 
 @pytest.mark.parametrize("name", sorted(FABRICS))
 def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
-    fabric = FABRICS[name]
-    drawn = Drawn(drawing("svg", fabric))
+    fabric, drawn = FABRICS[name], plain(name)
     starts: dict[int, set[float]] = {}
     ends = []
     for node in fabric.nodes:
@@ -191,7 +195,7 @@ def test_a_slow_link_is_darker_than_a_fast_one_with_more_bytes() -> None:
 
 
 def test_without_a_run_the_picture_says_so() -> None:
-    drawn = Drawn(drawing("svg", FABRICS["tiny"]))
+    drawn = plain("tiny")
     assert "no run yet: links have no load" in drawn.texts
     assert drawn.named("spread-") == set()
     assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
@@ -205,8 +209,8 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_p
         "sys.stdout.buffer.write(drawing(kind_of(sys.argv[1]), load_fabric('tiny').fabric, (), 'a run'))"
     )
     argv = [sys.executable, "-c", code, kind]
-    one, other = (subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout for _ in range(2))
-    assert one == other
+    one = drawing(kind_of(kind), FABRICS["tiny"], (), "a run")
+    assert one == subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
     assert one.startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[kind])
     assert len(one) > 5_000
 

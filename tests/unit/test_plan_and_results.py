@@ -66,7 +66,7 @@ def test_all_wrong_options_are_reported_at_once() -> None:
     assert "did you mean split?" in message
     assert "did you mean all-reduce?" in message
     assert "--window 0 is outside 1 to 16384" in message
-    assert "--timeout 7 is outside 8 to 31" in message
+    assert "--timeout 7 is outside 8 to 31\n  hint: leave it out for a timeout that follows rates" in message
 
 
 def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:

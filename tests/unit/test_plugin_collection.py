@@ -14,6 +14,7 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.doctor import Check
 from heddle.testing import skipreasons
+from tests.marks import deep
 from tests.userplace import PLUGIN, ROOT, UserPlace, section
 
 BAD = """
@@ -85,8 +86,13 @@ def test_a_fixture_of_the_users_with_the_same_name_comes_first_and_what_does_not
     assert "Traceback" not in said and "calls.py" not in said
 
 
-@pytest.mark.parametrize("installed", [False, True])
-@pytest.mark.parametrize("how", ["option", "conftest", "both"])
+@pytest.mark.parametrize(
+    ("how", "installed"),
+    [
+        ("both", True), deep("both", False), deep("option", True), deep("option", False),
+        deep("conftest", True), deep("conftest", False),
+    ],
+)  # fmt: skip
 def test_the_plugin_is_loaded_once_however_often_it_is_named(tmp_path: Path, how: str, installed: bool) -> None:
     text = "def test_mine(request):\n    assert request.config.getoption('--heddle-runtime') == 'netns'\n"
     place = UserPlace.below(tmp_path, test_mine=text)
@@ -115,8 +121,8 @@ def test_loading_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--heddle-runtime", "docker"], "invalid choice: 'docker'"),
-        (["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
+        deep(["--heddle-runtime", "docker"], "invalid choice: 'docker'"),
+        deep(["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
         (
             ["--heddle-pcap", "test_mine.py"],
             "--heddle-pcap took test_mine.py as its directory: write --heddle-pcap=DIR",

@@ -84,6 +84,10 @@ def test_a_host_s_queue_is_drawn_when_it_was_paused_or_is_asked_for_and_behind_t
 
 def test_the_same_run_gives_the_same_bytes() -> None:
     assert svg_text(recorded()) == svg_text(recorded())
+
+
+@pytest.mark.deep
+def test_so_it_does_in_a_pdf_and_a_png_is_one() -> None:
     found = recorded()
     assert draw("png", found, panels(found)).startswith(b"\x89PNG")
     pages = [draw("pdf", recorded(), panels(recorded())) for _ in range(2)]

@@ -213,7 +213,14 @@ def test_only_go_back_n_is_compiled() -> None:
             "--entropy 8 is not for --transport rc, which needs packets in order\n"
             "  hint: use --transport srd, or more --qps",
         ),
-        ({"entropy": 257, "transport": "srd"}, "--entropy 257 is outside 1 to 256"),
+        (
+            {"entropy": 257, "transport": "srd"},
+            "--entropy 257 is outside 1 to 256\n  hint: the default is 1: no spraying by NICs",
+        ),
+        (  # one error: nothing can be said about what an unknown transport supports
+            {"entropy": 4, "recovery": "go-back-0", "transport": "srb"},
+            "--transport srb is not a transport\n  hint: did you mean srd?",
+        ),
     ],
 )
 def test_wrong_recoveries_and_entropy_are_refused(options: dict[str, object], text: str) -> None:

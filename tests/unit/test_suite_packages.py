@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli import test_verb
-from heddle.cli.test_verb import ALL, QUICK, SUITES, check_suite, marked_needs, needed_packages
+from heddle.cli.test_verb import ALL, QUICK, SUITES, _marked, check_suite, marked_needs, needed_packages
 from heddle.host import packages
 from heddle.host.packages import BUILD, PARTS, TEST_EXTRAS
 from tests.marks import deep
@@ -47,8 +48,13 @@ _COMMAND: Final = re.compile(r"(?:^|[;&|(]|\bdo\b|\bthen\b)\s*(?:exec\s+)?([a-z]
 _PROGRAM: Final = re.compile(r"[a-z][a-z0-9_.+-]*")
 
 
-def programs_of(source: str) -> Iterator[tuple[str, int]]:
+@cache  # files of tests/netns are of several suites
+def programs_of(source: str) -> tuple[tuple[str, int], ...]:
     """Programs that a source starts, and the line of each."""
+    return tuple(_programs_of(source))
+
+
+def _programs_of(source: str) -> Iterator[tuple[str, int]]:
     tree = ast.parse(source)
     engine = {id(word) for call in _calls(tree) if _name(call) in ENGINE for word in ast.walk(call)}
     brought = frozenset(program for part in PARTS.values() for program in part.programs)
@@ -89,7 +95,8 @@ def _text(node: ast.AST) -> str:
 
 def needs_of(source: str) -> set[str]:
     """Parts that the marks `needs` of a source name; those of tests/sshd.py are of all that log in to its server."""
-    calls = [call for call in _calls(ast.parse(source)) if ast.unparse(call.func) == "pytest.mark.needs"]
+    tree = ast.parse(source if "mark.needs(" in source else "")
+    calls = [call for call in _calls(tree) if ast.unparse(call.func) == "pytest.mark.needs"]
     found = {_text(word) for call in calls for word in call.args}
     return found | (needs_of((TESTS / "sshd.py").read_text(encoding="utf-8")) if "= NEEDS" in source else set())
 
@@ -165,7 +172,17 @@ def test_parts_of_marks_are_those_that_suites_do_not_install_anyway() -> None:
     ],
 )
 def test_the_chosen_tests_decide(suite: str, words: list[str], chosen: set[str]) -> None:
-    assert marked_needs(suite, words) == chosen
+    assert marked_needs(suite, words, TEST_EXTRAS) == chosen
+
+
+def test_every_file_with_a_mark_is_asked() -> None:
+    """And few others: pytest takes long to collect all of them."""
+    for folder in sorted({name for names in FOLDERS.values() for name in names}):
+        sources = {path: path.read_text(encoding="utf-8") for path in (TESTS / folder).glob("test_*.py")}
+        needs = {path: needs_of(source) for path, source in sources.items()}
+        for name in sorted({name for named in needs.values() for name in named}):
+            assert {path for path, named in needs.items() if name in named} <= set(_marked(TESTS / folder, [name]))
+    assert len(list(_marked(TESTS / "netns", ["sudo"]))) < 8
 
 
 @pytest.mark.parametrize("absent", [[], ["openssh-server", "tshark"]])
@@ -182,7 +199,9 @@ def test_only_what_is_missing_and_needed_by_a_chosen_test_is_asked_for(
     monkeypatch.setattr(test_verb, "marked_needs", needs)
     found = needed_packages({"suite": "netns", "build": False, "args": ("-k", "mine")})
     assert set(found) & set(TEST_EXTRAS) == ({"tshark"} if absent else set())
-    assert asked == ([("netns", ("-k", "mine"))] if absent else []), "pytest is asked only where something is missing"
+    assert asked == ([("netns", ("-k", "mine"), absent)] if absent else []), (
+        "pytest is asked only where something is missing"
+    )
 
 
 def test_a_wrong_suite_is_named_with_the_nearest_word() -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 from heddle.endpoints.congestion.controlled import CONTROLLERS
+from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.expected import block_elements
 from heddle.host import saturation
 from heddle.traffic.admission import ADMISSION_TUNABLES
@@ -49,10 +50,18 @@ def test_the_names_of_the_document_exist() -> None:
 @pytest.mark.parametrize("name", CONTROLLERS)
 def test_every_parameter_of_congestion_control_has_its_row(name: str) -> None:
     for each in CONTROLLERS[name].tunables:
-        unit = f" {each.unit}" if not each.unit.startswith("/") else each.unit
+        unit = f" {each.unit}" if each.unit else ""
         high = "line rate" if each.line else f"{each.high:.10g}"
-        row = f"| `{each.name}` | {each.default:g}{unit.rstrip()} | {each.low:g} to {high} | {each.text} |"
+        row = f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {high} | {each.text} |"
         assert row in TEXT
+
+
+def test_every_parameter_of_dcqcn_has_a_source() -> None:
+    sources = set(re.findall(r"^\| ([A-Z]) \| ", TEXT, re.MULTILINE))
+    for each in Dcqcn.tunables:
+        cell = re.search(rf"^\| `{each.name}` \|.*\| ([^|]+) \|$", TEXT, re.MULTILINE)
+        assert cell is not None
+        assert set(re.findall(r"\b[A-Z]\b", cell[1])) & sources, each.name
 
 
 def test_every_parameter_of_admission_has_its_row() -> None:

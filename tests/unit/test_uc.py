@@ -17,7 +17,7 @@ from heddle.endpoints.ranks import Waits
 from heddle.endpoints.stillness import Stillness
 from heddle.endpoints.transports.rcstate import WritePacket
 from heddle.endpoints.transports.uc import UcParams, UcReceiver, UcSender, UcState
-from heddle.endpoints.waiting import waiting_problem
+from heddle.endpoints.waiting import qp_text, waiting_problem
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions
@@ -169,6 +169,15 @@ def test_a_worker_is_still_when_no_packet_moves_for_long_enough() -> None:
         now += step
     # At 100, 101, 108 (8 s after the first), 109, 110, 118 s.
     assert seen == [(False, False), (False, False), (True, True), (True, False), (False, False), (False, False)]
+
+
+def test_a_queue_pair_is_named_with_its_peer_at_both_ends() -> None:
+    plan, _ = plan_run(load_fabric("tiny").fabric, RunOptions(qps=2))
+    for q in plan.qps:
+        src, dst = (plan.endpoints[rank] for rank in (q.flow.src_rank, q.flow.dst_rank))
+        assert qp_text(plan, src.rank, q.src_qpn) == f"QP {q.src_qpn:#x} to rank {dst.rank} on {dst.nic}"
+        assert qp_text(plan, dst.rank, q.flow.qpn) == f"QP {q.flow.qpn:#x} from rank {src.rank} on {src.nic}"
+    assert qp_text(plan, 0, 7) == "QP 0x7"
 
 
 def test_what_a_rank_waits_for_is_said_with_its_queue_pairs() -> None:

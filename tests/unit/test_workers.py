@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.test_verb import _workers
+from tests.marks import deep
 from tests.workers import BESIDE, LIVE, rank_of, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,13 +32,16 @@ def session(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
     mine = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
-    env = {**mine, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}", "COLUMNS": "60"}
+    # Plugins that happen to be installed are none of this test's, and take most of the time of such a session.
+    env = {**mine, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}", "COLUMNS": "60", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     argv = [
         sys.executable,
         "-m",
         "pytest",
         "-p",
         "no:cacheprovider",
+        "-p",
+        "xdist",
         "-p",
         "tests.workers",
         "--color=no",
@@ -71,7 +75,7 @@ def test_the_first_failure_ends_all_workers(tmp_path: Path) -> None:
     assert "stopping after 1 failures" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["-v", "-n", "2"], ["-q", "-n", "2"], []])
+@pytest.mark.parametrize("words", [["-v", "-n", "2"], deep(["-q", "-n", "2"]), []])
 def test_other_forms_of_progress_are_pytests_own(tmp_path: Path, words: list[str]) -> None:
     lines = session(tmp_path, *words).stdout.splitlines()
     assert any(line.startswith("tests/netns/test_d.py ..F") for line in lines) is (not words)

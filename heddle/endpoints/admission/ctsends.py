@@ -25,10 +25,10 @@ from heddle.endpoints.admission.grant import (
     read_entry,
 )
 from heddle.endpoints.admission.waits import WaitCounts
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column
 from heddle.endpoints.transports.rc import RcReceiver
 from heddle.endpoints.transports.rcstate import RcParams, Requester
 from heddle.wire import layout as wire

@@ -11,8 +11,8 @@ from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender
 from heddle.endpoints.congestion.ratecontrol import Congestion
 from heddle.endpoints.congestion.raterecord import steps_for
 from heddle.endpoints.congestion.swift import Swift
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column
 from heddle.traffic.plan import Plan
 from heddle.traffic.tunables import values_of
 from heddle.wire.layout import LAYOUTS

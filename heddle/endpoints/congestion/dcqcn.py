@@ -1,7 +1,8 @@
 """DCQCN: the sender reduces its rate for CNPs, and increases it again by a timer and a byte counter.
 
 Algorithm: Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3; the form of
-NVIDIA's adapters: their "DCQCN CC Parameters", whose names, ranges and defaults are used here.
+NVIDIA's adapters: their "DCQCN CC Parameters", whose names are used here. docs/traffic.md has the source of each range,
+default and unit.
 
 G = dce_tcp_g / 1024, shift = rpg_gd - 10.
 
@@ -31,7 +32,7 @@ from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
 _FRACTION: Final = 1024  # fixed-point numbers have 10 bits of fraction
-_BYTE_UNIT: Final = 64  # of rpg_byte_reset: its default is 2 MB
+_BYTE_UNIT: Final = 64  # of rpg_byte_reset, inferred: the largest value and default, 15 bits, is then 2 MB
 _US: Final = 1000
 _MBPS: Final = 1e6
 _LONG_US: Final = (1 << 32) - 1
@@ -191,18 +192,18 @@ class Dcqcn:
     cnp: CnpRule
 
     tunables: ClassVar[tuple[Tunable, ...]] = (
-        Tunable("dce_tcp_g", 1019, 0, 1023, "/1024", "weight of the old alpha in each update"),
+        Tunable("dce_tcp_g", 1019, 0, 1023, "", "weight of the old alpha in each update, in 1/1024"),
         Tunable("dce_tcp_rtt", 1, 1, 131071, "us", "time between updates of alpha"),
-        Tunable("initial_alpha_value", 1023, 1, 1023, "/1024", "alpha at the first CNP"),
+        Tunable("initial_alpha_value", 1023, 1, 1023, "", "alpha at the first CNP, in 1/1024"),
         Tunable("rate_to_set_on_first_cnp", 0, 0, 0, "Mb/s", "rate at the first CNP; 0: the line rate", line=True),
         Tunable("rpg_min_dec_fac", 50, 0, 100, "%", "least share of the rate that one cut leaves"),
         Tunable("rpg_min_rate", 1, 1, 0, "Mb/s", "lowest rate of a queue pair", line=True),
-        Tunable("rpg_gd", 11, 10, 11, "log2", "a cut is alpha / 2^(rpg_gd - 10)"),
+        Tunable("rpg_gd", 11, 10, 11, "", "a cut is alpha / 2^(rpg_gd - 10)"),
         Tunable("rate_reduce_monitor_period", 4, 1, _LONG_US, "us", "shortest time between two cuts"),
-        Tunable("clamp_tgt_rate", 0, 0, 1, "", "1: every cut sets the target to the rate"),
-        Tunable("clamp_tgt_rate_after_time_inc", 1, 0, 1, "", "1: so does a cut after a timer event"),
+        Tunable("clamp_tgt_rate", 0, 0, 1, "", "if 1, every cut sets the target to the rate"),
+        Tunable("clamp_tgt_rate_after_time_inc", 1, 0, 1, "", "if 1, so does every cut after a timer event"),
         Tunable("rpg_time_reset", 300, 1, 131071, "us", "time between timer events"),
-        Tunable("rpg_byte_reset", 32767, 0, 32767, "64 bytes", "bytes between byte events; 0: no byte counter"),
+        Tunable("rpg_byte_reset", 32767, 0, 32767, "x 64 bytes", "bytes between byte events; 0: no byte counter"),
         Tunable("rpg_threshold", 1, 1, 31, "", "events of fast recovery before the target increases"),
         Tunable("rpg_ai_rate", 5, 1, 0, "Mb/s", "additive increase of the target", line=True),
         Tunable("rpg_hai_rate", 50, 1, 0, "Mb/s", "hyper increase of the target", line=True),

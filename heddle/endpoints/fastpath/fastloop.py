@@ -254,7 +254,7 @@ class FastLoop:
                 nic.deliver(event.a, event.b)
             elif event.kind == _QP_FAILED:
                 why = self.connection.why(event.b & 0xFF, event.b >> 8)
-                raise NicError(nic.rank, f"QP {event.a:#x}: {why}")
+                raise NicError(nic.rank, why, event.a)
             else:
                 raise NicError(nic.rank, f"its port is gone: {os.strerror(event.a)}")
         return False

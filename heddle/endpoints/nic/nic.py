@@ -135,9 +135,9 @@ class Nic:
     def _has_answers(self) -> bool:
         return bool(self._answering) or self._answer_sent < self._answer_filled
 
-    def errors(self) -> list[str]:
-        """The errors of failed QPs."""
-        return [f"QP {q.qpn:#x}: {q.end.error}" for q in self.qps.values() if q.end.error]
+    def errors(self) -> list[tuple[int, str]]:
+        """The QP numbers and errors of failed QPs."""
+        return [(q.qpn, q.end.error) for q in self.qps.values() if q.end.error]
 
     def expire(self, now: float) -> None:
         """Call the ends whose timers have expired.

@@ -31,29 +31,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from pydantic import JsonValue
 
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.loops import NicLoop
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
 from heddle.traffic.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A counter that a transport reports for each queue pair, besides packets, bytes and marks, which the NIC counts.
-
-    key:  its name in JSON rows and in `QpEnd.counters`. unit: packets, times, ...
-    text: the label that the table prints after the sum over all queue pairs: `sent again`.
-    line: the line of the table that shows it: `packets` (with wrong ICRCs), `order` (packets that arrived before an
-          earlier one); empty: in JSON only.
-    """
-
-    key: str
-    unit: str
-    text: str
-    line: Literal["", "packets", "order"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +84,14 @@ class Transport(Protocol):
     columns:      its counters, in the order of JSON rows.
     answer_bytes: the largest payload of an answer.
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
+    addressed:    every packet has its own address (RETH), not only the first of a message.
     stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
     """
 
     columns: ClassVar[tuple[Column, ...]]
     answer_bytes: ClassVar[int]
     any_order: ClassVar[bool]
+    addressed: ClassVar[bool]
     stack: ClassVar[HostStack | None]
 
     @classmethod

@@ -13,10 +13,11 @@ from typing import ClassVar, Final, Self
 
 from pydantic import JsonValue, TypeAdapter
 
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column, FastConnection, HostStack
+from heddle.endpoints.transports.protocol import FastConnection, HostStack
 from heddle.endpoints.transports.rcstate import RcParams, WritePacket, last_good, why_failed
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import WINDOWED
@@ -209,6 +210,7 @@ class Rc:
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    addressed: ClassVar[bool] = False
     stack: ClassVar[HostStack | None] = None
 
     @classmethod

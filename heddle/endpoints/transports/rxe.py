@@ -14,8 +14,9 @@ from typing import ClassVar, Final, Never, Self
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import Problems
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import Access, QpInfo
-from heddle.endpoints.transports.protocol import Column, HostStack
+from heddle.endpoints.transports.protocol import HostStack
 from heddle.endpoints.verbs.rxestack import RxeStack
 from heddle.endpoints.verbs.verbslib import MTU_OF_BYTES
 from heddle.endpoints.verbs.verbsloop import VerbsParams, message_bytes
@@ -40,6 +41,7 @@ class Rxe:
     columns: ClassVar[tuple[Column, ...]] = _COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    addressed: ClassVar[bool] = False
     stack: ClassVar[HostStack | None] = RxeStack()
 
     @classmethod

@@ -20,10 +20,11 @@ from typing import ClassVar, Final, Self
 
 from pydantic import JsonValue, TypeAdapter
 
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column, HostStack
+from heddle.endpoints.transports.protocol import HostStack
 from heddle.endpoints.transports.rc import COLUMNS, connection_params, of_qp
 from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, last_good, why_failed
 from heddle.traffic.plan import Plan
@@ -290,6 +291,7 @@ class Srd:
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = True
+    addressed: ClassVar[bool] = True
     stack: ClassVar[HostStack | None] = None
 
     @classmethod

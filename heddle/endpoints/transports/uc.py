@@ -18,10 +18,11 @@ from typing import ClassVar, Self
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import InputError, Problem
+from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import Column, HostStack
+from heddle.endpoints.transports.protocol import HostStack
 from heddle.endpoints.transports.rcstate import PSN_HALF, WritePacket
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
@@ -234,6 +235,7 @@ class Uc:
     )
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
+    addressed: ClassVar[bool] = False
     stack: ClassVar[HostStack | None] = None
 
     @classmethod

@@ -237,7 +237,7 @@ class VerbsNic:
 
     def _check(self, each: Completion) -> None:
         if each.error:
-            raise NicError(self.rank, f"QP {each.qpn:#x}: {each.error}")
+            raise NicError(self.rank, each.error, each.qpn)
 
     def _take(self, each: Completion) -> None:
         """Copy a message, or a part of one, and pass complete messages to the rank."""
@@ -296,7 +296,7 @@ class VerbsLoop:
         try:
             self._ends.append(self._nics[rank].sender(qp, self._params))
         except OSError as error:
-            raise NicError(rank, f"QP {qp.qpn:#x}: {error.strerror}") from None
+            raise NicError(rank, f"{error.strerror}", qp.qpn) from None
         data, answers = keys_of(qp)
         self._counts.expect("sent", data, qp.psn)
         self._counts.expect("came", answers, qp.psn)
@@ -318,7 +318,7 @@ class VerbsLoop:
         try:
             self._nics[rank].receiver(qp, self._params, memory)
         except OSError as error:
-            raise NicError(rank, f"QP {qp.qpn:#x}: {error.strerror}") from None
+            raise NicError(rank, f"{error.strerror}", qp.qpn) from None
         self._counts.expect("came", keys_of(qp)[1], qp.psn)
 
     def turn(self, until: float, stop_fd: int) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from heddle.base.problems import machine_errors
 from heddle.fabric.model import Fabric, Role
@@ -123,6 +122,8 @@ def _with_start(commands: list[str]) -> list[str]:
 
 
 def _start_script() -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     env = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,

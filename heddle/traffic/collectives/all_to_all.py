@@ -9,12 +9,13 @@ while the end of a round is in flight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 UNDER_WAY: Final = 2  # concurrent rounds of one rank
 
@@ -71,6 +72,8 @@ class StaggeredAllToAll:
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
         """Every rank to every other rank."""
+        import numpy as np
+
         src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
         other = np.tile(np.arange(ranks - 1, dtype=np.int64), ranks)
         return np.stack([src, other + (other >= src)], axis=1)

@@ -7,11 +7,13 @@ clear their senders to send (CTS). Without it, senders would be many iterations 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class DirectIncast:
@@ -62,10 +64,14 @@ class DirectIncast:
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
         """Rank 0 to all others, and back."""
+        import numpy as np
+
         others = np.arange(1, ranks, dtype=np.int64)
         zeros = np.zeros_like(others)
         return np.concatenate([np.stack([zeros, others], axis=1), np.stack([others, zeros], axis=1)])
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the length of the sent data: the sender's chunk, or one element."""
+        import numpy as np
+
         return np.where(pairs[:, 0] == 0, 1, chunk_lengths(ranks, count)[pairs[:, 0]])

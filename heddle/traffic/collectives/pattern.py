@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
 NOTHING: Span = (0, 0)
@@ -104,6 +105,8 @@ def chunk_range(index: int, ranks: int, count: int) -> Span:
 
 def chunk_lengths(ranks: int, count: int) -> NDArray[np.int64]:
     """How many elements each chunk has: shape (ranks,)."""
+    import numpy as np
+
     ends = np.array([index * count // ranks for index in range(ranks + 1)], dtype=np.int64)
     lengths: NDArray[np.int64] = np.diff(ends)
     return lengths

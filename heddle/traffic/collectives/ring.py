@@ -6,11 +6,13 @@ Every rank sends 2(n-1)/n of the array in total; this is busbw's factor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class RingAllReduce:
@@ -55,6 +57,8 @@ class RingAllReduce:
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
         """Each rank and its right-hand neighbour."""
+        import numpy as np
+
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, (src + 1) % ranks], axis=1)
 
