@@ -53,7 +53,7 @@ from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
 from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle.testing.plugin", "tests.workers"]
+pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.parts"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
 GOLDEN = Path(__file__).parent / "golden"

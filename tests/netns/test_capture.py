@@ -249,6 +249,8 @@ def pair() -> Iterator[tuple[Tapped, Tapped]]:
         try:
             for name in names:
                 run(["ip", "netns", "add", name])
+                with inside(Path("/run/netns", name)):  # no packets of the kernel's own, which take places in queues
+                    Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
             run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
             for number, name in enumerate(names, 1):
                 mac = f"02:00:00:00:00:0{number}"

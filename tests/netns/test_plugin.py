@@ -113,6 +113,8 @@ def test_4_damages_its_lab(heddle_lab):
     assert not [each.text() for each in processes_of(heddle_lab) if "601" in each.text()]
     zebra = next(each for each in processes_of(heddle_lab) if "zebra" in each.command() and each.node == "rtsw1")
     os.kill(zebra.pid, signal.SIGKILL)
+    while zebra in processes_of(heddle_lab):  # the kernel takes some time to free its memory first
+        pass
 
 
 def test_5_gets_another_lab(heddle_lab):
