@@ -1,7 +1,8 @@
 """`--part K/N`: of the tests with the mark `deep` only the K-th of N parts; all others run in each part.
 
 A run of all parts takes longer than a change should wait. CI runs one part with each change, the next change has the
-next one (.ci/run). The part of a test follows from its name alone: it stays when other tests come and go.
+next one (.ci/run). The part of a test follows from its name alone: it stays when other tests come and go. A module that
+has the mark as a whole (`pytestmark`) is in one part: its tests share what takes long to make.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ class Part:
     number: int
     total: int
 
-    def has(self, nodeid: str) -> bool:
-        """Whether a test is in this part."""
-        return zlib.crc32(nodeid.encode()) % self.total == self.number - 1
+    def has(self, name: str) -> bool:
+        """Whether a test, or a module, is in this part."""
+        return zlib.crc32(name.encode()) % self.total == self.number - 1
 
 
 def part_of(text: str) -> Part:
@@ -54,7 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (text := config.getoption("--part")):
         return
     part = part_of(text)
-    kept = [item for item in items if not item.get_closest_marker("deep") or part.has(item.nodeid)]
+    kept = [item for item in items if not item.get_closest_marker("deep") or part.has(_name(item))]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=sorted(set(items).difference(kept), key=lambda item: item.nodeid))
         items[:] = kept
+
+
+def _name(item: pytest.Item) -> str:
+    module = item.getparent(pytest.Module)
+    whole = module is not None and any(mark.name == "deep" for mark in module.own_markers)
+    return item.nodeid.partition("::")[0] if whole else item.nodeid

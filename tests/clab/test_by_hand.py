@@ -78,6 +78,7 @@ def test_a_lab_destroyed_by_hand_is_reported_and_goes_down_clean(lab: Lab, lefto
     assert leftovers(lab.name) == []
 
 
+@pytest.mark.deep
 def test_up_after_a_destroy_by_hand_recreates_it(lab: Lab, up: Up) -> None:
     containerlab("destroy", "-t", str(lab.topology))
     assert up(lab.name).created
@@ -104,6 +105,7 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
         up(lab.name)
 
 
+@pytest.mark.deep
 def test_a_lab_with_a_stopped_node_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
     containerlab("stop", "-t", str(lab.topology), "--node", "host1")
     containerlab("stop", "-t", str(lab.topology), "--node", "ctsw2")
@@ -123,6 +125,7 @@ def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Left
     assert leftovers(lab.name) == []
 
 
+@pytest.mark.deep
 def test_a_name_of_another_process_namespace_is_reported_and_no_process_there_is_ended(
     lab: Lab, leftovers: Leftovers
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_name_of_another_process_namespace_is_reported_and_no_process_there_is
         bystander.wait()
 
 
+@pytest.mark.deep
 def test_links_that_a_killed_deployment_had_not_moved_go_with_the_lab_and_no_other_links(lab: Lab) -> None:
     """containerlab names them so, and leaves them where it stood when it is ended."""
     pairs = ("clab-0a1b2c3d", "clab-3d2c1b0a"), ("clab-t1", "clab-t2")

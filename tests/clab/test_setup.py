@@ -120,6 +120,7 @@ def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
     assert ask(["network", "ls", "--quiet", "--filter", "name=clabtrial"]).out == ""
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     if packages.missing(packages.IMAGE):
@@ -139,6 +140,7 @@ def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatc
     assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_the_making_of_a_base_ends_all_of_it(number: signal.Signals) -> None:
     if packages.missing(packages.IMAGE):

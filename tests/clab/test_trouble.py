@@ -100,6 +100,7 @@ def test_a_name_used_by_the_other_runtime_is_reported(name: str, up: Up) -> None
         up(name)
 
 
+@pytest.mark.deep
 def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
     lab_name: Callable[[], str], up: Up, leftovers: Leftovers
 ) -> None:
@@ -158,6 +159,7 @@ def network_of(lab: Lab) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.deep
 def test_a_management_network_in_use_is_avoided(name: str, up: Up) -> None:
     wanted = mgmt_subnet(load_fabric("tiny", name=name).fabric)
     docker(["network", "create", "--subnet", str(wanted), f"{name}-theirs"])
@@ -182,6 +184,7 @@ def test_a_management_network_keeps_clear_of_the_labs_own(runtime: str) -> None:
     assert not any(found.overlaps(each) for each in inside)
 
 
+@pytest.mark.deep
 def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
     image = image_names()["host"]
     docker(["image", "rm", "-f", image])
@@ -214,6 +217,7 @@ def test_a_missing_or_too_old_containerlab_is_reported(
     assert problem.hint
 
 
+@pytest.mark.deep
 def test_a_stopped_engine_is_reported_with_the_command_to_start_it(
     name: str, up: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_stopped_engine_is_reported_with_the_command_to_start_it(
     assert open_lab(name).name == lab.name
 
 
+@pytest.mark.deep
 def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

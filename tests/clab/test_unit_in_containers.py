@@ -14,6 +14,7 @@ import pytest
 from tests.netns.test_workshop_units import go_through
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)  # 20 commands, each of which enters containers
 @pytest.mark.parametrize("unit", ["06-pfc", "07-admission-and-dcqcn"])
 def test_a_unit_in_containers(

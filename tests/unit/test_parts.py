@@ -21,8 +21,17 @@ def test_in_detail(n): ...
 """
 
 
+WHOLE = """
+import pytest
+pytestmark = pytest.mark.deep
+@pytest.mark.parametrize("n", range(9))
+def test_shares(n): ...
+"""
+
+
 def session(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (place / "test_some.py").write_text(TESTS)
+    (place / "test_whole.py").write_text(WHOLE)
     (place / "pytest.ini").write_text("[pytest]\nmarkers = deep\n")
     mine = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
     env = {**mine, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -32,11 +41,14 @@ def session(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_each_deep_test_is_in_one_part_and_the_others_are_in_all(tmp_path: Path) -> None:
     ran: list[str] = []
+    wholes: list[int] = []
     for part in ("1/3", "2/3", "3/3"):
         done = session(tmp_path, "--part", part)
         assert done.returncode == 0 and f"part {part} of the tests with the mark deep" in done.stdout, done.stdout
         ran += [line.split()[0] for line in done.stdout.splitlines() if "PASSED" in line]
+        wholes.append(done.stdout.count("test_whole.py::"))
     deep = [each for each in ran if "in_detail" in each]
+    assert sorted(wholes) == [0, 0, 9], "a module that is deep as a whole is not divided"
     assert len(deep) == len(set(deep)) == 40 and ran.count("test_some.py::test_each_feature") == 3
 
 

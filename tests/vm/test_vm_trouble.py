@@ -118,6 +118,7 @@ def test_a_port_that_another_process_takes_is_replaced(alone: Machine, monkeypat
         assert start().port == free
 
 
+@pytest.mark.deep
 def test_a_guest_that_no_verb_uses_ends_itself(alone: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     no_kvm(monkeypatch)
     found = start(Hardware(1, 1024, 10))
@@ -158,6 +159,7 @@ def test_a_guest_that_ends_during_a_verb_is_named(alone: Machine) -> None:
     assert down.returncode == 0 and not guest_dir(DEFAULT).exists()
 
 
+@pytest.mark.deep
 @pytest.mark.root
 def test_a_full_disk_pauses_the_guest_and_a_free_one_resumes_it(alone: Machine) -> None:
     with small_disk(alone.state, 320):
