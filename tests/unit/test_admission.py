@@ -38,9 +38,6 @@ from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep
 from tests.unit.test_roce_tshark import dissect, number
 
-PEER = "rank 0 on host1:eth1"
-
-
 # the states: whatever the order of grants, data and processing
 
 
@@ -58,7 +55,7 @@ def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
     every message that is `steps` places before: dependencies that lead back to earlier messages, as in a collective.
     """
     rings: Slots[int] = Slots(channels, steps)
-    gates: list[GrantGate[int]] = [GrantGate(0.0, PEER) for _ in range(4)]
+    gates: list[GrantGate[int]] = [GrantGate(0.0) for _ in range(4)]
     rings.post(range(len(senders)))
     cts: deque[int] = deque()  # written, not arrived
     data: list[int] = []  # sent, not arrived
@@ -137,7 +134,7 @@ def test_messages_go_to_the_channels_in_turn() -> None:
 
 
 def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
-    gate: GrantGate[str] = GrantGate(10.0, PEER)
+    gate: GrantGate[str] = GrantGate(10.0)
     a, b, c = (Grant(n, 4, n) for n in range(3))
     assert gate.post(a, "a", 1.0) is None and gate.post(b, "b", 1.0) is None
     assert gate.deadline == 11.0
@@ -151,12 +148,12 @@ def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
 
 
 def test_a_gate_without_grants_fails_and_names_its_peer() -> None:
-    gate: GrantGate[str] = GrantGate(30.0, PEER)
+    gate: GrantGate[str] = GrantGate(30.0)
     gate.post(Grant(0, 4, 0), "a", 100.0)
     gate.expire(129.9)
     assert not gate.error
     gate.expire(gate.deadline)
-    assert gate.error == f"no clear-to-send (CTS) from {PEER} for 30 s, and 1 message waits for it"
+    assert gate.error.startswith("no clear-to-send (CTS) for 30 s, and 1 message waits for it")
     assert gate.deadline == NEVER
 
 
@@ -242,7 +239,7 @@ class Pair:
 
     def __init__(self, as_data: bool = False, ring: int = 4) -> None:
         self.at_sender, self.at_receiver = Sink(), Sink()
-        self.gate: GrantGate[Posted] = GrantGate(5.0, PEER)
+        self.gate: GrantGate[Posted] = GrantGate(5.0)
         here, there = QpInfo(0x111, HERE, PSN), QpInfo(0x222, BACK, PSN)
         answers = HERE.with_dscp(wire.DSCP_ANSWER)
         self.sender = GatedSender(self.at_sender, PARAMS, here, answers, self.gate, ring)
@@ -345,7 +342,7 @@ def test_a_receiver_that_never_grants_ends_the_run() -> None:
     pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0), 0.0)
     pair.sender.expire(pair.sender.deadline)
     assert pair.sender.error.endswith("1 message waits for it; none has arrived so far")
-    assert PEER in pair.sender.error
+    assert "no clear-to-send (CTS) for 5 s" in pair.sender.error
 
 
 def test_everything_else_passes_through() -> None:

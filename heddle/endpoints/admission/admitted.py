@@ -131,10 +131,7 @@ class Admitted:
         place = self._by_sender.get((rank, qp.qpn))
         if place is None:
             return end
-        peer = self._plan.endpoints[place.qp.flow.dst_rank]
-        gate: GrantGate[Posted] = GrantGate(
-            cts_timeout_s(self._plan, self._admission), f"rank {peer.rank} on {peer.nic}"
-        )
+        gate: GrantGate[Posted] = GrantGate(cts_timeout_s(self._plan, self._admission))
         answers = qp.flow.with_dscp(wire.DSCP_ANSWER)
         return GatedSender(end, self._params, qp, answers, gate, self._admission.slots)
 

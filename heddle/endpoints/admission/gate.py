@@ -18,15 +18,12 @@ Held = TypeVar("Held")
 
 
 class GrantGate(Generic[Held]):
-    """Messages and grants of one connection. limit_s: seconds without a grant after which it fails; 0: never.
+    """Messages and grants of one connection. limit_s: seconds without a grant after which it fails; 0: never."""
 
-    peer: the receiver, for the error: `rank 0 on host1`.
-    """
+    __slots__ = ("_early", "_held", "_last", "_limit", "error", "grants", "waits")
 
-    __slots__ = ("_early", "_held", "_last", "_limit", "_peer", "error", "grants", "waits")
-
-    def __init__(self, limit_s: float, peer: str) -> None:
-        self._limit, self._peer = limit_s, peer
+    def __init__(self, limit_s: float) -> None:
+        self._limit = limit_s
         self._held: dict[Grant, tuple[Held, float]] = {}  # with the time when each was ready, in order
         self._early: set[Grant] = set()  # granted, but not ready
         self._last = -NEVER  # when the last message was released
@@ -74,4 +71,4 @@ class GrantGate(Generic[Held]):
         if now >= self.deadline:
             count = len(self._held)
             messages = f"{count} message{' waits' if count == 1 else 's wait'}"
-            self.error = f"no clear-to-send (CTS) from {self._peer} for {self._limit:.3g} s, and {messages} for it"
+            self.error = f"no clear-to-send (CTS) for {self._limit:.3g} s, and {messages} for it"
