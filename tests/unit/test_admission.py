@@ -147,7 +147,7 @@ def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
     assert gate.deadline == NEVER and gate.grants == 3
 
 
-def test_a_gate_without_grants_fails_and_names_its_peer() -> None:
+def test_a_gate_without_grants_fails_after_its_limit() -> None:
     gate: GrantGate[str] = GrantGate(30.0)
     gate.post(Grant(0, 4, 0), "a", 100.0)
     gate.expire(129.9)
