@@ -1,9 +1,8 @@
-"""Admission without a network: slots, gates, CTS entries, waits, the ends around a transport, and the options."""
+"""Admission without a network: slots, gates, CTS entries, waits, and the ends around a transport."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scapy.utils import wrpcap
 
-from heddle.base.problems import InputError
-from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
 from heddle.endpoints.admission.gate import GrantGate
 from heddle.endpoints.admission.grant import CTS_BASE, CTS_BYTES, Grant, cts_rkey, pack_entry, read_entry
@@ -25,17 +22,8 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.pace import Pace
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.endpoints.worker import compiled
-from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.admissionuse import AdmissionUse, WaitFigures
-from heddle.runs.run import plan_run
-from heddle.traffic.admission import Admission
-from heddle.traffic.options import RunOptions, run_options
-from heddle.traffic.plan import build_plan
-from heddle.views.report.page import report_html
+from heddle.runs.admissionuse import WaitFigures
 from heddle.wire import layout as wire
-from tests.unit import run_samples as samples
-from tests.unit.kept_runs import keep
 from tests.unit.test_roce_tshark import dissect, number
 
 # the states: whatever the order of grants, data and processing
@@ -372,112 +360,3 @@ def test_tshark_reads_a_cts_as_a_write_of_64_bytes(tmp_path: Path) -> None:
     assert number(seen["infiniband.reth.r_key"]) == cts_rkey(0x111)
     assert number(seen["infiniband.reth.dmalen"]) == CTS_BYTES
     assert seen["_ws.malformed"] == seen["_ws.expert.message"] == ""
-
-
-# options
-
-
-def test_the_defaults_are_ncclns_scaled_and_bound_messages_by_slots() -> None:
-    options = run_options(admission="on")
-    assert options.admitted == Admission(1, 49152, 8, 0.0, "control")
-    assert options.admitted.text() == "1 channel x 48 KiB = 48 KiB in flight to a receiver, 8 slots of 6 KiB"
-    plan = build_plan(load_fabric("tiny").fabric, options)
-    assert plan.options.chunk == 6144 and options.chunk == 1 << 17
-    assert cts_timeout_s(plan, options.admitted) == 120.0
-    assert run_options().admitted is None
-
-
-def test_sizes_and_numbers_set_parameters() -> None:
-    given_ = ["channels=4", "buffsize=1M", "steps=4", "cts_timeout=2.5"]
-    with pytest.raises(InputError, match="is not a whole number"):
-        run_options(admission="on", admission_set=given_)
-    options = run_options(admission="on", admission_set=[*given_, "cts_timeout=3"], cts_class="data")
-    assert options.admitted == Admission(4, 1 << 20, 4, 3.0, "data")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"admission": "onn"}, "--admission onn is not on or off"),
-        ({"admission_set": ["steps=4"]}, "--admission-set needs admission"),
-        ({"cts_class": "data"}, "--cts-class data needs admission"),
-        ({"admission": "on", "cts_class": "dat"}, "--cts-class dat is not control or data"),
-        ({"admission": "on", "fastpath": "on"}, "--fastpath on is not possible with admission"),
-        ({"admission": "on", "admission_set": ["steps"]}, "--admission-set steps is not NAME=NUMBER"),
-        ({"admission": "on", "admission_set": ["stepps=3"]}, "is not a parameter of admission"),
-        ({"admission": "on", "admission_set": ["stepps=3"]}, "hint: did you mean steps?"),
-        (
-            {"admission": "on", "admission_set": ["steps=65"]},
-            "--admission-set steps=65 is outside 1 to 64\n  hint: the default is 8: slots of a buffer",
-        ),
-        ({"admission": "on", "admission_set": ["buffsize=8K"]}, "gives slots of 1024 bytes"),
-        ({"slow": ["host3"]}, "--slow host3 is not HOST=PERCENT"),
-        ({"slow": ["host3=0%"]}, "--slow host3=0% is outside 1% to 100%"),
-    ],
-)  # fmt: skip
-def test_wrong_options_are_named(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        run_options(**arguments)  # type: ignore[arg-type]
-    assert words in str(caught.value)
-
-
-def test_a_slow_host_must_have_a_rank() -> None:
-    fabric = load_fabric("tiny").fabric
-    assert build_plan(fabric, run_options(slow=["host3=25%"])).options.slow == (("host3", 0.25),)
-    with pytest.raises(InputError) as caught:
-        build_plan(fabric, run_options(slow=["host33=25%", "host3=50"]))
-    assert str(caught.value) == "--slow host33=25% names a host without a rank\n  hint: did you mean host3?"
-
-
-def test_a_slow_host_and_a_small_budget_give_the_run_more_time() -> None:
-    fabric = load_fabric("tiny").fabric
-    sizes = (256 << 20,)
-    usual = build_plan(fabric, RunOptions(sizes=sizes, iters=100)).max_seconds
-    slow = build_plan(fabric, RunOptions(sizes=sizes, iters=100, slow=(("host3", 0.25),))).max_seconds
-    assert usual > 600 and 3.9 < slow / usual <= 4.0
-
-
-def test_soft_roce_refuses_both() -> None:
-    fabric = load_fabric("tiny").fabric
-    with pytest.raises(InputError) as caught:
-        plan_run(fabric, run_options(admission="on", slow=["host3=25%"], transport="rxe", chunk="64K"))
-    assert [each.what for each in caught.value.problems if "own NICs" in each.why][-2:] == [
-        "--admission on", "--slow host3",
-    ]  # fmt: skip
-
-
-def test_only_the_python_loop_has_admission() -> None:
-    fabric = load_fabric("tiny").fabric
-    plan, transport = plan_run(fabric, run_options(admission="on"))
-    assert not compiled(plan, transport)
-
-
-def test_the_options_come_back_from_a_record() -> None:
-    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
-    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
-
-
-def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
-    """Through the record on disk."""
-    waits = WaitFigures(756, 202, 0.00112, 0.0063, 0.4)
-    use = AdmissionUse(
-        True,
-        {"channels": 1},
-        "",
-        "data",
-        49152,
-        "1 channel x 48 KiB",
-        761,
-        756,
-        5,
-        waits,
-        {"host3": 0.25},
-        "not proven",
-    )
-    record = samples.record()
-    assert record.outcome is not None
-    run = keep(tmp_path, record=replace(record, outcome=replace(record.outcome, admission=use)))
-    assert run.record.outcome is not None and run.record.outcome.admission == use
-    text = report_html([run])
-    for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
-        assert words in text
