@@ -39,8 +39,7 @@ def shortfall(options: RunOptions, bdp_packets: int) -> str:
     return (
         f"--window {options.window}{whose} keeps {packets} packet{'' if packets == 1 else 's'} in flight, but the"
         f" bandwidth-delay product of the longest path is {bdp_packets} packets: a connection reaches at most {share} %"
-        " of the"
-        f" line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
+        f" of the line rate; use --window {-(-bdp_packets // options.qps)} or more, or leave it out"
     )
 
 
