@@ -107,7 +107,7 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(
     assert without.pauses > 50 and np.median(without.depths) > without.kmax, "PFC alone: the queue stays above Kmax"
     result = incast(net, name, settings)
     found = settled(net)
-    # A delayed loop of a sender reacts later: how much less it is on a quiet machine is a figure of `bench incast`.
+    # Single runs differ: 0 to 68 of 408 to 803 frames in four, 136 of 417 in a fifth. `bench dcqcn` has the factor.
     assert found.pauses < without.pauses / 2
     assert np.median(found.depths) < found.kmax
     assert np.quantile(found.depths, 0.9) > found.kmin, "the queue returns to the range in which packets are marked"
