@@ -179,6 +179,7 @@ class QueuePolicy:
 
     weights: shares of a port, in packets per turn; a class that only weights names is an additional lossy class.
     dscp: DSCP -> class, for those that differ from the default. reserve: guaranteed bytes of each class of each port.
+    burst: full packets that a port with a backlog may send at once, from one timer interrupt.
     """
 
     lossless: tuple[int, ...] = (3,)
@@ -192,6 +193,7 @@ class QueuePolicy:
     reserve: int = 10_000
     alpha: float = 1.0
     scheduler: Literal["auto", "htb", "ets"] = "auto"
+    burst: int = 2
 
     @property
     def numbers(self) -> tuple[int, ...]:

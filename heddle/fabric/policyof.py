@@ -122,4 +122,5 @@ def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:
         reserve=queues.reserve,
         alpha=queues.alpha,
         scheduler=queues.scheduler,
+        burst=queues.burst,
     )

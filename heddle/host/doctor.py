@@ -221,7 +221,7 @@ def _backlog() -> Check:
     most = limits.HERE.value(limits.BACKLOG)
     if most is None:
         return Check("backlog", True, "its length is not visible here", required=False)
-    detail = f"{limits.BACKLOG} = {most}: enough for {most // limits.PACKETS_A_PORT} ports"
+    detail = f"{limits.BACKLOG} = {most}: enough for {most // limits.at_once()} ports"
     ok = most >= 1000 or limits.HERE.writable(limits.BACKLOG)
     fix = f"sysctl -w {limits.BACKLOG}=1000"
     return Check("backlog", ok, f"{detail}; {_raising([limits.BACKLOG])}", fix, required=False)
@@ -352,7 +352,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
         "hash policy", "fib_multipath_hash_policy 3 with selected fields", "Linux 5.12 or newer"
     ),
     "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),
-    "htb": lambda: _try("htb", "ports can be shaped", _FULL),
+    "htb": lambda: _try("htb", f"ports can be shaped; {limits.HERE.bursts()}", _FULL),
     "bfifo": lambda: _try("bfifo", "queues can be limited in bytes", _FULL),
     "tbf": lambda: _try("tbf", "lossless classes can be paused", f"{_FULL}, or set queues.lossless: []"),
     "clsact": lambda: _try("clsact", "BPF can be attached to ports", _FULL),

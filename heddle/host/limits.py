@@ -1,7 +1,7 @@
 """Kernel limits that `up` raises, and that the `down` of the last lab restores.
 
 In:  what a fabric needs of each limit. Several labs share one machine, so their needs are added.
-Out: sysctls in place, and a record of them (limitrecord.py).
+Out: sysctls in place, one parameter of a kernel module, and a record of them (limitrecord.py).
 All network namespaces and all users of the machine share these sysctls. So the record is not in a state directory,
 but in /run. It is removed with the last lab.
 """
@@ -9,6 +9,7 @@ but in /run. It is removed with the last lab.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,13 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, MachineError, Problem
 from heddle.base.process import Journal
 from heddle.fabric.model import Fabric
+from heddle.fabric.policy import QueuePolicy
 from heddle.host.limitrecord import Claim, LimitRecord, RaisedKey, RecordFile
 
 BACKLOG: Final = "net.core.netdev_max_backlog"
-PACKETS_A_PORT: Final = 2  # that a shaper sends at once (HTB's burst)
+# HTB's mode in which a port with a backlog releases `queues.burst` packets from one timer interrupt, not one.
+HYSTERESIS: Final = "sch_htb.htb_hysteresis"
+_PARAMETERS: Final = {HYSTERESIS: "module/sch_htb/parameters/htb_hysteresis"}  # below /sys, not /proc/sys
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,15 @@ class Limit:
     """One limit of the machine, and the sysctls to raise for it.
 
     factors: sysctl -> its value for a need of 1; the last one is the limit itself. table: /proc/net/stat/TABLE counts
-    the use of all namespaces. required: a lab cannot come up without it.
+    the use of all namespaces. required: a lab cannot come up without it. most: the highest value of `key`: 1 for a
+    switch, which changes only what a lab costs, so nothing is printed about it.
     """
 
     factors: Mapping[str, float]
     what: str
     table: str = ""
     required: bool = True
+    most: int | None = None
 
     @property
     def key(self) -> str:
@@ -59,7 +65,8 @@ ARP: Final = _neighbours("ipv4", "arp_cache")
 NDISC: Final = _neighbours("ipv6", "ndisc_cache")
 # If the backlog of a CPU is full, its packets are lost between two switches, and no queue counts them.
 PACKETS: Final = Limit({BACKLOG: 1}, "packets in flight between ports", required=False)
-LIMITS: Final = (ARP, NDISC, PACKETS)
+BURSTS: Final = Limit({HYSTERESIS: 1}, "switch", required=False, most=1)
+LIMITS: Final = (ARP, NDISC, PACKETS, BURSTS)
 _KEYS: Final = frozenset(key for limit in LIMITS for key in limit.factors)
 
 
@@ -70,8 +77,14 @@ def needs_of(fabric: Fabric) -> dict[str, int]:
     # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. For each
     # entry there is one of a multicast group.
     arp, nd = (4 * hosts, 4 * between) if fabric.policy.ip_version == 4 else (0, 4 * (hosts + between))
-    packets = PACKETS_A_PORT * sum(len(node.ports) for node in fabric.nodes)
-    return {ARP.key: arp, NDISC.key: nd, PACKETS.key: packets}
+    burst = fabric.policy.queues.burst
+    packets = at_once(burst) * sum(len(node.ports) for node in fabric.nodes)
+    return {ARP.key: arp, NDISC.key: nd, PACKETS.key: packets, BURSTS.key: int(burst > 1)}
+
+
+def at_once(burst: int = QueuePolicy().burst) -> int:
+    """Full packets that a port which was idle sends at once: HTB's burst, the same again by hysteresis, and one."""
+    return max(2, 2 * burst - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +106,7 @@ class Shortage:
     @property
     def argv(self) -> list[str]:
         """The command that raises it."""
-        return ["sysctl", "-w", *(f"{key}={value}" for key, value in self.after.items())]
+        return _setting(self.after)
 
     def problem(self, reason: str) -> Problem:
         """The shortage as an error. reason: why Heddle cannot raise it."""
@@ -102,12 +115,21 @@ class Shortage:
         return Problem("kernel", f"{self.limit.key} = {self.have}", why, hint)
 
 
+def _setting(values: Mapping[str, int]) -> list[str]:
+    """The command that sets these: all sysctls, or one parameter."""
+    for key, value in values.items():
+        if key in _PARAMETERS:
+            return ["sh", "-c", f"echo {value} > /sys/{_PARAMETERS[key]}"]
+    return ["sysctl", "-w", *(f"{key}={value}" for key, value in values.items())]
+
+
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
     """The limits of one machine."""
 
     proc: Path = Path("/proc")
     run: Path = Path("/run")
+    sys: Path = Path("/sys")
 
     @property
     def file(self) -> RecordFile:
@@ -144,6 +166,17 @@ class MachineLimits:
         raised = {key: each.before for key, each in record.raised.items() if self.value(key) in each.ours}
         return sorted(record.labs), raised
 
+    def bursts(self) -> str:
+        """How ports release packets on this machine, for doctor."""
+        now = self.value(HYSTERESIS)
+        if now is None:
+            return "htb_hysteresis is not visible here"
+        if HYSTERESIS in self.state()[1]:
+            return "htb_hysteresis = 1, until the last lab is down: fewer timer interrupts"
+        if now == 0 and not self.writable(HYSTERESIS):
+            return "htb_hysteresis = 0 and read-only: every packet of a backlog has its own timer interrupt"
+        return f"htb_hysteresis = {now}" + ("; up sets it to 1: fewer timer interrupts" if now == 0 else "")
+
     def shortages(self, lab: str, needs: Mapping[str, int], record: LimitRecord | None = None) -> list[Shortage]:
         """The limits that are too low for a lab together with the other labs of the record."""
         record = record or self.file.load()
@@ -154,6 +187,7 @@ class MachineLimits:
                 continue  # not in this kernel or namespace, so no limit here
             # A lab that is coming up does not use all that it needs yet, and not every entry belongs to a lab.
             need += max(record.claimed(limit.key, but=lab), self._in_use(limit))
+            need = need if limit.most is None else min(need, limit.most)
             if have < need:
                 before = {key: value for key in limit.factors if (value := self.value(key)) is not None}
                 after = {key: max(before[key], value) for key, value in limit.values(need).items() if key in before}
@@ -192,8 +226,10 @@ class MachineLimits:
             file.save(self._settled(record))
         for each in done:
             journal.note(each.argv)
+        told = [each for each in done if each.limit.most is None]
+        for each in told:
             observer.say(f"raised {each}: {each.need} {each.limit.what} are possible")
-        if done:
+        if told:
             observer.say("these are limits of the whole machine; the down of the last lab restores them")
 
     def release(self, lab: str, here: Callable[[str], bool], observer: Observer) -> None:
@@ -213,6 +249,8 @@ class MachineLimits:
             observer.warn(f"the limits of this machine were not restored: {error}")
 
     def _sysctl(self, key: str) -> Path:
+        if key in _PARAMETERS:
+            return self.sys / _PARAMETERS[key]
         return self.proc.joinpath("sys", *key.split("."))
 
     def _in_use(self, limit: Limit) -> int:
@@ -231,7 +269,8 @@ class MachineLimits:
             problem = short.problem(error.strerror or str(error))
             if short.limit.required:
                 raise MachineError(problem) from None
-            observer.warn(str(problem))
+            if short.limit.most is None:
+                observer.warn(str(problem))
             return False
         return True
 
@@ -253,8 +292,11 @@ class MachineLimits:
         try:
             self._sysctl(key).write_text(f"{raised.before}\n", encoding="ascii")
         except OSError as error:
-            observer.warn(f"{key} = {now} cannot be restored: {error.strerror}; sysctl -w {key}={raised.before}")
+            command = shlex.join(_setting({key: raised.before}))
+            observer.warn(f"{key} = {now} cannot be restored: {error.strerror}; {command}")
         else:
+            if key in _PARAMETERS:
+                return
             observer.say(f"restored {key} from {now} to {raised.before}")
 
 

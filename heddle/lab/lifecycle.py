@@ -159,6 +159,7 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
 def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:
     """Create the lab without waiting for routes. After any failure nothing is left behind."""
     from heddle.switch import install as switch
+    from heddle.switch.queues import disciplines
 
     record = state.Record(
         *(lab.name, lab.runtime.name, "starting", lab.made.spec_data(), source),
@@ -170,6 +171,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     umask = os.umask(0o022)  # no other user may write files that root reads later; daemons read them as user frr
     try:
         state.write_record(record)
+        disciplines.load()
         limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
         with clock.step("render"):
             lab.made.write(lab.topology.parent, options)

@@ -6,10 +6,12 @@ Out: the snapshot before; Evidence.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
+from heddle.base.ethernet import HEADER
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -22,10 +24,10 @@ from heddle.traffic.flow import FlowKey, Sent
 NO_PART: Final = LabPart(0)
 SETTLE_S: Final = 1.0  # time for counters to stop after a run, in addition to the draining of ports
 _POLL_S: Final = 0.02
-_STILL_POLLS: Final = 6  # at 1 Mb/s, the slowest rate of a fabric, three packets of 4 KB pass
+_STILL_POLLS: Final = 6  # at least; and as many as the slowest port needs to release packets three times
 _EMPTY_S: Final = 0.002
 _EMPTY_POLLS: Final = 3
-_QUIET_POLLS: Final = 3  # at 1 Mb/s, a packet of 4 KB and more
+_QUIET_POLLS: Final = 3  # at least; and as many as the slowest port needs to release packets once
 
 
 class RunningLab(Protocol):
@@ -89,8 +91,8 @@ def _wait_until_quiet(lab: RunningLab) -> None:
     """Wait until counters stop: a killed run leaves packets in slow ports, which must not count for the next run."""
     deadline = time.monotonic() + _patience(lab.fabric)
     last = _flows(lab.snapshot(LabPart.COUNTERS).counters)
-    still = 0
-    while still < _QUIET_POLLS and time.monotonic() < deadline:
+    still, enough = 0, max(_QUIET_POLLS, _polls(lab.fabric))
+    while still < enough and time.monotonic() < deadline:
         time.sleep(_POLL_S)
         now = _flows(lab.snapshot(LabPart.COUNTERS).counters)
         still = still + 1 if now == last else 0
@@ -107,15 +109,22 @@ def _patience(fabric: Fabric) -> float:
     return SETTLE_S + 8 * deepest / fabric.slowest_bps
 
 
+def _polls(fabric: Fabric) -> int:
+    """Polls that outlast the gap between two bursts of the slowest port: `queues.burst` full frames come together."""
+    policy = fabric.policy
+    gap_s = 8 * policy.queues.burst * (policy.mtu + HEADER) / fabric.slowest_bps
+    return math.ceil(gap_s / _POLL_S) + 1
+
+
 def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[Sent]) -> None:
     deadline = time.monotonic() + _patience(lab.fabric)
     last: dict[str, tuple[FlowCount, ...]] = {}
-    still = 0
+    still, enough = 0, max(_STILL_POLLS, 3 * _polls(lab.fabric))
     while True:
         counters = lab.snapshot(LabPart.COUNTERS).counters
         now = _flows({name: table.since(before.counters[name]) for name, table in counters.items()})
         still = still + 1 if now == last else 0
-        if _arrived(lab.fabric, now, sent) or still >= _STILL_POLLS or time.monotonic() > deadline:
+        if _arrived(lab.fabric, now, sent) or still >= enough or time.monotonic() > deadline:
             return
         last = now
         time.sleep(_POLL_S)

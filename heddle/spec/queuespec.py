@@ -199,6 +199,7 @@ class QueuesSpec(Strict):
     reserve: Size = Field(default=10_000, ge=0, le=2**31)  # guaranteed bytes of each class of each port
     alpha: float = Field(default=1.0, gt=0, le=64)
     scheduler: Literal["auto", "htb", "ets"] = "auto"
+    burst: int = Field(default=2, ge=1, le=16)  # packets that a port with a backlog may send at once
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -98,11 +98,13 @@ def _lab(observer: Observer, *overrides: str) -> Iterator[Lab]:
         labs.down(_LAB, observer)
 
 
-def _costs(lab: Lab, options: dict[str, object], observer: Observer) -> dict[FastPath, Cost]:
+def _costs(
+    lab: Lab, options: dict[str, object], observer: Observer, loops: Sequence[FastPath] = ("off", "on")
+) -> dict[FastPath, Cost]:
     """The cheapest of a few runs of each loop, in turns: what else the machine does only makes a run dearer."""
     best: dict[FastPath, Cost] = {}
     for _ in range(_TURNS):
-        for choice in ("off", "on"):
+        for choice in loops:
             before = _timer_interrupts()
             result = run(lab, RunOptions(fastpath=choice, **options), observer)  # type: ignore[arg-type]
             found = Cost.of(result, _timer_interrupts() - before)
@@ -120,6 +122,13 @@ def figures(observer: Observer) -> Iterator[Figure]:
                 _costs(lab, {**_ACROSS, "sizes": (8 << 20,), "iters": 4, "qps": qps}, observer),
                 45,
             )
+    with _lab(observer, "queues.burst=1") as lab:
+        for qps in (1, 16):
+            options: dict[str, object] = {**_ACROSS, "sizes": (8 << 20,), "iters": 4, "qps": qps}
+            single = _costs(lab, options, observer, ("on",))["on"]
+            name = f"paced, {qps} QP{'' if qps == 1 else 's'}, queues.burst: 1"
+            yield Figure(f"{name}: a packet, compiled NICs", single.total_us, "us of cpu")
+            yield Figure(f"{name}: timer interrupts a packet, compiled NICs", single.timers, "")
     with _lab(observer, *_FAST) as lab:
         one_way: dict[str, object] = {
             "collective": "incast", "sizes": (16 << 20,), "iters": 6, "placement": "host1,host3",

@@ -21,7 +21,7 @@ from heddle.base.problems import MachineError
 from heddle.base.process import Journal
 from heddle.fabric.shapes import build
 from heddle.host import doctor, limits
-from heddle.host.limits import ARP, BACKLOG, NDISC, MachineLimits, needs_of
+from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, needs_of
 from heddle.spec.shapes.clos import ClosSpec
 
 DEFAULTS = {
@@ -29,7 +29,7 @@ DEFAULTS = {
        for i, n in ((1, 128), (2, 512), (3, 1024))},
     BACKLOG: 1000,
 }  # fmt: skip
-BIG = {ARP.key: 512, NDISC.key: 2048, BACKLOG: 2560}  # 64 RTSW x 8 CTSW with 2 hosts a rack
+BIG = {ARP.key: 512, NDISC.key: 2048, BACKLOG: 3840, HYSTERESIS: 1}  # 64 RTSW x 8 CTSW with 2 hosts a rack
 ROOT = Path(__file__).parents[2]
 DEAD = 2**22 + 1  # no process has this id (PID_MAX_LIMIT)
 
@@ -62,7 +62,7 @@ class Machine:
     """A /proc/sys, a /run, and labs that come and go on it."""
 
     def __init__(self, root: Path) -> None:
-        self.limits = MachineLimits(root / "proc", root / "run")
+        self.limits = MachineLimits(root / "proc", root / "run", root / "sys")
         self.boot("first")
         self.messages = Messages()
 
@@ -236,7 +236,8 @@ def killed(self, text, **keys):
         os.kill(os.getpid(), signal.SIGKILL)
     return write(self, text, **keys)
 Path.write_text = killed
-here = limits.MachineLimits(Path({str(machine.limits.proc)!r}), Path({str(machine.limits.run)!r}))
+root = Path({str(machine.limits.proc.parent)!r})
+here = limits.MachineLimits(root / "proc", root / "run", root / "sys")
 here.raise_for("big", {BIG!r}, lambda lab: False, Journal(), Silent())
 """
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == -signal.SIGKILL
@@ -249,7 +250,7 @@ here.raise_for("big", {BIG!r}, lambda lab: False, Journal(), Silent())
 
 
 def _come_and_go(proc: Path, run: Path, lab: str, rounds: int) -> None:
-    here = MachineLimits(proc, run)
+    here = MachineLimits(proc, run, proc.parent / "sys")
     for _ in range(rounds):
         here.raise_for(lab, {NDISC.key: 2000}, there, Journal(), Silent())
         # Another lab may raise it now: then a plain file is empty for a moment, which a sysctl never is.
@@ -292,7 +293,7 @@ def test_a_backlog_that_cannot_be_raised_is_a_warning(machine: Machine, monkeypa
     machine.up("big")
     assert machine.limits.value(NDISC.key) == 4096
     (warned,) = machine.messages.warned
-    assert "2560 packets in flight between ports are needed" in warned
+    assert "3840 packets in flight between ports are needed" in warned
     assert warned.endswith(f"sysctl -w {BACKLOG}=4096")
     machine.down("big")
     assert machine.now() == DEFAULTS
@@ -355,7 +356,7 @@ def test_doctor_reports_the_limits_and_who_has_raised_them(machine: Machine, mon
     found = doctor.CHECKS["neighbours"]()
     assert found.ok
     assert found.detail.startswith("gc_thresh3 = 1024 (IPv4) and 1024 (IPv6): enough for 256 links; up raises it")
-    assert doctor.CHECKS["backlog"]().detail.endswith("enough for 500 ports; up raises it for larger fabrics")
+    assert doctor.CHECKS["backlog"]().detail.endswith("enough for 333 ports; up raises it for larger fabrics")
     machine.up("big")
     found = doctor.CHECKS["neighbours"]()
     assert "1024 (IPv4) and 4096 (IPv6)" in found.detail

@@ -42,7 +42,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     monkeypatch.setattr(room, "SYSCTLS", tmp_path / "sys")
     monkeypatch.setattr(room, "FRR_DIRS", (tmp_path / "frr",))
-    monkeypatch.setattr(limits, "HERE", limits.MachineLimits(tmp_path, tmp_path / "run"))
+    monkeypatch.setattr(limits, "HERE", limits.MachineLimits(tmp_path, tmp_path / "run", tmp_path / "parameters"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     return tmp_path

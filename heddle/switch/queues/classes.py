@@ -17,7 +17,7 @@ from heddle.fabric.model import Fabric, Node, Role
 from heddle.fabric.policy import ClassKind, QueuePolicy
 
 PortKey = tuple[str, str]  # node, port
-BURST_PACKETS: Final = 2  # burst size of a port's shaper
+_LEAST_BURST_US: Final = 6
 _NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), for traffic between switches
 
 
@@ -27,12 +27,27 @@ def held_bps(rate_bps: int) -> int:
     return rate_bps // 8 * 8
 
 
+def burst_bytes(mtu: int, packets: int, rate_bps: int) -> int:
+    """HTB's `burst` and `cburst` of a port on which one timer interrupt releases `packets` full packets.
+
+    With htb_hysteresis, a class sends until its tokens are below -cburst, and then waits until they are 0
+    (htb_class_mode in net/sched/sch_htb.c): floor(cburst / packet) + 1 packets. Not 0 for one packet, because tokens
+    above 0 make up for late interrupts. A port that was idle sends as many more. Without hysteresis a port sends that
+    much only after it was idle, and each packet of a backlog has its own interrupt.
+    tc stores whole microseconds, rounded down, so the bytes of two are added: with less than a packet's time the last
+    packet of a burst would wait. At several Gb/s it is what passes in 6 us: interrupts are later than that.
+    """
+    a_microsecond = rate_bps // 8_000_000
+    wanted = mtu * 9 // 10 if packets == 1 else (packets - 1) * mtu + 2 * a_microsecond
+    return max(wanted, _LEAST_BURST_US * a_microsecond)
+
+
 @dataclass(frozen=True, slots=True)
 class ClassPlan:
     """The classes in use, the same on every port of a lab.
 
     numbers: ascending; kinds and weights have an entry for each number. weights: 0 for control. dscp: class of each of
-    the 64 DSCPs.
+    the 64 DSCPs. burst: packets that a port with a backlog may send at once.
     """
 
     numbers: tuple[int, ...]
@@ -41,6 +56,7 @@ class ClassPlan:
     control: int
     best_effort: int
     dscp: tuple[int, ...]
+    burst: int
 
     @property
     def lossless(self) -> tuple[int, ...]:
@@ -71,7 +87,8 @@ def class_plan(queues: QueuePolicy) -> ClassPlan:
 
     weights = tuple(0 if n == queues.control else queues.weight(n) for n in numbers)
     dscp = tuple(queues.dscp.get(each, usual(each)) for each in range(DSCPS))
-    return ClassPlan(numbers, tuple(map(queues.kind, numbers)), weights, queues.control, queues.best_effort, dscp)
+    kinds = tuple(map(queues.kind, numbers))
+    return ClassPlan(numbers, kinds, weights, queues.control, queues.best_effort, dscp, queues.burst)
 
 
 @dataclass(frozen=True, slots=True)

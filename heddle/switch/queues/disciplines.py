@@ -8,6 +8,7 @@ and a limit larger than any buffer, since `enqueue` does the dropping. A gate co
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +17,10 @@ from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
+from heddle.kernel.netlink import attribute
+from heddle.kernel.tried import refusal
 from heddle.switch.queues import ets
-from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, held_bps
+from heddle.switch.queues.classes import ClassPlan, burst_bytes, held_bps
 
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
@@ -26,6 +29,7 @@ LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuespec.py)
 # An open gate: four times the rate of the fastest link, and room for the largest packet.
 _OPEN: Final = "rate 40gbit burst 100000b"
 _HTB_MAJOR: Final = 0x10000
+_TCA_HTB_INIT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Discipline:
     turn: Callable[[Port, ClassPlan, int], tuple[int, int]]
 
 
+def load() -> None:
+    """Have the kernel load HTB where that is a module: its parameters exist only afterwards (host/limits.py)."""
+    refusal("htb", attribute(_TCA_HTB_INIT, struct.pack("=5I", 3, 10, 0, 0, 0)))  # struct tc_htb_glob, version 3
+
+
 def leaf(number: int) -> str:
     """The minor number of a class's leaf, and the major number of its queue: `10` for class 0, `80` for class 7."""
     return f"{leaf_id(number):x}"
@@ -60,18 +69,18 @@ def number_of(leaf_number: int) -> int | None:
     return number - 1 if rest == 0 and 1 <= number <= CLASSES else None
 
 
-def shaper_lines(port: Port) -> list[str]:
+def shaper_lines(port: Port, plan: ClassPlan) -> list[str]:
     """The lines of the HTB class below the root, at the port's rate, which all traffic shares.
 
-    burst: two packets, so that a port that was idle does not send a long burst above its rate.
+    Its burst is small, so that a port that was idle does not send for long above its rate.
     """
-    shape = f"{_rates(port)} quantum {port.mtu + HEADER}"
+    shape = f"{_rates(port, plan)} quantum {port.mtu + HEADER}"
     rate = f"rate {held_bps(port.rate_bps)}bit"
     return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {rate} {shape}"]
 
 
-def _rates(port: Port) -> str:
-    burst = BURST_PACKETS * port.mtu
+def _rates(port: Port, plan: ClassPlan) -> str:
+    burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
     return f"ceil {held_bps(port.rate_bps)}bit burst {burst}b cburst {burst}b"
 
 
@@ -82,8 +91,8 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     HTB serves the lowest prio first, and those of equal prio in turns of `quantum` bytes. A quantum is a multiple of
     the frame size, since a class with a smaller quantum sends a whole packet anyway.
     """
-    frame, name, own = port.mtu + HEADER, port.name, f"htb rate 8bit {_rates(port)}"
-    lines = [f"qdisc add dev {name} root handle {ROOT} htb default {leaf(plan.best_effort)}", *shaper_lines(port)]
+    frame, name, own = port.mtu + HEADER, port.name, f"htb rate 8bit {_rates(port, plan)}"
+    lines = [f"qdisc add dev {name} root handle {ROOT} htb default {leaf(plan.best_effort)}", *shaper_lines(port, plan)]
     for number, kind in zip(plan.numbers, plan.kinds, strict=True):
         turn = "quantum {} prio {}".format(*_htb_turn(port, plan, number))
         queue = f"tbf {_OPEN}" if kind == "lossless" else "bfifo"

@@ -18,7 +18,7 @@ from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.netlink import attribute, attributes
 from heddle.kernel.tried import refusal
-from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, held_bps
+from heddle.switch.queues.classes import ClassPlan, burst_bytes, held_bps
 
 _HANDLE: Final = 2
 _PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
@@ -68,7 +68,7 @@ def lines(port: Port, plan: ClassPlan, limit: int) -> list[str]:
     Packets that no program has classified are best effort.
     """
     frame, order = port.mtu + HEADER, bands(plan)
-    burst = BURST_PACKETS * port.mtu
+    burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
     held = held_bps(port.rate_bps)
     rate = f"rate {held}bit ceil {held}bit burst {burst}b cburst {burst}b quantum {frame}"
     quanta = " ".join(str(plan.weight(number) * frame) for number in order[1:])

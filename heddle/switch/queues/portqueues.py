@@ -20,7 +20,7 @@ from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import ets, red
-from heddle.switch.queues.classes import BURST_PACKETS, ClassPlan, class_plan, held_bps
+from heddle.switch.queues.classes import ClassPlan, burst_bytes, class_plan, held_bps
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
@@ -90,8 +90,8 @@ class Setup:
         off = next((rate for rate in (found.rate_bps, found.ceil_bps) if rate != held), None)
         if off is not None:
             return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
-        if found.burst > BURST_PACKETS * port.mtu + 1:
-            return [f"{port.ref} may burst {found.burst} bytes, more than {BURST_PACKETS} packets"]
+        if found.burst > (wanted_burst := burst_bytes(port.mtu, self.plan.burst, port.rate_bps)) + 1:
+            return [f"{port.ref} may burst {found.burst} bytes, not {wanted_burst}"]
         said: list[str] = []
         for number in self.plan.numbers:
             gate = self.discipline.gated and self.plan.kind(number) == "lossless"
