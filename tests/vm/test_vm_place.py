@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -19,8 +20,9 @@ def listening(pid: int) -> set[str]:
     """The local addresses at which a process listens for TCP or receives UDP, as `0100007F:D431`."""
     inodes = set()
     for link in Path("/proc", str(pid), "fd").iterdir():
-        if match := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())):
-            inodes.add(match[1])
+        with contextlib.suppress(FileNotFoundError):  # the process closed it since: such a socket does not listen now
+            if match := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink())):
+                inodes.add(match[1])
     found = set()
     for table, state in (("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")):
         for line in Path("/proc", str(pid), "net", table).read_text().splitlines()[1:]:
