@@ -59,6 +59,7 @@ collect_ignore = ["examples"]  # repositories of their own, which tests/netns/te
 GOLDEN = Path(__file__).parent / "golden"
 FabricLab = Callable[..., Lab]
 Borrow = Callable[..., Lab]
+KEPT = "HEDDLE_TEST_IGNORED_SIGNALS"
 Up = Callable[..., life.UpResult]
 
 
@@ -66,6 +67,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen-goldens", action="store_true", help="rewrite tests/golden instead of comparing with it")
     parser.addoption("--screenshots", metavar="DIR", help="where tests/browser writes its screenshots of pages")
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
+
+
+def pytest_configure() -> None:
+    """The programs that tests start do not ignore signals, also in a session that does (`nohup ./inv test`).
+
+    An ignored signal stays ignored in a new program; one with a handler does not. `KEPT` is for xdist's workers.
+    """
+    kept = set(filter(None, os.environ.get(KEPT, "").split(",")))
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN or number.name in kept:
+            signal.signal(number, lambda *_: None)
+            kept.add(number.name)
+    if kept:
+        os.environ[KEPT] = ",".join(sorted(kept))
 
 
 @pytest.hookimpl(wrapper=True)
