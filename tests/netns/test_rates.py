@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-import socket
-import struct
-import time
-
 import pytest
 
 from heddle.base.process import run
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.limits import at_once
-from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from tests.marks import deep
-from tests.netns.static_fabric import dropping, roce_frame, some_flows, static_fabric
+from tests.netns.flood import flood
+from tests.netns.static_fabric import dropping, static_fabric
 
 pytestmark = pytest.mark.root
-
-SO_RCVBUFFORCE = 33
-SO_TIMESTAMPNS = 35
-ETH_P_ALL = 3  # so it has each frame before the NIC's programs
 
 
 @pytest.mark.parametrize("rate", [20_000_000, deep(100_000_000)])
 def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
     link = {"host": "1gbit", "fabric": f"{rate}bit"}
+    count = rate // 8 // 4166 // 10 + 11  # a tenth of a second of the port
     with static_fabric("flow", (1, 1), link=link, queues=dropping("2MB")) as lab:
-        flow = some_flows(lab.fabric, 1)[0]
-        port = lab.fabric.by_name[flow.src].ports[0]
-        frame = roce_frame(flow, 4096, port.mac, lab.fabric.by_name[port.peer_node].port(port.peer_port).mac)
-        count = rate // 8 // len(frame) // 10 + 11  # a tenth of a second of the port
-        with inside(lab.handle(flow.dst).netns):
-            ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-        with inside(lab.handle(flow.src).netns):
-            mouth = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-        with ear, mouth:
-            ear.bind((lab.fabric.by_name[flow.dst].ports[0].name, ETH_P_ALL))
-            ear.settimeout(3.0)
-            ear.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
-            ear.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-            mouth.bind((port.name, 0))
-            began = time.time()
-            for _ in range(count):
-                mouth.send(frame)
-            arrivals: list[float] = []
-            while len(arrivals) < count:
-                data, ancillary, _, _ = ear.recvmsg(1 << 16, 64)
-                if len(data) == len(frame):
-                    seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2])  # when the kernel had it
-                    arrivals.append(seconds + nanoseconds * 1e-9)
+        seen = flood(lab, count)
         # An idle port sends some packets at once. A busy machine makes the port slower, never faster: so there is no
         # bound on that side. `validate` reads the rate, and ./inv bench measures it.
-        assert 8 * len(frame) * (count - at_once()) / (arrivals[-1] - began) < 1.02 * rate
+        assert 8 * seen.size * (count - at_once()) / (seen.arrivals[-1] - seen.began) < 1.02 * rate
 
 
 @pytest.mark.deep

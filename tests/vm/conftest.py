@@ -28,6 +28,7 @@ from heddle.places.vm.hardware import Hardware
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.imagecache import ensure_image
 from heddle.places.vm.kernels import DEFAULT, KERNELS
+from heddle.testing.stopsignals import StopSignals
 
 ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
@@ -90,10 +91,15 @@ def alone(image: VmImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture(scope="session")
 def booted(image: VmImage, state_home: Path) -> Iterator[Machine]:
-    """The VM of the session."""
-    ensure_guest(KERNELS[DEFAULT], PlainObserver(sys.stderr), WANTED)
-    yield Machine(state_home)
-    end_guest(DEFAULT)
+    """The VM of the session. It ends with a session that is stopped by a signal, too."""
+    signals = StopSignals()
+    signals.install()
+    try:
+        ensure_guest(KERNELS[DEFAULT], PlainObserver(sys.stderr), WANTED)
+        yield Machine(state_home)
+    finally:
+        end_guest(DEFAULT)
+        signals.restore()
 
 
 @pytest.fixture
