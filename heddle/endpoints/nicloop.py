@@ -151,7 +151,11 @@ class PythonLoop:
     def _pass(self, due: float) -> bool:
         """Wait for frames until `due`, receive them, and check timers."""
         ready = self._poll.poll(max(0.0, due - time.monotonic()))
-        self._last_pass = time.monotonic()
+        # Timers expire by the time of this look. Frames that arrived until then are read first: a worker that had no
+        # processor for a while would otherwise take a packet for lost that waits in its socket.
+        self._last_pass = now = time.monotonic()
+        if now >= due:
+            ready = self._poll.poll(0)
         for fd, events in ready:
             if fd == self._stop_fd:
                 return True
@@ -161,7 +165,6 @@ class PythonLoop:
             if events & select.EPOLLOUT:
                 nic.blocked = False
                 nic.eager = True
-        now = time.monotonic()
         if now >= self._next_tick:
             self._tick(now)
         for nic in self._nics.values():

@@ -118,8 +118,7 @@ def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
     frames = [bytes(fabric.batch.frame(i)) for i in range(3)]
     fabric.give(frames[2], fabric.receiver, 1.0)
     fabric.receiver.expire(1.0 + PARAMS.rc.ack_delay_s)
-    fabric.receiver.answer(fabric.answers, 0)  # the acknowledgement that is owed says that nothing has come in order
-    assert not fabric.receiver.answering and fabric.memory.arrivals == []
+    assert not fabric.receiver.answering and fabric.memory.arrivals == [], "nothing to acknowledge yet"
     assert fabric.receiver.deadline == 1.0 + PARAMS.overtake_s
     fabric.receiver.expire(1.0 + PARAMS.overtake_s)
     asked: list[tuple[int, int]] = []
@@ -128,6 +127,28 @@ def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
         got = fabric.parser.parse(fabric.answers, [int(fabric.answers.lengths[0])])
         asked.append((got.aeth(0)[0], got.psns[0]))
     assert asked == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
+
+
+def test_a_request_for_an_ack_stays_open_until_an_ack_covers_its_packet() -> None:
+    fabric = Fabric(bytes(9 * MTU), 0, 1)
+    fabric.sender.post(Message(memoryview(bytes(9 * MTU)), 0, RKEY, 1))
+    fabric.sender.take(fabric.batch, 0, 9, 0.0)
+    frames = [bytes(fabric.batch.frame(i)) for i in range(9)]
+    # The packets 7 and 8 request an ACK (every 8th one, and the last one). 0 to 6 arrive later than an ACK may wait.
+    for number in (8, 7, 0, 1, 2):
+        fabric.give(frames[number], fabric.receiver, 0.01)
+    fabric.receiver.expire(0.01 + PARAMS.rc.ack_delay_s)
+    fabric.receiver.answer(fabric.answers, 0)
+    assert not fabric.receiver.answering
+    for number in (6, 3, 5, 4):
+        fabric.give(frames[number], fabric.receiver, 0.1)
+    assert fabric.memory.arrivals == [1]
+    assert fabric.receiver.deadline == 0.1 + PARAMS.rc.ack_delay_s, "long before the sender's timer"
+    fabric.receiver.expire(0.1 + PARAMS.rc.ack_delay_s)
+    fabric.receiver.answer(fabric.answers, 0)
+    fabric.give(bytes(fabric.answers.frame(0)), fabric.sender, 0.2)
+    assert fabric.sender.idle and fabric.sender.deadline == NEVER
+    assert fabric.receiver.deadline == NEVER
 
 
 def test_a_write_that_does_not_fit_is_refused_and_ends_the_sender() -> None:

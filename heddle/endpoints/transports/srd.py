@@ -189,8 +189,9 @@ class SrdReceiver(QpEnd):
         self._early: dict[int, int | None] = {}  # PSNs that arrived early -> immediate to announce in order
         self._missing_since = NEVER  # since when `_due` has been missing while later PSNs have arrived
         self._replies: deque[tuple[int, int]] = deque()  # NAKs to send: (PSN, syndrome)
-        self._ack_due = self._asked = False
+        self._ack_due = False
         self._ack_at = NEVER
+        self._asked = self._acked = qp.psn  # one past the latest PSN that requested an ACK; `_due` in the latest ACK
         self._unacked = self._msn = 0
         self._by_sport: dict[int, int] = {}
         self._out_of_order = self._duplicates = 0
@@ -212,7 +213,7 @@ class SrdReceiver(QpEnd):
             batch.put_ack(slot, self._flow, psn & wire.PSN_MASK, syndrome, self._msn)
             return
         batch.put_ack(slot, self._flow, (self._due - 1) & wire.PSN_MASK, wire.ACK_NO_LIMIT, self._msn)
-        self._ack_due = self._asked = False
+        self._ack_due, self._acked = False, self._due
         self._ack_at, self._unacked = NEVER, 0
 
     def receive(self, got: Received, index: int, now: float) -> int:
@@ -238,12 +239,21 @@ class SrdReceiver(QpEnd):
         self._beyond = max(self._beyond, psn + 1)
         self._settle(now)
         self._unacked += 1
-        self._asked = self._asked or got.ackreqs[index]
-        if self._asked and self._unacked >= self._params.rc.ack_every:
-            self._ack_due = True
-        elif self._asked and self._ack_at == NEVER:
-            self._ack_at = now + self._params.rc.ack_delay_s
+        if got.ackreqs[index]:
+            self._asked = max(self._asked, psn + 1)
+        self._owe(now)
         return index + 1
+
+    def _owe(self, now: float) -> None:
+        """Make an ACK due, now or in a while, if one was requested and would say something new.
+
+        A request stays open until an ACK covers its packet: packets that fill a gap before it request none themselves.
+        """
+        if self._acked < self._due and self._acked < self._asked:
+            if self._unacked >= self._params.rc.ack_every:
+                self._ack_due = True
+            elif self._ack_at == NEVER:
+                self._ack_at = now + self._params.rc.ack_delay_s
 
     def _settle(self, now: float) -> None:
         """Announce complete messages in order, and record since when a packet is missing."""
