@@ -109,6 +109,30 @@ def test_two_processes_make_one_image(cache: Path) -> None:
     assert len((cache.parent / "builds").read_text().splitlines()) == 1
 
 
+class Heard(Silent):
+    """Keeps what a step waits for."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def waiting(self, step: str, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_a_wait_for_another_process_is_said_only_when_there_is_one(cache: Path) -> None:
+    alone = Heard()
+    ensure_image(STABLE, alone, builder=small)
+    assert alone.reasons == []
+    assert list(remove_images())
+    process = in_process(slow)
+    while not (cache / f".making-{STABLE.name}").exists():
+        time.sleep(0.01)
+    second = Heard()
+    ensure_image(STABLE, second, builder=forbidden)
+    process.join(30)
+    assert second.reasons == ["another process makes an image of the VM"]
+
+
 def test_a_killed_build_leaves_a_part_that_the_next_call_removes(cache: Path) -> None:
     process = in_process(hangs)
     part = cache / f".making-{STABLE.name}"

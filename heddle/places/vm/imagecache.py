@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -48,8 +49,8 @@ def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, bui
     with machine_errors(str(directory)):
         make_dir(directory)
     observer.begin(_WAIT)
-    observer.waiting(_WAIT, "another process makes an image of the VM")
-    with locked(directory / _LOCK, fcntl.LOCK_EX):
+    waits = partial(observer.waiting, _WAIT, "another process makes an image of the VM")
+    with locked(directory / _LOCK, fcntl.LOCK_EX, waits):
         observer.drop(_WAIT)
         give_to_caller(directory / _LOCK)
         _sweep(directory)
