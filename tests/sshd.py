@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,11 +116,11 @@ def key(path: Path, kind: str = "ed25519", passphrase: str = "") -> str:
 
 
 def copy_of_project(spot: Path) -> Path:
-    """A checkout that may be changed, with this one's .venv (a link)."""
+    """A checkout that may be changed, with the Python packages of this process (a link)."""
     for name in manifest_of(ROOT):
         (spot / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, spot / name, follow_symlinks=False)
-    (spot / ".venv").symlink_to(ROOT / ".venv")
+    (spot / ".venv").symlink_to(sys.prefix)
     if shutil.which("git"):
         subprocess.run(["git", "-C", str(spot), "init", "-q"], check=True)
     return spot
@@ -145,7 +146,7 @@ def ssh_server(
     if set_up:
         there = cache / "heddle" / "place" / checkout_id(project) / "project"
         there.mkdir(parents=True)
-        (there / ".venv").symlink_to(ROOT / ".venv")
+        (there / ".venv").symlink_to(sys.prefix)
     public = key(home / ".ssh" / "id_ed25519")
     (spot / "authorized_keys").write_text(public)
     lines = [
