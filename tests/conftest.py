@@ -51,6 +51,7 @@ from heddle.runtimes.registry import on_machine
 from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
+from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
 pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.parts"]
@@ -69,11 +70,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 
 
-def pytest_configure() -> None:
-    """The programs that tests start do not ignore signals, also in a session that does (`nohup ./inv test`).
+def pytest_configure(config: pytest.Config) -> None:
+    """A test's time limit is longer on an emulated processor, and no program that a test starts ignores signals.
 
-    An ignored signal stays ignored in a new program; one with a handler does not. `KEPT` is for xdist's workers.
+    The latter also in a session that does (`nohup ./inv test`). An ignored signal stays ignored in a new program; one with a handler does not. `KEPT` is for xdist's workers.
     """
+    if EMULATED:
+        os.environ.setdefault("PYTEST_TIMEOUT", f"{patience(float(config.getini('timeout'))):g}")
     kept = set(filter(None, os.environ.get(KEPT, "").split(",")))
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN or number.name in kept:

@@ -26,7 +26,7 @@ from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
 _DEVICES: Final = Path("/sys/class/net")
-SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
+SWITCH_MB, RESERVE_MB = 40, 512  # resident memory of one switch's zebra and bgpd; of hosts, workers and verbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _probed() -> Mapping[str, str]:
 
 
 def _first_line(*argv: str) -> str:
-    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=10, check=False)
+    done = subprocess.run(list(argv), capture_output=True, text=True, timeout=60, check=False)
     lines = (done.stdout or done.stderr).strip().splitlines()
     return lines[0] if lines else ""
 
@@ -255,10 +255,10 @@ def _cpus() -> Check:
 
 
 def _memory() -> Check:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = {row.split(":")[0]: int(row.split()[1]) for row in lines if len(row.split()) > 1}
-    free = kib.get("MemAvailable", kib["MemFree"]) // 1024
-    detail = f"{free:,} MB free: about {max(0, free - 512) // SWITCH_MB:,} switches"
+    from heddle.host.capacity import free_bytes
+
+    free = free_bytes() >> 20
+    detail = f"{free:,} MB free: about {max(0, free - RESERVE_MB) // SWITCH_MB:,} switches"
     return Check("memory", free >= 1024, detail, "free some memory, or use preset tiny")
 
 

@@ -30,6 +30,7 @@ def cannot_run(fabric: Fabric, runtime: str) -> str:
     reasons = [] if os.geteuid() == 0 else [_ROOT]
     needed = _needed(fabric, runtime)
     reasons += [_text(check) for check in _checks() if not check.ok and _counts(check, runtime, needed)]
+    reasons += _short_of_memory(fabric)
     # A problem's text names the program as the user started it.
     return str(Problem("", "; ".join(reasons or _refused(fabric, runtime)), ""))
 
@@ -54,9 +55,19 @@ def _needed(fabric: Fabric, runtime: str) -> set[str]:
 
 
 def _counts(check: Check, runtime: str, needed: Iterable[str]) -> bool:
-    if check.name == "root" or (check.name in _ON_HOST and runtime == "containerlab"):
+    if check.name in ("root", "memory") or (check.name in _ON_HOST and runtime == "containerlab"):
         return False
     return check.required or check.name in needed
+
+
+def _short_of_memory(fabric: Fabric) -> list[str]:
+    """Doctor's check says what a machine is good for; here it is known how many switches the fabric has."""
+    from heddle.host.capacity import free_bytes
+    from heddle.host.doctor import RESERVE_MB, SWITCH_MB
+
+    free, needed = free_bytes() >> 20, RESERVE_MB + SWITCH_MB * len(fabric.switches)
+    why = f"memory: {free:,} MB free, and {len(fabric.switches)} switches need about {needed:,} MB (free some memory)"
+    return [why] if free < needed else []
 
 
 def _text(check: Check) -> str:

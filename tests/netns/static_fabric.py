@@ -204,6 +204,9 @@ def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64, dscp: i
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire,
         ):
             wire.bind((port.name, 0))
-            for flow, count in packets.items():
-                for _ in range(count if flow.src == host.name else 0):
-                    wire.send(roce_frame(flow, payload, port.mac, gateway.mac, dscp=dscp))
+            # They are built first: on a slow machine that takes longer than sending them.
+            mine = {flow: count for flow, count in packets.items() if flow.src == host.name}
+            frames = [roce_frame(flow, payload, port.mac, gateway.mac, dscp=dscp) for flow in mine]
+            for frame, count in zip(frames, mine.values(), strict=True):
+                for _ in range(count):
+                    wire.send(frame)

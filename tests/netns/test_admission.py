@@ -18,17 +18,19 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests import silentreceiver
+from tests.machine import bps, links
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
 
 SIZE = 1 << 20
+RATE = 25_000_000  # bit/s
 FAILED = r"rank \d on host\d:eth1: QP 0x\w+ (to|from) rank \d on host\d:eth1: "
 SENDERS = 3
 MESSAGES = -(-SIZE // 4 // 6144)  # of each sender, a slot each
 CLEARS = SENDERS  # rank 0 clears each sender for the next iteration by a message of four bytes
 
-PROCESSING_S = 8 * SIZE * SENDERS / 4 / (0.25 * 25e6)  # of one iteration, at 25 % of the NIC's rate
+PROCESSING_S = 8 * SIZE * SENDERS / 4 / (0.25 * bps(RATE))  # of one iteration, at 25 % of the NIC's rate
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
     """Slow links: the processors have time to spare."""
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name, overrides=["link.host=25mbit", "link.fabric=25mbit"])).lab
+        yield life.up(load_fabric("tiny", name=name, overrides=links(RATE))).lab
     finally:
         life.down(name)
 

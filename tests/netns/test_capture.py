@@ -31,6 +31,7 @@ from heddle.runs.past import paths_of
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
+from tests.machine import patience
 from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
@@ -90,7 +91,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
     def reduce() -> None:
         words = ["run", "--lab", tiny.name, "--size", "256K", "--qps", "4", "--iters", "2", "--warmup", "0"]
         with inv(*words) as proc:
-            assert proc.communicate(timeout=60) and proc.returncode == 0
+            assert proc.communicate(timeout=patience(60)) and proc.returncode == 0
         ended.set()
 
     with PcapngFile(path, refs) as file:
@@ -101,7 +102,7 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
 
         worker = threading.Thread(target=reduce)
         done = capture(
-            taps, read_filter("roce"), Bounds(10**6, 60), keep, whole=True, stop=ended.is_set, listening=worker.start
+            taps, read_filter("roce"), Bounds(10**6, patience(60)), keep, whole=True, stop=ended.is_set, listening=worker.start
         )
         worker.join()
         file.keep(done.ended_ns, done.dropped)
@@ -134,14 +135,14 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
 
 def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     with inv_capture(tiny, "rtsw1", "--count", "3", "--format", "json") as proc:
-        data = json.loads(proc.communicate(timeout=60)[0])
+        data = json.loads(proc.communicate(timeout=patience(60))[0])
     assert proc.returncode == 0
     assert (data["ended"], data["packets"], len(data["frames"]), data["dropped"]) == ("count", 3, 3, 0)
     assert data["ports"] == ["rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth3", "rtsw1:eth4"]
     assert {frame["kind"] for frame in data["frames"]} <= {"ND", "BGP", "ICMPv6"}
 
     with inv_capture(tiny, "host1", "--seconds", "0.5", "--filter", "roce") as proc:
-        text = proc.communicate(timeout=60)[0]
+        text = proc.communicate(timeout=patience(60))[0]
     assert "0 packets, 0 bytes at host1:eth1 in 0.5 s (the time is up); the kernel dropped 0" in text
 
 
@@ -151,7 +152,7 @@ def test_a_file_has_all_packets_of_the_capture_time(tiny: Lab, tmp_path: Path) -
     send = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 9, ('10.0.0.3', 9)) for _ in range(1500)]"
     with inv_capture(tiny, "host1", "--seconds", "5", "--out", str(path), "--format", "json") as proc:
         tiny.output("host1", [sys.executable, "-c", send])
-        data = json.loads(proc.communicate(timeout=60)[0])
+        data = json.loads(proc.communicate(timeout=patience(60))[0])
     # Without --out a capture ends at 1,000. On a busy machine the time may be up before the last of the 1,500.
     assert (data["ended"], data["packets"] > 1000) == ("time", True), data
     assert len(tshark(path, "frame.len")) == data["packets"]
@@ -163,7 +164,7 @@ def test_ctrl_c_ends_it_well_and_keeps_the_file(tiny: Lab, tmp_path: Path) -> No
         time.sleep(1.2)  # zebra advertises itself every second
         assert not path.exists()
         proc.send_signal(signal.SIGINT)
-        text, errors = proc.communicate(timeout=60)
+        text, errors = proc.communicate(timeout=patience(60))
     assert (proc.returncode, errors) == (0, "")
     packets = int(re.findall(r"(\d+) packets, .*ended by hand", text)[0])
     assert 0 < packets == len(tshark(path, "frame.len"))
@@ -234,7 +235,7 @@ def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: Fabr
     with inv_capture(lab, rtsw2.ref, "--seconds", "60", "--out", str(path)) as proc:
         time.sleep(1.2)
         life.down(lab.name)
-        text, errors = proc.communicate(timeout=60)
+        text, errors = proc.communicate(timeout=patience(60))
     assert proc.returncode == 1
     assert "rtsw2:eth1 ended early: its node is gone, most likely with its lab" in errors
     assert "Traceback" not in errors

@@ -24,6 +24,7 @@ from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
+from tests.machine import patience
 from tests.unit.roce_samples import SAMPLES
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
@@ -51,15 +52,16 @@ def capturing(lab: Lab, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def incast(lab: Lab) -> None:
     words = ["run", "--lab", lab.name, "--collective", "incast", "--size", "256K", "--iters", "2", "--qps", "2"]
-    subprocess.run([*INV, *words], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run([*INV, *words], cwd=ROOT, check=True, capture_output=True, timeout=patience(120))
 
 
 def test_the_path_in_a_packets_line_is_the_one_that_is_proven(tiny: Lab) -> None:
-    words = ["rtsw1,ctsw1", "--live", "--filter", "roce", "--format", "json", "--count", "100000", "--seconds", "60"]
+    limits = ["--count", "100000", "--seconds", f"{patience(60):g}"]
+    words = ["rtsw1,ctsw1", "--live", "--filter", "roce", "--format", "json", *limits]
     with capturing(tiny, *words) as proc:
         incast(tiny)
         proc.send_signal(2)
-        data = json.loads(proc.communicate(timeout=60)[0])
+        data = json.loads(proc.communicate(timeout=patience(60))[0])
     proven = {(p.flow.src_ip, p.flow.dst_ip, p.flow.qpn, p.flow.sport): p.measured for p in paths_of(tiny).flows}
     frames = [frame for frame in data["frames"] if frame["kind"] == "RoCE data"]
     noted = {tuple(frame[key] for key in KEYS): tuple(frame["path"]) for frame in frames}
@@ -75,7 +77,7 @@ def test_notes_are_printed_beside_a_file_whose_packets_tshark_counts_alike(tiny:
     with capturing(tiny, *words) as proc:
         incast(tiny)
         proc.send_signal(2)
-        text = proc.communicate(timeout=60)[0]
+        text = proc.communicate(timeout=patience(60))[0]
     line = next(line for line in text.splitlines() if "RoCE data" in line and "rtsw1:eth3  out" in line)
     assert "queue[3] " in line and "  path rtsw" in line
     assert f"wrote {path}" in text

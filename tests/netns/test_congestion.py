@@ -18,6 +18,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import TRANSPORT, CongestionName, FastPath, RunOptions
 from heddle.views.pathstext import paths_text
+from tests.machine import links
 
 pytestmark = pytest.mark.root
 
@@ -38,7 +39,7 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
     """Slow links: the processors have time to spare."""
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name, overrides=["link.host=25mbit", "link.fabric=25mbit"])).lab
+        yield life.up(load_fabric("tiny", name=name, overrides=links(25_000_000))).lab
     finally:
         life.down(name)
 

@@ -39,6 +39,7 @@ from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
+from tests.machine import links
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -47,7 +48,7 @@ pytestmark = pytest.mark.root
 @pytest.fixture(scope="module")
 def lab(borrow: Borrow) -> Lab:
     """Preset tiny, after a run that fills queues: three hosts to one."""
-    lab = borrow("tiny", "link.host=50mbit", "link.fabric=50mbit")
+    lab = borrow("tiny", *links(50_000_000))
     run(lab, RunOptions(collective="incast", sizes=(1 << 19,), iters=2, warmup=0, qps=2), Silent())
     return lab
 

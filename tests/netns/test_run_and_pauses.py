@@ -19,6 +19,7 @@ from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.machine import links
 from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS
 
@@ -32,7 +33,7 @@ MARKS = ("queues.ecn.kmin=0", "queues.ecn.kmax=0", "queues.pfc.watchdog.enabled=
 def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name, overrides=[*MARKS, "link.host=25mbit", "link.fabric=25mbit"])).lab
+        yield life.up(load_fabric("tiny", name=name, overrides=[*MARKS, *links(25_000_000)])).lab
     finally:
         life.down(name)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
+from heddle.host import capacity
 from heddle.host.doctor import Check
 from heddle.testing import skipreasons
 from tests.marks import deep
@@ -180,6 +181,7 @@ def test_a_reason_is_doctors_and_only_what_the_test_needs(monkeypatch: pytest.Mo
         Check("ets", False, "sch_ets: not in this kernel", "without it", required=False),
         Check("engine", False, "no engine answers", "./inv setup containerlab", required=False),
         Check("tshark", False, "dissects captures", "apt-get install tshark", required=False),
+        Check("memory", False, "952 MB free: about 11 switches", "free some memory"),
     )
     monkeypatch.setattr(skipreasons, "_checks", lambda: checks)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -191,3 +193,13 @@ def test_a_reason_is_doctors_and_only_what_the_test_needs(monkeypatch: pytest.Mo
     assert skipreasons.cannot_run(plain, "netns") == frr
     assert skipreasons.cannot_run(ets, "netns") == f"{frr}; ets: sch_ets: not in this kernel (without it)"
     assert skipreasons.cannot_run(plain, "containerlab") == "engine: no engine answers (./inv setup containerlab)"
+
+
+def test_memory_counts_by_the_switches_of_the_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skipreasons, "_checks", lambda: ())
+    monkeypatch.setattr(skipreasons, "_refused", lambda *_: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(capacity, "free_bytes", lambda: 700 << 20)
+    assert skipreasons.cannot_run(load_fabric("tiny").fabric, "netns") == ""
+    reason = "memory: 700 MB free, and 12 switches need about 992 MB (free some memory)"
+    assert skipreasons.cannot_run(load_fabric("zone").fabric, "netns") == reason

@@ -1,0 +1,29 @@
+"""How fast this machine is, where that matters to tests: an emulated processor (QEMU's TCG) is many times slower.
+
+A test's bound on waiting is longer there, and its links are slower, so that the processors can still fill them. What a
+test asserts stays the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+EMULATED: Final = "QEMU TCG" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+_PATIENCE: Final = 8 if EMULATED else 1
+_SLOWER: Final = 5 if EMULATED else 1
+
+
+def patience(seconds: float) -> float:
+    """A bound on waiting, in seconds."""
+    return seconds * _PATIENCE
+
+
+def bps(rate: int) -> int:
+    """The rate of links that the NICs of a test are to fill, in bit/s."""
+    return rate // _SLOWER
+
+
+def links(rate: int) -> list[str]:
+    """Both rates of a fabric file, as overrides."""
+    return [f"link.{kind}={bps(rate)}bit" for kind in ("host", "fabric")]
