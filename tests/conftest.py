@@ -73,7 +73,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """A test's time limit is longer on an emulated processor, and no program that a test starts ignores signals.
 
-    The latter also in a session that does (`nohup ./inv test`). An ignored signal stays ignored in a new program; one with a handler does not. `KEPT` is for xdist's workers.
+    The latter also in a session that does (`nohup ./inv test`). An ignored signal stays ignored in a new program; one
+    with a handler does not. `KEPT` is for xdist's workers.
     """
     if EMULATED:
         os.environ.setdefault("PYTEST_TIMEOUT", f"{patience(float(config.getini('timeout'))):g}")

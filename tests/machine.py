@@ -24,6 +24,16 @@ def bps(rate: int) -> int:
     return rate // _SLOWER
 
 
+def rates(rate: int) -> dict[str, str]:
+    """Both rates of a fabric file."""
+    return {kind: f"{bps(rate)}bit" for kind in ("host", "fabric")}
+
+
 def links(rate: int) -> list[str]:
     """Both rates of a fabric file, as overrides."""
-    return [f"link.{kind}={bps(rate)}bit" for kind in ("host", "fabric")]
+    return [f"link.{kind}={value}" for kind, value in rates(rate).items()]
+
+
+def slower(rate: int) -> list[str]:
+    """The same for a preset that has this rate: nothing to override on a machine of usual speed."""
+    return links(rate) if EMULATED else []

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from heddle.places.sync import checkout_id, manifest_of
+from tests.machine import patience
 
 NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +85,7 @@ class SshServer:
         given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
         return subprocess.run(
             self.words(*typed, place=place), capture_output=True, text=True, cwd=cwd or self.spot,
-            env={**self.env, **(env or {})}, timeout=timeout, check=False, **given,
+            env={**self.env, **(env or {})}, timeout=patience(timeout), check=False, **given,
         )  # fmt: skip
 
     def begin(self, *typed: str, cwd: Path | None = None) -> subprocess.Popen[str]:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.machine import patience
+
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ("-p", "heddle.testing.plugin")
 
@@ -67,7 +69,7 @@ class UserPlace:
         """A whole session."""
         return subprocess.run(
             self.command(*words), cwd=self.path, env=self.environment(*python_path), capture_output=True, text=True,
-            timeout=240, check=False,
+            timeout=patience(240), check=False,
         )  # fmt: skip
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -97,6 +97,14 @@ class Rack:
         with self._socket(self.egress, 0, _SO_SNDBUFFORCE) as made:
             yield made
 
+    def burst(self, count: int, tos: int = DATA) -> None:
+        """So many packets at the switch's port, numbered from 0, as fast as this machine can."""
+        # They are built first: on a slow machine that takes longer than sending them.
+        frames = [self.frame(number, tos) for number in range(count)]
+        with self.at_switch() as wire:
+            for frame in frames:
+                wire.send(frame)
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[Arrivals]:
         """Take down what comes to the target, behind the programs at its ingress."""

@@ -21,6 +21,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
+from tests.machine import patience
 from tests.marks import deep
 from tests.netns.static_fabric import dropping
 
@@ -152,7 +153,7 @@ def test_tshark_reads_what_the_nics_send(tiny: Lab, tmp_path: Path) -> None:
         result = all_reduce(tiny, qps=2)
         time.sleep(1.5)  # dumpcap hands blocks over once a second
         dump.send_signal(signal.SIGINT)
-        dump.communicate(timeout=10)
+        dump.communicate(timeout=patience(10))
     fields = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "udp.srcport", "_ws.malformed"]
     words = [word for field in fields for word in ("-e", field)]
     out = subprocess.run(
@@ -198,7 +199,7 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
             proc.kill()
         else:
             os.kill(workers[0], signal.SIGKILL)
-        out, err = proc.communicate(timeout=60)
+        out, err = proc.communicate(timeout=patience(60))
     assert "Traceback" not in out + err
     assert proc.returncode == {"interrupted": 130, "killed": -signal.SIGKILL, "its worker killed": 3}[how], err
     deadline = time.monotonic() + 60

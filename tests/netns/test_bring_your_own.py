@@ -28,6 +28,7 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
+from tests.machine import patience
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
 from tests.typed import typed
 
@@ -284,7 +285,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
 
     def inv(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "tasks", *words]
-        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=patience(300), check=False)
 
     try:
         done = inv("up", "--topology", str(own), "--name", name, "--runtime", runtime, "--format", "json")

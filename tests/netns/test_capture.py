@@ -102,7 +102,13 @@ def test_a_capture_sees_just_the_packets_that_the_counters_count(tiny: Lab, tmp_
 
         worker = threading.Thread(target=reduce)
         done = capture(
-            taps, read_filter("roce"), Bounds(10**6, patience(60)), keep, whole=True, stop=ended.is_set, listening=worker.start
+            taps,
+            read_filter("roce"),
+            Bounds(10**6, patience(60)),
+            keep,
+            whole=True,
+            stop=ended.is_set,
+            listening=worker.start,
         )
         worker.join()
         file.keep(done.ended_ns, done.dropped)

@@ -24,7 +24,8 @@ from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
-from tests.machine import patience
+from tests.conftest import Borrow
+from tests.machine import patience, slower
 from tests.unit.roce_samples import SAMPLES
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
@@ -53,6 +54,12 @@ def capturing(lab: Lab, *words: str) -> Iterator[subprocess.Popen[str]]:
 def incast(lab: Lab) -> None:
     words = ["run", "--lab", lab.name, "--collective", "incast", "--size", "256K", "--iters", "2", "--qps", "2"]
     subprocess.run([*INV, *words], cwd=ROOT, check=True, capture_output=True, timeout=patience(120))
+
+
+@pytest.fixture(scope="module")
+def tiny(borrow: Borrow, runtime: str) -> Lab:
+    """The preset, at rates at which an incast waits on every machine."""
+    return borrow("tiny", *slower(100_000_000), runtime=runtime)
 
 
 def test_the_path_in_a_packets_line_is_the_one_that_is_proven(tiny: Lab) -> None:

@@ -14,6 +14,7 @@ import pytest
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.testing import claims
 from heddle.testing.pool import sweep
+from tests.machine import patience
 from tests.marks import deep
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace
@@ -93,7 +94,7 @@ def test_a_lab_that_a_test_brought_up_itself_goes_down_when_its_session_ends_ear
     session, lab = own_lab
     assert [each.pid for each in claims.claims() if each.lab == lab] == [session.pid]
     session.send_signal(number)
-    out, _ = session.communicate(timeout=60)
+    out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(lab) == []
     assert lab not in {each.lab for each in claims.claims()}

@@ -18,12 +18,13 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import TRANSPORT, CongestionName, FastPath, RunOptions
 from heddle.views.pathstext import paths_text
-from tests.machine import links
+from tests.machine import bps, links
 
 pytestmark = pytest.mark.root
 
 BOTTLENECK = "rtsw1:eth3"  # to host1, which has rank 0
 LOSSLESS = 3
+RATE = 25_000_000  # bit/s
 SENDERS = 3
 # Small steps and a start near the share of a sender: then the queue settles, where the defaults oscillate for longer
 # than a test runs. Hardware units: 160 Gb/s of 400, cuts of 3 % at most, once per 1 us.
@@ -39,7 +40,7 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
     """Slow links: the processors have time to spare."""
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name, overrides=links(25_000_000))).lab
+        yield life.up(load_fabric("tiny", name=name, overrides=links(RATE))).lab
     finally:
         life.down(name)
 
@@ -120,7 +121,7 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(
     assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
     senders = [each for each in rates.courses if each.qp.dst == "host1"]
     assert len(senders) == SENDERS and use.slowed >= SENDERS
-    assert all(each.rates_bps.min() < each.qp.line_bps == 25_000_000 for each in senders)
+    assert all(each.rates_bps.min() < each.qp.line_bps == bps(RATE) for each in senders)
     marked = {flow.sent.flow.qpn for flow in result.flows if flow.ce}
     assert {flow.sent.flow.qpn for flow in result.flows if flow.counters["cnps_sent"]} <= marked
     assert f"#{name:<9s}: {use.cnps_sent:,} CNPs sent" in result.table()

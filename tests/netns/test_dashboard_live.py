@@ -39,7 +39,7 @@ from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
-from tests.machine import links
+from tests.machine import links, patience
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -380,7 +380,7 @@ def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.S
         assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
         stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
         proc.send_signal(number)
-        out, err = proc.communicate(timeout=60)
+        out, err = proc.communicate(timeout=patience(60))
     assert stream.ended.wait(10)
     stream.close()
     assert (proc.returncode, out) == (0, "")

@@ -24,7 +24,7 @@ from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
-from tests.netns.queue_bench import CE, DATA
+from tests.netns.queue_bench import CE
 from tests.netns.queue_traffic import SIZE, Rack, rack
 
 pytestmark = pytest.mark.root
@@ -217,9 +217,8 @@ def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_it
 
 def burst(made: Rack, count: int) -> list[int]:
     """ECN bits of packets that come to a switch's port faster than they leave."""
-    with made.listening() as found, made.at_switch() as wire:
-        for number in range(count):
-            wire.send(made.frame(number, DATA))
+    with made.listening() as found:
+        made.burst(count)
         found.wait(count)
     assert found.numbers == list(range(count))
     return found.ecn

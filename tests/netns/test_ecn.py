@@ -10,6 +10,7 @@ import pytest
 
 from heddle.base.process import run
 from heddle.switch.queues import red
+from tests.machine import rates
 from tests.netns.queue_bench import CE, DATA, ECT0
 from tests.netns.queue_traffic import SIZE, Arrivals, Rack, rack
 
@@ -25,16 +26,14 @@ needs_red = pytest.mark.skipif(bool(NO_RED), reason=NO_RED)
 def burst(made: Rack, count: int, tos: int = DATA) -> list[int]:
     """ECN bits, by number, of packets that come faster than they leave."""
     with made.listening() as found:
-        with made.at_switch() as wire:
-            for number in range(count):
-                wire.send(made.frame(number, tos))
+        made.burst(count, tos)
         found.wait(count)
     assert found.numbers == list(range(count))
     return found.ecn
 
 
 def test_at_enqueue_the_first_of_a_burst_go_unmarked_and_at_dequeue_the_last() -> None:
-    slow = {"host": "10mbit", "fabric": "10mbit"}
+    slow = rates(10_000_000)
     with rack(link=slow, queues={"ecn": {**STEP, "at": "enqueue"}}) as made:
         ecn = burst(made, BURST)
         first = ecn.index(CE)
@@ -123,11 +122,9 @@ def pcap(found: Arrivals, path: Path) -> Path:
 
 @pytest.mark.needs("tshark")
 def test_tshark_sees_ce_marks_as_such_and_right_checksums(tmp_path: Path) -> None:
-    with rack(link={"host": "20mbit", "fabric": "20mbit"}, queues={"ecn": STEP}) as made:
+    with rack(link=rates(20_000_000), queues={"ecn": STEP}) as made:
         with made.listening() as found:
-            with made.at_switch() as wire:
-                for number in range(100):
-                    wire.send(made.frame(number))
+            made.burst(100)
             found.wait(100)
         assert 0 < found.ecn.count(CE) < 100
         wanted = ["ip.dsfield.ecn", "ip.dsfield.dscp", "ip.checksum.status"]

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from heddle.testing.claims import claims
+from tests.machine import patience
 from tests.wheels import InstalledWheel, install_with
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "fabric-pipeline"
@@ -56,7 +57,13 @@ class Repository:
         mine = {"PATH": path, "HEDDLE_STATE_DIR": str(self.state), "COLUMNS": "100", "TERM": "dumb"}
         argv = [*OFFLINE, str(self.path / "ci" / "fabric-tests"), "-p", "no:cacheprovider", *words]
         done = subprocess.run(
-            argv, cwd=self.path.parent, env=kept | mine | env, capture_output=True, text=True, timeout=280, check=False
+            argv,
+            cwd=self.path.parent,
+            env=kept | mine | env,
+            capture_output=True,
+            text=True,
+            timeout=patience(280),
+            check=False,
         )
         assert [each for each in claims() if each.state_dir == str(self.state)] == [], "a lab is left"
         return done

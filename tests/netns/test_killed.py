@@ -17,6 +17,7 @@ import pytest
 from heddle.fabric.shapes import build
 from heddle.lab import lifecycle as life
 from heddle.spec.shapes.clos import ClosSpec
+from tests.machine import patience
 
 pytestmark = pytest.mark.deep  # tests/netns/test_lab_life.py kills `up` in its middle
 
@@ -84,7 +85,7 @@ lifecycle.down(name)
 
 def begun(program: str, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", program, *words]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(60))
 
 
 def test_up_killed_at_each_step_goes_down_clean(name: str, leftovers: Leftovers) -> None:

@@ -24,6 +24,7 @@ from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.switch.hashing import hashing
 from tests.conftest import Up
+from tests.machine import patience
 from tests.marks import deep
 
 pytestmark = pytest.mark.needs("mount")
@@ -205,5 +206,5 @@ from tests.marks import deep
 lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
 assert lab.down({name!r})
 """
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=patience(120))
     assert leftovers(name) == []

@@ -18,6 +18,7 @@ from mcp import Client, StdioServerParameters
 from heddle.base import state
 from heddle.lab.lab import Lab
 from heddle.runs.history import History
+from tests.machine import patience
 from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +143,7 @@ def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: L
     wire.send("tools/call", {"name": "paths", "arguments": {"lab": "nope"}}, id=2)
     wire.send("tools/call", {"name": "status", "arguments": {}}, id=3)
     wire.answers += [wire.read(), wire.read()]
-    out, err = wire.proc.communicate(timeout=60)
+    out, err = wire.proc.communicate(timeout=patience(60))
     assert (wire.proc.returncode, out) == (0, "")
     assert all(answer["jsonrpc"] == "2.0" for answer in wire.answers)
     assert {answer["id"] for answer in wire.answers} == {1, 2, 3}
@@ -161,10 +162,10 @@ def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     while not children(run) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert children(run), "the workers of the run"
-    wire.proc.communicate(timeout=120)
+    wire.proc.communicate(timeout=patience(120))
     assert not Path(f"/proc/{run}").exists()
     argv = [sys.executable, "tasks.py", "run", "--lab", tiny.name, "--size", "16K", "--iters", "1"]
-    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(100))
     assert again.returncode == 0, again.stderr
 
 
@@ -173,7 +174,9 @@ def test_at_a_terminal_it_says_what_it_is_for() -> None:
 
     parent, child = pty.openpty()
     try:
-        done = subprocess.run(SERVER, cwd=ROOT, stdin=child, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            SERVER, cwd=ROOT, stdin=child, capture_output=True, text=True, check=False, timeout=patience(60)
+        )
     finally:
         os.close(parent)
         os.close(child)

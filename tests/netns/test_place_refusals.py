@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import patience
 from tests.sshd import NEEDS, SshServer, key, ssh_server, until
 
 pytestmark = NEEDS
@@ -183,7 +184,7 @@ def alone(server: SshServer, prepared: str) -> str:
     """What a verb says in a network of its own, where there is no server."""
     words = ["unshare", "-n", "sh", "-ec", prepared + ' && exec "$@"', "sh"]
     words += server.words("status", place="ssh:198.51.100.2")
-    done = subprocess.run(words, env=server.env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=server.env, capture_output=True, text=True, timeout=patience(60), check=False)
     assert done.returncode == 3
     return done.stderr
 
@@ -231,7 +232,7 @@ def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
     inv = server.begin("up", "zone", "--explain")
     assert inv.stdout
     inv.stdout.close()
-    assert inv.wait(timeout=30) == 141
+    assert inv.wait(timeout=patience(30)) == 141
 
 
 @pytest.mark.deep

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import patience
 from tests.marks import deep
 from tests.sshd import NEEDS, SshServer, children_of, until
 
@@ -94,7 +95,7 @@ def terminal(server: SshServer, name: str) -> None:
         if select.select([master], [], [], 0.2)[0]:
             seen += os.read(master, 1000)
     os.write(master, b"\x03")
-    assert inv.wait(timeout=20) == 130
+    assert inv.wait(timeout=patience(20)) == 130
     assert termios.tcgetattr(slave)[3] & termios.ECHO, "the terminal is left as it was"
     for end in (master, slave):
         os.close(end)
@@ -106,7 +107,7 @@ def hung_up(server: SshServer, name: str) -> None:
     line_with(inv, "begun")
     assert until(lambda: bool(sleepers("4321")), 10)
     cut(server)
-    assert inv.wait(timeout=20) == 3
+    assert inv.wait(timeout=patience(20)) == 3
     assert until(lambda: not sleepers("4321"), 20)
 
 
@@ -117,7 +118,7 @@ def left_at_once(server: SshServer, name: str) -> None:
     inv.send_signal(signal.SIGINT)
     line_with(inv, "press Ctrl-C again to leave at once")
     inv.send_signal(signal.SIGINT)
-    _, said = inv.communicate(timeout=60)
+    _, said = inv.communicate(timeout=patience(60))
     assert (inv.returncode, f"./inv status --place {server.place} shows the labs" in said) == (130, True)
     assert until(lambda: not sleepers("4321"), 20)
 
@@ -136,7 +137,7 @@ def test_ctrl_c_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str,
     inv = server.begin("up", "zone", "--name", name)
     line_with(inv, "create:")
     inv.send_signal(signal.SIGINT)
-    _, said = inv.communicate(timeout=60)
+    _, said = inv.communicate(timeout=patience(60))
     assert (inv.returncode, "./inv was interrupted" in said) == (130, True), said
     assert leftovers(name) == []
 
@@ -146,7 +147,7 @@ def test_sigterm_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str
     inv = server.begin("up", "zone", "--name", name)
     line_with(inv, "create:")
     inv.terminate()
-    inv.communicate(timeout=60)
+    inv.communicate(timeout=patience(60))
     assert inv.returncode == 128 + signal.SIGTERM
     assert leftovers(name) == []
 
@@ -156,7 +157,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
     inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")
     cut(server)
-    document, said = inv.communicate(timeout=60)
+    document, said = inv.communicate(timeout=patience(60))
     assert (inv.returncode, json.loads(document)["error"]["exit_code"]) == (3, 3)
     assert "lost the connection during up" in said
     assert f"./inv status --place {server.place} shows" in said

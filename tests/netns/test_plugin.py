@@ -12,6 +12,7 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
+from tests.machine import patience
 from tests.marks import deep
 from tests.userplace import PLUGIN, UserPlace, section
 
@@ -278,7 +279,7 @@ def test_a_session_that_is_interrupted_leaves_no_lab(
     session = place.start(*PLUGIN, "-q")
     wait_for((place.path / "up").exists, session)
     session.send_signal(number)
-    out, _ = session.communicate(timeout=60)
+    out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(*names(place, "up")) == []
     assert not [each for each in claims() if each.pid == session.pid]
@@ -292,7 +293,7 @@ def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: U
     (lab,) = (each.lab for each in claims() if each.pid == session.pid)
     time.sleep(0.3)
     session.send_signal(signal.SIGINT)
-    out, _ = session.communicate(timeout=60)
+    out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(lab) == []
     assert not [each for each in claims() if each.pid == session.pid]

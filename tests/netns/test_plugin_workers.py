@@ -14,6 +14,7 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
+from tests.machine import patience
 from tests.userplace import PLUGIN, UserPlace, section
 
 Leftovers = Callable[[str], list[str]]
@@ -84,7 +85,7 @@ def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
         assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
         time.sleep(0.02)
     (os.killpg if group else os.kill)(session.pid, number)
-    out, _ = session.communicate(timeout=90)
+    out, _ = session.communicate(timeout=patience(90))
     assert session.returncode == 2, out
     assert [left for lab in labs(place).values() for left in leftovers(lab)] == []
     assert not {each.pid for each in claims()} & set(labs(place))

@@ -35,6 +35,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from heddle.traffic.options import run_options
+from tests.machine import patience
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[2]
@@ -315,7 +316,7 @@ def test_watching_ends_with_its_lab(lab_name: Callable[[], str]) -> None:
             assert watching.stdout is not None
             assert watching.stdout.readline().startswith(f"{name}, after ")
             life.down(name)
-            said = watching.communicate(timeout=60)[1]
+            said = watching.communicate(timeout=patience(60))[1]
     finally:
         life.down(name)
     assert watching.returncode == 2

@@ -26,6 +26,7 @@ from heddle.runs.past import load, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
+from tests.machine import patience
 from tests.marks import deep
 from tests.typed import typed
 
@@ -121,7 +122,7 @@ def test_a_run_that_is_stopped_leaves_the_run_before(
             time.sleep(0.05)
         time.sleep(0.5)
         proc.send_signal(how)
-        proc.communicate(timeout=60)
+        proc.communicate(timeout=patience(60))
     assert history.ids() == before
     assert (history.directory / "last").readlink() == Path(newest)
     assert paths_of(tiny).agree
@@ -146,7 +147,7 @@ def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
                 said += os.read(proc.stdout.fileno(), 1 << 16)
         assert said.startswith(b"# Collective test starting") and b"busbw  #wrong" in said
         proc.send_signal(signal.SIGINT)
-        rest, err = proc.communicate(timeout=60)
+        rest, err = proc.communicate(timeout=patience(60))
     assert (proc.returncode, b"was interrupted" in err) == (130, True), err
     new = f"{int(before[-1]) + 1:04}"
     assert f"#run      : {new};" in rest.decode()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.tour_verb import STEPS
+from tests.machine import patience
 from tests.marks import deep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +134,7 @@ def test_a_closed_terminal_leaves_nothing_behind(begun: str, typing: Typing, lef
 @pytest.mark.deep
 def test_the_whole_tour_runs_through_and_compares(leftovers: Leftovers) -> None:
     argv = [*TOUR, "--yes", "--format", "json"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(280))
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout)
     assert [step["title"] for step in result["steps"]] == [step.title for step in STEPS]
@@ -143,7 +144,9 @@ def test_the_whole_tour_runs_through_and_compares(leftovers: Leftovers) -> None:
 @pytest.mark.deep
 def test_the_text_has_explanations_commands_and_the_comparison(leftovers: Leftovers) -> None:
     env = {**os.environ, "HEDDLE_PROGRAM": "heddle"}
-    done = subprocess.run([*TOUR, "--yes"], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(
+        [*TOUR, "--yes"], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=patience(280)
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     words = " ".join(done.stdout.split())
     for number, step in enumerate(STEPS, 1):
@@ -159,7 +162,7 @@ def test_the_text_has_explanations_commands_and_the_comparison(leftovers: Leftov
 
 def test_without_a_terminal_it_says_what_to_do() -> None:
     done = subprocess.run(
-        TOUR, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
+        TOUR, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=patience(60)
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "./inv tour waits for Enter, and there is no terminal" in done.stderr

@@ -17,6 +17,7 @@ from heddle.base.resources import HERE
 from heddle.workshop.catalogue import find_unit, unit_ids
 from heddle.workshop.unitcommands import run_command
 from heddle.workshop.unitlife import write_files
+from tests.machine import patience
 from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
@@ -25,7 +26,9 @@ FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
 def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
     """One command as a learner types it, in a directory of the learner's. ends: the exit code that it must have."""
     argv = [*HERE.command(), *words, "--format=json"]
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
+    done = subprocess.run(
+        argv, cwd=cwd, capture_output=True, text=True, timeout=patience(240), env=os.environ, check=False
+    )
     return document(done, ends)
 
 
