@@ -204,7 +204,7 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + patience(60)
     while time.monotonic() < until:
         assert process.poll() is None, "sshd did not start"
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -215,7 +215,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 def until(done: Callable[[], bool], seconds: float = 60) -> bool:
     """Wait for something; False when it does not come."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while not done():
         if time.monotonic() > end:
             return False

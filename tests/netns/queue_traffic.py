@@ -19,6 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
+from tests.machine import patience
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -157,14 +158,14 @@ class Rack:
 
     def reaches(self, count: int, what: Callable[[], int] | None = None) -> None:
         """Until so many packets have been admitted to the switch's port, or `what` says so; AssertionError if never."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while (now := what() if what else int(self.cell()["in_packets"])) != count:
             assert time.monotonic() < end, now
             time.sleep(0.002)
 
     def at_rest(self) -> None:
         """Every book of the lab closed, in good time: nothing held, and as much out as in. AssertionError if not."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while (wrong := self._open_books()) and time.monotonic() < end:
             time.sleep(0.01)
         assert not wrong, wrong

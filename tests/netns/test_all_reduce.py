@@ -188,7 +188,7 @@ def _workers_of(pid: int) -> list[int]:
 def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how: str) -> None:
     argv = [sys.executable, "-m", "tasks", "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while not (workers := _workers_of(proc.pid)):
             assert time.monotonic() < deadline and proc.poll() is None
             time.sleep(0.05)
@@ -202,7 +202,7 @@ def test_a_run_that_is_stopped_leaves_no_worker_and_a_working_lab(tiny: Lab, how
         out, err = proc.communicate(timeout=patience(60))
     assert "Traceback" not in out + err
     assert proc.returncode == {"interrupted": 130, "killed": -signal.SIGKILL, "its worker killed": 3}[how], err
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -184,7 +184,7 @@ def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: 
         assert tcpdumps(tiny) == ["tcpdump"] * 4
         proc.kill()
         proc.wait()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while tcpdumps(tiny) and time.monotonic() < deadline:
             time.sleep(0.02)
     assert tcpdumps(tiny) == []

@@ -78,7 +78,7 @@ def own_lab(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A session with the fixtures of these suites, in the middle of a test that has brought its own lab up; its lab."""
     place = UserPlace.below(tmp_path, test_slow=OWN_LAB)
     session = place.start("-p", "tests.conftest", "-q")
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while not (place.path / "up").exists():
         assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
         time.sleep(0.02)

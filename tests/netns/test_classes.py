@@ -24,6 +24,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
+from tests.machine import patience
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric
 
 pytestmark = pytest.mark.root
@@ -83,7 +84,7 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
                 for _ in range(dscp % 3 + 1):
                     wire.send(roce_frame(flow_of(lab, source), 64, port.mac, peer.mac, dscp=dscp))
         wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.dscp[dscp] == n) for n in plan.numbers}
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while (after := {hop: leaf_packets(lab, *hop) for hop in hops})[hops[-1]][3] - before[hops[-1]][3] < wanted[3]:
             assert time.monotonic() < end, "lossless packets are missing at the last hop"
         for hop in hops:

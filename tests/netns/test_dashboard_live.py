@@ -285,7 +285,7 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     def watched() -> bool:
         return any(each.name == f"watch-{lab.name}" for each in threading.enumerate())
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while watched():
         assert time.monotonic() < end, "the reader goes on without viewers"
         time.sleep(0.05)

@@ -29,6 +29,7 @@ from heddle.runs.run import run
 from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
+from tests.machine import patience
 from tests.webclient import dashboard
 
 pytestmark = [pytest.mark.root, pytest.mark.deep]
@@ -79,7 +80,7 @@ class Prometheus:
 
     def wait_for(self, query: str) -> None:
         """Until the query has data: after the scrapes that it needs."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while not self.samples(query):
             assert time.monotonic() < end, f"no data: {query}; {self.ask('targets')['activeTargets']}"
             time.sleep(0.2)
@@ -119,7 +120,7 @@ def _write_config(path: Path, port: int) -> None:
 
 
 def _wait_until_ready(server: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while True:
         assert process.poll() is None, log.read_text()
         try:

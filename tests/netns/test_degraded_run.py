@@ -21,6 +21,7 @@ from heddle.runs.history import History
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from tests.machine import patience
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
@@ -68,7 +69,7 @@ def test_a_link_that_is_down_labels_the_run(lab: Lab) -> None:
 @pytest.mark.deep
 def test_a_bgpd_that_is_dead_labels_the_run(lab: Lab) -> None:
     os.kill(int(lab.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while status(lab.name)[0].converged and time.monotonic() < deadline:
         time.sleep(0.1)
     result = run(lab, SHORT, Silent())

@@ -23,6 +23,7 @@ from heddle.switch.queues import ets, red
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen
+from tests.machine import patience
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE
 from tests.netns.queue_traffic import SIZE, Rack, rack
@@ -75,7 +76,7 @@ def served(pair: PortPair, waiting: Mapping[int, int]) -> list[int]:
                 mouth.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, pair.priority(number))
                 for _ in range(count):
                     mouth.send(frame)
-        filled, end = realtime(), time.monotonic() + 60
+        filled, end = realtime(), time.monotonic() + patience(60)
         while len(arrivals.rows) < sum(waiting.values()):
             assert time.monotonic() < end, len(arrivals.rows)
             time.sleep(0.01)

@@ -27,6 +27,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
+from tests.machine import patience
 from tests.marks import deep
 
 
@@ -191,7 +192,7 @@ def taken(lab: Lab) -> int:
 
 def arrives(lab: Lab, since: int) -> None:
     """Wait until rtsw1 forwards more."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while taken(lab) == since:
         assert time.monotonic() < end, "no traffic is under way"
         time.sleep(0.002)

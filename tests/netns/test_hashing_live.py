@@ -26,6 +26,7 @@ from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, read_hashing
 from heddle.traffic.flow import Flow
+from tests.machine import patience
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -72,7 +73,7 @@ def counted(lab: StaticLab, sent: int | Callable[[], int]) -> Iterator[dict[str,
     before, taken = read_counters(lab.fabric)["rtsw1"], arrived(lab)
     found: dict[str, Counter[Flow | str]] = {port: Counter() for port in UPLINKS}
     yield found
-    until, wanted = time.monotonic() + 60, sent if isinstance(sent, int) else sent()
+    until, wanted = time.monotonic() + patience(60), sent if isinstance(sent, int) else sent()
     while time.monotonic() < until and arrived(lab) - taken < wanted:
         time.sleep(0.01)
     for row in read_counters(lab.fabric)["rtsw1"].since(before).flows:

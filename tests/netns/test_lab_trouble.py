@@ -132,7 +132,7 @@ def test_rollback_takes_down_only_what_this_up_made(name: str, up: Up) -> None:
 
 def end(lab: Lab, node: str, daemon: str) -> None:
     lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
-    stop = time.monotonic() + 60
+    stop = time.monotonic() + patience(60)
     while not health.faults(lab) and time.monotonic() < stop:
         time.sleep(0.02)
 

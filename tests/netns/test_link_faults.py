@@ -22,6 +22,7 @@ from heddle.lab.tapped import find_ports
 from heddle.switch.links import delaylines, portfaults
 from heddle.switch.links.portfaults import FaultCounts
 from heddle.wire.pcapng import Frame
+from tests.machine import patience
 from tests.netns.queue_traffic import Arrivals, Rack, rack
 
 pytestmark = pytest.mark.root
@@ -62,7 +63,7 @@ def counts(made: Rack) -> FaultCounts:
 
 
 def until_all_left(made: Rack, sent: int) -> FaultCounts:
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while (found := counts(made)).packets < sent:
         assert time.monotonic() < end, found
         time.sleep(0.01)

@@ -25,6 +25,7 @@ from heddle.host.limits import HERE
 from heddle.lab import lifecycle as life
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.testing.pool import Pool
+from tests.machine import patience
 
 ROOT = Path(__file__).parents[2]
 # 288 links of hosts: 1,152 neighbours, and 1,024 is the kernel's default.
@@ -96,7 +97,7 @@ def test_an_up_that_is_killed_is_undone_by_down(
     inv = subprocess.Popen(
         [str(ROOT / "inv"), "up", "tiny", "--name", name, *SETS], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while name not in HERE.state()[0]:
         assert inv.poll() is None
         assert time.monotonic() < end

@@ -155,7 +155,7 @@ def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     wire = Wire("--allow-run")
     arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}
     wire.send("tools/call", {"name": "run", "arguments": arguments}, id=2)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while not (found := children(wire.proc.pid)) and time.monotonic() < deadline:
         time.sleep(0.05)
     (run,) = found

@@ -20,6 +20,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
+from tests.machine import patience
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -56,7 +57,7 @@ def batch_of(lab: StaticLab, flow: Flow, tos: int = wire.TOS_DATA) -> SendBatch:
 
 def received(far: PacketSocket) -> list[Received]:
     """What comes, until COUNT frames have, or a minute has passed."""
-    parser, seen, got, end = Parser(), 0, [], time.monotonic() + 60
+    parser, seen, got, end = Parser(), 0, [], time.monotonic() + patience(60)
     while seen < COUNT and time.monotonic() < end:
         select.select([far], [], [], 0.1)
         buffer, lengths = far.recv()
@@ -93,7 +94,7 @@ def test_without_the_program_the_host_would_take_notice() -> None:
         before = notices(lab, flow.dst)
         assert near.send(batch_of(lab, flow), COUNT) == COUNT
         assert sum(len(part) for part in received(far)) == COUNT
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while notices(lab, flow.dst) == before and time.monotonic() < end:
             time.sleep(0.02)
         assert notices(lab, flow.dst) > before

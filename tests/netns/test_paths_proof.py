@@ -28,6 +28,7 @@ from heddle.switch.queues.disciplines import LEAF_LIMIT
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA
+from tests.machine import patience
 from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
 
@@ -54,7 +55,7 @@ def await_dead(lab: StaticLab, switch: str, port: str) -> None:
     A port loses its carrier at once, its routes up to a second later (the kernel's linkwatch tells of lost carriers
     once a second). Until then the kernel forwards to the port, and a prediction by its table does so, too.
     """
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while time.monotonic() < end:
         (fib,) = lab.snapshot(LabPart.FIBS, [switch]).fibs.values()
         if all(hop.dead for hops in fib.routes.values() for hop in hops if hop.port == port and len(hops) > 1):
@@ -188,7 +189,7 @@ def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None
     with static_fabric("flow") as lab:
         flows = some_flows(lab.fabric, 40)
         send(lab, dict.fromkeys(flows, 1))
-        until = time.monotonic() + 60
+        until = time.monotonic() + patience(60)
         while sum(len(table.flows) for table in read_counters(lab.fabric).values()) < 3 * len(flows):
             assert time.monotonic() < until, "not all packets were counted"
             time.sleep(0.01)
@@ -198,7 +199,7 @@ def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None
                 rows.update(struct.pack("=2HI16s16s", 1, 1, number, bytes(16), bytes(16)), bytes(16))
             flow = replace(flows[0], qpn=flows[0].qpn ^ 1)
             send(lab, {flow: 5})
-            until = time.monotonic() + 60
+            until = time.monotonic() + patience(60)
             while sum(table.misses for table in read_counters(lab.fabric).values()) < 15:  # five at each hop
                 assert time.monotonic() < until, "packets that have no row are counted as such"
                 time.sleep(0.01)

@@ -13,6 +13,7 @@ from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.switch.pfc.gates import Gates, LinkEvent
+from tests.machine import patience
 from tests.netns.pfc_lab import until
 from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
 
@@ -145,7 +146,7 @@ def test_a_closed_gate_holds_frames_of_any_mtu_and_loses_none(mtu: int) -> None:
 def test_links_that_disappear_and_return_are_reported(pair: PortPair, gates: Gates) -> None:
     for word, up in (("down", False), ("up", True)):
         run(["nsenter", f"--net={pair.b}", "ip", "link", "set", "pb", word])
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         seen: list[LinkEvent] = []
         while not seen and time.monotonic() < end:
             seen = [event for event in gates.notices() if (event.port, event.up) == ("pa", up)]

@@ -89,7 +89,7 @@ def terminal(server: SshServer, name: str) -> None:
     # GNU readline, which pytest imports, sets these for children: they are not the size of this terminal.
     env = {**server.env, "LINES": "24", "COLUMNS": "80"}
     inv = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True)
-    seen, end = b"", time.monotonic() + 60
+    seen, end = b"", time.monotonic() + patience(60)
     while b"33 77\r\n" not in seen:
         assert inv.poll() is None and time.monotonic() < end, seen
         if select.select([master], [], [], 0.2)[0]:

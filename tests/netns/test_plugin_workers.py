@@ -80,7 +80,7 @@ def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
         place.command(*PLUGIN, "-n", "2", "--dist", "loadfile"), cwd=place.path, env=place.environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    end = time.monotonic() + 90
+    end = time.monotonic() + patience(90)
     while len(labs(place)) < 2:
         assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
         time.sleep(0.02)

@@ -25,6 +25,7 @@ from heddle.switch.pfc import control as pfc
 from heddle.traffic.options import run_options
 from heddle.views import labtext
 from tests.conftest import Up
+from tests.machine import patience
 
 
 class Steps(Silent):
@@ -60,7 +61,7 @@ def own(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
 def whole(own: Lab) -> Iterator[Lab]:
     """The module's lab, which a test must leave repaired."""
     yield own
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while left := failed(
         own
     ):  # what a link lost is in the counters until the agent takes it out, a second or two later
@@ -151,7 +152,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
 
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + patience(60)
         while whole.made.gaps(whole.snapshot(whole.made.gap_parts)) == [] and time.monotonic() < end:
             time.sleep(0.1)  # until kernels have lost its routes
         with pytest.raises(CheckError) as caught:

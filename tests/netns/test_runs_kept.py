@@ -116,7 +116,7 @@ def test_a_run_that_is_stopped_leaves_the_run_before(
     before, newest = history.ids(), history.find()
     argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while not list(history.directory.glob(".new-*")):
             assert time.monotonic() < deadline and proc.poll() is None
             time.sleep(0.05)
@@ -140,7 +140,7 @@ def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
     argv = [sys.executable, str(ROOT / "tasks.py"), *words]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as proc:
         assert proc.stdout is not None
-        said, deadline = b"", time.monotonic() + 60
+        said, deadline = b"", time.monotonic() + patience(60)
         while b"\n       65536" not in said:  # and the next size takes minutes
             assert time.monotonic() < deadline and proc.poll() is None, said
             if select.select([proc.stdout], [], [], 1.0)[0]:

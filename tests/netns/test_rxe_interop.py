@@ -18,6 +18,7 @@ from heddle.kernel import rdma
 from heddle.wire import layout as wire
 from heddle.wire.layout import TOS_ANSWER
 from heddle.wire.sport import sport_for_qps
+from tests.machine import patience
 from tests.netns.rxe_pair import HALF, MTU, OWN_QPN, PSN, RKEY, RxePair, impair, rxe_pair
 
 _WHY = rdma.obstacle()
@@ -167,7 +168,7 @@ def test_rxe_ends_a_connection_when_an_old_ack_arrives_within_the_response_to_it
         assert pair.end.take(batch, 2, 2, 0.0) == 2
         assert pair.nic.socket.send(batch, 4) == 4
         pair.peer.post_send(ib.WR_WRITE, 2, pair.theirs.address + HALF, 1, pair.theirs.lkey, va=0, rkey=RKEY)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while len(pair.sent) < 3 and time.monotonic() < deadline:
             pair.nic.transmit(time.monotonic())
             pair.nic.receive(time.monotonic())

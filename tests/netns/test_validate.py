@@ -19,6 +19,7 @@ from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent
 from heddle.views.pathstext import paths_text
+from tests.machine import patience
 from tests.netns.static_fabric import some_flows
 
 pytestmark = pytest.mark.root
@@ -128,7 +129,7 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
         assert {"reachability"} <= set(found) <= {"reachability", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while left := failed(tiny):
         assert set(left) == {"depths"}
         assert time.monotonic() < end, left

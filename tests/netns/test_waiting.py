@@ -18,6 +18,7 @@ from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from tests.conftest import Up
+from tests.machine import patience
 
 NODES = """name: ring
 topology:
@@ -143,7 +144,7 @@ def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> 
     lab, heard = up(name).lab, Heard()
     stop = ["vtysh", "-c", "conf t", "-c", "router bgp", "-c", "neighbor eth1 shutdown"]
     lab.output("rtsw1", stop)
-    end = time.monotonic() + 60
+    end = time.monotonic() + patience(60)
     while (
         len(lab.made.gaps(lab.snapshot(lab.made.gap_parts))) < 3 and time.monotonic() < end
     ):  # every switch has heard of it
