@@ -132,7 +132,9 @@ def test_packets_at_a_port_are_roce_over_ipv6_with_a_right_icrc(six: Lab) -> Non
             all_reduce(six, sizes=(1 << 16,), qps=1)
         return False
 
-    done = capture(find_ports(six, port), "udp dst port 4791", Bounds(20, 20), frames.extend, whole=True, stop=stop)
+    done = capture(
+        find_ports(six, port), "udp dst port 4791", Bounds(20, patience(20)), frames.extend, whole=True, stop=stop
+    )
     assert done.packets == 20
     for frame in frames:
         assert frame.data[12:14] == b"\x86\xdd"

@@ -9,6 +9,7 @@ import pytest
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire
+from tests.machine import rates
 from tests.marks import deep
 from tests.netns.blaster import Blast, blast
 from tests.netns.static_fabric import static_fabric
@@ -40,7 +41,7 @@ def test_the_icrc_stays_right_when_switches_mark_over_three_hops(at: str) -> Non
 
 def test_every_mark_is_counted_once_where_it_was_set_and_as_ce_in_at_every_queue_behind() -> None:
     """Two queues on one path that both mark: at the second one new marks alone are fewer than packets with CE."""
-    link = {"host": "20mbit", "fabric": "20mbit"}
+    link = rates(20_000_000)
     queues = {"ecn": {"kmin": "5KB", "kmax": "10KB", "pmax": 1.0}, "pfc": {"enabled": False}, "buffer": {"rtsw": "4MB"}}
     with static_fabric("flow", (1,), link=link, queues=queues) as lab, LabQueues.pinned(lab.fabric) as live:
         senders = ("host1", "host2", "host4")
