@@ -20,8 +20,9 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from tests.conftest import FabricLab
+from tests.machine import patience
 
-BURN_S = 30  # at most: a burner ends by itself
+BURN_S = patience(30)  # at most: a burner ends by itself
 SPARE = 0.2  # of the time in which a processor must have been idle, for a run to count as one on an idle machine
 _BURN = f"import sys, time, os; os.sched_setaffinity(0, {{int(sys.argv[1])}}); end = time.monotonic() + {BURN_S}\n"
 _BURN += "print('on', flush=True)\nwhile time.monotonic() < end: pass"
