@@ -75,7 +75,8 @@ def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
     rows = [at for at, line in enumerate(table) if line[:1] != "#"]
     assert marked[0] == rows[-1] + 1
     assert "do not trust bandwidth or depths" in table[marked[0]]
-    assert f"processor {processors[0].number}: " in table[marked[1]]
+    # On a slow machine its workers waited for a processor, too, and that comes first.
+    assert any(f"processor {processors[0].number}: " in table[at] for at in marked[1:])
     document = json.loads(json.dumps(result.to_json()))
     assert document["machine"]["limited"] is True
     assert "processor" in {each["cause"] for each in document["unreliable"]}
