@@ -27,7 +27,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +253,18 @@ def fabric_lab(borrow: Borrow, runtime: str) -> FabricLab:
 
 
 @pytest.fixture(scope="module")
-def tiny(heddle_pool: Pool, runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
+def tiny_overrides() -> Sequence[str]:
+    """Overrides of the preset for `tiny`; a module that needs some has a fixture of this name."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def tiny(
+    heddle_pool: Pool, runtime: str, tiny_overrides: Sequence[str], request: pytest.FixtureRequest
+) -> Iterator[Lab]:
     """The preset tiny, running: 2 RTSW, 2 CTSW, 4 hosts. The module shares it, and leaves it as it was."""
-    with heddle_pool.borrow("tiny", runtime, user=request.node.nodeid) as (lab, left):
+    wanted = FabricRequest("tiny", tuple(tiny_overrides))
+    with heddle_pool.borrow(wanted, runtime, user=request.node.nodeid) as (lab, left):
         yield lab
     if left:
         request.node.warn(LeftoverWarning(f"{request.node.nodeid} left in its lab: {'; '.join(left)}"))

@@ -18,6 +18,10 @@ from typing import Final
 # On slower links a packet costs more (each wakes a processor), at saturation a third of it: docs/performance.md.
 PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 70.0, False: 110.0}  # compiled NICs, and Python's
 
+SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
+RESERVE_MB: Final = 512  # for hosts, workers and verbs
+ENOUGH_MB: Final = 1024  # free memory that doctor asks of a machine
+
 TICK_S: Final = 0.01  # the unit of /proc/stat: USER_HZ is 100 on every architecture that runs Heddle
 
 _STAT: Final = Path("/proc/stat")

@@ -26,7 +26,6 @@ from heddle.host.engine.docker import SETUP
 
 APT: Final = "apt-get install"
 _DEVICES: Final = Path("/sys/class/net")
-SWITCH_MB, RESERVE_MB = 40, 512  # resident memory of one switch's zebra and bgpd; of hosts, workers and verbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +254,11 @@ def _cpus() -> Check:
 
 
 def _memory() -> Check:
-    from heddle.host.capacity import free_bytes
+    from heddle.host.capacity import ENOUGH_MB, RESERVE_MB, SWITCH_MB, free_bytes
 
     free = free_bytes() >> 20
     detail = f"{free:,} MB free: about {max(0, free - RESERVE_MB) // SWITCH_MB:,} switches"
-    return Check("memory", free >= 1024, detail, "free some memory, or use preset tiny")
+    return Check("memory", free >= ENOUGH_MB, detail, "free some memory, or use preset tiny")
 
 
 def _fastpath() -> Check:

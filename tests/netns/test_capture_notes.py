@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
-from tests.conftest import Borrow
 from tests.machine import patience, slower
 from tests.unit.roce_samples import SAMPLES
 
@@ -57,9 +56,9 @@ def incast(lab: Lab) -> None:
 
 
 @pytest.fixture(scope="module")
-def tiny(borrow: Borrow, runtime: str) -> Lab:
-    """The preset, at rates at which an incast waits on every machine."""
-    return borrow("tiny", *slower(100_000_000), runtime=runtime)
+def tiny_overrides() -> Sequence[str]:
+    """Rates at which an incast waits on every machine."""
+    return slower(100_000_000)
 
 
 def test_the_path_in_a_packets_line_is_the_one_that_is_proven(tiny: Lab) -> None:

@@ -209,6 +209,16 @@ def test_one_process_holds_a_lock_even_if_its_file_is_removed(tmp_path: Path) ->
     assert entered.is_set()
 
 
+def test_a_lock_that_another_process_holds_leaves_no_file_open(tmp_path: Path) -> None:
+    path, waited = tmp_path / "building", list[str]()
+    with locked(path, fcntl.LOCK_EX, lambda: waited.append("waited")):
+        before = sorted(Path("/proc/self/fd").iterdir())
+        with pytest.raises(MachineError), locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB, lambda: waited.append("now")):
+            pass
+        assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert waited == ["now"]
+
+
 def _why() -> tuple[str, str]:
     wrong = docker.trouble()
     assert wrong is not None
