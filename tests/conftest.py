@@ -76,8 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The latter also in a session that does (`nohup ./inv test`). An ignored signal stays ignored in a new program; one
     with a handler does not. `KEPT` is for xdist's workers.
     """
-    if EMULATED:
-        os.environ.setdefault("PYTEST_TIMEOUT", f"{patience(float(config.getini('timeout'))):g}")
+    if EMULATED and (limit := config.getini("timeout")):  # a session with another configuration has none
+        os.environ.setdefault("PYTEST_TIMEOUT", f"{patience(float(limit)):g}")
     kept = set(filter(None, os.environ.get(KEPT, "").split(",")))
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN or number.name in kept:

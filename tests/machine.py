@@ -19,6 +19,11 @@ def patience(seconds: float) -> float:
     return seconds * _PATIENCE
 
 
+def rc_timeout(exponent: int) -> int:
+    """A timeout of RC, 4.096 us x 2^exponent. One that is too short for a machine sends again what was not lost."""
+    return exponent + (_PATIENCE - 1).bit_length()
+
+
 def bps(rate: int) -> int:
     """The rate of links that the NICs of a test are to fill, in bit/s."""
     return rate // _SLOWER

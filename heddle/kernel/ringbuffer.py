@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import Map, library
@@ -18,8 +17,7 @@ _EVENT: Final = struct.Struct("=QIBBxx8H")
 _KINDS: Final[dict[int, Literal["xoff", "xon", "pfc"]]] = {1: "xoff", 2: "xon", 3: "pfc"}
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An event, with its time (ns, CLOCK_MONOTONIC). number: the class; for `pfc` the vector of lossless classes.
 
     xoff, xon: an ingress port's occupancy crossed a threshold; its peer must pause or resume. pfc: a pause frame

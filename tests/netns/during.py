@@ -12,10 +12,11 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
+from tests.machine import patience
 
 _DATA = 3  # the class of data packets
 _PACKETS = 100  # so many have passed queues: the run is under way
-_WAIT_S = 60.0
+_WAIT_S = patience(60.0)
 
 
 def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunResult:

@@ -24,6 +24,7 @@ from heddle.lab.inventory import read_inventory
 from heddle.lab.lab import Lab
 from heddle.lab.status import LabStatus, status
 from heddle.views.inventorytext import lab_text, nodes_text
+from tests.machine import patience
 from tests.typed import typed
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def whys(lab: Lab) -> list[str]:
 
 
 def until(ready: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + patience(seconds)
     while not ready():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.1)
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_the_command_in_all_nodes(tiny: Lab) -> None:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: sleeping() == len(tiny.fabric.hosts))
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(patience(20)) == 130
     assert sleeping() == 0
 
 

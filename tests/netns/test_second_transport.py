@@ -17,6 +17,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests import stopandwait
+from tests.machine import rc_timeout
 from tests.stopandwait import NAME, StopAndWait
 
 FAILED = r"rank \d on host\d:eth1: QP 0x\w+ (to|from) rank \d on host\d:eth1: "
@@ -31,7 +32,13 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_reduce(lab: Lab, **options: object) -> RunResult:
-    defaults: dict[str, object] = {"sizes": (1 << 16,), "iters": 2, "warmup": 1, "transport": NAME, "timeout": 14}
+    defaults: dict[str, object] = {
+        "sizes": (1 << 16,),
+        "iters": 2,
+        "warmup": 1,
+        "transport": NAME,
+        "timeout": rc_timeout(14),
+    }
     return run(lab, RunOptions(**{**defaults, **options}), Silent())  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ class Typing:
 
     def until(self, text: str, seconds: float = 120.0) -> None:
         """Read until the terminal shows this, behind what was waited for before."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         while (found := self.said.find(text, self._at)) < 0:
             left = deadline - time.monotonic()
             assert left > 0, self.said

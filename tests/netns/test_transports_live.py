@@ -19,6 +19,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.machine import rc_timeout
 from tests.marks import deep
 
 pytestmark = pytest.mark.root
@@ -53,7 +54,7 @@ def total(result: RunResult, key: str) -> int:
 @pytest.mark.parametrize("recovery", ["go-back-0", "selective-repeat"])
 def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: str) -> None:
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
-    result = ran(lab, recovery=recovery, timeout=14, iters=2)
+    result = ran(lab, recovery=recovery, timeout=rc_timeout(14), iters=2)
     assert result.wrong == 0
     assert total(result, "retransmitted") > 0
     assert result.nic_loop == "python"
@@ -67,7 +68,7 @@ def test_selective_repeat_sends_less_again_than_go_back_n_and_that_less_than_go_
     incast: dict[str, object] = {"collective": "incast", "placement": "host3,host1", "sizes": (1 << 22,)}
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
     for recovery in ("go-back-0", "go-back-n", "selective-repeat"):
-        result = ran(lab, recovery=recovery, chunk=1 << 19, timeout=14, **incast)
+        result = ran(lab, recovery=recovery, chunk=1 << 19, timeout=rc_timeout(14), **incast)
         lost = result.queues.drops["fault"] if result.queues is not None else 0
         assert result.wrong == 0 and lost > 0
         again[recovery] = total(result, "retransmitted") / lost
@@ -110,7 +111,7 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
 @pytest.mark.parametrize("entropy", [4, deep(1)])
 def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab, entropy: int) -> None:
     linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
-    result = ran(lab, transport="srd", entropy=entropy, timeout=14, iters=2)
+    result = ran(lab, transport="srd", entropy=entropy, timeout=rc_timeout(14), iters=2)
     lost = result.queues.drops["fault"] if result.queues is not None else 0
     assert result.wrong == 0 and lost > 0
     assert total(result, "retransmitted") > 0

@@ -21,12 +21,13 @@ from heddle.lab.lab import Lab
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
+from tests.machine import patience
 from tests.marks import deep
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
 
-SOON_S = 45.0  # far less than the ten minutes after which a run counts as hung
+SOON_S = patience(45.0)  # far less than the ten minutes after which a run counts as hung
 QP = r"rank \d on host\d:eth1: QP 0x[0-9a-f]+ (to|from) rank \d on host\d:eth1: "
 UNACKNOWLEDGED = QP + r"no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x[0-9a-f]+\)"
 CTS = QP + r"(its clear-to-send \(CTS\) packets: )?no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x"

@@ -67,6 +67,56 @@ def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
     timers.close()
 
 
+def test_a_deadline_replaces_that_of_the_same_kind_and_index_and_can_be_cancelled() -> None:
+    timers = Timers()
+    timers.push(100, 1, 7)
+    timers.push(300, 1, 7)
+    timers.push(200, 1, 8)
+    timers.push(250, 2, 7)
+    timers.cancel(1, 8)
+    timers.cancel(1, 9)
+    assert [timers.due(1000) for _ in range(3)] == [(250, 2, 7), (300, 1, 7), None]
+    timers.push(50, 1, 7)
+    timers.push(50, 1, 7)
+    assert [timers.due(1000), timers.due(1000)] == [(50, 1, 7), None]
+    timers.close()
+
+
+def test_cancelled_deadlines_wake_nobody_up() -> None:
+    timers = Timers()
+    now = time.monotonic_ns()
+    timers.push(now + 1_000_000, 1, 1)
+    timers.push(now + 20_000_000, 1, 2)
+    timers.cancel(1, 1)
+    timers.arm()
+    assert select.select([timers], [], [], 30)[0] == [timers]
+    assert time.monotonic_ns() >= now + 20_000_000
+    timers.rang()
+    timers.push(now + 10**12, 1, 3)
+    timers.cancel(1, 2)
+    timers.arm()
+    assert select.select([timers], [], [], 0.05)[0] == []
+    timers.close()
+
+
+def test_a_timer_that_is_early_enough_is_left_and_the_next_deadline_is_set_when_it_has_expired() -> None:
+    timers = Timers()
+    now = time.monotonic_ns()
+    timers.push(now + 2_000_000, 1, 1)
+    timers.arm()
+    timers.cancel(1, 1)
+    timers.push(now + 40_000_000, 1, 2)
+    timers.arm()
+    assert select.select([timers], [], [], 30)[0] == [timers]  # for the deadline that was cancelled
+    timers.rang()
+    assert timers.due(now + 30_000_000) is None
+    timers.arm()
+    assert select.select([timers], [], [], 30)[0] == [timers]
+    assert time.monotonic_ns() >= now + 40_000_000
+    assert timers.due(time.monotonic_ns()) == (now + 40_000_000, 1, 2)
+    timers.close()
+
+
 def test_the_layout_agrees_with_the_fabric() -> None:
     fabric = clos.build(ClosSpec(name="lay", racks=2, ctsw=2, hosts_per_rack=2))
     spaces = {node.name: Path("/run/netns", node.name) for node in fabric.nodes}

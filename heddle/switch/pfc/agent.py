@@ -29,6 +29,7 @@ from heddle.switch.pfc.world import World
 REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # ticks between two checks of namespaces and counters
+_ROUNDS: Final = 4  # of reading events, before timers get their turn
 _SILENT_NS: Final = 1_000_000_000
 _SILENT_TICKS: Final = 10  # in a row, since suspending the machine stops agent and keeper alike
 
@@ -55,7 +56,7 @@ class Agent:
         self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
         self._histogram = table["spare"].view("<u4")
         self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> times: its frame arrived, the gate was closed
-        self._checked: dict[int, int] = {}  # closed gate -> its earliest timer
+        self._checked: dict[int, int] = {}  # closed gate -> its timer
         self._events = queues.events()
         self._ticks = 0
         self._keeper, self._silent = -1, 0
@@ -79,7 +80,7 @@ class Agent:
             moment = now()
             page.heartbeat_ns = moment
             while (due := timers.due(moment)) is not None:
-                self._due(*due, moment)
+                self._due(*due[1:], moment)
             timers.arm()
             for fd, _ in self._epoll.poll():
                 if fd == keeper:
@@ -127,11 +128,11 @@ class Agent:
             self._links.read(node, now)
         self._timers.push(now + TICK_NS, TICK, 0)
 
-    def _due(self, when: int, kind: int, index: int, now: int) -> None:
+    def _due(self, kind: int, index: int, now: int) -> None:
         if kind == REFRESH:
-            self._pauses.due(when, index, now)
+            self._pauses.due(index, now)
         elif kind == EXPIRE:
-            self._expire(when, index, now)
+            self._expire(index, now)
         elif kind == DETECT:
             self._watchdog.look(index, now)
         elif kind == RESTORE:
@@ -144,15 +145,20 @@ class Agent:
             self._changed(now)
 
     def _take_events(self) -> None:
-        for event in self._events.read():
-            if event.kind == "pfc":
-                number, vector = 0, event.number
-                while vector:
-                    if vector & 1:
-                        self._hear(event.port * CLASSES + number, event.quanta[number], event.ns)
-                    number, vector = number + 1, vector >> 1
-            else:
-                self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
+        # A frame that is sent in one round is an event of its receiver in the next: one wake-up serves both.
+        for _ in range(_ROUNDS):
+            events = self._events.read()
+            if not events:
+                return
+            for event in events:
+                if event.kind == "pfc":
+                    number, vector = 0, event.number
+                    while vector:
+                        if vector & 1:
+                            self._hear(event.port * CLASSES + number, event.quanta[number], event.ns)
+                        number, vector = number + 1, vector >> 1
+                else:
+                    self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
 
     def _hear(self, index: int, quanta: int, heard: int) -> None:
         """Obey a pause frame for one class of one port. heard: arrival time, ns. quanta: 0 means Xon."""
@@ -188,9 +194,7 @@ class Agent:
         self._checked[index] = until
         self._timers.push(until, EXPIRE, index)
 
-    def _expire(self, when: int, index: int, now: int) -> None:
-        if self._checked.get(index) != when:
-            return
+    def _expire(self, index: int, now: int) -> None:
         until = int(self._until[index])
         if until > now:  # the pause was extended meanwhile
             self._watch(index, until)
@@ -204,6 +208,7 @@ class Agent:
         at the peer, whichever is later.
         """
         self._checked.pop(index, None)
+        self._timers.cancel(EXPIRE, index)
         heard, shut = self._closing.pop(index, (0, 0))
         if heard:
             took = max(shut, int(self._out[index])) - heard

@@ -7,15 +7,16 @@ Out: qdiscs changed by one netlink message each, and kick frames. Nothing blocks
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
+from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import (
     NLM_F_REQUEST,
@@ -45,6 +46,11 @@ from heddle.kernel.uapi import (
     TCA_TBF_RATE64,
     TCMSG,
 )
+
+# Python's sendto looks an interface's name up for every frame, and raises an exception for every refused one.
+libc.sendto.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+libc.sendto.restype = ctypes.c_ssize_t
+_ADDRESS: Final = struct.Struct("=HHiHBB8x")  # struct sockaddr_ll: family, protocol, ifindex, ...
 
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
 KICK_CLASS: Final = 0x10FF0  # its leaf refuses every packet
@@ -107,6 +113,7 @@ class Gates:
         except BaseException:
             self.close_sockets()
             raise
+        self._addresses = {name: _ADDRESS.pack(socket.AF_PACKET, 0, at, 0, 0, 0) for at, name in self._names.items()}
         self._kick = b"\2" * 12 + struct.pack("!H", KICK_ETHERTYPE) + bytes(46)
 
     def _open(self, family: int, protocol: int) -> socket.socket:
@@ -134,16 +141,15 @@ class Gates:
         Changing a TBF does not wake its parent: without this the queue waits until its next packet arrives. The
         queue of the kick frame refuses it, and the kernel then serves the other queues, as after every frame.
         """
-        with suppress(OSError):  # ENOBUFS is the expected refusal; ENETDOWN, ENXIO: the port is down or gone
-            self._kicker.sendto(self._kick, (port, 0))
+        self._sendto(self._kicker, port, self._kick)  # ENOBUFS is the expected refusal
 
     def send(self, port: str, frame: bytes) -> bool:
         """Send a MAC control frame by the port, ahead of its queues; False when the port is down or gone."""
-        try:
-            self._control.sendto(frame, (port, 0))
-        except OSError:
-            return False
-        return True
+        return self._sendto(self._control, port, frame)
+
+    def _sendto(self, sender: socket.socket, port: str, frame: bytes) -> bool:
+        address = self._addresses[port]
+        return int(libc.sendto(sender.fileno(), frame, len(frame), 0, address, len(address))) >= 0
 
     def _change(self, message: bytes) -> None:
         try:

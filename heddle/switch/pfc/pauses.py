@@ -25,14 +25,14 @@ class Pauses:
         self._world, self._rules, self._timers, self._kind = world, rules, timers, kind
         self._state = world.queues.ingress["state"]
         self._sent = world.queues.agent["pfc_sent"]
-        self._asked: dict[int, int] = {}  # row -> when to repeat its pause frame
+        self._asked: set[int] = set()  # rows; each has a timer that repeats its pause frame
         self._frames: dict[tuple[int, bool], bytes] = {}
 
     def changed(self) -> None:
         """Apply changed policies: rebuild frames for new quanta, and send Xon where a class may no longer pause."""
         self._frames.clear()
         for index in list(self._asked):
-            self.settle(index, self._asked[index])
+            self.settle(index, 0)  # of these, none begins to pause
 
     def adopt(self, now: int) -> None:
         """Continue after an earlier agent: end pauses that it requested and that are not needed any more."""
@@ -50,17 +50,18 @@ class Pauses:
         if self._state[index] == PAUSED and self._rules.pfc[index]:
             if index not in self._asked:
                 self._ask(index, now)
-        elif self._asked.pop(index, None) is not None:
+        elif index in self._asked:
+            self._asked.remove(index)
+            self._timers.cancel(self._kind, index)
             self._send(index, False)
 
-    def due(self, when: int, index: int, now: int) -> None:
+    def due(self, index: int, now: int) -> None:
         """Repeat or end a pause, when half of it is over."""
-        if self._asked.get(index) == when:
-            del self._asked[index]
-            if self._state[index] == PAUSED and self._rules.pfc[index]:
-                self._ask(index, now)
-            else:
-                self._send(index, False)
+        self._asked.remove(index)
+        if self._state[index] == PAUSED and self._rules.pfc[index]:
+            self._ask(index, now)
+        else:
+            self._send(index, False)
 
     def look(self, now: int) -> None:
         """Check every row: events are lost when the ring is full, or when the process that read them dies."""
@@ -73,13 +74,13 @@ class Pauses:
         """Send Xon for every pause, since no process will repeat them."""
         for index in self._asked:
             self._send(index, False)
+            self._timers.cancel(self._kind, index)
         self._asked.clear()
 
     def _ask(self, index: int, now: int) -> None:
         self._send(index, True)
-        again = now + max(_LEAST_NS, self._rules.pause_ns(index) // 2)
-        self._asked[index] = again
-        self._timers.push(again, self._kind, index)
+        self._asked.add(index)
+        self._timers.push(now + max(_LEAST_NS, self._rules.pause_ns(index) // 2), self._kind, index)
 
     def _send(self, index: int, pause: bool) -> None:
         port = self._world.ports[index // CLASSES]

@@ -17,9 +17,11 @@ _S: Final = 10**9
 
 
 class Timers:
-    """A heap of (ns of CLOCK_MONOTONIC, kind, index).
+    """Deadlines in ns of CLOCK_MONOTONIC, at most one for each (kind, index). A signal handler may push at any time.
 
-    Entries are never removed early: the caller of `due` checks whether a deadline is still valid.
+    Most pauses end before any of their deadlines. So `cancel` leaves the entry in the heap, where it is skipped, and
+    `arm` leaves the kernel's timer where it is if that is early enough: one that expires for nothing now and then costs
+    less than two settings per pause.
     """
 
     def __init__(self) -> None:
@@ -29,29 +31,50 @@ class Timers:
             raise OSError(code, os.strerror(code))
         self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval, then the moment
         self._heap: list[tuple[int, int, int]] = []
-        self._armed = 0
+        self._valid: dict[tuple[int, int], int] = {}
+        self._armed = 0  # 0: not set, or its expiry has been read
 
     def fileno(self) -> int:
         """The descriptor, readable once the earliest deadline has passed."""
         return int(self._fd)
 
     def push(self, when: int, kind: int, index: int) -> None:
-        """Add a deadline."""
+        """Set a deadline, in place of an earlier one of the same kind and index."""
+        self._valid[kind, index] = when
         heapq.heappush(self._heap, (when, kind, index))
+
+    def cancel(self, kind: int, index: int) -> None:
+        """Remove a deadline, if there is one."""
+        self._valid.pop((kind, index), None)
 
     def due(self, now: int) -> tuple[int, int, int] | None:
         """Remove and return the earliest deadline that has passed; None when there is none."""
-        if self._heap and self._heap[0][0] <= now:
-            return heapq.heappop(self._heap)
+        while self._heap and self._heap[0][0] <= now:
+            when, kind, index = heapq.heappop(self._heap)
+            if self._valid.get((kind, index)) == when:
+                del self._valid[kind, index]
+                return when, kind, index
         return None
 
     def arm(self) -> None:
-        """Set the kernel's timer to the earliest deadline; call it before waiting."""
-        first = max(1, self._heap[0][0]) if self._heap else 0
-        if first != self._armed:
+        """Make the kernel's timer expire no later than the earliest deadline; call it before waiting."""
+        first = self._first()
+        if first and not 0 < self._armed <= first:
             self._spec[2], self._spec[3] = divmod(first, _S)
             libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
             self._armed = first
+
+    def _first(self) -> int:
+        """The earliest deadline, at least 1; 0 when there is none."""
+        while self._heap:
+            when, kind, index = self._heap[0]
+            if self._valid.get((kind, index)) == when:
+                return max(1, when)
+            # A signal handler may have pushed an earlier one since: only what is no deadline is thrown away.
+            entry = heapq.heappop(self._heap)
+            if self._valid.get(entry[1:]) == entry[0]:
+                heapq.heappush(self._heap, entry)
+        return 0
 
     def rang(self) -> None:
         """Reset the descriptor after it became readable."""

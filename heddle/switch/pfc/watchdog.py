@@ -61,7 +61,8 @@ class Watchdog:
 
     def opened(self, index: int) -> None:
         """Stop watching a gate that has been opened."""
-        self._waiting.pop(index, None)
+        if self._waiting.pop(index, None) is not None:
+            self._timers.cancel(self._detect, index)
 
     def look(self, index: int, now: int) -> None:
         """Check a closed gate for a storm."""
