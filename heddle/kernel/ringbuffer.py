@@ -31,15 +31,24 @@ class Event(NamedTuple):
     quanta: tuple[int, ...]
 
 
+def open_ring(ring: Map, callback: Any, context: int | None) -> int:
+    """Map a ring buffer into memory: a handle of libbpf. callback: int (context, data, size), for each event.
+
+    The caller keeps the callback alive, and frees the handle. Only one process at a time may read.
+    """
+    found = library().ring_buffer__new(ring.fd, callback, context, None)
+    if not found:
+        raise MachineError(Problem("bpf", "the ring of events", "cannot be mapped into memory"))
+    return int(found)
+
+
 class Events:
     """The reader of the ring buffer. Only one process at a time may read: the read position is in the map."""
 
     def __init__(self, ring: Map) -> None:
         self._found: list[Event] = []
         self._callback = _Sample(self._take)  # libbpf keeps the pointer
-        self._ring: int | None = library().ring_buffer__new(ring.fd, self._callback, None, None)
-        if not self._ring:
-            raise MachineError(Problem("bpf", "the ring of events", "cannot be mapped into memory"))
+        self._ring: int | None = open_ring(ring, self._callback, None)
 
     def fileno(self) -> int:
         """The descriptor for select, poll and epoll: readable when events wait."""

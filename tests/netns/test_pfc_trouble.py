@@ -18,10 +18,10 @@ from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
+def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
     roomy = {"pfc": {"reaction": "300ms"}}  # the machine may be busy, and the amount of headroom is not tested here
-    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), compiled=request.param, queues=roomy) as found:
         yield found
 
 

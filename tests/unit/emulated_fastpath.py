@@ -22,6 +22,7 @@ import numpy as np
 
 from heddle.base.process import run
 from heddle.endpoints.fastpath import library, makefast
+from heddle.kernel.native.objects import target
 
 MACHINE: Final = "aarch64"
 _SOURCE: Final = Path(__file__).with_name("fastpath_driver.c")
@@ -49,9 +50,7 @@ def missing() -> str:
 
 def build_driver(out: Path) -> Path:
     """Compile the program that loads the object."""
-    headers = run(["clang", "-print-resource-dir"]).out.strip()
-    target = (f"--target={MACHINE}-linux-gnu", "-isystem", f"{headers}/include", "-I", str(makefast.SOURCES))
-    run(["clang", *target, *_FLAGS, str(_SOURCE), "-o", str(out)])
+    run(["clang", *target(MACHINE), *_FLAGS, "-I", str(makefast.SOURCES), str(_SOURCE), "-o", str(out)])
     return out
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.process import run
+from heddle.kernel.native.objects import clang_version
 from heddle.switch.bpf import build
 
 needs_clang = pytest.mark.skipif(shutil.which("clang") is None, reason="needs clang: ./inv test --build installs it")
@@ -24,7 +25,7 @@ def test_objects_are_small_and_carry_no_path_of_the_machine_that_built_them(name
 @pytest.mark.parametrize("name", build.PROGRAMS)
 def test_the_committed_object_is_what_its_source_builds(name: str, tmp_path: Path) -> None:
     built = build.build(name, tmp_path / f"{name}.o")
-    if build.objcopy() and build.VERSION_FILE.read_text() == f"clang {build.clang_version()}\n":
+    if build.objcopy() and build.VERSION_FILE.read_text() == f"clang {clang_version()}\n":
         assert built == (build.HERE / f"{name}.o").read_bytes(), "python -m heddle.switch.bpf.build rebuilds it"
     # Another clang may order instructions otherwise. Its object must have the same programs and maps, and behave alike:
     # tests/netns/test_bpf_programs.py runs both.

@@ -18,7 +18,7 @@ from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.switch.bpf.build import clang_version
+from heddle.kernel.native.objects import MACHINES, clang_version
 from heddle.wire import layout as wire
 from tests.unit.fastpath_bench import (
     EPOCH,
@@ -262,7 +262,7 @@ def test_the_loop_returns_when_a_message_is_complete(version: int) -> None:
         fast.close()
 
 
-@pytest.mark.parametrize("machine", makefast.MACHINES)
+@pytest.mark.parametrize("machine", MACHINES)
 def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: Path) -> None:
     """Any clang must compile it; the one that made the committed object gives the same bytes."""
     if shutil.which("clang") is None or shutil.which("ld.lld") is None:
@@ -272,6 +272,6 @@ def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: P
         assert built == (makefast.SOURCES / f"fastpath-{machine}.so").read_bytes()
 
 
-@pytest.mark.skipif(platform.machine() not in makefast.MACHINES, reason=f"no object for {platform.machine()}")
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")
 def test_the_object_can_be_used_on_this_machine() -> None:
     assert isinstance(found, library.Library), found

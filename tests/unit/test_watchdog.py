@@ -10,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.rowstate import RowState
+from heddle.switch.pfc.timers import DETECT, Timers
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
 
-DETECT, RESTORE = 3, 4  # kinds of timers
 SECOND = 10**9
 ROW = 11  # class 3 of port 1
 
@@ -26,6 +26,7 @@ class Port:
     dog: Watchdog
     timers: Timers
     queues: Any
+    rows: RowState
     opened: list[int] = field(default_factory=list)
 
     def until(self, end: int) -> None:
@@ -36,7 +37,7 @@ class Port:
 
     def close(self, now: int) -> None:
         self.queues.agent["closed_since_ns"][ROW] = now
-        self.dog.heard[ROW] = now
+        self.rows.heard[ROW] = now
         self.dog.closed(ROW, now)
 
     @property
@@ -48,7 +49,7 @@ def made(queues: Any) -> Port:
     rules = SimpleNamespace(detect_ns=[SECOND] * 16, restore_ns=[2 * SECOND] * 16, action=[1] * 16)
     ports = {1: SimpleNamespace(ref="rtsw1:eth1", peer_ref="host1:eth1")}
     world = SimpleNamespace(queues=queues, ports=ports, log=SimpleNamespace(say=lambda kind, text: None))
-    timers = Timers()
+    timers, rows = Timers(), RowState(16)
     opened: list[int] = []
 
     def release(index: int, now: int) -> None:
@@ -56,8 +57,8 @@ def made(queues: Any) -> Port:
         queues.agent["closed_since_ns"][index] = 0
         dog.opened(index)
 
-    dog = Watchdog(cast(Any, world), cast(Any, rules), timers, (DETECT, RESTORE), release)
-    return Port(dog, timers, queues, opened)
+    dog = Watchdog(cast(Any, world), cast(Any, rules), timers, rows, release)
+    return Port(dog, timers, queues, rows, opened)
 
 
 @pytest.fixture
@@ -115,11 +116,11 @@ def test_a_storm_is_over_when_no_pause_has_come_for_the_restoration_time(port: P
     port.queues.cells["depth"][ROW] = 5000
     port.close(10 * SECOND)
     port.until(11 * SECOND)
-    port.dog.heard[ROW] = 11 * SECOND + 500_000_000
+    port.rows.heard[ROW] = 11 * SECOND + 500_000_000
     port.until(13 * SECOND + 499_999_999)
     assert port.state == 1
     port.until(13 * SECOND + 500_000_000)
-    assert port.state == 0 and not port.dog.storming
+    assert port.state == 0 and not port.rows.storms()
 
 
 def test_a_storm_that_an_agent_before_has_left_ends_in_time(port: Port) -> None:
@@ -127,7 +128,7 @@ def test_a_storm_that_an_agent_before_has_left_ends_in_time(port: Port) -> None:
     successor = made(port.queues)
     successor.dog.adopt(20 * SECOND)
     successor.until(22 * SECOND - 1)
-    assert successor.state == 2 and successor.dog.storming == {ROW}
+    assert successor.state == 2 and successor.rows.storms() == [ROW]
     successor.until(22 * SECOND)
-    assert successor.state == 0 and not successor.dog.storming
+    assert successor.state == 0 and not successor.rows.storms()
     successor.timers.close()

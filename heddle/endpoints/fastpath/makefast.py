@@ -2,8 +2,7 @@
 
 In:  the C files in this directory, clang and lld.
 Out: fastpath-MACHINE.so for each of MACHINES, and `clang.txt`: the compiler's version.
-The bytes depend only on the sources and the clang version: the only headers are our own and clang's. The objects call
-only the libc functions that system.h declares, which every libc has.
+heddle/kernel/native/objects.py says on what their bytes depend.
 """
 
 from __future__ import annotations
@@ -13,25 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from heddle.base.process import run
-from heddle.switch.bpf.build import clang_version
+from heddle.kernel.native import objects
+from heddle.kernel.native.objects import MACHINES, clang_version
 
 SOURCES: Final = Path(__file__).parent.resolve()
-MACHINES: Final = ("x86_64", "aarch64")
 MADE_BY: Final = SOURCES / "clang.txt"
-_FLAGS: Final = (
-    "-std=c11", "-O2", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", "-nostdinc", "-fuse-ld=lld", "-fno-ident",
-    "-fvisibility=hidden", "-ffp-contract=off", "-fstack-protector-strong", "-Wall", "-Wextra", "-Werror",
-    "-Wl,--build-id=none,-z,relro,-z,now,-z,noexecstack,-s",
-)  # fmt: skip
 
 
 def build(machine: str, out: Path) -> bytes:
     """Compile for one machine to `out`; return the object's bytes. MachineError with clang's message."""
-    headers = run(["clang", "-print-resource-dir"]).out.strip()
-    target = (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include")
-    run(["clang", *target, *_FLAGS, "-I", str(SOURCES), str(SOURCES / "fastpath.c"), "-o", str(out)])
-    return out.read_bytes()
+    return objects.build(SOURCES / "fastpath.c", machine, out)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,15 +7,14 @@ The bytes depend only on the sources and the clang version: no system headers, a
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
+from heddle.kernel.native.objects import clang_version
 
 HERE: Final = Path(__file__).resolve().parent
 PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
@@ -24,15 +23,6 @@ VERSION_FILE: Final = HERE / "clang.txt"
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
 # v2: every kernel since 4.14. v3 has additions that return the old value: since 5.12, on arm64 since 5.18.
 _CPU: Final = {"queue": "v3"}
-
-
-def clang_version() -> str:
-    """`14.0.6`; MachineError when there is no clang."""
-    said = run(["clang", "--version"]).out
-    match = re.search(r"clang version ([0-9]+\.[0-9]+\.[0-9]+)", said)
-    if match is None:
-        raise MachineError(Problem("clang", said.partition("\n")[0], "contains no version"))
-    return match.group(1)
 
 
 def build(name: str, out: Path) -> bytes:

@@ -1,15 +1,15 @@
 """The PFC agent of a lab: MAC control and the pause timers of all ports of all switches, in one process.
 
 The BPF programs send events by a ring buffer. When an ingress port exceeds its threshold, the agent sends a pause frame
-by that port. When a pause frame arrives, it closes gates for the requested time. The agent waits in one epoll and
-allocates little memory per event. A keeper, forked from it, replaces it when it dies: see keeper.py.
+by that port. When a pause frame arrives, it closes gates for the requested time. compiled/pfcloop.c does both in C;
+this code is its reference, and does it where there is no compiled object. A keeper, forked from the agent, replaces it
+when it dies: see keeper.py.
 
     python -m heddle.switch.pfc < layout.json      (see world.AgentConfig; returns when the agent is running)
 """
 
 from __future__ import annotations
 
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -18,15 +18,18 @@ from functools import partial
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc.compiled import structs
+from heddle.switch.pfc.compiled.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
+from heddle.switch.pfc.loop import Loop, PythonLoop
 from heddle.switch.pfc.pauses import Pauses
 from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
+from heddle.switch.pfc.rowstate import RowState
 from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.timers import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.pfc.world import World
 
-REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
 TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # ticks between two checks of namespaces and counters
 _ROUNDS: Final = 4  # of reading events, before timers get their turn
@@ -44,62 +47,60 @@ class Agent:
     def __init__(self, world: World) -> None:
         self._world = world
         self._queues = queues = world.queues
-        self._timers = Timers()
         self._rules = PfcPolicies(queues)
-        self._pauses = Pauses(world, self._rules, self._timers, REFRESH)
-        self._watchdog = Watchdog(world, self._rules, self._timers, (DETECT, RESTORE), self._open)
-        self._links = Links(world, self._timers, LINK, self._lost)
+        self._rows = RowState(len(queues.agent))
+        self._hot: dict[int, Callable[[int, int], None]] = {}  # for the loop in Python
+        self._loop = self._new_loop()
+        self._pauses = Pauses(world, self._rules, self._loop, self._rows)
+        self._watchdog = Watchdog(world, self._rules, self._loop, self._rows, self._open)
+        self._hot |= {REFRESH: self._pauses.due, EXPIRE: self._expire}
+        self._links = Links(world, self._loop, self._lost)
         table = queues.agent
         self._since, self._until = table["closed_since_ns"], table["until_ns"]
         self._out = queues.cells["last_out_ns"]
         self._count, self._last = table["reactions"], table["reaction_last_ns"]
         self._max, self._sum = table["reaction_max_ns"], table["reaction_sum_ns"]
         self._histogram = table["spare"].view("<u4")
-        self._closing: dict[int, tuple[int, int]] = {}  # closed gate -> times: its frame arrived, the gate was closed
-        self._checked: dict[int, int] = {}  # closed gate -> its timer
-        self._events = queues.events()
         self._ticks = 0
         self._keeper, self._silent = -1, 0
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {
-            self._events.fileno(): self._take_events,
-            self._timers.fileno(): self._timers.rang,
-        }
+        self._handlers: dict[int, Callable[[], None]] = {}
         for node, space in world.spaces.items():
             self._handlers[space.netlink.fileno()] = partial(self._take_notices, node)
         for fd in self._handlers:
-            self._epoll.register(fd, select.EPOLLIN)
+            self._loop.add(fd)
+
+    def _new_loop(self) -> Loop:
+        code = structs.load() if self._world.layout.compiled else "not wanted"
+        if isinstance(code, str):
+            if self._world.layout.compiled:
+                self._world.log.say("loop", f"the loop in Python is used: {code}")
+            self._events = self._world.queues.events()
+            return PythonLoop(self._world.page, self._events.fileno(), self._take_events, self._hot)
+        return CompiledLoop(code, self._world, self._rules, self._rows)
 
     def run(self, keeper: int) -> None:
         """Work until the process behind the pidfd `keeper` has ended. Raise Ended when this process is asked to end."""
-        self._epoll.register(keeper, select.EPOLLIN)
+        self._loop.add(keeper)
         self._keeper, self._silent = keeper, 0
-        now, handlers = time.monotonic_ns, self._handlers
-        page, timers = self._world.page, self._timers
         while True:
-            moment = now()
-            page.heartbeat_ns = moment
-            while (due := timers.due(moment)) is not None:
-                self._due(*due[1:], moment)
-            timers.arm()
-            for fd, _ in self._epoll.poll():
-                if fd == keeper:
-                    self._epoll.unregister(keeper)
+            for work in self._loop.wait():
+                if work.fd < 0:
+                    self._due(work.kind, work.row, time.monotonic_ns())
+                elif work.fd == keeper:
+                    self._loop.remove(keeper)
                     return
-                if (handler := handlers.get(fd)) is not None:  # an earlier handler may have closed this namespace
+                elif handler := self._handlers.get(work.fd):  # an earlier handler may have closed this namespace
                     handler()
-            if page.ending:
+            if self._world.page.ending:
                 raise Ended
 
     def reload(self) -> None:
         """Read the rules now; for a signal handler, which may interrupt any code."""
-        self._timers.push(time.monotonic_ns(), RELOAD, 0)
-        self._timers.arm()
+        self._loop.push(time.monotonic_ns(), RELOAD, 0)
 
     def close(self) -> None:
         """Close the descriptors that a successor opens for itself."""
-        self._epoll.close()
-        self._timers.close()
+        self._loop.close()
 
     def end(self) -> None:
         """Open all gates, and send Xon to all paused peers."""
@@ -126,14 +127,10 @@ class Agent:
         for node in self._world.spaces:
             self._world.page.heartbeat_ns = time.monotonic_ns()  # the keeper already runs and watches it
             self._links.read(node, now)
-        self._timers.push(now + TICK_NS, TICK, 0)
+        self._loop.push(now + TICK_NS, TICK, 0)
 
     def _due(self, kind: int, index: int, now: int) -> None:
-        if kind == REFRESH:
-            self._pauses.due(index, now)
-        elif kind == EXPIRE:
-            self._expire(index, now)
-        elif kind == DETECT:
+        if kind == DETECT:
             self._watchdog.look(index, now)
         elif kind == RESTORE:
             self._watchdog.calm(index, now)
@@ -168,14 +165,13 @@ class Agent:
             if self._until[index]:
                 self._open(index, time.monotonic_ns())
             return
-        watchdog = self._watchdog
-        watchdog.heard[index] = heard
-        if index in watchdog.storming:
+        self._rows.heard[index] = heard
+        if self._rows.storming[index]:
             return
         until = heard + int(quanta * self._rules.quantum_ns[index // CLASSES])
         if self._until[index]:  # already closed: the newest frame sets the end
             self._until[index] = until
-            if until < self._checked[index]:
+            if until < self._rows.checked[index]:
                 self._watch(index, until)
             return
         now = time.monotonic_ns()
@@ -186,13 +182,13 @@ class Agent:
         self._until[index] = until
         self._since[index] = now
         space.close(port, number)
-        self._closing[index] = (heard, time.monotonic_ns())
+        self._rows.arrived[index], self._rows.shut[index] = heard, time.monotonic_ns()
         self._watch(index, until)
-        watchdog.closed(index, now)
+        self._watchdog.closed(index, now)
 
     def _watch(self, index: int, until: int) -> None:
-        self._checked[index] = until
-        self._timers.push(until, EXPIRE, index)
+        self._rows.checked[index] = until
+        self._loop.push(until, EXPIRE, index)
 
     def _expire(self, index: int, now: int) -> None:
         until = int(self._until[index])
@@ -207,11 +203,12 @@ class Agent:
         That is the time from the pause frame until the gate was closed, or until the last packet of the class arrived
         at the peer, whichever is later.
         """
-        self._checked.pop(index, None)
-        self._timers.cancel(EXPIRE, index)
-        heard, shut = self._closing.pop(index, (0, 0))
-        if heard:
-            took = max(shut, int(self._out[index])) - heard
+        rows = self._rows
+        rows.checked[index] = 0
+        self._loop.cancel(EXPIRE, index)
+        if heard := rows.arrived[index]:
+            rows.arrived[index] = 0
+            took = max(rows.shut[index], int(self._out[index])) - heard
             self._count[index] += 1
             self._last[index] = took
             self._sum[index] += took
@@ -239,7 +236,7 @@ class Agent:
             self._world.log.say("refused", f"{node}: the kernel refused to change a gate; its qdiscs were changed")
 
     def _tick(self, now: int) -> None:
-        self._timers.push(now + TICK_NS, TICK, 0)
+        self._loop.push(now + TICK_NS, TICK, 0)
         self._ticks += 1
         if self._rules.load():
             self._changed(now)
@@ -257,19 +254,21 @@ class Agent:
 
     def _changed(self, now: int) -> None:
         """Apply changed rules: open the gates of classes that can no longer be paused."""
+        self._loop.rules_changed()
         self._pauses.changed()
         for index in self._until.nonzero()[0].tolist():
             if not self._rules.pfc[index]:
                 self._open(index, now)
-        for index in [index for index in self._watchdog.storming if not self._rules.detect_ns[index]]:
+        for index in [index for index in self._rows.storms() if not self._rules.detect_ns[index]]:
             self._watchdog.end(index)
 
     def _close_lost_nodes(self) -> None:
         """Close the sockets of nodes whose namespaces are gone; raise Ended when no node is left."""
         for node in self._world.lost():
             fd = self._world.spaces[node].netlink.fileno()
-            self._epoll.unregister(fd)
+            self._loop.remove(fd)
             del self._handlers[fd]
+            self._loop.forget(node)
             self._world.close_node(node)
             self._world.log.say("gone", f"the namespace of {node} was removed")
         if not self._world.spaces:

@@ -103,18 +103,18 @@ class Gates:
         try:
             with inside(netns):
                 self.netlink = self._open(socket.AF_NETLINK, socket.NETLINK_ROUTE)
-                self._kicker = self._open(socket.AF_PACKET, 0)
-                self._control = self._open(socket.AF_PACKET, 0)
+                self.kicker = self._open(socket.AF_PACKET, 0)
+                self.control = self._open(socket.AF_PACKET, 0)
             self.netlink.bind((0, _RTMGRP_LINK))
-            self._kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
+            self.kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
             # A MAC sends control frames ahead of its queues: here they bypass the qdiscs and the egress programs.
-            self._control.setsockopt(SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
+            self.control.setsockopt(SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
             self._names, self.macs, self.gates = _read(netns)
         except BaseException:
             self.close_sockets()
             raise
-        self._addresses = {name: _ADDRESS.pack(socket.AF_PACKET, 0, at, 0, 0, 0) for at, name in self._names.items()}
-        self._kick = b"\2" * 12 + struct.pack("!H", KICK_ETHERTYPE) + bytes(46)
+        self.addresses = {name: _ADDRESS.pack(socket.AF_PACKET, 0, at, 0, 0, 0) for at, name in self._names.items()}
+        self.kick_frame = b"\2" * 12 + struct.pack("!H", KICK_ETHERTYPE) + bytes(46)
 
     def _open(self, family: int, protocol: int) -> socket.socket:
         made = socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
@@ -141,14 +141,14 @@ class Gates:
         Changing a TBF does not wake its parent: without this the queue waits until its next packet arrives. The
         queue of the kick frame refuses it, and the kernel then serves the other queues, as after every frame.
         """
-        self._sendto(self._kicker, port, self._kick)  # ENOBUFS is the expected refusal
+        self._sendto(self.kicker, port, self.kick_frame)  # ENOBUFS is the expected refusal
 
     def send(self, port: str, frame: bytes) -> bool:
         """Send a MAC control frame by the port, ahead of its queues; False when the port is down or gone."""
-        return self._sendto(self._control, port, frame)
+        return self._sendto(self.control, port, frame)
 
     def _sendto(self, sender: socket.socket, port: str, frame: bytes) -> bool:
-        address = self._addresses[port]
+        address = self.addresses[port]
         return int(libc.sendto(sender.fileno(), frame, len(frame), 0, address, len(address))) >= 0
 
     def _change(self, message: bytes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.timers import LINK, Deadlines
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN
 
@@ -22,9 +22,9 @@ _GRACE_NS: Final = 50_000_000  # by then, packets that were in flight through pr
 class Links:
     """All ports' links, by port id."""
 
-    def __init__(self, world: World, timers: Timers, kind: int, lost: Callable[[int, int], None]) -> None:
-        """kind: of this class's timers. lost: called with a row and now, for each class of a port that went down."""
-        self._world, self._timers, self._kind, self._lost = world, timers, kind, lost
+    def __init__(self, world: World, timers: Deadlines, lost: Callable[[int, int], None]) -> None:
+        """lost: called with a row and now, for each class of a port that went down."""
+        self._world, self._timers, self._lost = world, timers, lost
         self._flags, self._peers = world.queues.links["flags"], world.queues.links["peer"].tolist()
         self._ids = {(port.node, port.name): number for number, port in world.ports.items()}
         self._up = dict.fromkeys(world.ports, True)
@@ -58,7 +58,7 @@ class Links:
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)
             self._world.log.say("link", f"{self._world.ports[number].ref} is down: packets that waited there are lost")
-        self._timers.push(now + _GRACE_NS, self._kind, number)
+        self._timers.push(now + _GRACE_NS, LINK, number)
 
     def due(self, number: int) -> None:
         """Correct the counters of a port that went down, now that no packet is in flight."""

@@ -8,8 +8,9 @@ import numpy as np
 
 from heddle.base.ethernet import CLASSES
 from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.rowstate import RowState
 from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.timers import REFRESH, Deadlines
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_HOST
 
@@ -20,18 +21,17 @@ _LEAST_NS: Final = 200_000  # minimum time between two frames for one class, eve
 class Pauses:
     """The pause requests of every ingress port. `state` in the map is authoritative; events are only a wake-up."""
 
-    def __init__(self, world: World, rules: PfcPolicies, timers: Timers, kind: int) -> None:
-        """kind: of this class's timers."""
-        self._world, self._rules, self._timers, self._kind = world, rules, timers, kind
+    def __init__(self, world: World, rules: PfcPolicies, timers: Deadlines, rows: RowState) -> None:
+        self._world, self._rules, self._timers, self._rows = world, rules, timers, rows
+        self._asked = rows.asked
         self._state = world.queues.ingress["state"]
         self._sent = world.queues.agent["pfc_sent"]
-        self._asked: set[int] = set()  # rows; each has a timer that repeats its pause frame
         self._frames: dict[tuple[int, bool], bytes] = {}
 
     def changed(self) -> None:
         """Apply changed policies: rebuild frames for new quanta, and send Xon where a class may no longer pause."""
         self._frames.clear()
-        for index in list(self._asked):
+        for index in self._rows.asking():
             self.settle(index, 0)  # of these, none begins to pause
 
     def adopt(self, now: int) -> None:
@@ -42,22 +42,22 @@ class Pauses:
             asking = int(links["peer"][gate // CLASSES])
             index = asking * CLASSES + gate % CLASSES
             # Not for a host: its port never exceeds a threshold, and only the host itself may send pause frames.
-            if index not in self._asked and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
+            if not self._asked[index] and self._rules.pfc[index] and not links["flags"][asking] & LINK_HOST:
                 self._send(index, False)
 
     def settle(self, index: int, now: int) -> None:
         """Send a pause frame or Xon, according to the map. index: row of an ingress port and class."""
         if self._state[index] == PAUSED and self._rules.pfc[index]:
-            if index not in self._asked:
+            if not self._asked[index]:
                 self._ask(index, now)
-        elif index in self._asked:
-            self._asked.remove(index)
-            self._timers.cancel(self._kind, index)
+        elif self._asked[index]:
+            self._asked[index] = 0
+            self._timers.cancel(REFRESH, index)
             self._send(index, False)
 
     def due(self, index: int, now: int) -> None:
         """Repeat or end a pause, when half of it is over."""
-        self._asked.remove(index)
+        self._asked[index] = 0
         if self._state[index] == PAUSED and self._rules.pfc[index]:
             self._ask(index, now)
         else:
@@ -67,20 +67,20 @@ class Pauses:
         """Check every row: events are lost when the ring is full, or when the process that read them dies."""
         for index in np.flatnonzero(self._state == PAUSED).tolist():
             self.settle(index, now)
-        for index in [index for index in self._asked if self._state[index] != PAUSED]:
+        for index in [index for index in self._rows.asking() if self._state[index] != PAUSED]:
             self.settle(index, now)
 
     def end(self) -> None:
         """Send Xon for every pause, since no process will repeat them."""
-        for index in self._asked:
+        for index in self._rows.asking():
             self._send(index, False)
-            self._timers.cancel(self._kind, index)
-        self._asked.clear()
+            self._timers.cancel(REFRESH, index)
+            self._asked[index] = 0
 
     def _ask(self, index: int, now: int) -> None:
         self._send(index, True)
-        self._asked.add(index)
-        self._timers.push(now + max(_LEAST_NS, self._rules.pause_ns(index) // 2), self._kind, index)
+        self._asked[index] = 1
+        self._timers.push(now + max(_LEAST_NS, self._rules.pause_ns(index) // 2), REFRESH, index)
 
     def _send(self, index: int, pause: bool) -> None:
         port = self._world.ports[index // CLASSES]

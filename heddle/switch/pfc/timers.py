@@ -5,15 +5,37 @@ from __future__ import annotations
 import ctypes
 import heapq
 import os
-from typing import Final
+from typing import Final, Protocol
 
 from heddle.kernel.libc import libc
 
 libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+# Kinds of deadlines. The compiled loop handles the first two itself, and sets DETECT, too.
+REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
+KINDS: Final = 7
 _CLOCK_MONOTONIC: Final = 1
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _TFD_TIMER_ABSTIME: Final = 1
 _S: Final = 10**9
+
+
+def new_timer() -> int:
+    """A timer of the kernel on CLOCK_MONOTONIC: a descriptor, readable after it has expired. OSError without one."""
+    fd = int(libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC))
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return fd
+
+
+class Deadlines(Protocol):
+    """What the agent's parts need of deadlines: those of Python, or of the compiled loop."""
+
+    def push(self, when: int, kind: int, index: int) -> None:
+        """Set a deadline, in place of an earlier one of the same kind and index."""
+
+    def cancel(self, kind: int, index: int) -> None:
+        """Remove a deadline, if there is one."""
 
 
 class Timers:
@@ -25,10 +47,7 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._fd = libc.timerfd_create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
-        if self._fd < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        self._fd = new_timer()
         self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval, then the moment
         self._heap: list[tuple[int, int, int]] = []
         self._valid: dict[tuple[int, int], int] = {}
@@ -36,7 +55,7 @@ class Timers:
 
     def fileno(self) -> int:
         """The descriptor, readable once the earliest deadline has passed."""
-        return int(self._fd)
+        return self._fd
 
     def push(self, when: int, kind: int, index: int) -> None:
         """Set a deadline, in place of an earlier one of the same kind and index."""

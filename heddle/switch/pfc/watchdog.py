@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
+from heddle.switch.pfc.rowstate import NOT_WATCHED, RowState
 from heddle.switch.pfc.thresholds import DROP, PfcPolicies
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.timers import DETECT, RESTORE, Deadlines
 from heddle.switch.pfc.world import World
 
 # Checks per detection time, while nothing waits. A storm fills the upstream ports within milliseconds, and those have
@@ -28,28 +29,25 @@ class Watchdog:
         self,
         world: World,
         rules: PfcPolicies,
-        timers: Timers,
-        kinds: tuple[int, int],
+        timers: Deadlines,
+        rows: RowState,
         release: Callable[[int, int], None],
     ) -> None:
-        """kinds: of timers, to detect and to restore. release: opens a gate (row, now)."""
+        """release: opens a gate (row, now)."""
         self._world, self._rules, self._timers = world, rules, timers
-        self._detect, self._restore = kinds
-        self._release = release
+        self._rows, self._release = rows, release
+        self._waiting, self._heard, self._storming = rows.waiting, rows.heard, rows.storming
         self._depth, self._out = world.queues.cells["depth"], world.queues.cells["last_out_ns"]
         table = world.queues.agent
         self._state, self._storms, self._since = table["watchdog"], table["storms"], table["storm_since_ns"]
         self._closed = table["closed_since_ns"]
-        self._waiting: dict[int, int] = {}  # closed gate -> since when packets wait; 0: none did at the last check
-        self.heard: dict[int, int] = {}  # row -> time of its last pause frame
-        self.storming: set[int] = set()
 
     def adopt(self, now: int) -> None:
         """Take over the storms of an earlier agent."""
         for index in self._state.nonzero()[0].tolist():
-            self.storming.add(index)
-            self.heard[index] = now
-            self._timers.push(now + self._rules.restore_ns[index], self._restore, index)
+            self._storming[index] = 1
+            self._heard[index] = now
+            self._timers.push(now + self._rules.restore_ns[index], RESTORE, index)
 
     def closed(self, index: int, now: int) -> None:
         """Start to watch a gate that has just been closed."""
@@ -57,28 +55,29 @@ class Watchdog:
         if detect:
             waits = int(self._depth[index]) > 0
             self._waiting[index] = now if waits else 0
-            self._timers.push(now + (detect if waits else detect // _LOOKS), self._detect, index)
+            self._timers.push(now + (detect if waits else detect // _LOOKS), DETECT, index)
 
     def opened(self, index: int) -> None:
         """Stop watching a gate that has been opened."""
-        if self._waiting.pop(index, None) is not None:
-            self._timers.cancel(self._detect, index)
+        if self._waiting[index] != NOT_WATCHED:
+            self._waiting[index] = NOT_WATCHED
+            self._timers.cancel(DETECT, index)
 
     def look(self, index: int, now: int) -> None:
         """Check a closed gate for a storm."""
         detect = self._rules.detect_ns[index]
-        since = self._waiting.get(index)
-        if since is None or not detect:
+        since = self._waiting[index]
+        if since == NOT_WATCHED or not detect:
             return
         if int(self._depth[index]) == 0:
             self._waiting[index] = 0
-            self._timers.push(now + detect // _LOOKS, self._detect, index)
+            self._timers.push(now + detect // _LOOKS, DETECT, index)
             return
         if not since:
             since = self._waiting[index] = now
         stuck = max(since, int(self._closed[index]), int(self._out[index]))
         if now < stuck + detect:
-            self._timers.push(stuck + detect, self._detect, index)
+            self._timers.push(stuck + detect, DETECT, index)
             return
         self._storm(index, now)
 
@@ -86,10 +85,10 @@ class Watchdog:
         action = self._rules.action[index]
         self._state[index], self._since[index] = action, now
         self._storms[index] += 1
-        self.storming.add(index)
+        self._storming[index] = 1
         waiting = int(self._depth[index])
         self._release(index, now)
-        self._timers.push(self.heard.get(index, now) + self._rules.restore_ns[index], self._restore, index)
+        self._timers.push((self._heard[index] or now) + self._rules.restore_ns[index], RESTORE, index)
         done = "drops" if action == DROP else "forwards"
         port, seconds = self._world.ports[index // CLASSES], self._rules.detect_ns[index] / 1e9
         what = f"paused by {port.peer_ref} for {seconds:g} s with {waiting} bytes waiting; {done} them"
@@ -97,17 +96,17 @@ class Watchdog:
 
     def calm(self, index: int, now: int) -> None:
         """Check whether a storm is over."""
-        if index not in self.storming:
+        if not self._storming[index]:
             return
-        over = self.heard.get(index, 0) + self._rules.restore_ns[index]
+        over = self._heard[index] + self._rules.restore_ns[index]
         if now < over:
-            self._timers.push(over, self._restore, index)
+            self._timers.push(over, RESTORE, index)
             return
         self.end(index)
 
     def end(self, index: int) -> None:
         """End a storm: obey pauses again."""
         self._state[index] = 0
-        self.storming.discard(index)
+        self._storming[index] = 0
         port = self._world.ports[index // CLASSES]
         self._world.log.say("calm", f"{port.ref} class {index % CLASSES}: the storm is over, pauses are obeyed again")

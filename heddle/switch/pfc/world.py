@@ -5,6 +5,7 @@ All of it is created once, before the first fork, and inherited, so either proce
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -42,11 +43,15 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The ports, and the paths of their namespaces. fabric: only its nodes and ports are used, so it has no spec."""
+    """The ports, and the paths of their namespaces. fabric: only its nodes and ports are used, so it has no spec.
+
+    compiled: use the compiled loop if this machine can.
+    """
 
     directory: Path
     spaces: Mapping[str, Path]
     fabric: Fabric
+    compiled: bool = True
 
     def to_json(self) -> str:
         """The text that the agent reads from its standard input."""
@@ -61,7 +66,8 @@ class AgentConfig:
             ]
             for n in self.fabric.nodes
         ]
-        return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes})
+        data = {"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes}
+        return json.dumps({**data, "compiled": self.compiled})
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
@@ -73,7 +79,7 @@ class AgentConfig:
             nodes.append(Node(name, Role(role), level, index, tuple(ports)))
         spaces = {node: Path(path) for node, path in data["spaces"].items()}
         fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), ())
-        return cls(Path(data["directory"]), spaces, fabric)
+        return cls(Path(data["directory"]), spaces, fabric, data["compiled"])
 
 
 class Log:
@@ -124,6 +130,11 @@ class Page:
     @keeper_ns.setter
     def keeper_ns(self, now: int) -> None:
         self._words[2] = now
+
+    @property
+    def address(self) -> int:
+        """Where the agent's heartbeat is in memory."""
+        return ctypes.addressof(ctypes.c_uint64.from_buffer(self._memory))
 
     @property
     def ending(self) -> bool:

@@ -98,7 +98,7 @@ class LabQueues:
         self.ids = port_ids(fabric)  # (node, port) -> port id
         self._stack = stack
         self._programs = programs
-        self._ring = maps["events"]
+        self.ring = maps["events"]  # only one process at a time may read it
         self._events: Events | None = None
         self._seen: Rows | None = None  # at the last reconcile()
         self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
@@ -182,7 +182,7 @@ class LabQueues:
         Only one process at a time may read; a new reader continues after the last event that was read.
         """
         if self._events is None:
-            self._events = Events(self._ring)
+            self._events = Events(self.ring)
         return self._events
 
     @property

@@ -1,4 +1,4 @@
-/* Declarations of the parts of libc and of Linux's ABI that the fast path uses. It is built without system headers, so
+/* Declarations of the parts of libc and of Linux's ABI that compiled code uses. It is built without system headers, so
  * that the same sources and clang give the same object everywhere. 64-bit, little-endian Linux.
  */
 #ifndef HEDDLE_SYSTEM_H
@@ -37,6 +37,10 @@ struct timespec {
 	i64 sec, nsec;
 };
 
+struct itimerspec {
+	struct timespec interval, value;
+};
+
 struct pollfd {
 	int fd;
 	short events, revents;
@@ -60,6 +64,7 @@ __attribute__((packed))
 #define EPOLL_CTL_MOD 3
 #define CLOCK_MONOTONIC 1
 #define TIMER_ABSTIME 1
+#define TFD_TIMER_ABSTIME 1
 #define MSG_TRUNC 0x20
 #define MSG_DONTWAIT 0x40
 #define EINTR 4
@@ -84,6 +89,10 @@ int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event);
 int epoll_wait(int epfd, struct epoll_event *events, int room, int timeout_ms);
 int clock_gettime(int clock, struct timespec *now);
 int clock_nanosleep(int clock, int flags, const struct timespec *until, struct timespec *left);
+int timerfd_settime(int fd, int flags, const struct itimerspec *value, struct itimerspec *old);
+long send(int fd, const void *data, size_t size, int flags);
+long sendto(int fd, const void *data, size_t size, int flags, const void *address, u32 address_size);
+long read(int fd, void *to, size_t size);
 int close(int fd);
 
 static inline int last_error(void) { return *__errno_location(); }

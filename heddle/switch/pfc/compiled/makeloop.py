@@ -1,0 +1,37 @@
+"""Build the objects that are committed here: `python -m heddle.switch.pfc.compiled.makeloop`. Users never need this.
+
+In:  pfcloop.c, clang and lld.
+Out: pfcloop-MACHINE.so for each of MACHINES, and `clang.txt`: the compiler's version.
+heddle/kernel/native/objects.py says on what their bytes depend.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from heddle.kernel.native import objects
+from heddle.kernel.native.objects import MACHINES, clang_version
+
+HERE: Final = Path(__file__).parent.resolve()
+MADE_BY: Final = HERE / "clang.txt"
+
+
+def build(machine: str, out: Path) -> bytes:
+    """Compile for one machine to `out`; return the object's bytes. MachineError with clang's message."""
+    return objects.build(HERE / "pfcloop.c", machine, out)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build for all machines, or the named ones."""
+    for machine in argv or MACHINES:
+        size = len(build(machine, HERE / f"pfcloop-{machine}.so"))
+        print(f"pfcloop-{machine}.so  {size} bytes")
+    MADE_BY.write_text(f"clang {clang_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

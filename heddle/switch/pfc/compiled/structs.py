@@ -1,0 +1,125 @@
+"""The layouts of pfcloop.h, and the object with the types of its functions.
+
+In:  pfcloop-MACHINE.so in this directory (built by `makeloop`).
+Out: the object, or the reason why there is none: then the agent's Python loop does the same, with more CPU time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from ctypes import c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import Final
+
+from heddle.base import resources
+from heddle.base.ethernet import CLASSES
+from heddle.base.problems import MachineError
+
+_VERSION: Final = 1
+ADDRESS_BYTES: Final = 20
+MESSAGE_BYTES: Final = 160
+FIELDS: Final = (
+    "state", "depth", "last_out_ns", "since_ns", "pfc_sent", "closed_since_ns", "until_ns", "paused_ns", "reactions",
+    "reaction_last_ns", "reaction_max_ns", "reaction_sum_ns", "histogram",
+)  # fmt: skip
+
+
+class FieldStruct(ctypes.Structure):
+    """struct field: a field of a map's rows."""
+
+    _fields_ = (("base", c_void_p), ("stride", c_uint64))
+
+
+class PortStruct(ctypes.Structure):
+    """struct port."""
+
+    _fields_ = (
+        ("quantum_ns", ctypes.c_double),
+        ("control", c_int),
+        ("address", c_uint8 * ADDRESS_BYTES),
+        ("mac", c_uint8 * 6),
+        ("pad", c_uint8 * 2),
+    )
+
+
+class GateStruct(ctypes.Structure):
+    """struct gate."""
+
+    _fields_ = (
+        ("netlink", c_int),
+        ("kicker", c_int),
+        ("opening_bytes", c_uint32),
+        ("closing_bytes", c_uint32),
+        ("address", c_uint8 * ADDRESS_BYTES),
+        ("opening", c_uint8 * MESSAGE_BYTES),
+        ("closing", c_uint8 * MESSAGE_BYTES),
+    )
+
+
+class EventStruct(ctypes.Structure):
+    """struct event of bpf/queue.h."""
+
+    _fields_ = (
+        ("ns", c_uint64),
+        ("port", c_uint32),
+        ("kind", c_uint8),
+        ("number", c_uint8),
+        ("pad", c_uint16),
+        ("quanta", c_uint16 * CLASSES),
+    )
+
+
+class WorkStruct(ctypes.Structure):
+    """struct work: a readable descriptor, or (fd -1) a deadline that has passed."""
+
+    _fields_ = (("fd", c_int), ("kind", c_uint32), ("row", c_uint32))
+
+
+class CoreStruct(ctypes.Structure):
+    """struct core."""
+
+    _fields_ = (
+        ("rows", c_uint32), ("pending", c_uint32),
+        ("epoll", c_int), ("events_fd", c_int), ("timer", c_int), ("pad", c_int),
+        ("armed", c_int64), ("events", c_uint64), ("refused", c_uint64),
+        *((name, c_void_p) for name in (
+            "ring", "consume", "heartbeat", "ports", "gates", "heap", "position", "when", "pfc", "quanta", "detect_ns",
+            "asked", "storming", "heard", "waiting", "checked", "arrived", "shut",
+        )),
+        *((name, FieldStruct) for name in FIELDS),
+        ("kick_bytes", c_uint32), ("pad2", c_uint32), ("kick", c_uint8 * 64),
+    )  # fmt: skip
+
+
+_CORE = ctypes.POINTER(CoreStruct)
+_SIGNATURES: Final = {
+    "hd_pfc_version": (c_uint32, ()),
+    "hd_pfc_sizes": (None, (c_void_p,)),
+    "hd_pfc_wait": (c_int, (_CORE, ctypes.POINTER(WorkStruct), c_int)),
+    "hd_pfc_event": (c_int, (_CORE, ctypes.POINTER(EventStruct), c_size_t)),
+    "hd_pfc_push": (None, (_CORE, c_uint32, c_uint32, c_int64)),
+    "hd_pfc_cancel": (None, (_CORE, c_uint32, c_uint32)),
+}
+
+
+@cache
+def load() -> ctypes.CDLL | str:
+    """The object, or the reason why it cannot be used here."""
+    try:
+        path = resources.HERE.pfc_loop(platform.machine())
+    except MachineError:
+        return f"no compiled object for {platform.machine()}"
+    try:
+        code = ctypes.CDLL(str(path), use_errno=True)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(code, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return f"{path.name} cannot be loaded: {error}"
+    sizes = (c_uint32 * 5)()
+    code.hd_pfc_sizes(sizes)
+    mine = [ctypes.sizeof(each) for each in (CoreStruct, PortStruct, GateStruct, WorkStruct, EventStruct)]
+    if code.hd_pfc_version() != _VERSION or list(sizes) != mine:
+        return f"{path.name} belongs to another version of Heddle"
+    return code
