@@ -8,7 +8,7 @@ Heddle is used in one of two layouts, and this module is the only one that knows
 Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
 
 BPF objects are package data in both: heddle/switch/bpf/NAME.o. So is the compiled code of the NICs:
-heddle/endpoints/fastpath/fastpath-MACHINE.so, and that of the PFC agent: heddle/switch/pfc/compiled/pfcloop-MACHINE.so.
+heddle/endpoints/fastpath/fastpath-MACHINE.so, and that of switches: heddle/switch/compiled/switch-MACHINE.so.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Installation:
         """The compiled fast path of the NICs for a kind of processor. MachineError when there is none."""
         return self._there(self.package / "endpoints" / "fastpath" / f"fastpath-{machine}.so")
 
-    def pfc_loop(self, machine: str) -> Path:
-        """The compiled loop of the PFC agent for a kind of processor. MachineError when there is none."""
-        return self._there(self.package / "switch" / "pfc" / "compiled" / f"pfcloop-{machine}.so")
+    def switch_code(self, machine: str) -> Path:
+        """The compiled code of switches for a kind of processor. MachineError when there is none."""
+        return self._there(self.package / "switch" / "compiled" / f"switch-{machine}.so")
 
     @staticmethod
     def _there(found: Path) -> Path:

@@ -18,6 +18,7 @@ from heddle.host.capacity import TICK_S, MachineReading, OwnTime
 FULL: Final = 0.95  # of the time: a processor or worker that was busy for longer had no time to spare
 WAITED: Final = 0.2  # of the time: a worker that waited for a processor for longer sent its packets late
 TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with something else than the run
+_NAMED: Final = 0.01
 LEAST_S: Final = TICK_S / (1 - FULL)
 
 CauseKind = Literal["processor", "worker", "backlog", "sockets"]
@@ -25,15 +26,17 @@ CauseKind = Literal["processor", "worker", "backlog", "sockets"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessorUse:
-    """A processor in a phase. busy, softirq: shares of the time, 0 to 1. packets: share of all packets.
+    """A processor in a phase. busy, softirq, stolen: shares of the time, 0 to 1. packets: share of all packets.
 
-    softirq: of interrupts and softirqs, which forward packets; it is part of busy.
+    softirq: of interrupts and softirqs, which forward packets. stolen: in which a hypervisor ran something else. Both
+    are part of busy.
     """
 
     number: int
     busy: float
     packets: float
     softirq: float = 0.0
+    stolen: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """All iterations of one size. cpu: busy share of all processors together, 0 to 1.
+    """All iterations of one size. cpu, stolen: busy and stolen shares of all processors together, 0 to 1.
 
     processors: those that handled packets. judged: the phase was long enough to judge processor time.
     """
@@ -82,6 +85,7 @@ class Phase:
     workers: tuple[WorkerUse, ...]
     backlog_drops: int
     judged: bool
+    stolen: float = 0.0
 
     @classmethod
     def between(cls, size: int, before: MachineReading, after: MachineReading, workers: Sequence[WorkerUse]) -> Phase:
@@ -92,15 +96,19 @@ class Phase:
         handled = {number: new.packets - old.packets for number, old, new in pairs}
         busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
         soft = {number: max(0.0, new.softirq_s - old.softirq_s) / seconds for number, old, new in pairs}
+        stolen = {number: max(0.0, new.stolen_s - old.stolen_s) / seconds for number, old, new in pairs}
         total = max(1, sum(handled.values()))
         return cls(
             size=size,
             seconds=seconds,
             cpu=sum(busy.values()) / max(1, len(busy)),
-            processors=tuple(ProcessorUse(n, busy[n], handled[n] / total, soft[n]) for n in common if handled[n]),
+            processors=tuple(
+                ProcessorUse(n, busy[n], handled[n] / total, soft[n], stolen[n]) for n in common if handled[n]
+            ),
             workers=tuple(workers),
             backlog_drops=after.backlog_drops - before.backlog_drops,
             judged=seconds >= LEAST_S,
+            stolen=sum(stolen.values()) / max(1, len(stolen)),
         )
 
     def causes(self) -> tuple[Cause, ...]:
@@ -115,7 +123,7 @@ class Phase:
         return [
             Cause(
                 "processor", self.size, use.number, sure=False,
-                text=f"processor {use.number}: {use.busy:.0%} busy ({use.softirq:.0%} in softirqs),"
+                text=f"processor {use.number}: {use.busy:.0%} busy ({use.softirq:.0%} in softirqs{_stolen(use)}),"
                 f" {use.packets:.0%} of the packets passed it",
             )
             for use in self.processors
@@ -130,3 +138,8 @@ class Phase:
                 sure = use.busy + use.waited > FULL
                 found.append(Cause("worker", self.size, number, sure=sure, text=text))
         return found
+
+
+def _stolen(use: ProcessorUse) -> str:
+    """Named when it was more than a hundredth: another machine on the same hardware is the cause then."""
+    return f", {use.stolen:.0%} taken by the hypervisor" if use.stolen >= _NAMED else ""

@@ -106,7 +106,7 @@ def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Seri
     import numpy as np
 
     from heddle.base.ethernet import CLASSES
-    from heddle.runs.series import COLUMNS
+    from heddle.runs.rowreader import COLUMNS
     from heddle.switch.queues.cells import CAUSES, LOST
 
     change = np.maximum(0, after.counts - before.counts)

@@ -13,18 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import F64, I32, I64
+from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS, LiveQueues, Words, row_reader
 
-# LEVELS: the value at a bucket's end. PEAKS: the maximum in it. COUNTS: the increase in it.
-LEVELS: Final = ("depth", "occupancy")
-PEAKS: Final = ("peak", "occupancy_peak")
-COUNTS: Final = ("out_bytes", "marks", "drops", "pfc_sent", "pfc_received", "paused_ns")
-COLUMNS: Final = (*LEVELS, *PEAKS, *COUNTS)
 _LEVELS: Final = slice(0, len(LEVELS))
 _PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
 _COUNTS: Final = slice(len(LEVELS) + len(PEAKS), len(COLUMNS))
@@ -36,86 +32,9 @@ _LOOK_S: Final = 0.2
 _END_S: Final = 5.0
 
 
-class LiveQueues(Protocol):
-    """The mapped queues of a lab: structured arrays with one row per port and class (port id * 8 + class)."""
-
-    @property
-    def cells(self) -> npt.NDArray[Any]:
-        """By egress port: depth, peak, out_bytes, marks, drops, ..."""
-
-    @property
-    def ingress(self) -> npt.NDArray[Any]:
-        """By ingress port: occupancy, peak, ..."""
-
-    @property
-    def gates(self) -> npt.NDArray[Any]:
-        """Pause frames that a port received, counted by the BPF program."""
-
-    @property
-    def agent(self) -> npt.NDArray[Any]:
-        """Pause frames that the agent sent by a port, and how long the port's gates were closed."""
-
-
-class _Words:
-    """The maps as words of 8 bytes, and the words to read. Few large numpy operations are faster than many small."""
-
-    _READ: Final = {
-        "cells": ("depth", "peak", "out_bytes", "marks", "drops"),
-        "ingress": ("occupancy", "peak"),
-        "gates": ("pfc_received", "last_ns"),
-        "agent": ("pfc_sent", "paused_ns", "closed_since_ns"),
-    }
-
-    def __init__(self, live: LiveQueues) -> None:
-        self.tables: list[I64] = []
-        self.rows = len(live.cells)
-        self._taken: list[int] = []  # words of all tables side by side that are read
-        self._at: dict[str, slice] = {}  # `cells.drops` -> which of those read
-        side = 0
-        for name, fields in self._READ.items():
-            table: npt.NDArray[Any] = getattr(live, name)
-            words = table.dtype.itemsize // 8
-            self.tables.append(table.view("<i8").reshape(self.rows, words))
-            for field in fields:
-                layout, offset = table.dtype[field], _offset(table.dtype, field)
-                first, count = side + offset // 8, layout.itemsize // 8
-                self._at[f"{name}.{field}"] = slice(len(self._taken), len(self._taken) + count)
-                self._taken += range(first, first + count)
-            side += words
-
-    def read(self, rows: I64) -> I64:
-        """The words of some rows, shape (rows, words)."""
-        return np.concatenate([table.take(rows, axis=0) for table in self.tables], axis=1)[:, self._taken]
-
-    def column(self, raw: I64, name: str) -> I64:
-        """One field, summed where it is several words (drops by cause)."""
-        part = raw[:, self._at[name]]
-        return part[:, 0] if part.shape[1] == 1 else part.sum(axis=1)
-
-    def columns(self, raw: I64, now_ns: int) -> I64:
-        """COLUMNS of one reading: levels, peaks, and counters since the lab came up.
-
-        A gate that is closed at `now_ns` counts as paused until then.
-        """
-        table = np.empty((len(raw), len(COLUMNS)), np.int64)
-        closed = self.column(raw, "agent.closed_since_ns")
-        names = {"occupancy": "ingress.occupancy", "occupancy_peak": "ingress.peak", "pfc_sent": "agent.pfc_sent",
-                 "pfc_received": "gates.pfc_received", "paused_ns": "agent.paused_ns"}  # fmt: skip
-        for index, name in enumerate(COLUMNS):
-            table[:, index] = self.column(raw, names.get(name, f"cells.{name}"))
-        table[:, COLUMNS.index("paused_ns")] += np.where(closed > 0, np.maximum(0, now_ns - closed), 0)
-        return table
-
-
-def _offset(layout: np.dtype[Any], field: str) -> int:
-    fields = layout.fields
-    assert fields is not None  # noqa: S101  (a map's row is a struct)
-    return int(fields[field][1])
-
-
 def counted(live: LiveQueues, now_ns: int) -> I64:
     """All columns of all rows, shape (rows, columns): counters since the lab came up. now_ns: CLOCK_MONOTONIC."""
-    words = _Words(live)
+    words = Words(live)
     return words.columns(words.read(np.arange(words.rows)), now_ns)
 
 
@@ -220,7 +139,8 @@ class Sampler:
         clock: Clock | None = None,
     ) -> None:
         self._watch, self._clock = watch, clock or Clock()
-        self._live, self._words = live, _Words(live)
+        self._live, self._words = live, Words(live)
+        self._reader = row_reader(live, self._words)
         self._asked = self._length = bucket_s
         self._raw: list[tuple[int, I64, I64]] = []  # end, rows, words
         self._buckets: list[_Bucket] = []  # older ones
@@ -228,16 +148,13 @@ class Sampler:
         self._thread = threading.Thread(target=self._work, name="queues", daemon=True)
         self._start_ns = self._at_ns = 0
         self._first = np.zeros((0, len(COLUMNS)), np.int64)
-        self._full = np.zeros(0, np.int64)  # rows that were not empty at the last reading
         self._readings = 0
         self._cost = self._usual = 0.0  # seconds, of all readings and of one
 
     def __enter__(self) -> Self:
         self._start_ns = self._at_ns = self._clock.now_ns()
-        every = np.arange(self._words.rows)
-        self._first = counted(self._live, self._start_ns)
-        self._forget_peaks(every)
-        self._full = np.flatnonzero(self._first[:, _LEVELS].any(axis=1))
+        _, raw = self._reader.read(0, every=True)
+        self._first = self._words.columns(raw, self._start_ns)
         self._thread.start()
         return self
 
@@ -253,7 +170,7 @@ class Sampler:
         look = 0
         while not clock.wait(self._end, max(0, due - clock.now_ns()) / 1e9):
             began = clock.cpu_s()
-            self._read(self._awake())
+            self._read(every=False)
             cost = clock.cpu_s() - began
             self._cost += cost
             self._usual += (cost - self._usual) / 16
@@ -264,25 +181,11 @@ class Sampler:
             due += _ns(self._length)
             if due < (now := clock.now_ns()):  # too late: skip readings instead of catching up
                 due = now + _ns(self._length)
-        self._read(np.arange(self._words.rows))  # the last reading has all rows
+        self._read(every=True)  # the last reading has all rows
 
-    def _awake(self) -> I64:
-        """Rows that may have changed: a packet arrived or waits, or a pause arrived or is in force.
-
-        So a reading of an idle port costs six numbers instead of all its fields.
-        """
-        live = self._live
-        awake = (live.cells["peak"] != 0) | (live.cells["depth"] != 0) | (live.ingress["occupancy"] != 0)
-        awake |= (live.ingress["peak"] != 0) | (live.agent["closed_since_ns"] != 0)
-        awake |= live.gates["last_ns"] >= self._at_ns
-        awake[self._full] = True
-        return np.flatnonzero(awake)
-
-    def _read(self, rows: I64) -> None:
+    def _read(self, *, every: bool) -> None:
         now_ns = self._clock.now_ns()
-        raw = self._words.read(rows)
-        self._forget_peaks(rows)
-        self._full = rows[(self._words.column(raw, "cells.depth") | self._words.column(raw, "ingress.occupancy")) != 0]
+        rows, raw = self._reader.read(self._at_ns, every=every)
         self._raw.append((now_ns, rows, raw))
         self._at_ns = now_ns
         self._readings += 1
@@ -290,10 +193,6 @@ class Sampler:
             self._buckets = halved(self._all())
             self._raw.clear()
             self._length *= 2
-
-    def _forget_peaks(self, rows: I64) -> None:
-        self._live.cells["peak"][rows] = 0
-        self._live.ingress["peak"][rows] = 0
 
     def _all(self) -> list[_Bucket]:
         """All buckets so far, in columns."""

@@ -65,10 +65,8 @@ def budget(observer: Observer) -> Iterator[Figure]:
     """What one data packet costs end to end, also in units of a CRC over 4 KB."""
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
     packets = sum(flow.sent.packets for flow in result.flows)
-    seconds = sum(row.time_us for row in result.rows) / 1e6 * (result.options.iters + result.options.warmup)
-    cores = result.machine.cpu_share * (os.cpu_count() or 1)
-    crc = crc_seconds()
-    cost = cores * seconds / packets / crc
-    yield Figure("a data packet end to end, ACK and all", cores * seconds / packets * 1e6, "us of cpu")
-    yield at_most("a data packet end to end", cost, "x", 40, "CRC over 4 KB")
+    phases, cpus = result.machine.phases, os.cpu_count() or 1
+    cost = sum((phase.cpu - phase.stolen) * cpus * phase.seconds for phase in phases) / packets
+    yield Figure("a data packet end to end, ACK and all", cost * 1e6, "us of cpu")
+    yield at_most("a data packet end to end", cost / crc_seconds(), "x", 40, "CRC over 4 KB")
     del lab

@@ -51,7 +51,8 @@ _FAST: Final = ("link.host=10gbit", "link.fabric=10gbit")
 class Cost:
     """Of one run: us of processor a data packet, all in all, in workers, in softirqs; data packets a second; GB/s.
 
-    Softirqs that interrupt a worker are in both of the latter. timers: timer interrupts a data packet, all processors'.
+    Without stolen time. Softirqs that interrupt a worker are in both of the latter. timers: timer interrupts a data
+    packet, all processors'.
     """
 
     total_us: float
@@ -66,7 +67,7 @@ class Cost:
         """From the phases of a run, warm-up included; timers: interrupts from before it until after it."""
         packets = sum(flow.sent.packets for flow in result.flows)
         phases, cpus = result.machine.phases, os.cpu_count() or 1
-        total = sum(phase.cpu * cpus * phase.seconds for phase in phases)
+        total = sum((phase.cpu - phase.stolen) * cpus * phase.seconds for phase in phases)
         workers = sum(use.busy * use.seconds for phase in phases for use in phase.workers)
         soft = sum(each.softirq * phase.seconds for phase in phases for each in phase.processors)
         seconds = sum(phase.seconds for phase in phases)

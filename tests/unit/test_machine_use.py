@@ -214,3 +214,18 @@ def test_softirqs_are_a_part_of_the_busy_time() -> None:
     found = Phase.between(4, before, after, ()).processors[0]
     assert found.busy == pytest.approx(0.9)
     assert found.softirq == pytest.approx(0.5)
+
+
+def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:
+    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 1 2 {stolen} 0 0\ncpu1 0 0 0 {rest} 0 0 0 0 0 0\n"
+    lines = softnet((0, 0, 0), (0, 0, 1))
+    before = parse_reading(0.0, text.format(idle=100, stolen=5, rest=100), lines)
+    after = parse_reading(1.0, text.format(idle=102, stolen=45, rest=200), softnet((8, 0, 0), (0, 0, 1)))
+    assert after.processors[0].stolen_s == pytest.approx(0.45)
+    found = Phase.between(4, before, after, ())
+    assert found.processors[0].stolen == pytest.approx(0.4) and found.stolen == pytest.approx(0.2)
+    (cause,) = found.causes()
+    assert (
+        cause.text
+        == "processor 0: 98% busy (0% in softirqs, 40% taken by the hypervisor), 100% of the packets passed it"
+    )

@@ -21,9 +21,10 @@ import pytest
 
 from heddle.kernel.native.objects import MACHINES, clang_version
 from heddle.kernel.ringbuffer import Event
+from heddle.switch.compiled import library, makeswitch
+from heddle.switch.pfc import compiledloop
 from heddle.switch.pfc.agent import Agent, reaction_bin
-from heddle.switch.pfc.compiled import compiledloop, makeloop, structs
-from heddle.switch.pfc.compiled.compiledloop import CompiledLoop
+from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
 from heddle.switch.pfc.loop import PythonLoop
@@ -39,7 +40,7 @@ _numbers = itertools.count()
 SLOW: Final = 1_000_000  # bit/s: the longest pause takes half a minute
 HOUR: Final = 3600 * SECOND  # nothing is due by itself
 KINDS: Final = {"xoff": 1, "xon": 2, "pfc": 3}
-found = structs.load()
+found = library.load()
 needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
 
 
@@ -162,7 +163,7 @@ class Rig:
     def _hand_over(self, _: Any) -> int:
         events = self._read()
         for event in events:
-            made = structs.EventStruct(
+            made = library.EventStruct(
                 event.ns, event.port, KINDS[event.kind], event.number, 0, event.quanta or (0,) * 8
             )
             code: Any = found
@@ -343,9 +344,9 @@ def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: P
     """Any clang must compile it; the one that made the committed object gives the same bytes."""
     if shutil.which("clang") is None or shutil.which("ld.lld") is None:
         pytest.skip("no clang or no lld; ./inv test --build installs both")
-    built = makeloop.build(machine, tmp_path / "built.so")
-    if makeloop.MADE_BY.read_text() == f"clang {clang_version()}\n":
-        assert built == (makeloop.HERE / f"pfcloop-{machine}.so").read_bytes()
+    built = makeswitch.build(machine, tmp_path / "built.so")
+    if makeswitch.MADE_BY.read_text() == f"clang {clang_version()}\n":
+        assert built == (makeswitch.HERE / f"switch-{machine}.so").read_bytes()
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")
@@ -354,7 +355,7 @@ def test_the_object_can_be_used_on_this_machine() -> None:
 
 
 def test_without_an_object_the_loop_in_python_is_used_and_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structs, "load", lambda: "no compiled object for riscv64")
+    monkeypatch.setattr(library, "load", lambda: "no compiled object for riscv64")
     rig = Rig.__new__(Rig)
     with pytest.raises(AssertionError):  # this rig wants the compiled loop, and gets the other one
         rig.__init__(monkeypatch, compiled=True)  # type: ignore[misc]

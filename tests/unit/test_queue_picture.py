@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.runs.series import COLUMNS, Series
+from heddle.runs.rowreader import COLUMNS
+from heddle.runs.series import Series
 from heddle.runs.seriesfile import Recorded, RowLabel
 from heddle.views.queuepicture import draw, panels
 from heddle.views.style import picture_kind

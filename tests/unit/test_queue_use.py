@@ -8,7 +8,8 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
-from heddle.runs.series import COLUMNS, Series
+from heddle.runs.rowreader import COLUMNS
+from heddle.runs.series import Series
 from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.portids import port_ids, row
 

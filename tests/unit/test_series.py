@@ -16,7 +16,8 @@ import pytest
 
 from heddle.runs import series as room
 from heddle.runs.readable import UnreadableError
-from heddle.runs.series import COLUMNS, Sampler, Series, _Bucket, changes, counted, halved
+from heddle.runs.rowreader import COLUMNS, COUNTS
+from heddle.runs.series import Sampler, Series, _Bucket, changes, counted, halved
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
 from heddle.switch.queues import cells
 from tests.unit.setclock import SetClock
@@ -185,7 +186,7 @@ def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
     fewer = series.coarser(7)
     assert 4 <= len(fewer.ends_s) <= 7
     assert fewer.ends_s[-1] == series.ends_s[-1]
-    for name in room.COUNTS:
+    for name in COUNTS:
         assert fewer.columns[name].sum() == series.columns[name].sum()
     assert fewer.columns["peak"].max() == series.columns["peak"].max()
     assert fewer.columns["depth"][0][-1] == 15_000

@@ -21,7 +21,7 @@ MADE_BY: Final = SOURCES / "clang.txt"
 
 def build(machine: str, out: Path) -> bytes:
     """Compile for one machine to `out`; return the object's bytes. MachineError with clang's message."""
-    return objects.build(SOURCES / "fastpath.c", machine, out)
+    return objects.build([SOURCES / "fastpath.c"], machine, out)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ clang's. They call only the libc functions that system.h declares, which every l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,10 +39,10 @@ def target(machine: str) -> tuple[str, ...]:
     return (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include", "-I", str(HEADERS))
 
 
-def build(source: Path, machine: str, out: Path) -> bytes:
-    """Compile `source` and the headers beside it for one of MACHINES to `out`; return the object's bytes.
+def build(sources: Sequence[Path], machine: str, out: Path) -> bytes:
+    """Compile sources and the headers beside them for one of MACHINES to `out`; return the object's bytes.
 
     MachineError with clang's message.
     """
-    run(["clang", *target(machine), *_FLAGS, "-I", str(source.parent), str(source), "-o", str(out)])
+    run(["clang", *target(machine), *_FLAGS, "-I", str(sources[0].parent), *map(str, sources), "-o", str(out)])
     return out.read_bytes()

@@ -1,7 +1,7 @@
 """The PFC agent of a lab: MAC control and the pause timers of all ports of all switches, in one process.
 
 The BPF programs send events by a ring buffer. When an ingress port exceeds its threshold, the agent sends a pause frame
-by that port. When a pause frame arrives, it closes gates for the requested time. compiled/pfcloop.c does both in C;
+by that port. When a pause frame arrives, it closes gates for the requested time. ../compiled/pfcloop.c does both in C;
 this code is its reference, and does it where there is no compiled object. A keeper, forked from the agent, replaces it
 when it dies: see keeper.py.
 
@@ -18,8 +18,8 @@ from functools import partial
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.pfc.compiled import structs
-from heddle.switch.pfc.compiled.compiledloop import CompiledLoop
+from heddle.switch.compiled import library
+from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
 from heddle.switch.pfc.loop import Loop, PythonLoop
 from heddle.switch.pfc.pauses import Pauses
@@ -70,7 +70,7 @@ class Agent:
             self._loop.add(fd)
 
     def _new_loop(self) -> Loop:
-        code = structs.load() if self._world.layout.compiled else "not wanted"
+        code = library.load() if self._world.layout.compiled else "not wanted"
         if isinstance(code, str):
             if self._world.layout.compiled:
                 self._world.log.say("loop", f"the loop in Python is used: {code}")

@@ -1,25 +1,17 @@
-/* The memory of pfcloop.c. Python allocates and fills all of it: structs.py has the same layouts. */
+/* The memory of pfcloop.c. Python allocates and fills all of it: library.py has the same layouts. */
 #ifndef HEDDLE_PFCLOOP_H
 #define HEDDLE_PFCLOOP_H
 
-#include "system.h"
+#include "field.h"
 
-#define API __attribute__((visibility("default")))
-#define VERSION 1u
 #define CLASSES 8u
-#define REFRESH 0u /* kinds of deadlines, as in timers.py; Python handles the others */
+#define REFRESH 0u /* kinds of deadlines, as in pfc/timers.py; Python handles the others */
 #define EXPIRE 1u
 #define DETECT 2u
 #define FRAME_BYTES 60
 #define ADDRESS_BYTES 20 /* struct sockaddr_ll */
 #define MESSAGE_BYTES 160
 #define READY 16
-
-/* A field of a map's rows. */
-struct field {
-	u8 *base;
-	u64 stride;
-};
 
 /* A port, by id. */
 struct port {
@@ -71,7 +63,7 @@ struct core {
 	u8 *pfc;
 	u32 *quanta;
 	i64 *detect_ns;
-	/* rowstate.py, by row */
+	/* pfc/rowstate.py, by row */
 	u8 *asked, *storming;
 	i64 *heard, *waiting, *checked, *arrived, *shut;
 	/* fields of the lab's maps, by row */

@@ -1,7 +1,7 @@
-"""The layouts of pfcloop.h, and the object with the types of its functions.
+"""The compiled object of switches: the layouts of its headers, and the types of its functions.
 
-In:  pfcloop-MACHINE.so in this directory (built by `makeloop`).
-Out: the object, or the reason why there is none: then the agent's Python loop does the same, with more CPU time.
+In:  switch-MACHINE.so in this directory (built by `makeswitch`).
+Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class WorkStruct(ctypes.Structure):
 
 
 class CoreStruct(ctypes.Structure):
-    """struct core."""
+    """struct core of pfcloop.h."""
 
     _fields_ = (
         ("rows", c_uint32), ("pending", c_uint32),
@@ -92,10 +92,23 @@ class CoreStruct(ctypes.Structure):
     )  # fmt: skip
 
 
+READER_FIELDS: Final = ("depth", "peak", "occupancy", "occupancy_peak", "closed_since_ns", "last_ns")
+
+
+class ReaderStruct(ctypes.Structure):
+    """struct reader of rows.h."""
+
+    _fields_ = (
+        ("rows", c_uint32), ("words", c_uint32), ("taken", c_void_p), ("full", c_void_p),
+        *((name, FieldStruct) for name in READER_FIELDS),
+    )  # fmt: skip
+
+
 _CORE = ctypes.POINTER(CoreStruct)
 _SIGNATURES: Final = {
-    "hd_pfc_version": (c_uint32, ()),
-    "hd_pfc_sizes": (None, (c_void_p,)),
+    "hd_switch_version": (c_uint32, ()),
+    "hd_switch_sizes": (None, (c_void_p,)),
+    "hd_rows_read": (c_uint32, (ctypes.POINTER(ReaderStruct), c_int64, c_int, c_void_p, c_void_p)),
     "hd_pfc_wait": (c_int, (_CORE, ctypes.POINTER(WorkStruct), c_int)),
     "hd_pfc_event": (c_int, (_CORE, ctypes.POINTER(EventStruct), c_size_t)),
     "hd_pfc_push": (None, (_CORE, c_uint32, c_uint32, c_int64)),
@@ -107,7 +120,7 @@ _SIGNATURES: Final = {
 def load() -> ctypes.CDLL | str:
     """The object, or the reason why it cannot be used here."""
     try:
-        path = resources.HERE.pfc_loop(platform.machine())
+        path = resources.HERE.switch_code(platform.machine())
     except MachineError:
         return f"no compiled object for {platform.machine()}"
     try:
@@ -117,9 +130,10 @@ def load() -> ctypes.CDLL | str:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         return f"{path.name} cannot be loaded: {error}"
-    sizes = (c_uint32 * 5)()
-    code.hd_pfc_sizes(sizes)
-    mine = [ctypes.sizeof(each) for each in (CoreStruct, PortStruct, GateStruct, WorkStruct, EventStruct)]
-    if code.hd_pfc_version() != _VERSION or list(sizes) != mine:
+    layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, EventStruct, ReaderStruct)
+    sizes = (c_uint32 * len(layouts))()
+    code.hd_switch_sizes(sizes)
+    mine = [ctypes.sizeof(each) for each in layouts]
+    if code.hd_switch_version() != _VERSION or list(sizes) != mine:
         return f"{path.name} belongs to another version of Heddle"
     return code

@@ -1,6 +1,6 @@
 /* The loop of the PFC agent: events of the queue programs, pause frames, gates, and the deadlines of both.
  *
- * The reference is Python: agent.py (_hear, _open, _expire), pauses.py and watchdog.py (closed, opened), which do the
+ * The reference is Python, in ../pfc: agent.py (_hear, _open, _expire), pauses.py and watchdog.py (closed, opened), which do the
  * same to the same memory. Python calls hd_pfc_wait, which returns when there is something that only Python does: a
  * deadline of another kind, or a readable descriptor. Nothing is allocated here.
  */
@@ -340,29 +340,3 @@ API int hd_pfc_wait(struct core *c, struct work *out, int room)
 
 API void hd_pfc_push(struct core *c, u32 kind, u32 row, i64 when) { push(c, kind, row, when); }
 API void hd_pfc_cancel(struct core *c, u32 kind, u32 row) { cancel(c, kind * c->rows + row); }
-
-/* Remove the earliest deadline that has passed, of any kind; 0 if there is none. For tests of the deadlines alone. */
-API int hd_pfc_due(struct core *c, i64 now, i64 *when, u32 *kind, u32 *row)
-{
-	u32 key = c->pending ? c->heap[0] : 0;
-
-	if (!c->pending || c->when[key] > now)
-		return 0;
-	*when = c->when[key];
-	*kind = key / c->rows;
-	*row = key % c->rows;
-	cancel(c, key);
-	return 1;
-}
-
-API u32 hd_pfc_version(void) { return VERSION; }
-
-/* Sizes of the structs, which Python compares with its own. */
-API void hd_pfc_sizes(u32 *out)
-{
-	out[0] = sizeof(struct core);
-	out[1] = sizeof(struct port);
-	out[2] = sizeof(struct gate);
-	out[3] = sizeof(struct work);
-	out[4] = sizeof(struct event);
-}
