@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import I64
-from heddle.switch.compiled import library
+from heddle.switch.compiled import layouts
 
 # LEVELS: the value at a bucket's end. PEAKS: the maximum in it. COUNTS: the increase in it.
 LEVELS: Final = ("depth", "occupancy")
@@ -74,9 +74,9 @@ class Words:
         """The words of some rows, shape (rows, words)."""
         return np.concatenate([table.take(rows, axis=0) for table in self.tables], axis=1)[:, self._taken]
 
-    def fields(self) -> ctypes.Array[library.FieldStruct]:
+    def fields(self) -> ctypes.Array[layouts.FieldStruct]:
         """The words as the compiled code finds them, in the same order."""
-        found = (library.FieldStruct * len(self._taken))()
+        found = (layouts.FieldStruct * len(self._taken))()
         ends = np.cumsum([table.shape[1] for table in self.tables])
         for place, word in enumerate(self._taken):
             at = int(np.searchsorted(ends, word, side="right"))
@@ -152,7 +152,7 @@ class CompiledRows:
                   "occupancy": (live.ingress, "occupancy"), "occupancy_peak": (live.ingress, "peak"),
                   "closed_since_ns": (live.agent, "closed_since_ns"), "last_ns": (live.gates, "last_ns")}  # fmt: skip
         fields = {name: _field(table[field]) for name, (table, field) in tables.items()}
-        self._reader = library.ReaderStruct(
+        self._reader = layouts.ReaderStruct(
             count, len(self._taken), ctypes.addressof(self._taken), self._full.ctypes.data, **fields
         )
         self._out = (self._rows.ctypes.data, self._raw.ctypes.data)
@@ -165,12 +165,12 @@ class CompiledRows:
 
 def row_reader(live: LiveQueues, words: Words) -> RowReader:
     """The compiled reader if this machine can use it."""
-    code = library.load()
+    code = layouts.load()
     return NumpyRows(live, words) if isinstance(code, str) else CompiledRows(code, live, words)
 
 
-def _field(view: npt.NDArray[Any]) -> library.FieldStruct:
-    return library.FieldStruct(view.ctypes.data, view.strides[0])
+def _field(view: npt.NDArray[Any]) -> layouts.FieldStruct:
+    return layouts.FieldStruct(view.ctypes.data, view.strides[0])
 
 
 def _offset(layout: np.dtype[Any], field: str) -> int:

@@ -21,13 +21,13 @@ import pytest
 
 from heddle.kernel.native.objects import MACHINES, clang_version
 from heddle.kernel.ringbuffer import Event
-from heddle.switch.compiled import library, makeswitch
+from heddle.switch.compiled import layouts, makeswitch
 from heddle.switch.pfc import compiledloop
 from heddle.switch.pfc.agent import Agent, reaction_bin
 from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
-from heddle.switch.pfc.loop import PythonLoop
+from heddle.switch.pfc.loop import ReferenceLoop
 from heddle.switch.pfc.timers import DETECT, LINK, RESTORE, TICK, Timers
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
@@ -40,7 +40,7 @@ _numbers = itertools.count()
 SLOW: Final = 1_000_000  # bit/s: the longest pause takes half a minute
 HOUR: Final = 3600 * SECOND  # nothing is due by itself
 KINDS: Final = {"xoff": 1, "xon": 2, "pfc": 3}
-found = library.load()
+found = layouts.load()
 needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
 
 
@@ -146,7 +146,7 @@ class Rig:
         monkeypatch.setattr(compiledloop, "open_ring", lambda *_: 1)
         self.agent = Agent(self.world)
         self.loop = self.agent._loop
-        assert isinstance(self.loop, CompiledLoop if compiled else PythonLoop)
+        assert isinstance(self.loop, CompiledLoop if compiled else ReferenceLoop)
 
     @staticmethod
     def _policy() -> Any:
@@ -163,7 +163,7 @@ class Rig:
     def _hand_over(self, _: Any) -> int:
         events = self._read()
         for event in events:
-            made = library.EventStruct(
+            made = layouts.PfcEventStruct(
                 event.ns, event.port, KINDS[event.kind], event.number, 0, event.quanta or (0,) * 8
             )
             code: Any = found
@@ -195,7 +195,7 @@ class Rig:
 
     def deadlines(self) -> list[tuple[int, int]]:
         """(kind, row) of all pending deadlines, without those by which this rig ends a wait."""
-        if isinstance(self.loop, PythonLoop):
+        if isinstance(self.loop, ReferenceLoop):
             return sorted(key for key in self.loop._timers._valid if key[0] != TICK)
         assert isinstance(self.loop, CompiledLoop)
         core = self.loop._core
@@ -355,9 +355,9 @@ def test_the_object_can_be_used_on_this_machine() -> None:
 
 
 def test_without_an_object_the_loop_in_python_is_used_and_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load", lambda: "no compiled object for riscv64")
+    monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
     rig = Rig.__new__(Rig)
     with pytest.raises(AssertionError):  # this rig wants the compiled loop, and gets the other one
         rig.__init__(monkeypatch, compiled=True)  # type: ignore[misc]
-    assert rig.said == ["loop"] and isinstance(rig.loop, PythonLoop)
+    assert rig.said == ["loop"] and isinstance(rig.loop, ReferenceLoop)
     rig.close()

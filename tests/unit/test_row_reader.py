@@ -10,11 +10,11 @@ import pytest
 
 from heddle.runs import rowreader, series
 from heddle.runs.rowreader import CompiledRows, NumpyRows, Words
-from heddle.switch.compiled import library
+from heddle.switch.compiled import layouts
 from heddle.switch.queues import cells
 
 ROWS = 200
-found = library.load()
+found = layouts.load()
 needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
 
 
@@ -71,7 +71,7 @@ def test_what_was_read_does_not_change_with_the_next_reading() -> None:
 
 
 def test_the_numpy_reader_is_used_where_there_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "load", lambda: "no compiled object for riscv64")
+    monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
     live = maps()
     assert isinstance(rowreader.row_reader(live, Words(live)), NumpyRows)
     with series.Sampler(live):

@@ -1,4 +1,4 @@
-/* The memory of pfcloop.c. Python allocates and fills all of it: library.py has the same layouts. */
+/* The memory of pfcloop.c. Python allocates and fills all of it: layouts.py has the same layouts. */
 #ifndef HEDDLE_PFCLOOP_H
 #define HEDDLE_PFCLOOP_H
 

@@ -1,4 +1,4 @@
-/* The memory of rows.c. Python allocates and fills all of it: library.py has the same layouts. */
+/* The memory of rows.c. Python allocates and fills all of it: layouts.py has the same layouts. */
 #ifndef HEDDLE_ROWS_H
 #define HEDDLE_ROWS_H
 

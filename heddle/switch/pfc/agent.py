@@ -18,10 +18,10 @@ from functools import partial
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.compiled import library
+from heddle.switch.compiled import layouts
 from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
-from heddle.switch.pfc.loop import Loop, PythonLoop
+from heddle.switch.pfc.loop import Loop, ReferenceLoop
 from heddle.switch.pfc.pauses import Pauses
 from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.pfc.rowstate import RowState
@@ -70,12 +70,12 @@ class Agent:
             self._loop.add(fd)
 
     def _new_loop(self) -> Loop:
-        code = library.load() if self._world.layout.compiled else "not wanted"
+        code = layouts.load() if self._world.layout.compiled else "not wanted"
         if isinstance(code, str):
             if self._world.layout.compiled:
                 self._world.log.say("loop", f"the loop in Python is used: {code}")
             self._events = self._world.queues.events()
-            return PythonLoop(self._world.page, self._events.fileno(), self._take_events, self._hot)
+            return ReferenceLoop(self._world.page, self._events.fileno(), self._take_events, self._hot)
         return CompiledLoop(code, self._world, self._rules, self._rows)
 
     def run(self, keeper: int) -> None:

@@ -15,7 +15,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import library
 from heddle.kernel.ringbuffer import open_ring
-from heddle.switch.compiled import library as structs
+from heddle.switch.compiled import layouts as structs
 from heddle.switch.pfc.loop import Work
 from heddle.switch.pfc.rowstate import RowState
 from heddle.switch.pfc.thresholds import PfcPolicies

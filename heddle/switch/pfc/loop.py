@@ -41,7 +41,7 @@ class Loop(Deadlines, Protocol):
         """Close its own descriptors."""
 
 
-class PythonLoop:
+class ReferenceLoop:
     """The loop in Python."""
 
     def __init__(

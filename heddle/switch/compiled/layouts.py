@@ -57,7 +57,7 @@ class GateStruct(ctypes.Structure):
     )
 
 
-class EventStruct(ctypes.Structure):
+class PfcEventStruct(ctypes.Structure):
     """struct event of bpf/queue.h."""
 
     _fields_ = (
@@ -110,7 +110,7 @@ _SIGNATURES: Final = {
     "hd_switch_sizes": (None, (c_void_p,)),
     "hd_rows_read": (c_uint32, (ctypes.POINTER(ReaderStruct), c_int64, c_int, c_void_p, c_void_p)),
     "hd_pfc_wait": (c_int, (_CORE, ctypes.POINTER(WorkStruct), c_int)),
-    "hd_pfc_event": (c_int, (_CORE, ctypes.POINTER(EventStruct), c_size_t)),
+    "hd_pfc_event": (c_int, (_CORE, ctypes.POINTER(PfcEventStruct), c_size_t)),
     "hd_pfc_push": (None, (_CORE, c_uint32, c_uint32, c_int64)),
     "hd_pfc_cancel": (None, (_CORE, c_uint32, c_uint32)),
 }
@@ -130,7 +130,7 @@ def load() -> ctypes.CDLL | str:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         return f"{path.name} cannot be loaded: {error}"
-    layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, EventStruct, ReaderStruct)
+    layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, PfcEventStruct, ReaderStruct)
     sizes = (c_uint32 * len(layouts))()
     code.hd_switch_sizes(sizes)
     mine = [ctypes.sizeof(each) for each in layouts]
