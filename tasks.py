@@ -354,6 +354,9 @@ from heddle.cli.test_verb import test  # noqa: E402, F401
 from heddle.cli.vm_verb import vm  # noqa: E402, F401
 
 # isort: split
+from heddle.cli.replay_verb import replay  # noqa: E402, F401
+
+# isort: split
 from heddle.cli.bench_verb import bench  # noqa: E402, F401
 from heddle.cli.lint_verb import lint  # noqa: E402, F401
 

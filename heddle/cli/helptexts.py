@@ -140,6 +140,17 @@ VM: Final = {
     "rebuild": "with up or build: make the image again, with the Debian packages of today",
 }
 
+REPLAY: Final = {
+    "script": "a file with lines to run in the VM, or the name of one in traffic/",
+    "times": "how many VMs run it; their files are compared",
+    "input": "a file for the working directory of the script, as a fabric file; can be repeated",
+    "out": "a new directory for the files that the script wrote",
+    "kernel": "backports (default), stable or oldstable: a kernel package of Debian",
+    "memory": "MiB of a VM",
+    "instruction_ns": "nanoseconds of the VM's clock for each instruction",
+    "minutes": "after which a VM is ended",
+}
+
 CAPTURE: Final = {
     "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
     "live": "print one line per packet with notes on path and queue, also with --out",

@@ -16,25 +16,30 @@ if TYPE_CHECKING:
 
 _ACTIONS: Final = ("up", "status", "ssh", "down", "build")
 _BOOTS: Final = ("up", "ssh")
-_LONGEST_NS: Final = 1024  # of an instruction: QEMU's shift is at most 10
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """QEMU to boot, and the tools that make an image, if the cache does not have it."""
-    import os
-
     from heddle.host import packages
     from heddle.places.vm.guest import guests
-    from heddle.places.vm.image import find_image
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
         return ()
-    needed: Sequence[str] = packages.VM if action in _BOOTS else ()
-    if typed["rebuild"] or find_image(kernel_named(typed["kernel"] or DEFAULT)) is None:
-        needed = (*needed, *(packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER))
-    return needed
+    return (*(packages.VM if action in _BOOTS else ()), *image_packages(typed["kernel"], fresh=typed["rebuild"]))
+
+
+def image_packages(kernel: str, *, fresh: bool = False) -> Sequence[str]:
+    """The tools that make the image of a kernel; none if the cache has it and it is not made again."""
+    import os
+
+    from heddle.host import packages
+    from heddle.places.vm.image import find_image
+    from heddle.places.vm.kernels import DEFAULT, kernel_named
+
+    if not fresh and find_image(kernel_named(kernel or DEFAULT)) is not None:
+        return ()
+    return packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER
 
 
 def needed_extras(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -95,6 +100,7 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, instructio
 
     from heddle.base.problems import InputError, Problem, Problems
     from heddle.places.vm import guest as guests
+    from heddle.places.vm.hardware import check_instruction
     from heddle.places.vm.imagecache import ensure_image
     from heddle.places.vm.kernels import DEFAULT, kernel_named
 
@@ -102,9 +108,8 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, instructio
     for flag, value, least in (("--memory", memory, guests.LEAST_MEMORY), ("--cpus", cpus, 0), ("--idle", idle, 0)):
         if value < least:
             problems.add(where="", what=f"{flag} {value}", why="is too small", hint=f"use at least {least}")
-    if instruction_ns and (instruction_ns & (instruction_ns - 1) or not 0 < instruction_ns <= _LONGEST_NS):
-        why = f"is not a power of 2 from 1 to {_LONGEST_NS}"
-        problems.add(where="", what=f"--instruction-ns {instruction_ns}", why=why, hint="use 1")
+    if instruction_ns:
+        check_instruction(instruction_ns, problems)
     if instruction_ns and cpus > 1:
         why = "is not possible with --deterministic: one processor executes all instructions in one order"
         problems.add(where="", what=f"--cpus {cpus}", why=why, hint="remove --cpus")

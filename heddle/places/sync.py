@@ -39,7 +39,7 @@ def checkout_id(root: Path) -> str:
 def manifest_of(root: Path) -> Manifest:
     """Every file of the project with its content's hash; MachineError for one that cannot be read."""
     manifest = {}
-    for name, path in _files(root).items():
+    for name, path in files_of(root).items():
         if path.is_symlink() or path.is_file():  # git also knows files that were deleted here, and submodules
             try:
                 manifest[name] = manifest_entry(path)
@@ -65,7 +65,7 @@ def _is_wheel(root: Path) -> bool:
     return not resources.HERE.is_checkout and root == resources.HERE.root
 
 
-def _files(root: Path) -> dict[str, Path]:
+def files_of(root: Path) -> dict[str, Path]:
     """Name in a checkout -> where the file is here."""
     if _is_wheel(root):
         return {name: path for name, path in sorted(resources.HERE.as_checkout().items()) if not is_kept(name)}

@@ -281,6 +281,21 @@ def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: P
     assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
 
 
+def test_a_replay_loads_other_modules_and_a_kernel_without_them_boots_all_the_same(system: Path) -> None:
+    assert unpacked(gzip.decompress(image_archive(system, "6.1")))["modules/order-replay"][1] == b""
+    modules = system / "usr/lib/modules/6.1"
+    with (modules / "modules.dep").open("a") as file:
+        file.write(
+            "kernel/nfit.ko: kernel/libnvdimm.ko\nkernel/libnvdimm.ko:\nkernel/nd_pmem.ko: kernel/libnvdimm.ko\n"
+        )
+    for name in ("nfit", "libnvdimm", "nd_pmem"):
+        (modules / f"kernel/{name}.ko").write_bytes(name.encode())
+    found = unpacked(gzip.decompress(image_archive(system, "6.1")))
+    order = found["modules/order-replay"][1].decode().split()
+    assert order == ["libnvdimm.ko", "nfit.ko", "nd_pmem.ko", "crc.ko", "jbd2.ko", "ext4.ko"]
+    assert found["modules/nfit.ko"][1] == b"nfit" and "nfit.ko" not in found["modules/order"][1].decode()
+
+
 def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:
     packed = image_archive(system, "6.1")
     both = boot_archive(packed, {"init": b"#!/bin/sh"})

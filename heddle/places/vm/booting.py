@@ -36,7 +36,7 @@ _PROCESS: Final = "qemu.json"
 _TAKEN: Final = re.compile(r"Could not set up host forwarding rule")
 _PORTS_TRIED: Final = 5
 _TAIL: Final = 12  # lines of a console that are shown
-_PANIC: Final = "Kernel panic"
+PANIC: Final = "Kernel panic"
 _END_S: Final = 5.0
 
 
@@ -112,7 +112,7 @@ def boot(
         port = free_port()
         argv = qemu_command(image, given, hardware, accelerator, port)
         began = time.monotonic()
-        child, process = _start(argv, directory)
+        child, process = start_qemu(argv, directory)
         try:
             _wait(child, directory, PATIENCE_S[accelerator], began, tell)
         except BootFailed as failed:
@@ -147,7 +147,7 @@ def tail_of(directory: Path) -> str:
             continue
         plain = re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|c)", "", text)
         found = [line.rstrip() for line in plain.splitlines() if line.strip()]
-        panic = next((at for at, line in enumerate(found) if _PANIC in line), None)
+        panic = next((at for at, line in enumerate(found) if PANIC in line), None)
         lines += found[-_TAIL:] if panic is None else found[panic : panic + _TAIL]  # the cause is the first line
     return "\n".join("".join(c if c.isprintable() else "?" for c in line)[:200] for line in lines)
 
@@ -159,7 +159,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _start(argv: list[str], directory: Path) -> tuple[subprocess.Popen[bytes], QemuProcess]:
+def start_qemu(argv: list[str], directory: Path) -> tuple[subprocess.Popen[bytes], QemuProcess]:
+    """Start QEMU in a directory: the child, and the record of its process, which is also written there."""
     with machine_errors(str(directory)):
         (directory / CONSOLE).write_bytes(b"")
         with (directory / MESSAGES).open("wb") as log:
@@ -195,7 +196,7 @@ def _wait(
             return
         passed = time.monotonic() - began
         if child.poll() is not None:
-            how = "panicked" if _PANIC.encode() in console else f"ended (QEMU's exit code is {child.returncode})"
+            how = "panicked" if PANIC.encode() in console else f"ended (QEMU's exit code is {child.returncode})"
             raise BootFailed(f"{how} after {passed:.1f} s", tail_of(directory))
         if passed > patience:
             said = f"QEMU reports {monitor.status(directory) or 'nothing'}\n{monitor.registers(directory)}"

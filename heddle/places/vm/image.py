@@ -30,7 +30,7 @@ DISK: Final = "disk.img"
 KERNEL_FILE: Final = "vmlinuz"
 INITRAMFS: Final = "initramfs.gz"
 ABOUT: Final = "image.json"
-IMAGE_FORMAT: Final = 2  # of the files; a change makes new images
+IMAGE_FORMAT: Final = 3  # of the files; a change makes new images
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,8 @@ from heddle.base.problems import MachineError, Problem
 
 # virtio on PCI is part of Debian's kernel or a module, by release.
 MODULES: Final = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "qemu_fw_cfg")
+# Of a replay, whose disks are memory (replay.py).
+REPLAY_MODULES: Final = ("nfit", "nd_pmem", "ext4")
 # ext4 asks for these by the name of an algorithm, which modules.dep does not show. Newer kernels have it built in.
 EARLIER: Final = ("crc32c_generic",)
 _ALIGNED: Final = 4
@@ -38,15 +40,20 @@ class ArchivedFile:
 
 def image_archive(root: Path, release: str) -> bytes:
     """The archive of an image, compressed. root: the guest's files; release: of its kernel."""
-    modules = _modules(root / "usr/lib/modules" / release)
-    order = "".join(f"{name}\n" for name in modules)
+    directory = root / "usr/lib/modules" / release
+    modules = _modules(directory, MODULES)
+    try:
+        replay = _modules(directory, REPLAY_MODULES)
+    except MachineError:
+        replay = {}  # templates/vm/initramfs-init says it when a replay starts
     script = stat.S_IFREG | 0o755
     entries = [ArchivedFile(name, mode=stat.S_IFDIR | 0o755) for name in ("bin", "dev", "modules", "root")]
     entries += [
         ArchivedFile("bin/busybox", (root / "usr/bin/busybox").read_bytes(), script),
         ArchivedFile("bin/sh", b"busybox", stat.S_IFLNK | 0o777),
-        ArchivedFile("modules/order", order.encode()),
-        *(ArchivedFile(f"modules/{name}", content) for name, content in modules.items()),
+        ArchivedFile("modules/order", _lines(modules)),
+        ArchivedFile("modules/order-replay", _lines(replay)),
+        *(ArchivedFile(f"modules/{name}", content) for name, content in {**modules, **replay}.items()),
     ]
     return gzip.compress(archive(entries), 6, mtime=0)
 
@@ -74,8 +81,12 @@ def _padded(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % _ALIGNED)
 
 
-def _modules(directory: Path) -> Mapping[str, bytes]:
-    """The files of MODULES and of what they need, in an order in which insmod can load them."""
+def _lines(names: Iterable[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def _modules(directory: Path, wanted: Sequence[str]) -> Mapping[str, bytes]:
+    """The files of these modules and of what they need, in an order in which insmod can load them."""
     needs = {}
     for line in (directory / "modules.dep").read_text(encoding="ascii").splitlines():
         path, _, rest = line.partition(":")
@@ -93,7 +104,7 @@ def _modules(directory: Path) -> Mapping[str, bytes]:
     for module in EARLIER:
         if module in names:
             add(names[module])
-    for module in MODULES:
+    for module in wanted:
         if module in names:
             add(names[module])
         elif module not in built_in:
