@@ -93,7 +93,8 @@ def replay_command(image: VmImage, hardware: Hardware, results: Path) -> list[st
     """The command line of QEMU for a replay, for a working directory as above: nothing comes in from outside.
 
     Disks are memory of the guest (NVDIMMs), so reading one takes instructions of the guest and no time of this machine:
-    the image's disk, of which the guest changes a private copy, and the file `results`, to which it writes. There is no network, no monitor, and no source of random numbers but the seed.
+    the image's disk, of which the guest changes a private copy, and the file `results`, to which it writes. There is no
+    network, no monitor, and no source of random numbers but the seed.
     """
     disks = {"disk": (image.path / DISK, "share=off,reserve=off"), "results": (results, "share=on")}
     sizes = {name: file.stat().st_size for name, (file, _) in disks.items()}

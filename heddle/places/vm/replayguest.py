@@ -8,6 +8,7 @@ bytes. Messages on the console show where it is.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -128,7 +129,8 @@ def report_of(lines: Lines, began: float) -> dict[str, Any]:
 
 def pack(work: Path, left_out: Sequence[str], target: IO[bytes]) -> None:
     """Write the files of a directory to a compressed tar, sorted by their paths, without links."""
-    with tarfile.open(fileobj=target, mode="w|gz", compresslevel=1) as tar:
+    packed = gzip.GzipFile("", "wb", compresslevel=1, fileobj=target, mtime=0)
+    with packed, tarfile.open(fileobj=packed, mode="w|") as tar:
         for path in sorted(work.rglob("*")):
             name = path.relative_to(work).as_posix()
             if path.is_file() and not path.is_symlink() and name not in left_out:

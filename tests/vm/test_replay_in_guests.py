@@ -1,0 +1,103 @@
+"""Replays in real guests: equal bytes, a line that fails, and processes that are killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from heddle.base import mounts
+from heddle.base.processes import start_of
+from heddle.places.vm.booting import QemuProcess, process_in
+from tests.vm.conftest import Machine
+
+pytestmark = pytest.mark.timeout(900)
+EVERYTHING = ["SHA256SUMS", "output.txt", "paths.json", "replay.json", "ring.pcapng", "run.json"]
+
+
+def started(machine: Machine, *words: str) -> subprocess.Popen[str]:
+    """A replay that runs in the background."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        machine.words("replay", *words, place="here"),
+        stdout=pipe, stderr=pipe, text=True, env=machine.environment(), stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def qemu_of(verb: subprocess.Popen[str]) -> tuple[Path, QemuProcess]:
+    """The scratch directory of a replay that was started, and the process of its guest once it boots."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for link in Path("/proc", str(verb.pid), "fd").iterdir():
+            place = link.readlink()
+            if "heddle-replay-" in place.name and (found := process_in(place / "1")) is not None:
+                return place, found
+        assert verb.poll() is None, verb.communicate()
+        time.sleep(0.05)
+    raise AssertionError("no guest was started")
+
+
+def test_two_guests_write_the_same_bytes(alone: Machine, tmp_path: Path) -> None:
+    target = tmp_path / "out of two"
+    done = alone.inv("replay", "tiny-ring", "--out", str(target), "--times", "2", place="here")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 VMs wrote the same bytes" in done.stdout
+    assert sorted(path.name for path in target.iterdir()) == EVERYTHING
+    assert json.loads((target / "run.json").read_text())["results"][0]["wrong"] == 0
+    assert json.loads((target / "paths.json").read_text())["agree"] is True
+    for line in (target / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((target / name).read_bytes()).hexdigest() == digest
+    report = json.loads((target / "replay.json").read_text())
+    assert report["failed"] is None and [entry["code"] for entry in report["lines"]] == [0, 0, 0, 0]
+
+
+def test_a_line_that_fails_ends_the_script_and_its_files_come_back(alone: Machine, tmp_path: Path) -> None:
+    script, target = tmp_path / "my.replay", tmp_path / "out"
+    (tmp_path / "mine.yml").write_text("name: mine\n")
+    script.write_text("./inv status > status.txt\n./inv run\n./inv up mine.yml\n")
+    words = (str(script), "--input", str(tmp_path / "mine.yml"), "--out", str(target), "--format", "json")
+    done = alone.inv("replay", *words, place="here")
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["report"]["failed"], shown["equal"]) == (2, 2, None), done.stderr
+    assert sorted(each["name"] for each in shown["files"]) == ["output.txt", "replay.json", "status.txt"]
+    said = (target / "output.txt").read_text()
+    assert said.startswith("$ ./inv status > status.txt\n$ ./inv run\n") and "no lab" in said
+
+
+def test_a_guest_that_is_killed_is_named_and_nothing_is_left(alone: Machine, tmp_path: Path) -> None:
+    verb = started(alone, "tiny-ring", "--out", str(tmp_path / "out"))
+    place, qemu = qemu_of(verb)
+    os.kill(qemu.pid, signal.SIGKILL)
+    _, said = verb.communicate(timeout=60)
+    assert verb.returncode == 3 and "guest 1 of the replay ended after" in said, said
+    assert "another process ended it" in said and "Traceback" not in said
+    assert not place.exists() and not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_ends_the_guests(alone: Machine, tmp_path: Path) -> None:
+    verb = started(alone, "tiny-ring", "--out", str(tmp_path / "out"), "--times", "2")
+    place, qemu = qemu_of(verb)
+    verb.send_signal(signal.SIGINT)
+    verb.communicate(timeout=60)
+    assert verb.returncode == 130 and not qemu.alive
+    assert not place.exists() and not (tmp_path / "out").exists()
+
+
+def test_the_guest_of_a_killed_replay_ends_and_the_next_one_removes_its_files(alone: Machine, tmp_path: Path) -> None:
+    verb = started(alone, "tiny-ring", "--out", str(tmp_path / "out"))
+    place, qemu = qemu_of(verb)
+    verb.kill()
+    verb.communicate(timeout=60)
+    until = time.monotonic() + 30
+    while start_of(qemu.pid) == qemu.started and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not qemu.alive and place.exists()
+    with mounts.scratch("heddle-replay-"):
+        assert not place.exists()
