@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import stat
@@ -150,7 +149,9 @@ def test_nothing_comes_into_a_guest_from_outside(
     assert not {"-netdev", "-drive", "-qmp", "-monitor", "-fw_cfg"} & set(words)
     assert [each.split(",")[0] for each in after(words, "-device")] == ["nvdimm", "nvdimm"]
     assert after(words, "-accel") == ["tcg,thread=single"] and after(words, "-smp") == ["1"]
-    assert after(words, "-icount") == ["shift=0,sleep=off"] and after(words, "-seed") == ["1"]
+    assert after(words, "-icount") == ["shift=0,sleep=off,rr=record,rrfile=/dev/null"] and after(words, "-seed") == [
+        "1"
+    ]
     assert after(words, "-rtc") == ["base=2026-01-01T00:00:00,clock=vm"]
     assert after(words, "-m") == ["1024M,slots=2,maxmem=2060M"]
     disk, made = after(words, "-object")
