@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
-import stat
 import sys
 import tarfile
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.base.problems import InputError, MachineError
 from heddle.cli.replay_verb import _check, needed_packages
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.store import unpack
