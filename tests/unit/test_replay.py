@@ -266,8 +266,8 @@ def test_results_are_sorted_without_links_and_inputs(tmp_path: Path) -> None:
 
 def replayed(number: int, directory: Path, **files: str) -> Replayed:
     directory.mkdir(parents=True)
-    for name in files:
-        (directory / name).write_text(files[name])
+    for name, text in files.items():
+        (directory / name).write_text(text)
     return Replayed(number, 1.0, directory, files, {})
 
 

@@ -35,7 +35,10 @@ def qemu_of(verb: subprocess.Popen[str]) -> tuple[Path, QemuProcess]:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for link in Path("/proc", str(verb.pid), "fd").iterdir():
-            place = link.readlink()
+            try:
+                place = link.readlink()
+            except FileNotFoundError:
+                continue  # it was closed since
             if "heddle-replay-" in place.name and (found := process_in(place / "1")) is not None:
                 return place, found
         assert verb.poll() is None, verb.communicate()
