@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heddle.places.vm.replayscript import Script
 
 _MOST_TIMES: Final = 100
-# They start VMs, or wait for somebody at a terminal or for a program.
+# They start VMs, or wait for a user at a terminal or for a program.
 _ELSEWHERE: Final = ("vm", "replay", "setup", "mcp", "dashboard")
 
 
