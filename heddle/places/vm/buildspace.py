@@ -14,7 +14,7 @@ from typing import Final
 
 from heddle.base import mounts
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import run
+from heddle.base.process import Done, run
 
 _ENDS: Final = ("setpriv", "--pdeathsig", "KILL")
 _OWN: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -35,9 +35,15 @@ def with_own_id() -> Sequence[str]:
 
 def problem() -> Problem | None:
     """Why this user has no such namespaces; None when one could be made."""
-    done = run([*with_all_ids(), "true"], timeout=_PROBE_S, check=False)
-    if done.code == 0:
-        return None
+    # Where the kernel refuses, unshare of util-linux 2.38 does not end if it is to map ids; so first without them.
+    for argv in (["unshare", "--user", "true"], [*with_all_ids(), "true"]):
+        done = run(argv, timeout=_PROBE_S, check=False)
+        if done.code != 0:
+            return _refused(done)
+    return None
+
+
+def _refused(done: Done) -> Problem:
     said = ((done.err or done.out).strip().splitlines() or [f"unshare ended with exit code {done.code}"])[-1]
     why = f"cannot be used to make an image without root: {said}"
     hint = (

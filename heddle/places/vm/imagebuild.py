@@ -12,7 +12,7 @@ import pwd
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,10 @@ _DOWNLOAD_S: Final = 900.0
 _BOOTSTRAP_S: Final = 1800.0
 _PACK_S: Final = 300.0
 _SUBIDS: Final = ("/etc/subuid", "/etc/subgid")
+_FULL: Final = "no space left on device"
+_LEFT_BYTES: Final = 8 << 20  # a disk with less is the one that was full
+_LEFT_FILES: Final = 64
+_WIDEST: Final = 200  # of a line that an error shows; those of mmdebstrap may have all its words
 _LOCK: Final = "requirements.lock"
 _SCRATCH_BYTES: Final = 2 << 30  # the system while mmdebstrap makes it, and Debian's and Python's packages
 
@@ -47,7 +51,7 @@ def build(kernel: Kernel, part: Path, observer: Observer) -> str:
         tar = part / "root.tar"
         _bootstrap(kernel, wheels, tar, observer)
         observer.begin("disk of the VM")
-        said = _pack(part)
+        said = make_files(part)
         observer.end("disk of the VM", f"Linux {said}")
     return said
 
@@ -105,13 +109,9 @@ def _fetch(wheels: Path, observer: Observer) -> None:
     lock = wheels.parent / _LOCK
     lock.write_bytes(lock_file())
     argv = [sys.executable, "-m", "pip", *recipe.download(lock, wheels)]
-    done = follow(
-        [*buildspace.with_own_id(), *_temporary(lock.parent), *argv],
-        _counter(observer, "Python packages of the VM"),
-        timeout=_DOWNLOAD_S,
-    )
+    argv = [*buildspace.with_own_id(), *_temporary(lock.parent), *argv]
+    done = _follow(argv, "Python packages of the VM", observer, _DOWNLOAD_S, [lock.parent])
     if done.code != 0:
-        _raise_if_full(done, wheels.parent, wheels.parent)
         hint = "check the network connection, and the package index that pip is configured for"
         raise MachineError(Problem("", "pip", f"could not download the guest's packages: {_last(done)}", hint))
     observer.end("Python packages of the VM", f"{len(list(wheels.iterdir()))} files")
@@ -122,22 +122,22 @@ def _bootstrap(kernel: Kernel, wheels: Path, tar: Path, observer: Observer) -> N
     observer.begin(step)
     words = recipe.bootstrap(kernel, wheels.parent / _LOCK, wheels, tar)
     argv = [*buildspace.with_all_ids(), *_temporary(wheels.parent), "mmdebstrap", "--mode=root", *words]
-    done = follow(argv, _counter(observer, step), timeout=_BOOTSTRAP_S)
+    done = _follow(argv, step, observer, _BOOTSTRAP_S, [tar.parent, wheels.parent])
     if done.code != 0:
-        _raise_if_full(done, wheels.parent, tar.parent)
         hint = "check the network connection: it downloads from a mirror of Debian"
         raise MachineError(Problem("", "mmdebstrap", f"could not make the VM's system: {_last(done)}", hint))
     observer.end(step, f"{tar.stat().st_size / 1e6:.0f} MB")
 
 
-def _pack(part: Path) -> str:
+def make_files(part: Path) -> str:
     """Disk, kernel and initramfs of the tar, in a process that is root, or under fakeroot; the kernel's release."""
     argv = [*buildspace.with_own_id(), *([] if os.geteuid() == 0 else ["fakeroot"])]
     path = os.pathsep.join([str(resources.HERE.python_path)])
     argv += ["env", f"PYTHONPATH={path}", sys.executable, "-m", "heddle.places.vm.pack", str(part)]
     done = run(argv, timeout=_PACK_S, check=False)
     if done.code != 0:
-        _raise_if_full(done, part, part)
+        if _FULL in (done.err + done.out).lower():
+            raise _full(part)
         raise MachineError(
             Problem("", str(part / DISK), f"could not be made: {_last(done)}", "run ./inv vm build again")
         )
@@ -149,15 +149,29 @@ def _pack(part: Path) -> str:
     return done.out.strip().splitlines()[-1]
 
 
-def _counter(observer: Observer, step: str) -> Callable[[str], None]:
-    count = 0
+def _follow(argv: Sequence[str], step: str, observer: Observer, timeout: float, places: Sequence[Path]) -> Done:
+    """Run a command to its end, and count its lines. MachineError when it fails because one of these places is full.
+
+    A message about that may come long before its end, and may name a path inside of a chroot.
+    """
+    count, full = 0, list[Path]()
 
     def line(text: str) -> None:
         nonlocal count
         count += 1
         observer.advance(step, count)
+        if _FULL in text.lower():
+            full.extend([place for place in places if _is_full(place)] or places[-1:])
 
-    return line
+    done = follow(argv, line, timeout=timeout)
+    if done.code != 0 and full:
+        raise _full(full[0])
+    return done
+
+
+def _is_full(place: Path) -> bool:
+    state = os.statvfs(place)
+    return state.f_bavail * state.f_frsize < _LEFT_BYTES or 0 <= state.f_favail < _LEFT_FILES < state.f_files
 
 
 def _temporary(work: Path) -> Sequence[str]:
@@ -165,21 +179,20 @@ def _temporary(work: Path) -> Sequence[str]:
     return ("env", f"TMPDIR={work}")
 
 
-def _raise_if_full(done: Done, work: Path, part: Path) -> None:
-    """MachineError when a disk was full: that of the scratch directory if the command names it, else that of `part`."""
-    full = [line for line in (done.err + done.out).splitlines() if "no space left on device" in line.lower()]
-    if not full:
-        return
-    if work == part or any(str(work) in line for line in full):
-        part = work
-    where = mounts.TEMPORARY if part.is_relative_to(mounts.TEMPORARY) else part
-    other = "" if where == mounts.TEMPORARY else ", or set another directory: HEDDLE_CACHE_DIR=/var/tmp/heddle"
+def _full(place: Path) -> MachineError:
+    """The error about a place without space, or without inodes."""
+    scratch = place.is_relative_to(mounts.TEMPORARY)
+    other = "" if scratch else ", or set another directory: HEDDLE_CACHE_DIR=/var/tmp/heddle"
     hint = f"free some space there (df -h, and df -i for inodes){other}"
-    raise MachineError(Problem("", str(where), "is full: the image needs 4 GB while it is made", hint))
+    where = str(mounts.TEMPORARY if scratch else place)
+    return MachineError(Problem("", where, "is full: the image needs 4 GB while it is made", hint))
 
 
 def _last(done: Done) -> str:
     """The last lines with errors, else the last lines."""
     lines: Sequence[str] = [text.strip() for text in (done.err or done.out).splitlines() if text.strip()]
     errors = [text for text in lines if re.match(r"(E:|error|ERROR)", text)]
-    return "; ".join((errors or lines)[-2:]) or f"it ended with exit code {done.code} and printed nothing"
+    return (
+        "; ".join(each[:_WIDEST] for each in (errors or lines)[-2:])
+        or f"it ended with exit code {done.code} and printed nothing"
+    )
