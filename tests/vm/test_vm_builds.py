@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from heddle.places.vm import imagebuild, imagecache, leftovers
 from heddle.places.vm.imagecache import ensure_image
 from heddle.places.vm.initramfs import MODULES
 from heddle.places.vm.kernels import KERNELS, Kernel
-from tests.ordinary import OrdinaryUser, ordinary_user, python_of_all
+from tests.ordinary import ID, OrdinaryUser, ordinary_user, python_of_all
 from tests.vm.conftest import ROOT
 from tests.wheels import install
 
@@ -144,6 +145,28 @@ def test_a_kernel_that_refuses_user_namespaces_is_named(wheel: Path, user: Ordin
     assert not list(user.home.glob(".cache/heddle/vm/.making*")) and "Traceback" not in done.stderr
 
 
+@pytest.mark.needs("fakeroot", "uidmap")
+def test_files_have_their_owners_and_modes_on_a_disk_that_an_ordinary_user_makes(
+    wheel: Path, user: OrdinaryUser
+) -> None:
+    python = python_of_all()
+    if python is None:
+        pytest.skip(f"no Python 3.{sys.version_info.minor} that an ordinary user can start")
+    made, part = install(wheel, user.spot / "an environment", python=python), user.home / "part"
+    part.mkdir()
+    os.chown(part, ID, ID)
+    system_tar(part / "root.tar", 1)
+    code = "import sys; from pathlib import Path; from heddle.places.vm import imagebuild as made; "
+    code += "print(made.make_files(Path(sys.argv[1])))"
+    done = user.run([str(made.python), "-c", code, str(part)], env={})
+    assert (done.returncode, done.stdout) == (0, "6.1\n"), done.stderr
+    for name, owner, mode in (("usr/bin/busybox", 7, "0755"), ("usr/large", 0, "0640")):
+        said = subprocess.run(
+            ["/sbin/debugfs", "-R", f"stat /{name}", str(part / "disk.img")], capture_output=True, text=True, check=True
+        ).stdout
+        assert re.search(rf"Mode:\s+{mode}", said) and re.search(rf"User:\s+{owner}\b", said), said
+
+
 @pytest.fixture
 def user() -> Iterator[OrdinaryUser]:
     with ordinary_user() as found:
@@ -175,6 +198,7 @@ def system_tar(path: Path, megabytes: int) -> None:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
+            member.mode, member.uid = (0o755, 7) if name == "usr/bin/busybox" else (0o640, 0)
             tar.addfile(member, io.BytesIO(content))
 
 

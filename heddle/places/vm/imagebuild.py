@@ -131,7 +131,10 @@ def _bootstrap(kernel: Kernel, wheels: Path, tar: Path, observer: Observer) -> N
 
 def make_files(part: Path) -> str:
     """Disk, kernel and initramfs of the tar, in a process that is root, or under fakeroot; the kernel's release."""
-    argv = [*buildspace.with_own_id(), *([] if os.geteuid() == 0 else ["fakeroot"])]
+    # fakeroot keeps owners in its own table. It also tries the kernel, which has no such ids in this namespace and
+    # answers EINVAL; tarfile then leaves out the file's mode, too.
+    fake = () if os.geteuid() == 0 else ("env", "FAKEROOTDONTTRYCHOWN=1", "fakeroot")
+    argv = [*buildspace.with_own_id(), *fake]
     path = os.pathsep.join([str(resources.HERE.python_path)])
     argv += ["env", f"PYTHONPATH={path}", sys.executable, "-m", "heddle.places.vm.pack", str(part)]
     done = run(argv, timeout=_PACK_S, check=False)
