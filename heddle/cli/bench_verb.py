@@ -10,7 +10,7 @@ from heddle.host import packages
 @verb(
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
-        "order, packets, predict, queues, rxe, transports, labs, or all",
+        "order, packets, steps, predict, queues, rxe, transports, labs, or all",
         "runs": "number of runs of `order` (default: 72)",
     },
     positional=["what"],

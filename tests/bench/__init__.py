@@ -100,6 +100,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         queues,
         rxe,
         steady,
+        steps,
         transports,
         workshop,
     )
@@ -119,6 +120,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "dcqcn": dcqcn.figures,
         "order": partial(order.figures, runs=runs or order.RUNS),
         "packets": packetcost.figures,
+        "steps": steps.figures,
         "predict": predict.figures,
         "queues": queues.figures,
         "rxe": rxe.figures,
