@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -10,6 +11,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.host.capacity import PacketBudget
 from heddle.lab.lab import Lab
+from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.proof import countroom
 from heddle.runs import run as runs
@@ -65,6 +67,18 @@ def test_a_run_above_the_packet_budget_starts_with_a_warning(
     assert result.to_json()["machine"]["over_budget"] is (wanted > carried)
 
 
+def test_a_run_over_switches_that_spray_is_warned_before_and_keeps_the_warning(tiny: Lab) -> None:
+    heard = Heard()
+    set_hashing(tiny, "spray")
+    try:
+        result = run(tiny, SHORT, heard)
+    finally:
+        restore_hashing(tiny)
+    (warning,) = heard.warnings
+    assert warning.startswith("4 switches spray packets, but transport rc ")
+    assert result.warnings == (warning,)
+
+
 def acks_per_packet(lab: Lab, options: RunOptions) -> float:
     """Packets that the switches counted for queue pairs in the direction of answers, for each data packet."""
     result = run(lab, options, Silent())
@@ -82,7 +96,7 @@ def acks_per_packet(lab: Lab, options: RunOptions) -> float:
 
 @pytest.mark.parametrize("fastpath", ["auto", deep("off")])
 def test_one_acknowledgement_answers_several_packets_of_sixteen_queue_pairs(
-    fabric_lab: FabricLab, fastpath: str
+    fabric_lab: FabricLab, fastpath: Literal["auto", "off"]
 ) -> None:
     """Steps of 64 KB, each on one QP: 16 packets. A QP has a window of 4, so every third requests an acknowledgement.
 
