@@ -10,6 +10,8 @@ from typing import cast
 import pytest
 
 from heddle.base.families import Network
+from heddle.checks import labchecks
+from heddle.checks.subject import Subject
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
@@ -83,6 +85,18 @@ def test_of_an_imported_topology_only_routes_inside_a_hosts_network_are_named() 
     more = {"rtsw1": {"10.0.0.1/32": hops("eth1"), "10.0.0.0/24": hops("eth1"), "192.0.2.0/24": hops("eth2")}}
     found = overriding_routes(TINY, fibs(TINY, more))
     assert found == [ForeignRoute("rtsw1", ip_network("10.0.0.1/32"), ("eth1",), ip_network("10.0.0.0/31"))]
+
+
+def test_validate_notes_them_and_does_not_fail() -> None:
+    made = SimpleNamespace(rendered=False, routes_checked=lambda: "4 addresses", gaps=lambda now: [])
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=TINY, made=made))
+    nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(TINY, {"rtsw1": {"10.0.0.1/32": ()}}).items()}
+    answer = labchecks.routes(Subject(lab, {}, Snapshot("tiny", LabPart.FIBS, nodes)))
+    assert answer == (
+        "4 addresses",
+        [],
+        ("rtsw1: 10.0.0.1/32 to nowhere overrides 10.0.0.0/31, the network of a host",),
+    )
 
 
 def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
