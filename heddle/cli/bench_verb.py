@@ -11,7 +11,7 @@ from heddle.host import packages
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
         "order, packets, steps, predict, queues, rxe, transports, labs, or all",
-        "runs": "number of runs of `order` (default: 72)",
+        "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],
     packages=lambda typed: (
