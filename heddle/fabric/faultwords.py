@@ -98,7 +98,8 @@ def parse_run_fault(text: str) -> RunFault:
 
 def parse_run_faults(texts: Sequence[str]) -> tuple[RunFault, ...]:
     """All of a run; InputError with every error."""
-    found, problems = [], []
+    found: list[RunFault] = []
+    problems: list[Problem] = []
     for text in texts:
         try:
             found.append(parse_run_fault(text))
@@ -107,4 +108,3 @@ def parse_run_faults(texts: Sequence[str]) -> tuple[RunFault, ...]:
     if problems:
         raise InputError(*problems)
     return tuple(found)
-

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class PortFault:
     """The fault of one port. peer: the port that its packets arrive by.
 
-    by: what set it: the fabric file, `./inv fault`, or a run, for its own time. counts: None where the program has no fault for that port, although one is recorded.
+    by: what set it: the fabric file, `./inv fault`, or a run, for its own time.
+    counts: None where the program has no fault for that port, although one is recorded.
     """
 
     port: str
@@ -182,7 +183,7 @@ def _set(lab: Lab, wanted: dict[str, LinkFault], recorded: dict[str, LinkFault] 
 def write_faults(
     lab: Lab, wanted: Mapping[str, LinkFault], recorded: Mapping[str, LinkFault], before: Mapping[str, LinkFault | None]
 ) -> None:
-    """Record faults, then set those of `wanted`. recorded, before: see onpurpose.py. The caller has the lock HASHING."""
+    """Record faults, then set those of `wanted`. recorded, before: see onpurpose.py. The caller holds HASHING."""
     from heddle.switch.queues.cells import LabQueues
 
     usual = file_faults(lab.fabric)

@@ -19,9 +19,9 @@ from heddle.fabric.model import Node, Port
 from heddle.kernel.carrier import down_ports
 from heddle.lab import health
 from heddle.lab.linkfaults import reinstall_faults
-from heddle.lab.runfaults import end_run_faults
 from heddle.lab.onpurpose import taken_down
 from heddle.lab.requeue import own_queues
+from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install

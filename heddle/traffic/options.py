@@ -252,11 +252,7 @@ def run_options(
         problems.found += error.problems
         recovers = "go-back-n"
     admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, fastpath, wrong)
-    slow_hosts = parse_slow(slow, wrong)
-    try:
-        parse_run_faults(fault)
-    except InputError as error:
-        problems.found += error.problems
+    slow_hosts, faults = parse_slow(slow, wrong), _faults(fault, problems)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -295,8 +291,17 @@ def run_options(
         split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
         admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
-        faults=tuple(fault),
+        faults=faults,
     )  # fmt: skip
+
+
+def _faults(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
+    """The checked texts of `--fault`; whether the lab has their ports is checked before the run."""
+    try:
+        parse_run_faults(texts)
+    except InputError as error:
+        problems.found += error.problems
+    return tuple(texts)
 
 
 def _recovery(recovery: str, transport: str, fastpath: str, wrong: Callable[[str, str, str], None]) -> Recovery:

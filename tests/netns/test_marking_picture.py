@@ -81,7 +81,9 @@ def test_both_markers_mark_the_configured_line(tiny: Lab, tmp_path: Path) -> Non
     for depth, share in zip(kernel["depths"], kernel["shares"], strict=True):
         if all(abs(depth - edge) > step for edge in (curve.kmin, curve.kmax)):
             assert share == pytest.approx(curve.fraction(depth), abs=FAR), depth
-    assert {share for depth, share in zip(kernel["depths"], kernel["shares"], strict=True) if depth + step <= curve.kmin} == {0.0}
+    assert {
+        share for depth, share in zip(kernel["depths"], kernel["shares"], strict=True) if depth + step <= curve.kmin
+    } == {0.0}
     assert "RED (ecn.marker: red), measured" in (tmp_path / "marking.svg").read_text()
 
 

@@ -41,6 +41,7 @@ topology:
 """
 IPV6, IPV4 = "net.ipv6.conf.all.forwarding", "net.ipv4.ip_forward"
 ARP = "net.ipv4.conf.all.arp_ignore"
+SHORT_S = min(patience(8), 25)  # shorter than the dead interval, after which a designated router is elected
 NO_IPV6 = "net.ipv6.conf.all.disable_ipv6"
 
 
@@ -85,7 +86,7 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
     try:
         with pytest.raises(CheckError) as caught:
             path = ring(tmp_path, " ip ospf hello-interval 2\n ip ospf dead-interval 40\n")
-            life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=8)
+            life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=SHORT_S)
         last = heard.reasons[-1]
         states = "(Init, dead interval 40 s|2-Way, the designated router is elected after 40 s); r2"
         assert re.match(rf"r1:eth1 OSPF neighbour 10\.0\.12\.2 is in {states}", last), last

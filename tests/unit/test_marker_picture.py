@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_ranges_of_depth_are_equal_without_gaps_and_go_beyond_kmax(curve: Curve)
     step, depths = _ranges(curve)
     assert step % 64 == 0 and len(depths) == RANGES
     assert depths[0] == step // 2
-    assert {b - a for a, b in zip(depths, depths[1:], strict=False)} == {step}
+    assert {b - a for a, b in pairwise(depths)} == {step}
     assert depths[-1] > curve.kmax
 
 
@@ -91,7 +92,10 @@ def test_the_picture_has_the_line_both_markers_and_the_thresholds() -> None:
 
 
 def test_each_marker_has_as_many_points_as_ranges_and_moving_them_changes_the_picture() -> None:
-    one, both = draw_markers("svg", compared(marked("bpf"))), draw_markers("svg", compared(marked("bpf"), marked("red")))
+    one, both = (
+        draw_markers("svg", compared(marked("bpf"))),
+        draw_markers("svg", compared(marked("bpf"), marked("red"))),
+    )
     assert both.count(b"<use ") - one.count(b"<use ") == RANGES + 1, "one more is in the legend"
     assert draw_markers("svg", compared(marked("bpf"), marked("red", 0.01))) != both
     assert draw_markers("svg", compared(marked("bpf"), marked("red"))) == both
