@@ -90,6 +90,7 @@ def test_without_netem_up_with_delays_on_links_is_refused_and_makes_nothing(name
 
 
 @needs_netem
+@pytest.mark.needs("iputils-ping")
 def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     """From rack to rack two host links and two of switches are passed: 22 us, 88 ms here, each way."""
     lab = up(name, *CABLES, "link.jitter.fabric=100ns")
