@@ -40,7 +40,8 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
     """Slow links: the processors have time to spare. Headroom: an emulated processor sends pauses later."""
     name = lab_name()
     try:
-        yield life.up(load_fabric("tiny", name=name, overrides=[*links(RATE), f"queues.pfc.reaction={round(1000 * patience(0.05))}ms"])).lab
+        overrides = [*links(RATE), f"queues.pfc.reaction={round(1000 * patience(0.05))}ms"]
+        yield life.up(load_fabric("tiny", name=name, overrides=overrides)).lab
     finally:
         life.down(name)
 
