@@ -24,7 +24,7 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.options import RunOptions
-from tests.machine import patience
+from tests.machine import patience, rc_timeout
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -73,7 +73,8 @@ def cleared(tiny: Lab) -> Iterator[None]:
 
 def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_had(tiny: Lab) -> None:
     linkfaults.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
-    options = RunOptions(sizes=(1 << 19,), iters=1, warmup=0, faults=(LOSSY, "rtsw1,loss=1/64"))
+    faults = (LOSSY, "rtsw1,loss=1/64")
+    options = RunOptions(sizes=(1 << 19,), iters=1, warmup=0, timeout=rc_timeout(14), faults=faults)
     table = During(tiny)
     result = run(tiny, options, Silent(), table)
     assert result.wrong == 0

@@ -24,7 +24,7 @@ from heddle.switch.links import delaylines
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
-from tests.machine import patience
+from tests.machine import patience, rc_timeout
 from tests.netns.static_fabric import address
 from tests.typed import typed
 
@@ -60,7 +60,7 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
         for node in lab.fabric.nodes
         for port in node.ports
     }
-    result = run(lab, RunOptions(sizes=(1 << 19,), iters=1, warmup=0), Silent())
+    result = run(lab, RunOptions(sizes=(1 << 19,), iters=1, warmup=0, timeout=rc_timeout(14)), Silent())
     counts = [each.counts for each in linkfaults.read_faults(lab) if each.counts is not None]
     assert result.wrong == 0
     assert all(sum(getattr(each, key) for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
