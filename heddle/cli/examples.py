@@ -96,6 +96,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "run --admission on --admission-set buffsize=128K",
             "a budget of 128 KiB in flight to each receiver",
         ),
+        ("run --fault rtsw1:eth3,loss=1/256", "a link that loses packets, for the time of this run"),
     ),
     "hashing": _examples(
         ("hashing", "show the mode and the seed of every switch"),

@@ -149,6 +149,7 @@ UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
     "ethtool",
     "git",
+    "iputils-ping",
     "mount",
     "openssh-client",
     "openssh-server",

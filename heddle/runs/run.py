@@ -36,6 +36,7 @@ from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.linkfaults import extra_delay_ns
 from heddle.lab.rehash import label
+from heddle.lab.runfaults import faults_for_run, faults_on
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.admissionuse import AdmissionUse
@@ -76,7 +77,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     ends with one of these errors is kept as failed. An interrupted run keeps its measured sizes (RunInterruptedError).
     table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
-    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab))
+    faults = faults_on(lab.fabric, options.faults)
+    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab, faults))
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan, transport)
@@ -86,7 +88,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         observer.warn(short)
     workers = worker_count(plan)
     _check_memory(plan, workers)
-    with state.lock(lab.name):
+    with state.lock(lab.name), faults_for_run(lab, faults, observer):
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
@@ -146,7 +148,8 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     kind = find_transport(options.transport)
     stack = kind.stack
     plan = build_plan(fabric, options, more_ns, stack.before_first if stack is not None else None)
-    congestion_of(plan)  # its parameters are checked before anything starts
+    congestion_of(plan)  # its parameters and those of faults are checked before anything starts
+    faults_on(fabric, options.faults)
     transport = kind.of(plan)
     if options.fastpath == "on" and transport.fast() is None:
         why = f"is not possible with --transport {options.transport}: only rc with go-back-n is compiled"
