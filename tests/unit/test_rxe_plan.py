@@ -74,7 +74,7 @@ def test_parameters_survive_the_way_to_a_worker() -> None:
 
 
 def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma, "_has_module", lambda: False)
+    monkeypatch.setattr(rdma, "_has_module", lambda *, load: False)
     with pytest.raises(MachineError) as caught:
         plan_run(TINY, RunOptions(transport="rxe"))
     assert "soft-RoCE" in caught.value.problems[0].what

@@ -30,6 +30,7 @@ from heddle.endpoints.ranks import Places, Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.verbs.verbslib import WR_SEND_IMM
+from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.endpoint import Endpoint
@@ -287,7 +288,8 @@ class VerbsLoop:
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
         """Open a rank's device."""
-        nic = self._nics[endpoint.rank] = VerbsNic(self._plan, endpoint)
+        with inside(netns):
+            nic = self._nics[endpoint.rank] = VerbsNic(self._plan, endpoint)
         self._by_fd[nic.device.fileno()] = nic
         self._poll.register(nic.device.fileno(), select.EPOLLIN)
 
