@@ -7,6 +7,7 @@ same and a READ. The last line has what it received.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from typing import Any
@@ -47,11 +48,12 @@ def main(given: dict[str, Any]) -> None:
     print(json.dumps({"qpn": qp.qp_num, "va": memory.buf, "rkey": memory.rkey}), flush=True)
 
     came = completions(cq, 2)
+    imm = socket.htonl(given["imm"])  # pyverbs passes it on as it is, and verbs have it in network byte order
     for opcode, at in (
         (e.IBV_WR_RDMA_WRITE_WITH_IMM, 0), (e.IBV_WR_SEND_WITH_IMM, 0), (e.IBV_WR_RDMA_READ, 3 * size),
     ):  # fmt: skip
         piece = SGE(memory.buf + at, size, memory.lkey)
-        request = SendWR(opcode=opcode, num_sge=1, sg=[piece], imm_data=given["imm"], send_flags=e.IBV_SEND_SIGNALED)
+        request = SendWR(opcode=opcode, num_sge=1, sg=[piece], imm_data=imm, send_flags=e.IBV_SEND_SIGNALED)
         if opcode != e.IBV_WR_SEND_WITH_IMM:
             request.set_wr_rdma(given["rkey"], given["va"])
         qp.post_send(request)
@@ -59,7 +61,7 @@ def main(given: dict[str, Any]) -> None:
     print(
         json.dumps(
             {
-                "came": [(each.imm_data, each.byte_len) for each in came],
+                "came": [(socket.ntohl(each.imm_data), each.byte_len) for each in came],
                 "sent": memory.read(size, size).hex(),
                 "written": memory.read(size, 2 * size).hex(),
                 "read": memory.read(size, 3 * size).hex(),
