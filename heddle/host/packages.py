@@ -128,7 +128,7 @@ _ALL: Final = (
     _tool("uidmap", "makes the system of the VM without root", "newuidmap"),
     Part("libibverbs", "verbs, for --transport rxe", ("libibverbs1",), lambda: bool(_library("libibverbs.so.1"))),
     Part("ibverbs-providers", "libibverbs for soft-RoCE", ("ibverbs-providers",), _RXE_DRIVER.exists),
-    _tool("perftest", "programs for ./inv launch", "ib_write_bw", "ib_send_bw", "ib_read_lat"),
+    Part("perftest", "programs for ./inv launch", ("perftest",), _program("ib_write_bw")),
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A separate package from Debian 13 on; before, and on Ubuntu, docker.io contains it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),

@@ -63,7 +63,7 @@ def obstacle(*, load: bool = True) -> Problem | None:
         why = "does not carry data in namespaces on this kernel: Linux 7.1 or newer does"
         return Problem("", what, why, _IN_VM)
     if _mode(said.out) != "shared" and not _has(*_MOVES):
-        why = "needs RDMA devices that namespaces share: this machine keeps them apart, and Linux moves them from 7.3 on"
+        why = "needs RDMA devices that namespaces share: this machine keeps them apart, and its Linux moves none"
         return Problem("", what, why, _SHARED)
     return None
 

@@ -32,6 +32,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("bfifo", "tbf", "clsact", "red", "ets", "netem"), NO_QDISC),
 }
 SHARED: Final = "netns shared copy-on-fork on\n"
+NEW: Final = "rxe_ns_init rxe_disassociate_ucontext"  # functions of the module in Linux 7.3
 APART: Final = "netns exclusive copy-on-fork on\n"
 
 
@@ -54,7 +55,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A function that sets what the machine has of soft-RoCE."""
 
     def has(
-        *, command: bool = True, core: str = SHARED, module: bool = True, loaded: bool = True, functions: str = "rxe_ns_init rxe_disassociate_ucontext",
+        *, command: bool = True, core: str = SHARED, module: bool = True, loaded: bool = True, functions: str = NEW,
         release: str = "7.3.4",
     ) -> None:  # fmt: skip
         texts = Path("/proc/kallsyms")
@@ -115,7 +116,9 @@ def test_a_module_that_is_not_loaded_is_not_offered_by_kernels_before_7_1(
 def test_libraries_and_programs_of_verbs(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     for absent in ((), ("perftest",), packages.VERBS):
-        parts = {name: replace(packages.PARTS[name], present=partial(bool, name not in absent)) for name in packages.VERBS}
+        parts = {
+            name: replace(packages.PARTS[name], present=partial(bool, name not in absent)) for name in packages.VERBS
+        }
         monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **parts})
         check = verbs_check()
         assert check.ok == (not absent)
@@ -127,7 +130,9 @@ def test_the_vm(golden: Golden, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     image = VmImage(tmp_path, "backports", "7.3.4+deb13-amd64", 1.0)
     said = []
 
-    def case(title: str, *, qemu: bool = True, ssh: bool = True, made: bool = True, kvm: str = "", failed: str = "") -> Check:
+    def case(
+        title: str, *, qemu: bool = True, ssh: bool = True, made: bool = True, kvm: str = "", failed: str = ""
+    ) -> Check:
         part = replace(packages.PARTS["qemu"], present=lambda: qemu)
         monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, "qemu": part})
         monkeypatch.setattr(Extra, "present", property(lambda _: ssh))

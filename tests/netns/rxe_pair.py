@@ -64,9 +64,7 @@ class RxeLink:
     def sockets(self, mtu: int) -> tuple[PacketSocket, PacketSocket]:
         """Of the first end: one sends data and receives all frames, one sends answers."""
         space, version = self.spaces[0], self.version
-        first, second = (
-            PacketSocket(space, "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0)
-        )
+        first, second = (PacketSocket(space, "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0))
         return first, second
 
     def open(self) -> VerbsDevice:

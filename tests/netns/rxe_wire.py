@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from heddle.base.process import run
 from heddle.wire import layout as wire
 from heddle.wire.capturefile import open_capture
 
@@ -52,20 +51,23 @@ class Seen:
 @contextmanager
 def captured(space: Path, path: Path) -> Iterator[None]:
     """Write what passes the port of a namespace to a file."""
-    argv = ["tcpdump", "-i", "eth1", "-U", "--immediate-mode", "-w", str(path), "udp port 4791"]
-    enter = ["nsenter", f"--net={space}"]
-    with subprocess.Popen([*enter, *argv], stderr=subprocess.PIPE, text=True) as dump:
+    words = ["-i", "eth1", "-U", "--immediate-mode", "-w", str(path), "udp port 4791"]
+    with subprocess.Popen(["nsenter", f"--net={space}", "tcpdump", *words], stderr=subprocess.PIPE, text=True) as dump:
         assert dump.stderr is not None and any("listening" in line for line in dump.stderr)
         yield
         time.sleep(0.5)  # the last packets are on their way to it
         dump.terminate()
 
 
-def packets(path: Path, version: int) -> list[Seen]:
-    """All packets of a file, in order."""
+def fields(version: int) -> list[str]:
+    """The words by which tshark prints what `packets` reads."""
     source = "ip.src" if version == 4 else "ipv6.src"
-    argv = ["tshark", "-r", str(path), "-T", "fields", "-E", "occurrence=f"]  # immediate data have two entries
-    said = run([*argv, *(word for field in (source, *_FIELDS) for word in ("-e", field))]).out
+    first = ["-T", "fields", "-E", "occurrence=f"]  # immediate data have two entries
+    return [*first, *(word for field in (source, *_FIELDS) for word in ("-e", field))]
+
+
+def packets(said: str, path: Path) -> list[Seen]:
+    """All packets of a file, in order. said: by tshark."""
     frames = [packet.data or b"" for packet in open_capture(path, path.name).packets()]
     return [_seen(line.split("\t"), frame) for line, frame in zip(said.splitlines(), frames, strict=True)]
 

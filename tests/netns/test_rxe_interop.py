@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import pytest
 
+from heddle.base.process import run
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.transports.rcops import OpKind
 from heddle.endpoints.verbs import verbslib as ib
@@ -42,7 +43,7 @@ from tests.netns.rxe_pair import (
     rxe_pair,
     turned_until,
 )
-from tests.netns.rxe_wire import captured, packets, response, wanted
+from tests.netns.rxe_wire import captured, fields, packets, response, wanted
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
@@ -319,7 +320,7 @@ def test_tshark_reads_the_packets_of_both_stacks_alike(version: int, tmp_path: P
         memories = {pair.link.ips[0]: (pair.theirs.address, pair.theirs.rkey), pair.link.ips[1]: (HALF, RKEY)}
         qpns = {pair.link.ips[0]: pair.peer.qpn, pair.link.ips[1]: OWN_QPN}
         sport = sport_for_qps(OWN_QPN, pair.peer.qpn)
-    seen = packets(path, version)
+    seen = packets(run(["tshark", "-r", str(path), *fields(version)]).out, path)
     assert {each.sport for each in seen} == {sport}  # rxe chose the port that the plan predicts
     assert {ip_address(each.src).compressed for each in seen} == set(qpns)
     answers = []

@@ -17,7 +17,7 @@ CHOSEN: Final = (
     deep("test_prediction_exact.py", "", 1),
     ("test_rxe.py", "not deep", 8),
     deep("test_rxe.py", "deep", 2),
-    ("test_rxe_interop.py", "not deep", 13),
+    ("test_rxe_interop.py", "not deep", 12),
     deep("test_rxe_interop.py", "deep", 5),
 )
 APART: Final = "not deep and (all-to-all or obeys or killed or launch)"
