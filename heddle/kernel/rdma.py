@@ -154,7 +154,7 @@ def _move(name: str, space: Path) -> None:
     if done.code == 0:
         return
     _rdma("link", "delete", name, check=False)
-    why = f"cannot be moved to namespace {space.name}: {(done.err or done.out).strip()}"
+    why = f"cannot be moved to namespace {space}: {(done.err or done.out).strip()}"
     raise MachineError(Problem("", f"RDMA device {name}", why, _SHARED))
 
 
