@@ -45,7 +45,6 @@ _LEAST_POSTED: Final = 8
 _POSTED_BYTES: Final = 4 << 20
 _SENDS: Final = 128  # work requests that a sending queue pair can have
 _HOP_LIMIT: Final = 64
-_TICK_S: Final = 0.02
 _REST_TURNS: Final = 4
 
 
