@@ -68,9 +68,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "write from host1 to host3 by soft-RoCE, in the lossless class",
         ),
         (
-            "launch host1 host3 --place vm -- ib_read_lat",
-            "the same with another program, in the VM, whose kernel has rxe",
+            "launch host1 host3 --place vm -- ib_send_bw -s 65536 -n 100 --tclass=98",
+            "100 messages of 64 KiB, in the VM, whose kernel has rxe",
         ),
+        ("launch host1 host3 --place vm -- ib_read_lat", "the time of small reads"),
     ),
     "capture": _examples(
         ("capture rtsw1:eth1 --filter roce --count 20", "print 20 RoCE packets of one port, a line each"),
