@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,31 +74,47 @@ def remove(path: Path) -> None:
         shutil.rmtree(real)
 
 
+Remover = Callable[[Path], None]
+
+
 @contextmanager
-def scratch(prefix: str) -> Iterator[Path]:
+def scratch(prefix: str, remover: Remover = remove) -> Iterator[Path]:
     """A new directory in TEMPORARY for a with block. Directories left by killed processes are removed, too."""
-    _sweep(prefix)
+    sweep(prefix, remover)
     with machine_errors(str(TEMPORARY)):
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=TEMPORARY))
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        path, fd = _made(prefix)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # while this process runs, no other removes it
         yield path
     finally:
         try:
-            remove(path)
+            remover(path)
         finally:
             os.close(fd)
 
 
-def _sweep(prefix: str) -> None:
-    """Remove directories with this prefix that belong to this user and that no process has locked."""
+def sweep(prefix: str, remover: Remover = remove) -> None:
+    """Remove scratch directories with this prefix that belong to this user and that no process has locked.
+
+    The kernel removes a lock when the process ends that has it, whatever ended it.
+    """
     for path in TEMPORARY.glob(f"{prefix}*"):
         with suppress(OSError, HeddleError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if os.fstat(fd).st_uid == os.geteuid():
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove(path)
+                    remover(path)
             finally:
                 os.close(fd)
+
+
+def _made(prefix: str) -> tuple[Path, int]:
+    """A new directory, and a descriptor of it with the lock: while this process runs, no other removes it."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=TEMPORARY))
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if path.exists():
+                return path, fd
+            os.close(fd)  # another process removed it before it was locked

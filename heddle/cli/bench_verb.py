@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
+
+_MORE: Final = {
+    "place": ("openssh-server",),
+    "vm": (*packages.VM, *packages.VM_BUILD),
+    "vm-build": packages.VM_BUILD,
+}
+
+
+def _needed(what: str) -> Sequence[str]:
+    """The packages of fabrics, and of a group of figures."""
+    more = [name for group in ("place", "vm") for name in _MORE[group]] if what == "all" else _MORE.get(what, ())
+    return (*packages.FABRIC, *more)
 
 
 @verb(
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
-        "order, packets, steps, predict, queues, rxe, transports, labs, or all",
+        "order, packets, steps, predict, queues, rxe, transports, labs, vm, vm-build, or all",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],
-    packages=lambda typed: (
-        (*packages.FABRIC, "openssh-server") if typed["what"] in ("place", "all") else packages.FABRIC
-    ),
+    packages=lambda typed: _needed(typed["what"]),
     root=True,
     checkout=True,
 )

@@ -136,6 +136,7 @@ VM: Final = {
     "idle": "minutes without a verb after which the VM ends; 0: never",
     "deterministic": "with up: one processor, a clock that counts instructions, and a fixed seed",
     "instruction_ns": "with --deterministic: nanoseconds of the VM's clock for each instruction",
+    "seed": "with --deterministic: the seed of the VM's random numbers (default: 1)",
     "images": "with down: remove the cached images, too",
     "rebuild": "with up or build: make the image again, with the Debian packages of today",
 }
@@ -148,6 +149,7 @@ REPLAY: Final = {
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian",
     "memory": "MiB of a VM",
     "instruction_ns": "nanoseconds of the VM's clock for each instruction",
+    "seed": "of the VM's random numbers; another seed gives other bytes",
     "minutes": "after which a VM is ended",
 }
 

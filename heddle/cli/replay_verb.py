@@ -46,6 +46,7 @@ def replay(
     kernel: str = "",
     memory: int = 2048,
     instruction_ns: int = 1,
+    seed: int = 1,
     minutes: int = 30,
 ) -> None:
     """Run a script of verbs in a VM whose clock counts instructions: the same script gives the same bytes.
@@ -60,7 +61,8 @@ def replay(
     from heddle.base.problems import Problems, machine_errors
     from heddle.base.state import give_to_caller
     from heddle.places.vm import guest as guests
-    from heddle.places.vm.hardware import Hardware, check_instruction
+    from heddle.places.vm import leftovers
+    from heddle.places.vm.hardware import Hardware, check_instruction, check_seed
     from heddle.places.vm.imagecache import ensure_image
     from heddle.places.vm.kernels import DEFAULT, kernel_named
     from heddle.places.vm.replay import check_target, read_inputs
@@ -74,6 +76,7 @@ def replay(
         if not least <= value <= most:
             problems.add(where="", what=f"{flag} {value}", why=f"is not between {least} and {most}")
     check_instruction(instruction_ns, problems)
+    check_seed(seed, problems)
     if out_ is None:
         problems.add(where="", what="--out", why="is missing", hint=f"write ./inv replay {script} --out DIRECTORY")
     problems.raise_if_any()
@@ -82,19 +85,20 @@ def replay(
     check_target(target, typed)
     lines = load_script(script, _check)
     inputs = read_inputs({name: real(name) for name in input}, lines)
+    leftovers.sweep()
     image = ensure_image(chosen, out.observer)
     with machine_errors(typed):
         made = not target.exists()
         target.mkdir(parents=True, exist_ok=True)
     try:
-        hardware = Hardware(1, memory, 0, instruction_ns)
+        hardware = Hardware(1, memory, 0, instruction_ns, seed)
         found = replay_lines(image, lines, inputs, hardware, times, target, minutes, out.observer)
     except BaseException:
         if made and not any(target.iterdir()):
             target.rmdir()
         raise
     give_to_caller(target, deep=True)
-    out.exit_code = _shown(out, image, lines, found, Path(result_name(typed)))
+    out.exit_code = _shown(out, image, seed, lines, found, Path(result_name(typed)))
 
 
 def _check(words: Sequence[str]) -> None:
@@ -117,7 +121,7 @@ def _check(words: Sequence[str]) -> None:
         raise InputError(Problem("", f"--place {typed['place']}", "is not possible in a replay", "remove --place"))
 
 
-def _shown(out: Console, image: VmImage, lines: Script, found: Sequence[Replayed], target: Path) -> int:
+def _shown(out: Console, image: VmImage, seed: int, lines: Script, found: Sequence[Replayed], target: Path) -> int:
     """Print what the VMs did; the exit code."""
     from heddle.places.vm.replay import differing
     from heddle.places.vm.replayscript import OUTPUT
@@ -130,6 +134,7 @@ def _shown(out: Console, image: VmImage, lines: Script, found: Sequence[Replayed
         "kernel": image.kernel,
         "release": first.report["release"],
         "image": image.name,
+        "seed": seed,
         "directory": str(target),
         "seconds": [each.seconds for each in found],
         "report": first.report,

@@ -14,6 +14,8 @@ from typing import Any, Final
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
+_ONLY_BY_NAME: Final = ("vm-build",)  # it downloads hundreds of megabytes
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -71,7 +73,7 @@ def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult
         why = "is not a number of runs" if runs < 1 else f"is an option of `order`, not of `{what}`"
         raise InputError(Problem("", f"--runs {runs}", why, "./inv bench order --runs 100"))
     figures: list[Figure] = []
-    for name in groups if what == "all" else [what]:
+    for name in [each for each in groups if each not in _ONLY_BY_NAME] if what == "all" else [what]:
         observer.begin(f"bench {name}")
         try:
             figures.extend(groups[name](observer))
@@ -102,6 +104,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         steady,
         steps,
         transports,
+        vmplace,
         workshop,
     )
 
@@ -126,5 +129,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "rxe": rxe.figures,
         "transports": transports.figures,
         "labs": workshop.figures,
+        "vm": vmplace.figures,
+        "vm-build": vmplace.build_figures,
     }
     return groups

@@ -336,6 +336,7 @@ def test_an_image_of_another_user_is_named(image: VmImage, tmp_path: Path, file:
         (("--out", "x", "--minutes", "0"), "--minutes 0 is not between 1 and 1440"),
         (("--out", "x", "--memory", "512"), "--memory 512 is not between 1024"),
         (("--out", "x", "--instruction-ns", "3"), "--instruction-ns 3 is not a power of 2 from 1 to 1024"),
+        (("--out", "x", "--seed", "-1"), "--seed -1 is not between 0 and 18446744073709551615"),
         (("--out", "x", "--kernel", "newest"), "--kernel newest is not a kernel of the VM"),
         ((), "write ./inv replay tiny-ring --out DIRECTORY"),
         (("--out", "x", "--input", "none.yml"), "--input none.yml is not a file"),

@@ -75,6 +75,8 @@ def test_a_deterministic_guest_counts_its_instructions(
     assert after(words, "-icount") == [f"shift={shift},sleep=off"]
     assert after(words, "-accel") == ["tcg,thread=single"]
     assert after(words, "-rtc") == ["base=2026-01-01T00:00:00,clock=vm"] and after(words, "-seed") == ["1"]
+    other = line_of(monkeypatch, tmp_path, Hardware(1, 2048, 0, nanoseconds, seed=7), TCG)
+    assert after(other, "-seed") == ["7"] and len(other) == len(words)
 
 
 def test_without_a_device_kvm_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,6 +166,8 @@ def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
         ({"action": "up", "idle": -1}, "--idle -1 is too small"),
         ({"action": "up", "deterministic": True, "cpus": 2}, "--cpus 2 is not possible with --deterministic"),
         ({"action": "up", "deterministic": True, "instruction_ns": 3}, "is not a power of 2 from 1 to 1024"),
+        ({"action": "up", "seed": 2}, "--seed 2 needs --deterministic"),
+        ({"action": "up", "deterministic": True, "seed": -1}, "--seed -1 is not between 0 and 18446744073709551615"),
         ({"action": "down", "kernel": "newest"}, "--kernel newest is not a kernel of the VM"),
     ],
 )

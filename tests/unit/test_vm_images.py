@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import mounts
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.host.packages import PARTS
-from heddle.places.vm import guestpackages, image, imagebuild
+from heddle.places.vm import guestpackages, image, imagebuild, initramfs, leftovers, pack, recipe, replay
 from heddle.places.vm.image import ABOUT, DISK, INITRAMFS, KERNEL_FILE, find_image, image_name, images, images_dir
 from heddle.places.vm.imagecache import ensure_image, remove_images, sweep_parts
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
@@ -72,10 +73,15 @@ def test_the_name_of_an_image_follows_its_inputs_and_not_the_scripts(monkeypatch
     with monkeypatch.context() as changed:
         changed.setattr(image, "script", lambda name: b"#!/bin/true")
         assert image_name(STABLE) == before
-    for name, value in (("lock_file", lambda: b"other"), ("IMAGE_FORMAT", 10**6)):
+    for name, value in (("lock_file", lambda: b"other"), ("IMAGE_FORMAT", 10**6), ("maker_code", lambda: b"other")):
         with monkeypatch.context() as changed:
             changed.setattr(image, name, value)
             assert image_name(STABLE) != before
+    with monkeypatch.context() as changed:
+        changed.setattr(recipe, "_LEFT_OUT", ())
+        assert image_name(STABLE) != before
+    for module in (pack, initramfs):
+        assert Path(module.__file__ or "").read_bytes() in image.maker_code()
     monkeypatch.setattr(guestpackages, "_RDMA", ())
     assert image_name(STABLE) != before
 
@@ -92,6 +98,7 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert (made.path, made.release) == (cache / image_name(STABLE), "6.12.1-amd64")
     assert find_image(KERNELS["backports"]) is None
     assert made.to_json()["bytes"] > 0
+    assert (made.path / ABOUT).stat().st_mode & 0o777 == 0o644, "others may read it in a cache that they share"
 
 
 def test_fresh_makes_an_image_again() -> None:
@@ -149,6 +156,24 @@ def test_a_killed_build_leaves_a_part_that_the_next_call_removes(cache: Path) ->
     part.mkdir()
     ensure_image(STABLE, Silent(), builder=small)
     assert [path.name for path in cache.iterdir() if path.is_dir()] == [image_name(STABLE)]
+
+
+def test_scratch_of_dead_processes_is_removed_and_that_of_others_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounts, "TEMPORARY", tmp_path)
+    kept = [tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"]
+    dead = [tmp_path / f"{prefix}1" for prefix in (imagebuild.SCRATCH, replay.SCRATCH)]
+    for path in (*kept, *dead):
+        (path / "files").mkdir(parents=True)
+    with monkeypatch.context() as other, mounts.scratch(replay.SCRATCH) as running:
+        assert not dead[1].exists() and dead[0].exists(), "a replay removes what replays left"
+        other.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        leftovers.sweep()
+        assert dead[0].exists(), "it belongs to another user"
+        other.undo()
+        leftovers.sweep()
+        assert sorted(tmp_path.glob("*heddle-*")) == sorted([*kept, running])
 
 
 def test_a_build_that_fails_leaves_nothing(cache: Path) -> None:

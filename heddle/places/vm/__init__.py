@@ -4,7 +4,10 @@
     guestpackages.py  the Debian packages of the guest
     image.py          images of the cache: the name of an image is a hash of its inputs
     imagecache.py     make an image once, remove old ones
-    imagebuild.py     mmdebstrap -> disk, kernel, initramfs
+    recipe.py         the commands that make an image, as words
+    imagebuild.py     run them: mmdebstrap -> disk, kernel, initramfs
+    buildspace.py     the namespaces in which they run, with root and without
+    leftovers.py      remove what killed builds and replays left
     pack.py           the last step of it, as root or under fakeroot
     initramfs.py      the first programs of the guest, as cpio archives
     bootkeys.py       keys of the guest and of its user, made for each boot

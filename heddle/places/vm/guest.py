@@ -24,7 +24,7 @@ from heddle.host.engine.lockfile import locked
 from heddle.places.vm import booting, hardware, monitor
 from heddle.places.vm.booting import Booted, BootFailed, QemuProcess
 from heddle.places.vm.bootkeys import BootKeys, key_files, know_host, make_keys
-from heddle.places.vm.hardware import KVM, TCG, Hardware
+from heddle.places.vm.hardware import KVM, SEED, TCG, Hardware
 from heddle.places.vm.image import VmImage, image_name
 from heddle.places.vm.imagecache import ensure_image
 from heddle.places.vm.kernels import KERNELS, Kernel
@@ -55,6 +55,7 @@ class Guest:
     seconds: float  # until it was ready
     since: float  # seconds of the epoch
     slow_because: str = ""  # why KVM is not used
+    seed: int = SEED  # of a guest whose clock counts instructions
 
     @property
     def alive(self) -> bool:
@@ -185,6 +186,7 @@ def _start(kernel: Kernel, image: VmImage, directory: Path, wanted: Hardware, ob
             seconds=round(booted.seconds, 1),
             since=time.time(),
             slow_because=slow,
+            seed=wanted.seed,
         )
         know_host(keys, booted.port)
         write_json(directory / "guest.json", asdict(guest), indent=1)

@@ -20,6 +20,8 @@ TCG: Final = "tcg"
 CONSOLE: Final = "console.log"
 BOOT_ARCHIVE: Final = "initramfs"
 MONITOR: Final = "monitor"
+SEED: Final = 1
+_MOST_SEED: Final = (1 << 64) - 1
 LONGEST_INSTRUCTION_NS: Final = 1024  # QEMU's shift is at most 10
 GUEST_ADDRESS: Final = "10.0.2.15"  # the first address that QEMU's user network gives
 DEVICE: Final = Path("/dev/kvm")
@@ -39,12 +41,14 @@ class Hardware:
     """What a guest gets. memory: MiB; idle_seconds: after which it ends without a verb, 0: never.
 
     instruction_ns: 0, or the nanoseconds of the guest's clock that each of its instructions takes (a power of 2).
+    seed: of random numbers, for a clock that counts instructions.
     """
 
     cpus: int
     memory: int
     idle_seconds: int
     instruction_ns: int = 0
+    seed: int = SEED
 
     @property
     def steps_of_time(self) -> bool:
@@ -57,6 +61,12 @@ def check_instruction(nanoseconds: int, problems: Problems) -> None:
     if nanoseconds & (nanoseconds - 1) or not 0 < nanoseconds <= LONGEST_INSTRUCTION_NS:
         why = f"is not a power of 2 from 1 to {LONGEST_INSTRUCTION_NS}"
         problems.add(where="", what=f"--instruction-ns {nanoseconds}", why=why, hint="use 1")
+
+
+def check_seed(seed: int, problems: Problems) -> None:
+    """Add a problem when QEMU does not take this seed."""
+    if not 0 <= seed <= _MOST_SEED:
+        problems.add(where="", what=f"--seed {seed}", why=f"is not between 0 and {_MOST_SEED}", hint="use 1")
 
 
 def find_qemu() -> str:
@@ -118,7 +128,7 @@ def _processor(hardware: Hardware, accelerator: str, order: str = "") -> list[st
     words = [find_qemu(), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     words += ["-accel", f"tcg,thread={threads}" if tcg else "kvm", "-cpu", "max" if tcg else "host"]
     words += ["-smp", str(hardware.cpus)]
-    return words + (_by_instructions(hardware.instruction_ns, order) if hardware.steps_of_time else [])
+    return words + (_by_instructions(hardware, order) if hardware.steps_of_time else [])
 
 
 def _kernel(image: VmImage) -> list[str]:
@@ -127,10 +137,10 @@ def _kernel(image: VmImage) -> list[str]:
     return [*words, "-serial", f"file:{CONSOLE}"]
 
 
-def _by_instructions(nanoseconds: int, order: str) -> list[str]:
-    """The clock counts instructions, and begins at a fixed date; random numbers come from a fixed seed."""
-    shift = nanoseconds.bit_length() - 1
-    words = ["-icount", f"shift={shift},sleep=off{order}", "-seed", "1"]
+def _by_instructions(hardware: Hardware, order: str) -> list[str]:
+    """The clock counts instructions, and begins at a fixed date; random numbers follow from the seed."""
+    shift = hardware.instruction_ns.bit_length() - 1
+    words = ["-icount", f"shift={shift},sleep=off{order}", "-seed", str(hardware.seed)]
     return [*words, "-rtc", "base=2026-01-01T00:00:00,clock=vm"]
 
 

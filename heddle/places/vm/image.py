@@ -6,7 +6,7 @@
 
 CACHE is $HEDDLE_CACHE_DIR, else $XDG_CACHE_HOME/heddle, else ~/.cache/heddle.
 The guest's own scripts (templates/vm/) are not part of an image: each boot adds them. So a change of a script needs no
-new image.
+new image. A change of the commands and of the code that make an image does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.state import cache_dir
 from heddle.host.engine.images import SUITE
-from heddle.places.vm import guestpackages
+from heddle.places.vm import guestpackages, recipe
 from heddle.places.vm.kernels import Kernel
 
 DISK: Final = "disk.img"
@@ -31,6 +31,8 @@ KERNEL_FILE: Final = "vmlinuz"
 INITRAMFS: Final = "initramfs.gz"
 ABOUT: Final = "image.json"
 IMAGE_FORMAT: Final = 3  # of the files; a change makes new images
+# They make the files of an image from the tar of its system. The commands that make the tar are in recipe.py.
+_MAKERS: Final = ("pack.py", "initramfs.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +80,23 @@ def lock_file() -> bytes:
     return (resources.HERE.root / "requirements.lock").read_bytes()
 
 
+def maker_code() -> bytes:
+    """The source of the modules that make the files of an image."""
+    return b"".join(Path(__file__).with_name(name).read_bytes() for name in _MAKERS)
+
+
 def inputs(kernel: Kernel) -> Mapping[str, str]:
     """All inputs of an image, except the day on which Debian's packages are downloaded."""
+    lock, wheels, tar = Path("requirements.lock"), Path("wheels"), Path("root.tar")  # without the paths of this machine
+    commands = [*recipe.download(lock, wheels), *recipe.bootstrap(kernel, lock, wheels, tar)]
     return {
         "format": str(IMAGE_FORMAT),
         "suite": SUITE,
         "kernel": kernel.package,
         "packages": " ".join(guestpackages.guest_packages()),
         "python": hashlib.sha256(lock_file()).hexdigest(),
+        "commands": hashlib.sha256("\0".join(commands).encode()).hexdigest(),
+        "code": hashlib.sha256(maker_code()).hexdigest(),
     }
 
 

@@ -70,6 +70,7 @@ def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, bui
                     "inputs": dict(inputs(kernel)),
                 }
                 write_json(part / ABOUT, {**about, "seconds": round(time.monotonic() - began, 1)}, indent=2)
+                (part / ABOUT).chmod(0o644)  # others may read an image in a directory that they may read
                 if target.exists():
                     shutil.rmtree(target)
                 part.rename(target)

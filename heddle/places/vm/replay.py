@@ -38,6 +38,7 @@ from heddle.places.vm.initramfs import boot_archive
 from heddle.places.vm.replayguest import MESSAGE
 from heddle.places.vm.replayscript import OWN, REPORT, SUMS, Script
 
+SCRATCH: Final = "heddle-replay-"
 RESULT_BYTES: Final = 128 << 20  # of one guest, compressed
 _RESULTS: Final = "results.img"
 _MOST_INPUT: Final = 16 << 20  # bytes of one input file
@@ -94,7 +95,7 @@ def replay(
         raise MachineError(Problem("", str(image.path), "is not writable for this user", hint))
     image.mark_used()
     archive = boot_archive((image.path / INITRAMFS).read_bytes(), _boot_files(lines, inputs))
-    with scratch("heddle-replay-") as work, ExitStack() as running:
+    with scratch(SCRATCH) as work, ExitStack() as running:
         waiting = [_Guest(number, work / str(number)) for number in range(1, times + 1)]
         active, ended = list[_Guest](), list[Replayed]()
         while waiting or active:

@@ -1,0 +1,65 @@
+"""The VM from an installed wheel, also without root: in empty directories with a space in their paths."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from heddle.base import resources
+from heddle.places.vm.image import VmImage, images_dir
+from tests.ordinary import ID, OrdinaryUser, ordinary_user, python_of_all
+from tests.wheels import InstalledWheel, install
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.root, pytest.mark.needs("mount"), pytest.mark.deep]
+
+
+class Shop:
+    """The wheel in an environment of its own, the user, and the cache of images, which the user may read only."""
+
+    def __init__(self, user: OrdinaryUser, wheel: InstalledWheel) -> None:
+        self.user, self.wheel, self.cache = user, wheel, user.spot / "a cache"
+        (self.cache / "vm").mkdir(parents=True)
+        self.env = {"HEDDLE_CACHE_DIR": str(self.cache)}
+
+    def heddle(self, *words: str) -> str:
+        """The output of a verb that succeeds."""
+        before = f"mount --bind '{images_dir()}' '{self.cache}/vm'"
+        done = self.user.run([str(self.wheel.program), *words], env=self.env, before=before)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        assert "./inv" not in done.stdout + done.stderr, words
+        return done.stdout
+
+
+def test_an_ordinary_user_runs_a_lab_in_the_vm_from_a_wheel(image: VmImage, wheel: Path) -> None:
+    python = python_of_all()
+    if python is None:
+        pytest.skip(f"no Python 3.{sys.version_info.minor} that an ordinary user can start")
+    assert (image.path / "image.json").stat().st_mode & 0o004, "others may read an image"
+    with ordinary_user() as user:
+        shop = Shop(user, install(wheel, user.spot / "an environment", python=python))
+        try:
+            shop.heddle("up", "tiny", "--place", "vm")
+            run = json.loads(shop.heddle("run", "--place", "vm", "--size", "64K", "--format", "json"))
+            assert [row["wrong"] for row in run["results"]] == [0]
+            assert json.loads(shop.heddle("paths", "--place", "vm", "--format", "json"))["agree"] is True
+            (guest,) = json.loads(shop.heddle("vm", "status", "--format", "json"))["guests"]
+            assert Path("/proc", str(guest["pid"])).stat().st_uid == ID, "no process of root"
+        finally:
+            shop.heddle("vm", "down")
+        assert [path.name for path in user.home.iterdir()] == [".local"], "the state directory is there"
+
+
+def test_a_wheel_replays_a_script(image: VmImage, wheel: Path, tmp_path: Path) -> None:
+    made = install(wheel, tmp_path / "an environment")
+    place = tmp_path / "an empty directory"
+    place.mkdir()
+    (place / "mine.replay").write_text("./inv render tiny --out files\n./inv status --format json > status.json\n")
+    env = {"HEDDLE_CACHE_DIR": str(images_dir().parent), "HEDDLE_STATE_DIR": str(tmp_path / "state")}
+    done = made.heddle("replay", "mine.replay", "--out", "out", cwd=place, env=env, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((place / "out/status.json").read_text())["labs"] == []
+    assert (place / "out/files/tiny.clab.yml").is_file()
+    assert not list(resources.HERE.root.glob("out"))
