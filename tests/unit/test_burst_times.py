@@ -17,7 +17,7 @@ PAIRS = (("rate", "burst"), ("ceil", "cburst"))
 @pytest.mark.parametrize("burst", [1, 2, 4])
 @pytest.mark.parametrize("rate", ["1mbit", "100mbit", "10gbit"])
 def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) -> None:
-    """tc of iproute2 7 refuses others ("htb: burst out of range"); older ones cut them off without a word."""
+    """tc of iproute2 7.3 refuses others ("htb: burst out of range"); older ones cut them off without a word."""
     overrides = [f"link.host={rate}", f"link.fabric={rate}", f"queues.burst={burst}"]
     fabric = load_fabric("tiny", overrides=overrides).fabric
     found = 0

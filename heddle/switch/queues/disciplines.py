@@ -85,7 +85,7 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     A leaf has almost no rate of its own (8 bit/s, the minimum) and borrows all its bandwidth from 1:1. Among borrowers
     HTB serves the lowest prio first, and those of equal prio in turns of `quantum` bytes. A quantum is a multiple of
     the frame size, since a class with a smaller quantum sends a whole packet anyway.
-    Its burst is what it sends at its own rate: a second, since tc 7 refuses what takes longer than 32 bits of psched
+    Its burst is what it sends at its own rate: a second, since tc 7.3 refuses what takes longer than 32 bits of psched
     ticks can say (274 s), and older ones cut such a number off. (HTB forgets a debt of more than 60 s.)
     """
     frame, name = port.mtu + HEADER, port.name
