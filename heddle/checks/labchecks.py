@@ -14,6 +14,7 @@ from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads as port_offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
+from heddle.lab.foreignroutes import overriding_routes
 from heddle.runs.past import has_run, paths_of
 
 if TYPE_CHECKING:
@@ -136,13 +137,19 @@ def bgp(subject: Subject) -> Found:
     return f"{expected} sessions established", faults
 
 
-def routes(subject: Subject) -> Found:
-    """Every kernel has every route with all of its next hops."""
-    made = subject.lab.made
+def routes(subject: Subject) -> Answer:
+    """Every kernel has every route with all of its next hops, and no route that the fabric does not have."""
+    lab, made, now = subject.lab, subject.lab.made, subject.now
     checked = made.routes_checked()
     if not checked:
         raise NothingError("no host has an address, so no route is expected")
-    return checked, made.gaps(subject.now)
+    found = health.wrong_routes(lab, now)
+    foreign = [f"{each.where}: {each.what} {each.why}" for each in found]
+    if found:
+        foreign[0] += f"; {found[0].hint}"
+    inside = [] if made.rendered else overriding_routes(lab.fabric, now.fibs)
+    notes = (f"{each.switch}: {each.what} overrides {each.overrides}, the network of a host" for each in inside)
+    return Answer(checked, [*made.gaps(now), *foreign], tuple(notes))
 
 
 def reachability(subject: Subject) -> Found:

@@ -68,9 +68,10 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "write from host1 to host3 by soft-RoCE, in the lossless class",
         ),
         (
-            "launch host1 host3 --place vm -- ib_read_lat",
-            "the same with another program, in the VM, whose kernel has rxe",
+            "launch host1 host3 --place vm -- ib_send_bw -s 65536 -n 100 --tclass=98",
+            "100 messages of 64 KiB, in the VM, whose kernel has rxe",
         ),
+        ("launch host1 host3 --place vm -- ib_read_lat", "the time of small reads"),
     ),
     "capture": _examples(
         ("capture rtsw1:eth1 --filter roce --count 20", "print 20 RoCE packets of one port, a line each"),
@@ -96,6 +97,7 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
             "run --admission on --admission-set buffsize=128K",
             "a budget of 128 KiB in flight to each receiver",
         ),
+        ("run --fault rtsw1:eth3,loss=1/256", "a link that loses packets, for the time of this run"),
     ),
     "hashing": _examples(
         ("hashing", "show the mode and the seed of every switch"),

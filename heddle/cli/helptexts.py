@@ -209,6 +209,7 @@ RUN: Final = {
     "cts_class": "traffic class of CTS packets: control or data",
     "admission_set": "parameter of admission, NAME=NUMBER: channels, buffsize, steps, cts_timeout; can be repeated",
     "slow": "HOST=PERCENT: its ranks process data at this share of their NIC's rate; can be repeated",
+    "fault": "PORT,KIND=VALUE: fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",
     "bucket": "time step of the recorded queues, for plot: 1ms to 100ms",
     "lab": LAB,
     "fabric": "bring this fabric up for the run, and take it down after it",

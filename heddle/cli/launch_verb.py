@@ -15,7 +15,7 @@ from heddle.cli.verbs import verb
     help={
         "client": "the host that runs the client: data of a write or send test flow from it",
         "server": "the host that runs the server",
-        "cmd": "after --: a program of perftest with its flags, for example -- ib_write_bw -q 4",
+        "cmd": "after --: a program of perftest with its flags, for example -- ib_send_bw -q 4",
         "lab": words.LAB,
     },
     rest="cmd",
@@ -25,8 +25,9 @@ def launch(out: Console, client: str, server: str, cmd: Sequence[str] = (), lab:
     """Run an RDMA program between two hosts, with soft-RoCE: ./inv launch host1 host3 -- ib_write_bw --tclass=98.
 
     Heddle makes a device in both hosts, starts the server, and adds the device, the address index and the server's
-    address to the flags. The client's output is unchanged. Traffic class 98 puts the data into the lossless class with
-    ECN; without --tclass they are best effort, and the fabric may drop them.
+    address to the flags. The client's output is unchanged. Programs of perftest are for example ib_write_bw and
+    ib_send_bw (data from the first to the second host) and ib_read_lat (from the second to the first). Traffic class 98
+    puts the data into the lossless class with ECN; without --tclass they are best effort, and the fabric may drop them.
     The kernel needs soft-RoCE in namespaces: ./inv doctor shows whether it has it, and --place vm has it.
     """
     from heddle.base.problems import InputError, Problem

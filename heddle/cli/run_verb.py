@@ -89,6 +89,7 @@ def run(
     cts_class: str = "control",
     admission_set: Sequence[str] = (),
     slow: Sequence[str] = (),
+    fault: Sequence[str] = (),
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -111,7 +112,7 @@ def run(
         warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
         bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath, dcqcn=dcqcn, cc=cc,
         cc_set=cc_set, recovery=recovery, entropy=entropy, admission=admission, cts_class=cts_class,
-        admission_set=admission_set, slow=slow,
+        admission_set=admission_set, slow=slow, fault=fault,
     )  # fmt: skip
     table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:

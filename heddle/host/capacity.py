@@ -40,12 +40,15 @@ class Processor:
     packets: those that its softirqs passed to the network stack, in any namespace (softnet_data.processed).
     softirq_s: seconds in interrupts and softirqs, which forward packets; some kernels only sample them.
     stolen_s: seconds in which it had work, and a hypervisor ran something else.
+    user_s, system_s: seconds in programs, and in the kernel for them; sampled by the kernel's tick.
     """
 
     idle_s: float
     packets: int
     softirq_s: float = 0.0
     stolen_s: float = 0.0
+    user_s: float = 0.0
+    system_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +76,24 @@ def read() -> MachineReading:
 
 def parse_reading(at_s: float, stat: str, softnet: str) -> MachineReading:
     """Parse the texts of /proc/stat and /proc/net/softnet_stat."""
-    idle: dict[int, float] = {}
-    soft: dict[int, float] = {}
-    stolen: dict[int, float] = {}
+    seconds: dict[int, list[float]] = {}
     for line in stat.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
-            idle[int(name[3:])] = (int(fields[3]) + int(fields[4])) * TICK_S  # idle and iowait
-            soft[int(name[3:])] = (int(fields[5]) + int(fields[6])) * TICK_S  # irq and softirq
-            stolen[int(name[3:])] = int(fields[7]) * TICK_S
+            seconds[int(name[3:])] = [int(field) * TICK_S for field in fields]
     packets: dict[int, int] = {}
     lost = 0
     # One line for each online processor, in order; since Linux 5.10 each line has its number.
-    for number, line in zip(sorted(idle), softnet.splitlines(), strict=False):
+    for number, line in zip(sorted(seconds), softnet.splitlines(), strict=False):
         columns = [int(word, 16) for word in line.split()]
         packets[columns[_CPU_FIELD] if len(columns) > _CPU_FIELD else number] = columns[0]
         lost += columns[1]
-    found = {cpu: Processor(idle[cpu], packets.get(cpu, 0), soft[cpu], stolen[cpu]) for cpu in sorted(idle)}
+    found = {}
+    for cpu in sorted(seconds):
+        user, nice, system, idle, iowait, irq, softirq, stolen = seconds[cpu][:8]  # proc(5)
+        found[cpu] = Processor(
+            idle + iowait, packets.get(cpu, 0), irq + softirq, stolen, user_s=user + nice, system_s=system
+        )
     return MachineReading(at_s, found, lost)
 
 

@@ -321,21 +321,13 @@ def _images() -> Check:
     return Check("images", not absent, f"not built: {names}" if absent else names, fix, required=False)
 
 
-def _rxe() -> Check:
-    loaded = Path("/sys/module/rdma_rxe").exists()
-    if not loaded and shutil.which("modprobe"):
-        loaded = subprocess.run(["modprobe", "-n", "-q", "rdma_rxe"], capture_output=True, check=False).returncode == 0
-    what = "soft-RoCE devices of the kernel, for --transport rxe and launch"
-    detail = f"{what}; in namespaces with Linux 7.1 or newer" if loaded else f"{what}: this kernel has no rdma_rxe"
-    return Check("rxe", loaded, detail, _VM, required=False)
-
-
 _VM: Final = "use --place vm: Debian's full kernel in a VM (docs/kernels.md)"
 _FULL: Final = f"use a kernel that has it (Debian's and Ubuntu's own do), or {_VM}"
 _NO_RED: Final = f"not needed: Heddle's BPF program marks by the exact depth. For queues.ecn.marker: red, {_VM}"
 _NO_ETS: Final = f"not needed: HTB serves classes by the same weights. For queues.scheduler: ets, {_VM}"
 _CONTAINER: Final = "run as root; a container needs NET_ADMIN, SYS_ADMIN and a writable /proc/sys (docs/install.md)"
-_SEED: Final = "Linux 6.11 or newer; without it: --set routing.ecmp=e-ecmp"
+_POLICY: Final = f"use Linux 5.12 or newer, or {_VM}"
+_SEED: Final = f"use Linux 6.11 or newer, or --set routing.ecmp=e-ecmp, or {_VM}"
 CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "python": _python,
     "root": _root,
@@ -347,9 +339,7 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "namespaces": lambda: _try("namespaces", "network namespaces can be created", _CONTAINER),
     "sysctls": _sysctls,
     "veth": lambda: _try("veth", "virtual links can be created", _FULL),
-    "hash policy": lambda: _try(
-        "hash policy", "fib_multipath_hash_policy 3 with selected fields", "Linux 5.12 or newer"
-    ),
+    "hash policy": lambda: _try("hash policy", "fib_multipath_hash_policy 3 with selected fields", _POLICY),
     "hash seed": lambda: _try("hash seed", "fib_multipath_hash_seed can be set", _SEED),
     "htb": lambda: _try("htb", f"ports can be shaped; {limits.HERE.bursts()}", _FULL),
     "bfifo": lambda: _try("bfifo", "queues can be limited in bytes", _FULL),
@@ -368,7 +358,6 @@ CHECKS: Final[Mapping[str, Callable[[], Check]]] = {
     "red": lambda: _try("red", "the kernel's own ECN marker (sch_red)", _NO_RED, required=False),
     "ets": lambda: _try("ets", "the kernel's own scheduler of classes (sch_ets)", _NO_ETS, required=False),
     "netem": lambda: _try("netem", "delay and jitter of links (sch_netem)", _VM, required=False),
-    "rxe": _rxe,
     "docker": _docker,
     "engine": _engine,
     "containerlab": _containerlab,
@@ -385,7 +374,6 @@ _OPTIONAL: Final = frozenset(
         "red",
         "ets",
         "netem",
-        "rxe",
         "docker",
         "engine",
         "containerlab",

@@ -28,6 +28,7 @@ from heddle.host.engine.docker import SYSTEMD
 
 FRR_DIRS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"))
 LIBBPF: Final = ("libbpf.so.1", "libbpf.so.0")
+_RXE_DRIVER: Final = Path("/etc/libibverbs.d/rxe.driver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ def frr_daemon(name: str) -> Path | None:
     return None
 
 
-def libbpf() -> str | None:
-    """The name under which the system's libbpf can be loaded, or None."""
-    for name in LIBBPF:
+def _library(*names: str) -> str | None:
+    """The first of these names under which a shared library can be loaded, or None."""
+    for name in names:
         try:
             ctypes.CDLL(name)
         except OSError:
@@ -66,13 +67,14 @@ def libbpf() -> str | None:
     return None
 
 
+def libbpf() -> str | None:
+    """The name under which the system's libbpf can be loaded, or None."""
+    return _library(*LIBBPF)
+
+
 def libdeflate() -> bool:
     """Whether the system's libdeflate can be loaded."""
-    try:
-        ctypes.CDLL("libdeflate.so.0")
-    except OSError:
-        return False
-    return True
+    return _library("libdeflate.so.0") is not None
 
 
 def _program(name: str) -> Callable[[], bool]:
@@ -124,6 +126,9 @@ _ALL: Final = (
     _tool("e2fsprogs", "makes the disk of the VM", "mke2fs"),
     _tool("fakeroot", "makes the disk of the VM without root"),
     _tool("uidmap", "makes the system of the VM without root", "newuidmap"),
+    Part("libibverbs", "verbs, for --transport rxe", ("libibverbs1",), lambda: bool(_library("libibverbs.so.1"))),
+    Part("ibverbs-providers", "libibverbs for soft-RoCE", ("ibverbs-providers",), _RXE_DRIVER.exists),
+    Part("perftest", "programs for ./inv launch", ("perftest",), _program("ib_write_bw")),
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A separate package from Debian 13 on; before, and on Ubuntu, docker.io contains it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
@@ -149,6 +154,7 @@ UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
     "ethtool",
     "git",
+    "iputils-ping",
     "mount",
     "openssh-client",
     "openssh-server",
@@ -160,6 +166,7 @@ TEST_EXTRAS: Final = (
 BROWSER: Final = ("chromium", "chromium-driver")
 BUILD: Final = ("clang", "libbpf-dev", "lld", "qemu-user")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
+VERBS: Final = ("libibverbs", "ibverbs-providers", "perftest")
 ENGINE: Final = ("docker", "docker-cli")
 GO: Final = ("golang",)
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")

@@ -28,8 +28,9 @@ CauseKind = Literal["processor", "worker", "backlog", "sockets"]
 class ProcessorUse:
     """A processor in a phase. busy, softirq, stolen: shares of the time, 0 to 1. packets: share of all packets.
 
-    softirq: of interrupts and softirqs, which forward packets. stolen: in which a hypervisor ran something else. Both
-    are part of busy.
+    softirq: of interrupts and softirqs, which forward packets. stolen: in which a hypervisor ran something else. user,
+    system: in programs, and in the kernel for them; records of older versions do not have these. All are part of busy,
+    and together they may be less: the kernel samples them by its tick, and measures idle time.
     """
 
     number: int
@@ -37,6 +38,8 @@ class ProcessorUse:
     packets: float
     softirq: float = 0.0
     stolen: float = 0.0
+    user: float = 0.0
+    system: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,6 @@ class Phase:
         pairs = [(number, before.processors[number], after.processors[number]) for number in common]
         handled = {number: new.packets - old.packets for number, old, new in pairs}
         busy = {number: min(1.0, max(0.0, 1 - (new.idle_s - old.idle_s) / seconds)) for number, old, new in pairs}
-        soft = {number: max(0.0, new.softirq_s - old.softirq_s) / seconds for number, old, new in pairs}
         stolen = {number: max(0.0, new.stolen_s - old.stolen_s) / seconds for number, old, new in pairs}
         total = max(1, sum(handled.values()))
         return cls(
@@ -103,7 +105,17 @@ class Phase:
             seconds=seconds,
             cpu=sum(busy.values()) / max(1, len(busy)),
             processors=tuple(
-                ProcessorUse(n, busy[n], handled[n] / total, soft[n], stolen[n]) for n in common if handled[n]
+                ProcessorUse(
+                    n,
+                    busy[n],
+                    handled[n] / total,
+                    max(0.0, new.softirq_s - old.softirq_s) / seconds,
+                    stolen[n],
+                    max(0.0, new.user_s - old.user_s) / seconds,
+                    max(0.0, new.system_s - old.system_s) / seconds,
+                )
+                for n, old, new in pairs
+                if handled[n]
             ),
             workers=tuple(workers),
             backlog_drops=after.backlog_drops - before.backlog_drops,

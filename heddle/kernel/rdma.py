@@ -2,27 +2,32 @@
 
 In:  namespaces and their interfaces. Out: RDMA devices, with names that are unique on the machine.
 The kernel removes a link together with its interface, and so with its namespace.
+Its mode (`rdma system`) is `shared`: all namespaces see all devices, or `exclusive`: each sees its own. Then a new
+device is in the first namespace, and is moved to that of its interface.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
-import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import find_program, run
+from heddle.base.process import Done, find_program, run
+from heddle.kernel.namespace import NETNS_DIR
 
 _SBIN: Final = ("/usr/sbin", "/sbin")
 _IN_VM: Final = "run the verb in the VM, whose kernel has it: --place vm"
-_GID_S: Final = 5.0  # a new device learns its addresses from a kernel thread
-_POLL_S: Final = 0.02
-_SHARED: Final = "rdma system set netns shared"
+_SHARED: Final = "run rdma system set netns shared, while no other network namespace exists, or use --place vm"
+_MODULE: Final = Path("/sys/module/rdma_rxe")
+# Functions of the module, and the release of Linux that has them: a UDP port in each namespace; devices that move.
+_PORTS: Final = ("rxe_ns_init", (7, 1))
+_MOVES: Final = ("rxe_disassociate_ucontext", (7, 3))
 QPS_BEFORE_FIRST: Final = 16  # a new rxe device numbers its queue pairs from 17 (rxe_param.h: RXE_MIN_QP_INDEX)
 PSN_WINDOW: Final = 128  # packets that rxe sends without an acknowledgement (rxe_param.h: RXE_MAX_UNACKED_PSNS)
 
@@ -37,13 +42,13 @@ class LinkState:
 
 def link_name(lab: str, node: str, port: str) -> str:
     """The name of a NIC's link: device names are the same for all namespaces of a machine. Labs' names have no `-`."""
-    return f"{lab}-{node}-{port}"
+    return f"{prefix_of(lab)}{node}-{port}"
 
 
-def obstacle() -> Problem | None:
+def obstacle(*, load: bool = True) -> Problem | None:
     """The reason why this machine cannot make rxe links in namespaces; None if it can. Changes nothing.
 
-    It may load the kernel's modules.
+    load: whether the module may be loaded; one that is not loaded is judged by the release of the kernel.
     """
     what = "soft-RoCE (rxe)"
     rdma = find_program("rdma", *_SBIN)
@@ -52,14 +57,14 @@ def obstacle() -> Problem | None:
     said = run([rdma, "system"], check=False)
     if said.code != 0:
         return Problem("", what, "is not possible: this kernel has no InfiniBand core", _IN_VM)
-    if not _has_module():
+    if not _has_module(load=load):
         return Problem("", what, "is not possible: this kernel has no module rdma_rxe", _IN_VM)
-    if not _has_namespaces():
+    if not _has(*_PORTS):
         why = "does not carry data in namespaces on this kernel: Linux 7.1 or newer does"
         return Problem("", what, why, _IN_VM)
-    if _mode(said.out) != "shared":
-        why = "needs RDMA devices that all namespaces share, and this machine keeps them apart"
-        return Problem("", what, why, f"run {_SHARED}")
+    if _mode(said.out) != "shared" and not _has(*_MOVES):
+        why = "needs RDMA devices that namespaces share: this machine keeps them apart, and its Linux moves none"
+        return Problem("", what, why, _SHARED)
     return None
 
 
@@ -70,19 +75,28 @@ def require() -> None:
         raise MachineError(found)
 
 
-def _has_module() -> bool:
-    if Path("/sys/module/rdma_rxe").exists():
+def _has_module(*, load: bool) -> bool:
+    if _MODULE.exists():
         return True
     modprobe = find_program("modprobe", *_SBIN)
-    return modprobe is not None and run([modprobe, "-q", "rdma_rxe"], check=False).code == 0
+    only_look = [] if load else ["-n"]
+    return modprobe is not None and run([modprobe, *only_look, "-q", "rdma_rxe"], check=False).code == 0
 
 
-def _has_namespaces() -> bool:
-    """Whether the module opens its UDP port in each namespace. Older ones do so in the first namespace only."""
+def _has(function: str, since: tuple[int, int]) -> bool:
+    """Whether the module has a function. since: the release that counts where the module is not loaded."""
+    if not _MODULE.exists():
+        return _release() >= since
     try:
-        return b" rxe_ns_init\t" in Path("/proc/kallsyms").read_bytes()
+        return f" {function}\t".encode() in Path("/proc/kallsyms").read_bytes()
     except OSError:
         return False
+
+
+def _release() -> tuple[int, ...]:
+    """The first two numbers of the kernel's release."""
+    found = re.match(r"(\d+)\.(\d+)", platform.release())
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def _mode(text: str) -> str:
@@ -91,48 +105,65 @@ def _mode(text: str) -> str:
     return found[1] if found else ""
 
 
-def links(prefix: str = "") -> list[LinkState]:
-    """The RDMA links of this machine whose names begin with `prefix`; empty where the kernel has no RDMA."""
-    rdma = find_program("rdma", *_SBIN)
-    said = run([rdma, "-j", "link"], check=False) if rdma is not None else None
-    if said is None or said.code != 0 or not said.out.strip():
+def links(prefix: str = "", spaces: Sequence[Path] = ()) -> list[LinkState]:
+    """The RDMA links of this machine whose names begin with `prefix`; empty where the kernel has no RDMA.
+
+    spaces: where they may be if the mode is exclusive.
+    """
+    return [link for _, link in _found(prefix, spaces)]
+
+
+def _found(prefix: str, spaces: Sequence[Path]) -> list[tuple[Path | None, LinkState]]:
+    """Links, each with its namespace, which is None for the caller's."""
+    if not Path("/sys/class/infiniband").is_dir():
         return []
-    rows = [(str(row.get("ifname", "")).partition("/")[0], str(row.get("state", ""))) for row in json.loads(said.out)]
-    return [LinkState(name, state) for name, state in rows if name.startswith(prefix)]
+    places: list[Path | None] = [None, *(spaces if spaces and _apart() else ())]
+    found = []
+    for space in places:
+        said = _rdma("-j", "link", space=space, check=False)
+        for row in json.loads(said.out) if said.code == 0 and said.out.strip() else ():
+            state = LinkState(str(row.get("ifname", "")).partition("/")[0], str(row.get("state", "")))
+            if state.name.startswith(prefix):
+                found.append((space, state))
+    return found
 
 
-def add_link(netns: Path, name: str, port: str) -> None:
-    """Make a link in a namespace; MachineError with the kernel's message."""
-    rdma = find_program("rdma", *_SBIN) or "rdma"
-    run(["nsenter", f"--net={netns}", rdma, "link", "add", name, "type", "rxe", "netdev", port])
+def _rdma(*words: str, space: Path | None = None, check: bool = True) -> Done:
+    """Run the command in a namespace."""
+    enter = [] if space is None else ["nsenter", f"--net={space}"]
+    return run([*enter, find_program("rdma", *_SBIN) or "rdma", *words], check=check)
 
 
-def gid_index(name: str, address: str) -> int:
-    """The index of an address in a device's table; MachineError if the kernel does not list it within seconds."""
-    found = ip_address(address)
-    wanted = int(found) if found.version == 6 else 0xFFFF << 32 | int(found)
-    table = Path(f"/sys/class/infiniband/{name}/ports/1/gids")
-    deadline = time.monotonic() + _GID_S
-    while time.monotonic() < deadline:
-        for entry in table.iterdir() if table.is_dir() else ():
-            try:
-                text = entry.read_text()
-            except OSError:  # an index without an address
-                continue
-            if int(text.strip().replace(":", ""), 16) == wanted:
-                return int(entry.name)
-        time.sleep(_POLL_S)
-    raise MachineError(Problem("", name, f"does not have the address {address}", "is the interface up?"))
+def _apart() -> bool:
+    return _mode(_rdma("system", check=False).out) == "exclusive"
 
 
-def remove_links(names: Iterable[str]) -> None:
-    """Remove links; those that are gone do not matter."""
-    rdma = find_program("rdma", *_SBIN) or "rdma"
-    for name in names:
-        run([rdma, "link", "delete", name], check=False)
+def add_links(made: Sequence[tuple[Path, str, str]]) -> None:
+    """Make links, each given as (namespace, name, port); MachineError with the kernel's message."""
+    apart = _apart()
+    for space, name, port in made:
+        _rdma("link", "add", name, "type", "rxe", "netdev", port, space=space)
+        if apart:
+            _move(name, space)
 
 
-def remove_links_of(lab: str) -> None:
-    """Remove all links of a lab."""
-    if Path("/sys/class/infiniband").is_dir():
-        remove_links(link.name for link in links(f"{lab}-"))
+def _move(name: str, space: Path) -> None:
+    """Move a new device to a namespace; one that cannot be moved is removed."""
+    place = os.path.relpath(space, NETNS_DIR)  # the command adds this directory to every name
+    done = _rdma("dev", "set", name, "netns", place, check=False)
+    if done.code == 0:
+        return
+    _rdma("link", "delete", name, check=False)
+    why = f"cannot be moved to namespace {space}: {(done.err or done.out).strip()}"
+    raise MachineError(Problem("", f"RDMA device {name}", why, _SHARED))
+
+
+def remove_links(prefix: str, spaces: Sequence[Path] = ()) -> None:
+    """Remove the links whose names begin with `prefix`; those that are gone do not matter. spaces: as for `links`."""
+    for space, link in _found(prefix, spaces):
+        _rdma("link", "delete", link.name, space=space, check=False)
+
+
+def prefix_of(lab: str) -> str:
+    """How the names of a lab's links begin."""
+    return f"{lab}-"

@@ -23,9 +23,10 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` reports it. faults: daemons and links, a line each; gaps: missing routes.
+    """A fabric at one moment, as `status` reports it. faults: daemons, links and foreign routes, a line each.
 
-    link_faults: what links do to packets on request, a line each; a fabric with them can be converged.
+    gaps: routes that are missing, or have other next hops. link_faults: what links do to packets on request, a line
+    each; a fabric with them can be converged.
     """
 
     faults: tuple[str, ...] = ()
@@ -39,11 +40,12 @@ class FabricReading:
         from heddle.lab.linkfaults import fault_lines
 
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
+        found += health.wrong_routes(lab, now)
         return cls(_lines(found), tuple(lab.made.gaps(now)), fault_lines(lab))
 
     @property
     def converged(self) -> bool:
-        """True when every route is in every kernel, and all daemons, links and the PFC agent work."""
+        """True when every route is in every kernel and no other is, and all daemons, links and the PFC agent work."""
         return not self.faults and not self.gaps
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Faults of a running lab: nodes, daemons, queues, links, the PFC agent. repair.py repairs them.
+"""Faults of a running lab: nodes, daemons, queues, links, the PFC agent, foreign routes. repair.py repairs the others.
 
 In:  a Lab, or a snapshot of it with the parts that `parts` names. Out: Problems.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.lab.faults import State, repair_hint
+from heddle.lab.foreignroutes import foreign_routes
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, Snapshot
 
 
 def parts(lab: Lab) -> LabPart:
-    """The parts of a snapshot that `problems` needs. An imported topology does not say which links should be up."""
-    return LabPart.SILENT | LabPart.ROOTS | (LabPart.CARRIER | LabPart.DRAINED if lab.made.rendered else LabPart(0))
+    """The parts of a snapshot that `problems` needs. An imported topology defines neither links to be up nor routes."""
+    rendered = LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS if lab.made.rendered else LabPart(0)
+    return LabPart.SILENT | LabPart.ROOTS | rendered
 
 
 def faults(lab: Lab) -> list[Problem]:
@@ -28,7 +30,10 @@ def faults(lab: Lab) -> list[Problem]:
 
 def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
-    return [*silent_daemons(now), *foreign_queues(now), *lost_agent(lab), *down_or_drained(lab, now)]
+    return [
+        *silent_daemons(now), *foreign_queues(now), *lost_agent(lab), *down_or_drained(lab, now),
+        *wrong_routes(lab, now),
+    ]  # fmt: skip
 
 
 def silent_daemons(now: Snapshot) -> list[Problem]:
@@ -42,6 +47,14 @@ def silent_daemons(now: Snapshot) -> list[Problem]:
 def down_or_drained(lab: Lab, now: Snapshot) -> list[Problem]:
     """Links that are down and switches that BGP drains, by Heddle or by hand. Parts: CARRIER, DRAINED."""
     return State.of(lab.fabric, now).problems(lab) if lab.made.rendered else []
+
+
+def wrong_routes(lab: Lab, now: Snapshot) -> list[Problem]:
+    """Routes that the fabric does not have. Part: FIBS."""
+    found = foreign_routes(lab.fabric, now.fibs) if lab.made.rendered else []
+    word = "ip" if lab.fabric.policy.ip_version == 4 else "ip -6"
+    show = f"run ./inv exec --lab {lab.name} {{}} {word} route show {{}} to see its origin (proto), and remove it there"
+    return [Problem(route.switch, route.what, route.why, show.format(route.switch, route.prefix)) for route in found]
 
 
 def foreign_queues(now: Snapshot) -> list[Problem]:

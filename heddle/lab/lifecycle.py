@@ -251,7 +251,7 @@ def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
 
     with _uninterrupted(), machine_errors():
         pfc.stop(name)
-        rdma.remove_links_of(name)  # of a run that was killed
+        rdma.remove_links(rdma.prefix_of(name))  # of a run that was killed; in a namespace, it goes with that
         count = sum(engine.destroy(name, observer) for engine in engines)
         switch.remove(name)
         limits.HERE.release(name, on_machine, observer)

@@ -1,10 +1,12 @@
 """Record of the faults that Heddle made on request: ports that were taken down, and faults of links.
 
-    LABDIR/faults.json     {"down": ["rtsw1:eth3", ...], "links": {"rtsw1:eth3": {"loss": 0.01}, ...}}
+    LABDIR/faults.json     {"down": ["rtsw1:eth3", ...], "links": {"rtsw1:eth3": {"loss": 0.01}, ...},
+                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}}
 
 down: the ends that were taken down. `up --repair` leaves them down; `up` and `status` report them. links: what
-`./inv fault` set, by the port that packets leave by. Whether a port is down now is read from its kernel, not from this
-file. The caller holds the lab's lock.
+`./inv fault` set, by the port that packets leave by. run: ports of which the fault in `links` was set for one run, and
+what `links` had before it (null: nothing). Whether a port is down now is read from its kernel, not from this file. The
+caller holds the lab's lock.
 """
 
 from __future__ import annotations
@@ -31,24 +33,35 @@ def note(directory: Path, refs: Collection[str], *, down: bool) -> None:
     before = taken_down(directory)
     after = before | set(refs) if down else before - set(refs)
     if after != before:
-        _write(directory, after, link_faults(directory))
+        _write(directory, after, link_faults(directory), before_run(directory))
 
 
 def link_faults(directory: Path) -> dict[str, LinkFault]:
     """Port -> the fault that was set on its link; an empty one where the fault of the fabric file was cleared."""
-    data = _read(directory).get("links")
-    found: dict[str, LinkFault] = {}
+    return {ref: fault for ref, fault in _faults(directory, "links").items() if fault is not None}
+
+
+def before_run(directory: Path) -> dict[str, LinkFault | None]:
+    """Port that has a fault for one run -> what `link_faults` had of it before the run; None: nothing."""
+    return _faults(directory, "run")
+
+
+def note_link_faults(
+    directory: Path, faults: Mapping[str, LinkFault], before: Mapping[str, LinkFault | None] | None = None
+) -> None:
+    """Record the faults of all links that were set. before: of ports whose fault is for one run, see `before_run`."""
+    _write(directory, taken_down(directory), faults, before or {})
+
+
+def _faults(directory: Path, key: str) -> dict[str, LinkFault | None]:
+    data = _read(directory).get(key)
+    found: dict[str, LinkFault | None] = {}
     for ref, fields in data.items() if isinstance(data, dict) else ():
         try:
-            found[ref] = LinkFault.from_json(fields)
+            found[ref] = None if fields is None else LinkFault.from_json(fields)
         except (ValueError, TypeError, AttributeError):
             continue
     return found
-
-
-def note_link_faults(directory: Path, faults: Mapping[str, LinkFault]) -> None:
-    """Record the faults of all links that were set."""
-    _write(directory, taken_down(directory), faults)
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -59,8 +72,12 @@ def _read(directory: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _write(directory: Path, down: Collection[str], links: Mapping[str, LinkFault]) -> None:
+def _write(
+    directory: Path, down: Collection[str], links: Mapping[str, LinkFault], before: Mapping[str, LinkFault | None]
+) -> None:
     data: dict[str, Any] = {"down": sorted(down)}
     if links:
         data["links"] = {ref: fault.to_json() for ref, fault in sorted(links.items())}
+    if before:
+        data["run"] = {ref: None if each is None else each.to_json() for ref, each in sorted(before.items())}
     state.write_json(directory / _FILE, data)

@@ -110,9 +110,9 @@ class Rendered:
         return [*causes, *(gap.text() for gap in found)]
 
     def routes_checked(self) -> str:
-        """`96 prefixes with all their next hops, in every kernel`."""
+        """`96 prefixes with all their next hops, and no other route, in every kernel`."""
         count = sum(len(table) for table in self.fabric.expected_next_hops.values())
-        return f"{count} prefixes with all their next hops, in every kernel"
+        return f"{count} prefixes with all their next hops, and no other route, in every kernel"
 
     def session_faults(self, now: Snapshot) -> list[str]:
         """Sessions that are not established, at both ends of every link between switches."""

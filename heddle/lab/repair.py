@@ -21,6 +21,7 @@ from heddle.lab import health
 from heddle.lab.linkfaults import reinstall_faults
 from heddle.lab.onpurpose import taken_down
 from heddle.lab.requeue import own_queues
+from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
@@ -89,6 +90,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done = [*_links(lab), *_ports(lab)]
     if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
         done.append("the PFC agent and its keeper: started again")
+    done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
     done += _daemons(lab)
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")

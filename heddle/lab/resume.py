@@ -59,6 +59,8 @@ def resume(lab: Lab, observer: Observer, timeout: float | None, *, repairing: bo
             lab.wait(observer, timeout)
     except CheckError as error:
         raise CheckError(*_sessions(lab), *error.problems) from None
+    if lab.made.rendered and (foreign := health.wrong_routes(lab, lab.snapshot(LabPart.FIBS))):
+        raise CheckError(*foreign)  # a repair does not remove them: their origin may install them again
     return Resumed(not kept, done)
 
 

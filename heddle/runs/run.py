@@ -25,7 +25,7 @@ from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import QpReport, WorkerReport
-from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
@@ -36,7 +36,7 @@ from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.linkfaults import extra_delay_ns
 from heddle.lab.rehash import label
-from heddle.lab.snapshot import Snapshot
+from heddle.lab.runfaults import faults_for_run, faults_on
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.admissionuse import AdmissionUse
@@ -44,6 +44,7 @@ from heddle.runs.congestionuse import with_congestion
 from heddle.runs.keeping import keeping
 from heddle.runs.machineuse import MachineUse
 from heddle.runs.recording import recording
+from heddle.runs.reordering import reordering
 from heddle.runs.results import Carrier, FlowRow, RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
 from heddle.switch.pfc import control as pfc
@@ -76,7 +77,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     ends with one of these errors is kept as failed. An interrupted run keeps its measured sizes (RunInterruptedError).
     table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
-    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab))
+    faults = faults_on(lab.fabric, options.faults)
+    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab, faults))
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan, transport)
@@ -86,7 +88,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         observer.warn(short)
     workers = worker_count(plan)
     _check_memory(plan, workers)
-    with state.lock(lab.name):
+    with state.lock(lab.name), faults_for_run(lab, faults, observer):
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
@@ -96,6 +98,8 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
             fabric_before = FabricReading.of(lab, evidence_before)
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
+            for reorders in (expected := reordering(evidence_before.hashing, plan, transport)):
+                observer.warn(reorders)
             with recording(lab, options.bucket_ns, _summary(plan), keeper.draft.path) as queues:
                 head = RunHead(
                     lab.name, plan.k, label(lab), plan.options, plan.endpoints, plan.communicators,
@@ -123,23 +127,11 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
-                warnings = (*fabric.warnings(), *_sprayed(evidence_before, transport, options), *queues.remarks)
+                warnings = (*fabric.warnings(), *expected, *queues.remarks)
                 used = queues.finish(crew.began_ns)
                 result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
                 result = with_congestion(result, plan, reports, crew.began_ns, ended_ns)
             return keeper.keep(result, evidence)
-
-
-def _sprayed(before: Snapshot, transport: Transport, options: RunOptions) -> list[str]:
-    """A warning where switches spray, but the transport treats packets out of order as lost."""
-    spraying = [name for name, hashing in before.hashing.items() if hashing.mode == "spray"]
-    if transport.any_order or not spraying:
-        return []
-    able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
-    return [
-        f"{len(spraying)} switches spray packets, but transport {options.transport} retransmits packets that arrive out"
-        f" of order: use --transport {able}, which accepts any order"
-    ]
 
 
 def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
@@ -156,7 +148,8 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     kind = find_transport(options.transport)
     stack = kind.stack
     plan = build_plan(fabric, options, more_ns, stack.before_first if stack is not None else None)
-    congestion_of(plan)  # its parameters are checked before anything starts
+    congestion_of(plan)  # its parameters and those of faults are checked before anything starts
+    faults_on(fabric, options.faults)
     transport = kind.of(plan)
     if options.fastpath == "on" and transport.fast() is None:
         why = f"is not possible with --transport {options.transport}: only rc with go-back-n is compiled"

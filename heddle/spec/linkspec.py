@@ -18,7 +18,7 @@ from heddle.spec.keys import Strict, wrong
 
 NS_PER_M: Final = 5  # light in glass: 1 / (2/3 of its speed in vacuum)
 _LONGEST_M: Final = 200_000
-_LONGEST_NS: Final = NS_PER_M * _LONGEST_M
+LONGEST_NS: Final = NS_PER_M * _LONGEST_M  # of a delay or jitter on hardware: 1 ms
 _LENGTH: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(k?m)\s*")
 
 
@@ -58,8 +58,8 @@ def read_jitter(value: Any) -> int:
         jitter = parse_duration(value)
     except ValueError as error:
         raise wrong(str(error).partition("; ")[0], hint) from None
-    if jitter > _LONGEST_NS:
-        raise wrong(f"is above {format_duration(_LONGEST_NS)}", hint)
+    if jitter > LONGEST_NS:
+        raise wrong(f"is above {format_duration(LONGEST_NS)}", hint)
     return jitter
 
 

@@ -172,7 +172,8 @@ def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     except CheckError as error:
         late = error.problems
     now = lab.snapshot(health.parts(lab))
-    return _lines([*(health.silent_daemons(now) if degraded else health.problems(lab, now)), *late])
+    found = [*health.silent_daemons(now), *health.wrong_routes(lab, now)] if degraded else health.problems(lab, now)
+    return _lines([*found, *late])
 
 
 def _lines(problems: Sequence[Problem]) -> list[str]:

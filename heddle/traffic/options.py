@@ -14,6 +14,7 @@ from typing import Final, Literal, TypedDict, get_args
 
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
+from heddle.fabric.faultwords import parse_run_faults
 from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
 from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
@@ -79,6 +80,7 @@ class RunOptions:
     cts_class: CtsClass = "control"
     admission_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set
     slow: tuple[tuple[str, float], ...] = ()  # hosts that process data at this share of their NIC's rate
+    faults: tuple[str, ...] = ()  # of links for this run, as typed: `rtsw1:eth3,loss=1/256`
 
     @property
     def admitted(self) -> Admission | None:
@@ -176,6 +178,7 @@ class RunArguments(TypedDict, total=False):
     cts_class: str
     admission_set: Sequence[str]
     slow: Sequence[str]
+    fault: Sequence[str]
 
 
 def run_options(
@@ -207,6 +210,7 @@ def run_options(
     cts_class: str = "control",
     admission_set: Sequence[str] = (),
     slow: Sequence[str] = (),
+    fault: Sequence[str] = (),
 ) -> RunOptions:
     """Options as the user typed them; InputError with all errors in them.
 
@@ -248,7 +252,7 @@ def run_options(
         problems.found += error.problems
         recovers = "go-back-n"
     admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, fastpath, wrong)
-    slow_hosts = parse_slow(slow, wrong)
+    slow_hosts, faults = parse_slow(slow, wrong), _faults(fault, problems)
     try:
         find_pattern(collective, algorithm or usual_algorithm(collective))
     except InputError as error:
@@ -287,7 +291,17 @@ def run_options(
         split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
         admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
+        faults=faults,
     )  # fmt: skip
+
+
+def _faults(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
+    """The checked texts of `--fault`; whether the lab has their ports is checked before the run."""
+    try:
+        parse_run_faults(texts)
+    except InputError as error:
+        problems.found += error.problems
+    return tuple(texts)
 
 
 def _recovery(recovery: str, transport: str, fastpath: str, wrong: Callable[[str, str, str], None]) -> Recovery:

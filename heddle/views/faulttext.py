@@ -16,6 +16,10 @@ _LEGEND: Final = (
     "delayed: packets that entered the delay line; waiting: packets in it now"
 )
 _SCALE: Final = "times are of the hardware; here they are k = {k} times as long"
+_SOURCES: Final = {
+    "file": "(file): set by `link` of the fabric file",
+    "run": "(run): set for one run, until it ends; if that run was killed, the next run clears it",
+}
 
 
 def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
@@ -25,14 +29,13 @@ def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
     lines = [table(_COLUMNS, [_cells(each, k) for each in faults]), "", _LEGEND]
     if any(each.fault.delay_ns for each in faults):
         lines.append(_SCALE.format(k=k))
-    if any(each.by_file for each in faults):
-        lines.append("(file): set by `link` of the fabric file")
+    lines += [text for by, text in _SOURCES.items() if any(each.by == by for each in faults)]
     return "\n".join(lines)
 
 
 def _cells(each: PortFault, k: int) -> tuple[str, ...]:
     found = each.counts
-    what = each.fault.text(k) + (" (file)" if each.by_file else "")
+    what = each.fault.text(k) + (f" ({each.by})" if each.by in _SOURCES else "")
     if found is None:
         return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * 6
     counts = (found.packets, found.lost, found.corrupted, found.duplicated, found.delayed, found.waiting)

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 from heddle.base.tables import table
+from heddle.checks import labchecks
+from heddle.checks.subject import Subject, shortened
+from heddle.checks.validate import CheckResult
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Node, Role
+from heddle.lab import health
+from heddle.lab.fabricstate import FabricReading
 from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
+from heddle.lab.lab import Lab
+from heddle.lab.rendered import blueprint_from
 from heddle.lab.sessions import MissingSession, SessionEnd
+from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus
+from heddle.runs.runtable import degraded_line
 from heddle.views.inventorytext import lab_text, nodes_text
-from heddle.views.labtext import status_text
+from heddle.views.labtext import checks_text, status_text
 from heddle.views.pathstext import paths_text
+from tests.unit.test_foreign_routes import Stray, fibs, hops
 from tests.unit.test_qp_selection import RAIL, rail_result, result, select
 
 FABRIC = load_fabric("rail").fabric
@@ -65,6 +77,32 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
         paths_text(several, select(RAIL, host="host1:eth2")),
     ]
     golden("labs/words.log", "\n\n\n".join(texts) + "\n")
+
+
+def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[str, str], None]) -> None:
+    """In `status`, in `validate`, and in the head of a run."""
+    tiny = load_fabric("tiny")
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=tiny.fabric, made=blueprint_from(tiny)))
+    stray: Stray = {
+        "rtsw1": {"10.0.1.1/32": hops("eth2"), "10.0.0.0/16": hops("eth1", "eth2")},
+        "ctsw1": {"10.0.1.1/32": ()},
+    }
+    nodes = {
+        node.name: NodeSnapshot(node.name, fib=fib, down={}, drained=False)
+        for node, fib in zip(tiny.fabric.switches, fibs(tiny.fabric, stray).values(), strict=True)
+    }
+    now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED, nodes)
+    found = health.wrong_routes(lab, now)
+    lines = tuple(str(each).partition("\n")[0] for each in found)
+    checked, faults, _ = labchecks.routes(Subject(lab, {}, now))
+    result = CheckResult("routes", ok=not faults, detail=shortened(faults) if faults else checked)
+    texts = [
+        "\n".join(map(str, found)),
+        status_text([LabStatus("tiny", "netns", "up", False, 4, 4, 8, BgpStatus(4, 4), "tiny", lines)], detail=True),
+        checks_text([result]),
+        degraded_line("before", FabricReading(lines)),
+    ]
+    golden("labs/foreign-routes.log", "\n\n\n".join(texts) + "\n")
 
 
 def test_the_ports_column_wraps_on_a_narrow_terminal() -> None:

@@ -34,19 +34,20 @@ def class_id(number: int) -> int:
 def port_lines(dev: str, rate: str, mtu: int = MTU) -> list[str]:
     """tc's lines for one port."""
     burst = f"burst {2 * mtu}b cburst {2 * mtu}b"
+    own = f"rate 8bit burst 1b ceil {rate} cburst {2 * mtu}b"
     leaves = {0: f"quantum {mtu + 14} prio 1", 3: f"quantum {mtu + 14} prio 1", 6: f"quantum {mtu + 14} prio 0"}
     lines = [f"qdisc add dev {dev} root handle 1: htb default 10"]
     lines += [f"class add dev {dev} parent 1: classid 1:1 htb rate {rate} ceil {rate} {burst} quantum {mtu + 14}"]
     for number, words in leaves.items():
         minor = (number + 1) * 10
-        lines += [f"class add dev {dev} parent 1:1 classid 1:{minor} htb rate 8bit ceil {rate} {burst} {words}"]
+        lines += [f"class add dev {dev} parent 1:1 classid 1:{minor} htb {own} {words}"]
         if number == 3:
             gate = "tbf rate 40gbit burst 100000b limit 4000000b"
             lines += [f"qdisc add dev {dev} parent 1:{minor} handle {minor}: {gate}"]
             lines += [f"qdisc add dev {dev} parent {minor}: handle {minor + 1}: bfifo limit 4000000b"]
         else:
             lines += [f"qdisc add dev {dev} parent 1:{minor} handle {minor}: bfifo limit 4000000b"]
-    kick = f"htb rate 8bit ceil {rate} {burst} quantum {mtu + 14} prio 7"
+    kick = f"htb {own} quantum {mtu + 14} prio 7"
     lines += [f"class add dev {dev} parent 1:1 classid 1:ff0 {kick}"]
     lines += [f"qdisc add dev {dev} parent 1:ff0 handle ff0: bfifo limit 1b"]
     return lines

@@ -1,17 +1,19 @@
-"""A soft-RoCE queue pair in one namespace and one of Heddle's own in another, with a link between them.
+"""A soft-RoCE device in one namespace, one of Heddle's ends in another, and a link between them.
 
-Both ends run in this process: RDMA devices are visible in all namespaces.
+Both ends run in this process, which opens the device in its namespace.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from socket import IPPROTO_UDP
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heddle.base.process import run
 from heddle.endpoints.nic.frames import FlowHeader
@@ -23,8 +25,10 @@ from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.kernel import rdma
+from heddle.kernel.namespace import inside
 from heddle.wire.layout import ACK, ECN_CE, TOS_ANSWER, TOS_DATA
 from heddle.wire.sport import sport_for_qps
+from tests.machine import patience
 from tests.netns.claimed import claimed, namespace_of
 
 OWN_QPN = 0x1234
@@ -36,10 +40,43 @@ MACS = ("02:00:00:00:00:01", "02:00:00:00:00:02")
 PSN = 0xFFFFF0  # wraps soon
 
 
+def some_bytes(seed: int) -> NDArray[np.uint8]:
+    """The content of a memory."""
+    return np.random.default_rng(seed).integers(0, 256, BYTES, np.uint8)
+
+
+@dataclass(frozen=True)
+class RxeLink:
+    """Two namespaces with a link, and a device at its second end. ips: of both ends."""
+
+    spaces: Sequence[Path]
+    ips: tuple[str, str]
+    device: str
+    version: int
+
+    def header(self, own: int, peer: int, tos: int) -> FlowHeader:
+        """The headers of packets from the first end. own, peer: QP numbers."""
+        return FlowHeader(
+            src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1], sport=sport_for_qps(own, peer),
+            dqpn=peer, tos=tos,
+        )  # fmt: skip
+
+    def sockets(self, mtu: int) -> tuple[PacketSocket, PacketSocket]:
+        """Of the first end: one sends data and receives all frames, one sends answers."""
+        space, version = self.spaces[0], self.version
+        first, second = (PacketSocket(space, "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0))
+        return first, second
+
+    def open(self) -> VerbsDevice:
+        """The device."""
+        with inside(self.spaces[1]):
+            return VerbsDevice(self.device, self.ips[1])
+
+
 class OwnMemory:
     """What our end lets its peer write and read."""
 
-    def __init__(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def __init__(self, data: NDArray[np.uint8]) -> None:
         self.data = data
         self.imms: list[int] = []
 
@@ -50,84 +87,100 @@ class OwnMemory:
         self.imms.append(imm)
 
 
-class RxePair:
-    """Both ends of one connection. version: of IP. timeout: exponent of the ACK timeout of both ends."""
+class OwnEnd:
+    """A queue pair of Heddle's, connected to one behind the link. timeout: exponent of the ACK timeout."""
 
-    def __init__(self, lab: str, version: int, timeout: int) -> None:
-        self.spaces = [namespace_of(lab, name) for name in ("host1", "host2")]
-        self.ips = ("10.9.0.1", "10.9.0.2") if version == 4 else ("fd00:9::1", "fd00:9::2")
-        self.link = rdma.link_name(lab, "host2", "eth1")
-        dice = np.random.default_rng(5)
-        self.memory = OwnMemory(dice.integers(0, 256, BYTES, np.uint8))
-        self._connect(version, timeout)
-        self.theirs = Memory(self.device, dice.integers(0, 256, BYTES, np.uint8))
-
-    def _connect(self, version: int, timeout: int) -> None:
-        self.device = VerbsDevice(self.link, self.ips[1])
-        self.peer = VerbsQp(self.device, 64, 64)
-        sockets = [
-            PacketSocket(self.spaces[0], "eth1", MTU, receive_bytes=size, version=version) for size in (1 << 22, 0)
-        ]
-        self.nic = Nic(sockets[0], sockets[1], MTU, version)
+    def __init__(self, link: RxeLink, peer: int, mtu: int = MTU, timeout: int = 20) -> None:
+        self.link, self.mtu, self.peer_qpn = link, mtu, peer
+        self.memory = OwnMemory(some_bytes(5))
+        self.nic = Nic(*link.sockets(mtu), mtu, link.version)
         params = RcParams(
-            mtu=MTU, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7, ack_delay_s=0.002
+            mtu=mtu, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7, ack_delay_s=0.002
         )
-        self.end = RcQp(params, QpInfo(OWN_QPN, self.header(TOS_DATA), PSN), self.header(TOS_ANSWER), self.memory)
-        self.pair = QueuePair(self.nic, QpInfo(OWN_QPN, self.header(TOS_DATA), PSN), self.end)
+        data = QpInfo(OWN_QPN, self.header(TOS_DATA), PSN)
+        self.end = RcQp(params, data, self.header(TOS_ANSWER), self.memory)
+        self.pair = QueuePair(self.nic, data, self.end)
         self.nic.add(self.pair)
-        self.peer.connect(Peer(self.ips[0], OWN_QPN, PSN, MTU, TOS_DATA, timeout=timeout))
-        self.sent: list[Completion] = []
-        self.received: list[Completion] = []
 
     def header(self, tos: int) -> FlowHeader:
-        """The headers of packets from our end."""
-        return FlowHeader(
-            src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1],
-            sport=sport_for_qps(OWN_QPN, self.peer.qpn), dqpn=self.peer.qpn, tos=tos,
-        )  # fmt: skip
+        """The headers of its packets."""
+        return self.link.header(OWN_QPN, self.peer_qpn, tos)
 
     def mark(self) -> None:
         """Send everything from now on as if a switch had marked it."""
         self.end._flow = self.header(TOS_DATA | ECN_CE)
 
-    def post(self, kind: OpKind, data: memoryview, at: int = 0, imm: int | None = None) -> None:
-        """An operation of our end on the peer's memory."""
-        va = self.theirs.address + at
-        self.pair.post(Operation(data, va, self.theirs.rkey, imm or 0, kind, announced=imm is not None))
+    def ask(self, kind: OpKind, data: memoryview, va: int, rkey: int, imm: int | None = None) -> None:
+        """Post an operation on the peer's memory."""
+        self.pair.post(Operation(data, va, rkey, imm or 0, kind, announced=imm is not None))
 
     def turn(self) -> None:
-        """One pass of both ends."""
+        """One pass."""
         now = time.monotonic()
         self.nic.expire(now)
         self.nic.blocked = False
         self.nic.transmit(now)
         self.nic.receive(time.monotonic())
+        assert not self.nic.errors()
+
+    def close(self) -> None:
+        self.nic.close()
+
+
+class RxePair(OwnEnd):
+    """Both ends of one connection."""
+
+    def __init__(self, link: RxeLink, mtu: int, timeout: int) -> None:
+        self.device = link.open()
+        self.peer = VerbsQp(self.device, 64, 64)
+        super().__init__(link, self.peer.qpn, mtu, timeout)
+        self.peer.connect(Peer(link.ips[0], OWN_QPN, PSN, mtu, TOS_DATA, timeout=timeout))
+        self.sent: list[Completion] = []
+        self.received: list[Completion] = []
+        self.theirs = Memory(self.device, some_bytes(6))
+
+    def post(self, kind: OpKind, data: memoryview, at: int = 0, imm: int | None = None) -> None:
+        """An operation of our end on the peer's memory."""
+        self.ask(kind, data, self.theirs.address + at, self.theirs.rkey, imm)
+
+    def turn(self) -> None:
+        """One pass of both ends."""
+        super().turn()
         self.sent += self.device.sent()
         self.received += self.device.received()
         for each in (*self.sent, *self.received):
             assert not each.error, f"rxe: {each.error}"
-        assert not self.nic.errors()
 
     def work(self, sends: int = 0, receives: int = 0, arrivals: int = 0, imms: int = 0, seconds: float = 60) -> None:
         """Until our requests are finished, and rxe has this many completions, and our end this many messages."""
-        deadline = time.monotonic() + seconds
-        while not (
-            self.nic.idle and len(self.sent) >= sends and len(self.received) >= receives
-            and len(self.end.responder.arrivals) >= arrivals and len(self.memory.imms) >= imms
-        ):  # fmt: skip
-            self.turn()
-            state = f"{len(self.sent)} sends, {len(self.received)} receives, {dict(self.end.counters())}"
-            assert time.monotonic() < deadline, f"did not end: {state}, {self.nic.counters}"
-            time.sleep(0.0005)
+        turned_until(
+            lambda: self.nic.idle and len(self.sent) >= sends and len(self.received) >= receives
+            and len(self.end.responder.arrivals) >= arrivals and len(self.memory.imms) >= imms,
+            self.turn,
+            lambda: f"{len(self.sent)} sends, {len(self.received)} receives, {dict(self.end.counters())}, "
+            f"{self.nic.counters}",
+            seconds,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.peer.destroy()
         self.theirs.deregister()
         self.device.close()
-        self.nic.close()
+        super().close()
 
 
-def impair(spaces: list[Path], words: str, spare_acks: bool = False) -> None:
+def turned_until(
+    done: Callable[[], bool], turn: Callable[[], None], state: Callable[[], str], seconds: float = 60
+) -> None:
+    """Turn until it is done, in bounded time."""
+    deadline = time.monotonic() + patience(seconds)
+    while not done():
+        turn()
+        assert time.monotonic() < deadline, f"did not end: {state()}"
+        time.sleep(0.0005)
+
+
+def impair(spaces: Sequence[Path], words: str, spare_acks: bool = False) -> None:
     """Replace the queue of both ends of the link by netem with these parameters.
 
     spare_acks: ACKs and NAKs of our end pass it, and arrive at once (IPv4 only). An ACK that is late arrives between
@@ -146,32 +199,39 @@ def impair(spaces: list[Path], words: str, spare_acks: bool = False) -> None:
 
 
 @contextmanager
-def rxe_pair(version: int = 4, timeout: int = 20) -> Iterator[RxePair]:
-    """Two namespaces, the link, the device, both queue pairs."""
+def rxe_link(version: int = 4) -> Iterator[RxeLink]:
+    """Two namespaces, the link and the device. version: of IP."""
     with claimed() as lab:
         spaces = [namespace_of(lab, name) for name in ("host1", "host2")]
         names = [space.name for space in spaces]
+        ips = ("10.9.0.1", "10.9.0.2") if version == 4 else ("fd00:9::1", "fd00:9::2")
+        link = RxeLink(spaces, ips, rdma.link_name(lab, "host2", "eth1"), version)
         try:
             for name in names:
                 run(["ip", "netns", "add", name])
             ends = [f"eth1 netns {name} address {mac}".split() for name, mac in zip(names, MACS, strict=True)]
             run(["ip", "link", "add", *ends[0], "type", "veth", "peer", "name", *ends[1]])
-            for name, number in zip(names, (1, 2), strict=True):
-                address = f"10.9.0.{number}/24" if version == 4 else f"fd00:9::{number}/64"
-                more = ["nodad"] if version == 6 else []
-                run(["ip", "-n", name, "addr", "add", address, "dev", "eth1", *more])
+            for name, ip in zip(names, ips, strict=True):
+                prefix, more = (24, []) if version == 4 else (64, ["nodad"])
+                run(["ip", "-n", name, "addr", "add", f"{ip}/{prefix}", "dev", "eth1", *more])
                 for port in ("lo", "eth1"):
                     run(["ip", "-n", name, "link", "set", port, "mtu", "4200", "up"])
-            rdma.add_link(spaces[1], rdma.link_name(lab, "host2", "eth1"), "eth1")
+            rdma.add_links([(spaces[1], link.device, "eth1")])
             # The kernel gives the first neighbour discovery of `modify_qp` a second, which a slow machine may exceed.
-            other = "10.9.0.1" if version == 4 else "fd00:9::1"
-            run(["nsenter", f"--net={spaces[1]}", "ping", "-c", "1", "-W", "10", other])
-            pair = RxePair(lab, version, timeout)
-            try:
-                yield pair
-            finally:
-                pair.close()
+            run(["nsenter", f"--net={spaces[1]}", "ping", "-c", "1", "-W", "10", ips[0]])
+            yield link
         finally:
-            rdma.remove_links_of(lab)
+            rdma.remove_links(link.device, spaces)
             for name in names:
                 run(["ip", "netns", "del", name], check=False)
+
+
+@contextmanager
+def rxe_pair(version: int = 4, timeout: int = 20, mtu: int = MTU) -> Iterator[RxePair]:
+    """The link and both queue pairs."""
+    with rxe_link(version) as link:
+        pair = RxePair(link, mtu, timeout)
+        try:
+            yield pair
+        finally:
+            pair.close()

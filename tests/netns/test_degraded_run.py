@@ -6,18 +6,22 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from heddle.base import process
 from heddle.base.events import Silent
+from heddle.base.problems import CheckError
+from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.history import History
+from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -64,6 +68,49 @@ def test_a_link_that_is_down_labels_the_run(lab: Lab) -> None:
     assert state["before"]["faults"] == list(row.faults)
     assert "rtsw1:eth1" in result.warnings[0]
     assert labelled(lab, run(lab, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
+
+
+def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(lab: Lab) -> None:
+    """Prediction, kernel and packets follow it, before the run and after it. Only the fabric does not have it."""
+    address = lab.fabric.by_name["host3"].ports[0].address
+    assert address is not None
+    route = ["nsenter", f"--net={lab.handle('rtsw1').netns}", "ip", "route"]
+    stray = f"{address.ip}/32"
+    process.run([*route, "add", stray, "via", "169.254.0.1", "dev", "eth2", "onlink"])
+    said = f"{stray} over eth2 is not a route of the fabric and overrides 10.0.1.0/24"
+    (row,) = status(lab.name)
+    assert not row.converged and row.faults == (f"rtsw1  {said}",)
+    (check,) = [each for each in validate(lab, ["routes"]) if each.name == "routes"]
+    assert not check.ok and check.detail.startswith(f"rtsw1: {said}; run ./inv exec ")
+    result = run(lab, replace(SHORT, placement="cyclic"), Silent())
+    proof = paths_of(lab)
+    assert proof.agree and any("10.0.1.0/24" in note for note in proof.notes), "a path uses it, and is proven"
+    state = labelled(lab, result)
+    assert (state["state"], state["before"]["faults"]) == ("degraded", [f"rtsw1  {said}"])
+    assert f"#fabric   : degraded before this run (rtsw1  {said})" in result.table()
+    with pytest.raises(CheckError, match="is not a route of the fabric"):
+        life.up(load_fabric("tiny", name=lab.name), repair=True)
+    process.run([*route, "del", stray])
+    assert status(lab.name)[0].converged
+    assert [each.ok for each in validate(lab, ["routes"])] == [True, True]
+
+
+@pytest.mark.containers
+def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
+    """A management network with a default route, as containers have it."""
+    inside = ["nsenter", f"--net={tiny.handle('rtsw1').netns}", "ip"]
+    try:
+        for words in (
+            "link add other0 type veth peer name other1",
+            "addr add 192.0.2.2/24 dev other0",
+            "link set other0 up",
+            "route append default via 192.0.2.1 dev other0 metric 4096",
+        ):
+            process.run([*inside, *words.split()])
+        assert status(tiny.name)[0].converged
+        assert [each.ok for each in validate(tiny, ["routes"])] == [True, True]
+    finally:
+        process.run([*inside, "link", "del", "other0"])
 
 
 @pytest.mark.deep

@@ -72,9 +72,8 @@ def test_a_queue_that_is_held_at_a_depth_marks_as_the_curve_has_it(window: int, 
             return red.Curve(kmin, kmax, pmax).fraction(depth)
         return 0.0 if depth < kmin else 1.0 if depth >= kmax else pmax * (depth - kmin) / (kmax - kmin)
 
-    links = {"host": "20mbit", "fabric": "20mbit"}
     queues = {"ecn": {"marker": marker, "kmin": kmin, "kmax": kmax, "pmax": pmax}, "buffer": {"rtsw": "4MB"}}
-    with rack(link=links, queues=queues) as made:
+    with rack(link=rates(20_000_000), queues=queues) as made:
         count = (
             2 * PACKETS if window > 250 else PACKETS
         )  # of these half, when the machine is busy and the queue runs low

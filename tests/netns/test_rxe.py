@@ -5,21 +5,47 @@ The counts come from programs at the NICs, the prediction from the plan, the ora
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from contextlib import closing
+
 import pytest
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.verbs.launching import launch
 from heddle.kernel import rdma
+from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
+from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch import stackcounts
+from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts
 from heddle.views.pathstext import paths_text
+from tests.machine import rc_timeout, slower
+from tests.marks import deep
+from tests.typed import typed
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
+
+LOSSLESS = 3
+LOSSY = "rtsw2:eth3"  # to host3
+
+
+@pytest.fixture(scope="module")
+def tiny(borrow: Callable[..., Lab]) -> Lab:
+    """Its links are slow enough to be filled by the processors."""
+    return borrow("tiny", *slower(100_000_000))
+
+
+def devices(lab: Lab) -> list[str]:
+    """The RDMA devices of a lab, in whichever namespace."""
+    spaces = [handle.netns for handle in lab.handles().values()]
+    return [link.name for link in rdma.links(rdma.prefix_of(lab.name), spaces)]
 
 
 @pytest.mark.parametrize(
@@ -44,32 +70,91 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
         assert flow.received is not None and flow.received - behind - ahead == flow.sent.packets - again
     assert sum(flow.sent.packets > 0 for flow in result.flows) >= len(result.flows) / 2  # a small message has one part
     assert {flow.sent.flow.qpn for flow in result.flows} >= {rdma.QPS_BEFORE_FIRST + 1} or collective == "incast"
-    assert not rdma.links(f"{tiny.name}-")
+    assert not devices(tiny)
     assert not stackcounts.attached(tiny.name)
+
+
+def test_rxe_obeys_pauses_and_its_packets_are_marked(tiny: Lab) -> None:
+    """An incast: the queue to the sink marks, and pauses the senders, so that nothing is lost and sent again."""
+    options = RunOptions("incast", sizes=(1 << 20,), iters=2, warmup=0, transport="rxe", timeout=21)
+    with closing(LabQueues.pinned(tiny.fabric)) as live:
+        gates = [live.ids[host.name, "eth1"] * CLASSES + LOSSLESS for host in tiny.fabric.hosts]
+        frames, closed = live.gates["pfc_received"][gates].copy(), live.agent["paused_ns"][gates].copy()
+        result = run(tiny, options, Silent())
+        paused = [
+            host.name
+            for host, more, longer in zip(
+                tiny.fabric.hosts, live.gates["pfc_received"][gates] > frames, live.agent["paused_ns"][gates] > closed,
+                strict=True,
+            )
+            if more and longer
+        ]  # fmt: skip
+    assert result.wrong == 0 and result.queues is not None
+    assert result.queues.drops == {} and result.queues.pauses > 0
+    assert paused and result.queues.paused_hosts == len(paused), "hosts received pause frames, and their gates closed"
+    assert result.queues.marks > 0 and sum(flow.ce for flow in result.flows) > 0
+    assert total(result, "retransmitted") == total(result, "out_of_order") == 0
+    assert paths_of(tiny).agree
+
+
+def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> None:
+    try:
+        assert typed("fault", LOSSY, "--loss", "1/32", "--lab", tiny.name).returncode == 0
+        options = RunOptions(sizes=(1 << 19,), iters=2, warmup=0, transport="rxe", timeout=rc_timeout(14))
+        result = run(tiny, options, Silent())
+        (fault,) = linkfaults.read_faults(tiny)
+    finally:
+        linkfaults.clear_faults(tiny)
+    assert result.wrong == 0 and result.queues is not None
+    assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts.lost
+    assert result.queues.drops.keys() == {"fault"}
+    assert total(result, "retransmitted") > 0
+    assert paths_of(tiny).agree
+
+
+def total(result: RunResult, key: str) -> int:
+    return sum(flow.counters[key] for flow in result.flows)
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_one_and_by_down(tiny: Lab) -> None:
     handle = tiny.handles()["host1"]
     name = rdma.link_name(tiny.name, "host1", "eth1")
-    rdma.add_link(handle.netns, name, "eth1")
+    rdma.add_links([(handle.netns, name, "eth1")])
     stackcounts.attach(tiny.name, [(handle.netns, "eth1")], 1)
     result = run(tiny, RunOptions(sizes=(1 << 14,), iters=1, warmup=0, transport="rxe", timeout=20), Silent())
     assert result.wrong == 0
-    assert not rdma.links(name)
-    rdma.add_link(handle.netns, name, "eth1")
-    rdma.remove_links_of(tiny.name)
-    assert not rdma.links(name)
+    assert not devices(tiny)
+    rdma.add_links([(handle.netns, name, "eth1")])
+    assert devices(tiny) == [name]
+    rdma.remove_links(rdma.prefix_of(tiny.name), [handle.netns])
+    assert not devices(tiny)
 
 
-def test_launch_runs_a_program_of_perftest_between_two_hosts(tiny: Lab) -> None:
-    import tempfile
+# (program, its title, data travel from the first to the second host)
+PROGRAMS = [
+    ("ib_write_bw", "RDMA_Write BW Test", True),
+    deep("ib_send_bw", "Send BW Test", True),
+    deep("ib_read_lat", "RDMA_Read Latency Test", False),
+]
 
-    with tempfile.TemporaryFile() as file:
-        assert launch(tiny, "host1", "host3", ["ib_write_bw", "-n", "5", "-s", "4096", "--tclass=98"], file) == 0
-        file.seek(0)
-        said = file.read().decode()
-    assert "RDMA_Write BW Test" in said and "4096" in said.splitlines()[-2]
-    assert not rdma.links(f"{tiny.name}-")
+
+@pytest.mark.parametrize(("program", "title", "ahead"), PROGRAMS)
+def test_launch_runs_programs_of_perftest_between_two_hosts(tiny: Lab, program: str, title: str, ahead: bool) -> None:
+    with closing(LabQueues.pinned(tiny.fabric)) as live:
+        # The lossless class at the ports to host1 and host3.
+        rows = [live.ids[switch, "eth3"] * CLASSES + LOSSLESS for switch in ("rtsw1", "rtsw2")]
+        before = live.cells["out_bytes"][rows].astype(int)
+        size, count = 16384, 5
+        words = ["-n", str(count), "-s", str(size), "--tclass=98"]
+        done = typed("launch", "host1", "host3", "--lab", tiny.name, "--format", "json", "--", program, *words)
+        assert done.returncode == 0, done.stderr
+        to_first, to_second = live.cells["out_bytes"][rows].astype(int) - before
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == 0 and title in document["stdout"]
+    assert str(size) in document["stdout"].splitlines()[-2]
+    much, little = (to_second, to_first) if ahead else (to_first, to_second)
+    assert much > size * count > little, "the data are in the lossless class, and travel in one direction"
+    assert not devices(tiny)
 
 
 def test_launch_names_what_is_wrong(tiny: Lab) -> None:

@@ -81,7 +81,7 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
 
 @pytest.mark.deep
 def test_a_wrong_weight_is_named(tiny: Lab) -> None:
-    own = "rate 8bit ceil 100mbit burst 8400b cburst 8400b"
+    own = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
     wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
     with broken(tiny, "rtsw1", wrong, wrong.replace("4214", "16856")) as found:
         assert set(found) == {"queues"}

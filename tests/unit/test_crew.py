@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +19,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from tests import lineworker
+from tests.machine import patience
 
+ROOT = Path(__file__).parents[2]
 SIZES = (64, 128, 256)
 
 
@@ -69,6 +74,22 @@ def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=(64,), warmup=0, iters=1))
     with crew.crew_of(plan, find_transport("rc").of(plan), {}, 4) as running:
         assert len(running.run(Silent())) == 4
+
+
+def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> None:
+    """ksoftirqd has nice 0. The worker waits for its task, which never comes: its input ends."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", crew._WORKER], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    try:
+        end = time.monotonic() + patience(60)
+        while os.getpriority(os.PRIO_PROCESS, worker.pid) == own and time.monotonic() < end:
+            time.sleep(0.02)
+        assert os.getpriority(os.PRIO_PROCESS, worker.pid) == min(19, own + 5)
+    finally:
+        worker.kill()
+        worker.communicate()
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,23 @@ def test_a_sending_end_believes_no_malformed_answer(name: str, count: int) -> No
     assert nic.counters.malformed + nic.counters.icrc_errors + nic.counters.stray == malformed
 
 
+def test_a_nic_remembers_the_kinds_of_packets_of_all_its_queue_pairs() -> None:
+    """More than a parser keeps by itself: otherwise it clears its cache again and again."""
+    socket = Given(4)
+    nic = Nic(socket, Given(4), MTU)  # type: ignore[arg-type]
+    numbers = range(0x200, 0x200 + 5000)
+    for qpn in numbers:
+        here = QpInfo(qpn, flow(4, qpn), PSN)
+        nic.add(QueuePair(nic, here, ENDS["rc"][0](here)))
+    met = []
+    for psn in (PSN, PSN + 1):
+        for qpn in numbers:
+            socket.frames.append(answer(4, qpn, psn, wire.ACK_NO_LIMIT))
+            nic.receive(1.0)
+        met.append(len(nic._parser._kinds))
+    assert met == [len(numbers)] * 2
+
+
 @needs_object
 @pytest.mark.parametrize("count", [QUICK, deep(LONG)])
 @pytest.mark.parametrize("version", [4, 6])

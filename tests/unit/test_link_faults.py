@@ -98,8 +98,8 @@ def test_a_damaged_record_counts_as_no_fault(tmp_path: Path, links: object) -> N
 def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
     counts = FaultCounts(packets=1024, lost=4, corrupted=0, duplicated=0, delayed=1020, waiting=3)
     rows = [
-        PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), False, counts),
-        PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), True, None),
+        PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), "fault", counts),
+        PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), "file", None),
     ]
     text = faults_text(rows, 4000, "rtsw1:eth3")
     first, second = (line.split("  ") for line in text.splitlines()[1:3])

@@ -36,7 +36,9 @@ def softnet(*rows: tuple[int, int, int | None]) -> str:
 
 def test_readings_are_those_of_the_kernel() -> None:
     reading = parse_reading(7.0, stat((100, 20), (300, 0)), softnet((0x10, 1, 0), (0x20, 2, 1)))
-    assert reading == MachineReading(7.0, {0: Processor(1.2, 16), 1: Processor(3.0, 32)}, 3)
+    assert reading == MachineReading(
+        7.0, {0: Processor(1.2, 16, user_s=0.05, system_s=0.05), 1: Processor(3.0, 32, user_s=0.05, system_s=0.05)}, 3
+    )
 
 
 def test_processors_that_are_offline_have_no_line_and_old_kernels_do_not_number_them() -> None:
@@ -207,13 +209,15 @@ def test_the_budget_has_one_rule(wanted: int, carried: int, exceeded: bool) -> N
 
 
 def test_softirqs_are_a_part_of_the_busy_time() -> None:
-    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 {irq} {softirq} 0 0 0\n"
-    before = parse_reading(0.0, text.format(idle=100, irq=1, softirq=10), softnet((0, 0, 0)))
-    after = parse_reading(1.0, text.format(idle=110, irq=3, softirq=58), softnet((8, 0, 0)))
+    text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 {user} {nice} {system} {idle} 0 {irq} {softirq} 0 0 0\n"
+    start = text.format(user=10, nice=3, system=20, idle=100, irq=1, softirq=10)
+    before = parse_reading(0.0, start, softnet((0, 0, 0)))
+    end = text.format(user=14, nice=9, system=35, idle=110, irq=3, softirq=58)
+    after = parse_reading(1.0, end, softnet((8, 0, 0)))
     assert after.processors[0].softirq_s == pytest.approx(0.61)
     found = Phase.between(4, before, after, ()).processors[0]
     assert found.busy == pytest.approx(0.9)
-    assert found.softirq == pytest.approx(0.5)
+    assert (found.softirq, found.user, found.system) == pytest.approx((0.5, 0.1, 0.15))
 
 
 def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from heddle.base.problems import InputError, MachineError
+from heddle.base.process import Done
 from heddle.endpoints.transports.rxe import Rxe
 from heddle.endpoints.verbs.verbslib import SIZES
 from heddle.fabric.fabricfile import load_fabric
@@ -74,7 +76,7 @@ def test_parameters_survive_the_way_to_a_worker() -> None:
 
 
 def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdma, "_has_module", lambda: False)
+    monkeypatch.setattr(rdma, "_has_module", lambda *, load: False)
     with pytest.raises(MachineError) as caught:
         plan_run(TINY, RunOptions(transport="rxe"))
     assert "soft-RoCE" in caught.value.problems[0].what
@@ -85,6 +87,29 @@ def test_the_mode_of_namespaces_is_read_as_rdma_prints_it() -> None:
     assert rdma._mode("netns shared privileged-qkey off monitor on\n") == "shared"
     assert rdma._mode("netns exclusive copy-on-fork on\n") == "exclusive"
     assert rdma._mode("") == ""
+
+
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_a_new_device_is_moved_where_devices_are_kept_apart(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: list[str] = []
+
+    def ran(argv: list[str], **_: object) -> Done:
+        typed.append(" ".join(argv))
+        refused = "dev set refused" in typed[-1]
+        return Done((), int(refused), f"netns {mode}\n", "error: Operation not supported" if refused else "", 0.0)
+
+    monkeypatch.setattr(rdma, "run", ran)
+    monkeypatch.setattr(rdma, "find_program", lambda name, *_: name)
+    rdma.add_links([(Path("/run/netns/lab-host1"), "lab-host1-eth1", "eth1")])
+    made = "nsenter --net=/run/netns/lab-host1 rdma link add lab-host1-eth1 type rxe netdev eth1"
+    moved = ["rdma dev set lab-host1-eth1 netns lab-host1"] if mode == "exclusive" else []
+    assert typed == ["rdma system", made, *moved]
+    if mode == "exclusive":
+        with pytest.raises(MachineError) as caught:
+            rdma.add_links([(Path("/proc/7/ns/net"), "refused", "eth1")])
+        assert typed[-2:] == ["rdma dev set refused netns ../../proc/7/ns/net", "rdma link delete refused"]
+        assert "cannot be moved to namespace /proc/7/ns/net: error: Operation not supported" in str(caught.value)
+        assert "rdma system set netns shared" in str(caught.value)
 
 
 def test_structures_have_the_sizes_of_the_library() -> None:

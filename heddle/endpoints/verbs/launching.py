@@ -19,6 +19,7 @@ from typing import IO, Final
 from heddle.base import state
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import find_program
+from heddle.endpoints.verbs.verbsdevice import gid_index
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
@@ -87,19 +88,28 @@ def _devices(lab: Lab, ports: Sequence[Port]) -> Iterator[tuple[_End, _End]]:
     spaces = [handles[port.node].netns for port in ports]
     places = [(space, port.name) for space, port in zip(spaces, ports, strict=True)]
     names = [rdma.link_name(lab.name, port.node, port.name) for port in ports]
-    rdma.remove_links_of(lab.name)
+    rdma.remove_links(rdma.prefix_of(lab.name), spaces)
     try:
         stackcounts.attach(lab.name, places, 1)
-        for space, port, name in zip(spaces, ports, names, strict=True):
-            rdma.add_link(space, name, port.name)
+        rdma.add_links([(space, name, port.name) for space, port, name in zip(spaces, ports, names, strict=True)])
         first, second = (
-            _End(port, space, name, rdma.gid_index(name, str(port.address.ip) if port.address else ""))
+            _End(port, space, name, _gid(space, name, port))
             for port, space, name in zip(ports, spaces, names, strict=True)
         )
         yield first, second
     finally:
-        rdma.remove_links(names)
+        rdma.remove_links(rdma.prefix_of(lab.name), spaces)
         stackcounts.detach(lab.name, places)
+
+
+def _gid(netns: Path, device: str, port: Port) -> int:
+    """The index of a port's address in the table of its device."""
+    with inside(netns):
+        try:
+            return gid_index(device, str(port.address.ip) if port.address else "")
+        except OSError as error:
+            why = f"cannot be used: {error.strerror}"
+            raise MachineError(Problem("", f"RDMA device {device}", why, "./inv status shows the ports")) from None
 
 
 def _wait_for_server(process: subprocess.Popen[bytes], netns: Path, said: IO[bytes]) -> None:

@@ -33,14 +33,14 @@ class RxeStack:
         """Counting programs and a device on each NIC of the plan. What an earlier, killed run left is removed."""
         ports = [(netns[each.host], each.port) for each in plan.endpoints]
         names = [rdma.link_name(plan.lab, each.host, each.port) for each in plan.endpoints]
-        rdma.remove_links(link.name for link in rdma.links(f"{plan.lab}-"))
+        spaces = list(dict.fromkeys(space for space, _ in ports))
+        rdma.remove_links(rdma.prefix_of(plan.lab), spaces)
         try:
             stackcounts.attach(plan.lab, ports, 2 * len(plan.qps))
-            for (space, port), name in zip(ports, names, strict=True):
-                rdma.add_link(space, name, port)
+            rdma.add_links([(space, name, port) for (space, port), name in zip(ports, names, strict=True)])
             yield
         finally:
-            rdma.remove_links(names)
+            rdma.remove_links(rdma.prefix_of(plan.lab), spaces)
             stackcounts.detach(plan.lab, ports)
 
     def loop(self, plan: Plan) -> NicLoop:

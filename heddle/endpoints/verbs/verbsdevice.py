@@ -153,13 +153,16 @@ class VerbsQp:
 
 
 class VerbsDevice:
-    """An open device, with one completion queue for sends and one for receives. name: as `rdma link` shows it."""
+    """An open device, with one completion queue for sends and one for receives. name: as `rdma link` shows it.
+
+    Where devices are kept apart by namespaces, the thread that opens it is in the device's.
+    """
 
     def __init__(self, name: str, ip: str, completions: int = 4096) -> None:
         self.code = ib.load_verbs()
         self.context = _open(self.code, name)
         self.calls = ib.ContextCalls(self.context)
-        self.gid_index = self._wait_for_gid(ip)
+        self.gid_index = _wait_for_gid(self.code, self.context, ip)
         self.pd = self.code.ibv_alloc_pd(self.context) or _none("ibv_alloc_pd")
         self._channel = self.code.ibv_create_comp_channel(self.context)
         if not self._channel:
@@ -174,18 +177,6 @@ class VerbsDevice:
     def fileno(self) -> int:
         """A descriptor that is readable when a completion has arrived after `arm`."""
         return int(self._channel.contents.fd)
-
-    def _wait_for_gid(self, ip: str) -> int:
-        """The index of an address in the device's table."""
-        wanted, found = gid_of(ip), ib.GidStruct()
-        deadline = time.monotonic() + _GID_WAIT_S
-        while True:
-            for index in range(_GIDS):
-                if self.code.ibv_query_gid(self.context, 1, index, ctypes.byref(found)) == 0 and bytes(found) == wanted:
-                    return index
-            if time.monotonic() > deadline:
-                raise OSError(errno.EADDRNOTAVAIL, f"its RDMA device does not have the address {ip}")
-            time.sleep(0.02)
 
     def arm(self) -> None:
         """Request an event for the next completion of either queue. Poll afterwards: one may have come before."""
@@ -230,6 +221,28 @@ def gid_of(ip: str) -> bytes:
     """The global identifier of an address: 16 bytes, IPv4 as ::ffff:a.b.c.d."""
     address = ip_address(ip)
     return address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
+
+
+def gid_index(name: str, ip: str) -> int:
+    """The index of an address in the table of a device, which must be visible in the namespace of this thread."""
+    code = ib.load_verbs()
+    context = _open(code, name)
+    try:
+        return _wait_for_gid(code, context, ip)
+    finally:
+        code.ibv_close_device(context)
+
+
+def _wait_for_gid(code: ctypes.CDLL, context: int, ip: str) -> int:
+    wanted, found = gid_of(ip), ib.GidStruct()
+    deadline = time.monotonic() + _GID_WAIT_S
+    while True:
+        for index in range(_GIDS):
+            if code.ibv_query_gid(context, 1, index, ctypes.byref(found)) == 0 and bytes(found) == wanted:
+                return index
+        if time.monotonic() > deadline:
+            raise OSError(errno.EADDRNOTAVAIL, f"its RDMA device does not have the address {ip}")
+        time.sleep(0.02)
 
 
 def _open(code: ctypes.CDLL, name: str) -> int:

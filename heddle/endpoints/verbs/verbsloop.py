@@ -30,6 +30,7 @@ from heddle.endpoints.ranks import Places, Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.verbs.verbslib import WR_SEND_IMM
+from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.endpoint import Endpoint
@@ -44,7 +45,6 @@ _LEAST_POSTED: Final = 8
 _POSTED_BYTES: Final = 4 << 20
 _SENDS: Final = 128  # work requests that a sending queue pair can have
 _HOP_LIMIT: Final = 64
-_TICK_S: Final = 0.02
 _REST_TURNS: Final = 4
 
 
@@ -287,7 +287,8 @@ class VerbsLoop:
 
     def open(self, endpoint: Endpoint, netns: Path, rkey: int) -> None:
         """Open a rank's device."""
-        nic = self._nics[endpoint.rank] = VerbsNic(self._plan, endpoint)
+        with inside(netns):
+            nic = self._nics[endpoint.rank] = VerbsNic(self._plan, endpoint)
         self._by_fd[nic.device.fileno()] = nic
         self._poll.register(nic.device.fileno(), select.EPOLLIN)
 

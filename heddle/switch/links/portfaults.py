@@ -76,7 +76,9 @@ def set_faults(
     lines: dict[str, list[DelayLine]] = {}
     for ref, fault in wanted.items():
         if fault.needs_netem:
-            lines.setdefault(ports[ref].peer_node, []).append(line_of(fabric, live, ports[ref], fault))
+            port = ports[ref]
+            line = line_of(port, live.ids[port.node, port.name], fault, fabric.policy.k)
+            lines.setdefault(port.peer_node, []).append(line)
     inlets: dict[int, tuple[int, int]] = {}
     for node, some in lines.items():
         inlets |= delaylines.put(handles[node].netns, some, pin_dir(fabric.name, OWNER) / "back")
@@ -92,10 +94,8 @@ def set_faults(
         delaylines.remove(handles[node].netns, senders)
 
 
-def line_of(fabric: Fabric, live: LabQueues, port: Port, fault: LinkFault) -> DelayLine:
-    """The delay line behind a port."""
-    k = fabric.policy.k
-    number = live.ids[port.node, port.name]
+def line_of(port: Port, number: int, fault: LinkFault, k: int) -> DelayLine:
+    """The delay line behind a port. number: the port's id; k: of the fabric, by which times are multiplied."""
     return DelayLine(port.peer_port, number, fault.delay_ns * k, fault.jitter_ns * k, fault.reorder)
 
 
@@ -136,7 +136,8 @@ def differences(
             node = port.peer_node
             if node not in lines:
                 lines[node] = delaylines.read(handles[node].netns)
-            if why := _line_fault(lines[node].get(number), line_of(fabric, live, port, fault), int(row["line"])):
+            line = line_of(port, number, fault, fabric.policy.k)
+            if why := _line_fault(lines[node].get(number), line, int(row["line"])):
                 said[ref] = why
     return said
 

@@ -74,14 +74,9 @@ def shaper_lines(port: Port, plan: ClassPlan) -> list[str]:
 
     Its burst is small, so that a port that was idle does not send for long above its rate.
     """
-    shape = f"{_rates(port, plan)} quantum {port.mtu + HEADER}"
-    rate = f"rate {held_bps(port.rate_bps)}bit"
-    return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {rate} {shape}"]
-
-
-def _rates(port: Port, plan: ClassPlan) -> str:
-    burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
-    return f"ceil {held_bps(port.rate_bps)}bit burst {burst}b cburst {burst}b"
+    rate, burst = held_bps(port.rate_bps), burst_bytes(port.mtu, plan.burst, port.rate_bps)
+    shape = f"rate {rate}bit ceil {rate}bit burst {burst}b cburst {burst}b quantum {port.mtu + HEADER}"
+    return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}"]
 
 
 def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
@@ -90,8 +85,12 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     A leaf has almost no rate of its own (8 bit/s, the minimum) and borrows all its bandwidth from 1:1. Among borrowers
     HTB serves the lowest prio first, and those of equal prio in turns of `quantum` bytes. A quantum is a multiple of
     the frame size, since a class with a smaller quantum sends a whole packet anyway.
+    Its burst is what it sends at its own rate: a second, since tc 7.3 refuses what takes longer than 32 bits of psched
+    ticks can say (274 s), and older ones cut such a number off. (HTB forgets a debt of more than 60 s.)
     """
-    frame, name, own = port.mtu + HEADER, port.name, f"htb rate 8bit {_rates(port, plan)}"
+    frame, name = port.mtu + HEADER, port.name
+    burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
+    own = f"htb rate 8bit burst 1b ceil {held_bps(port.rate_bps)}bit cburst {burst}b"
     lines = [f"qdisc add dev {name} root handle {ROOT} htb default {leaf(plan.best_effort)}", *shaper_lines(port, plan)]
     for number, kind in zip(plan.numbers, plan.kinds, strict=True):
         turn = "quantum {} prio {}".format(*_htb_turn(port, plan, number))

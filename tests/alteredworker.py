@@ -1,0 +1,47 @@
+"""A worker without one of the measures that make packets cheap, to compare with: `python -m tests.alteredworker`.
+
+The environment variable HEDDLE_TEST_ALTERED names the measure. `altered` starts the workers of a run this way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Final
+from unittest import mock
+
+from heddle.endpoints import crew, nicloop, worker
+from heddle.endpoints.fastpath import library
+from heddle.endpoints.transports import rc
+
+NAMED: Final = "HEDDLE_TEST_ALTERED"
+
+
+# Name -> constants of the modules of a worker.
+ALTERATIONS: Final[Mapping[str, Mapping[ModuleType, Mapping[str, object]]]] = {
+    "no time between passes": {nicloop: {"_MODERATION_FRAMES": 0}},
+    "passes one frame apart": {nicloop: {"_MODERATION_FRAMES": 1}},
+    "passes six frames apart": {nicloop: {"_MODERATION_FRAMES": 6, "_MODERATION_S": 6 * nicloop._MODERATION_S}},
+    "an ACK for each packet": {rc: {"_ACK_EVERY": 1}},
+    "CRC of zlib": {library: {"_CRCS": library._CRCS[-1:]}},
+}
+
+
+@contextmanager
+def altered(name: str) -> Iterator[None]:
+    """The runs of this process have workers that are altered so; the empty name alters nothing."""
+    if not name:
+        yield
+        return
+    with mock.patch.object(crew, "_WORKER", "tests.alteredworker"), mock.patch.dict(os.environ, {NAMED: name}):
+        yield
+
+
+if __name__ == "__main__":
+    for module, constants in ALTERATIONS[os.environ[NAMED]].items():
+        assert constants.keys() <= vars(module).keys(), constants
+        vars(module).update(constants)
+    sys.exit(worker.main())
