@@ -60,6 +60,19 @@ def test_two_guests_write_the_same_bytes(alone: Machine, tmp_path: Path) -> None
     assert report["failed"] is None and [entry["code"] for entry in report["lines"]] == [0, 0, 0, 0]
 
 
+@pytest.mark.deep
+def test_another_seed_gives_other_bytes(alone: Machine, tmp_path: Path) -> None:
+    script = tmp_path / "status.replay"
+    script.write_text("./inv status > status.txt\n")
+    sums = []
+    for number, seed in enumerate((1, 1, 2)):
+        target = tmp_path / f"out {number}"
+        done = alone.inv("replay", str(script), "--out", str(target), "--seed", str(seed), place="here")
+        assert done.returncode == 0, done.stdout + done.stderr
+        sums.append((target / "SHA256SUMS").read_text())
+    assert sums[0] == sums[1] != sums[2]
+
+
 def test_a_line_that_fails_ends_the_script_and_its_files_come_back(alone: Machine, tmp_path: Path) -> None:
     script, target = tmp_path / "my.replay", tmp_path / "out"
     (tmp_path / "mine.yml").write_text("name: mine\n")
