@@ -152,9 +152,12 @@ HOST_TOOLS: Final = ("iputils-ping", "traceroute", "iperf3", "tcpdump")
 CAPTURE: Final = ("tcpdump", "util-linux")
 UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
+    "e2fsprogs",
     "ethtool",
+    "fakeroot",
     "git",
     "iputils-ping",
+    "mmdebstrap",
     "mount",
     "openssh-client",
     "openssh-server",
@@ -162,6 +165,7 @@ TEST_EXTRAS: Final = (
     "sudo",
     "tcpdump",
     "tshark",
+    "uidmap",
 )
 BROWSER: Final = ("chromium", "chromium-driver")
 BUILD: Final = ("clang", "libbpf-dev", "lld", "qemu-user")

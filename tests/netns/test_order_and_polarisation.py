@@ -119,7 +119,7 @@ def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_spray
     assert result.nic_loop == "python"
     in_need = ran(dc)
     assert any("use --transport srd" in warning for warning in in_need.warnings)
-    assert "transport rc retransmits packets that arrive out of order" in in_need.table()
+    assert "transport rc counts packets that arrive out of order as lost" in in_need.table()
     assert in_need.nic_loop == "compiled"
 
 
