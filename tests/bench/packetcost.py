@@ -99,12 +99,13 @@ def _timer_interrupts() -> int:
 
 
 @contextmanager
-def _lab(observer: Observer, *overrides: str) -> Iterator[Lab]:
-    labs.up(load_fabric("tiny", name=_LAB, overrides=overrides), observer=observer, rollback=True)
+def tiny_lab(name: str, observer: Observer, *overrides: str) -> Iterator[Lab]:
+    """Preset tiny, for the length of a with block."""
+    labs.up(load_fabric("tiny", name=name, overrides=overrides), observer=observer, rollback=True)
     try:
-        yield open_lab(_LAB)
+        yield open_lab(name)
     finally:
-        labs.down(_LAB, observer)
+        labs.down(name, observer)
 
 
 def _costs(
@@ -124,21 +125,21 @@ def _costs(
 
 def figures(observer: Observer) -> Iterator[Figure]:
     """Paced, saturated, and against senders that check nothing."""
-    with _lab(observer) as lab:
+    with tiny_lab(_LAB, observer) as lab:
         for qps in (1, 16):
             yield from _compared(
                 f"paced, {qps} QP{'' if qps == 1 else 's'}",
                 _costs(lab, {**ACROSS, "sizes": (8 << 20,), "iters": 4, "qps": qps}, observer),
                 45,
             )
-    with _lab(observer, "queues.burst=1") as lab:
+    with tiny_lab(_LAB, observer, "queues.burst=1") as lab:
         for qps in (1, 16):
             options: dict[str, object] = {**ACROSS, "sizes": (8 << 20,), "iters": 4, "qps": qps}
             single = _costs(lab, options, observer, ("on",))["on"]
             name = f"paced, {qps} QP{'' if qps == 1 else 's'}, queues.burst: 1"
             yield Figure(f"{name}: a packet, compiled NICs", single.total_us, "us of cpu")
             yield Figure(f"{name}: timer interrupts a packet, compiled NICs", single.timers, "")
-    with _lab(observer, *FAST) as lab:
+    with tiny_lab(_LAB, observer, *FAST) as lab:
         one_way: dict[str, object] = {
             "collective": "incast", "sizes": (16 << 20,), "iters": 6, "placement": "host1,host3",
         }  # fmt: skip

@@ -8,24 +8,20 @@ and the depths, marks and pauses of an incast.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Final
 
 from heddle.base.events import Observer
-from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import offloads
-from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
-from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from tests.alteredworker import altered
 
 from . import Figure, at_least
-from .packetcost import ACROSS, FAST, Cost
+from .packetcost import ACROSS, FAST, Cost, tiny_lab
 
 _LAB: Final = "benchsp"
 _TURNS: Final = 3
@@ -46,20 +42,11 @@ _NO_GRO: Final = "GRO off"
 
 def figures(observer: Observer) -> Iterator[Figure]:
     """Costs without each measure; results with other times between passes."""
-    with _lab(observer) as lab:
+    with tiny_lab(_LAB, observer) as lab:
         yield from _costs(lab, _CASES, (*_WORKERS, _PYTHON, _NO_GRO), observer)
         yield from _incasts(lab, observer)
-    with _lab(observer, *FAST) as lab:
+    with tiny_lab(_LAB, observer, *FAST) as lab:
         yield from _costs(lab, _FULL, (*_WORKERS, _PYTHON), observer)
-
-
-@contextmanager
-def _lab(observer: Observer, *overrides: str) -> Iterator[Lab]:
-    labs.up(load_fabric("tiny", name=_LAB, overrides=overrides), observer=observer, rollback=True)
-    try:
-        yield open_lab(_LAB)
-    finally:
-        labs.down(_LAB, observer)
 
 
 def _costs(lab: Lab, cases: Mapping[str, RunOptions], without: tuple[str, ...], observer: Observer) -> Iterator[Figure]:

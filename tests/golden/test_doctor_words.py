@@ -1,4 +1,4 @@
-"""Rows of doctor that offer the VM, word for word: what a kernel lacks, soft-RoCE and its programs, the VM itself."""
+"""Rows of doctor that offer the VM, word for word: kernels without a feature, soft-RoCE, and the VM itself."""
 
 from __future__ import annotations
 
