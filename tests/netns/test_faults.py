@@ -209,7 +209,7 @@ def test_weights_follow_what_is_left(lab_name: Callable[[], str]) -> None:
     assert release is not None, "this machine's FRR tells its release"
     name = lab_name()
     spec = load_fabric(
-        "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=20mbit"]
+        "dc", name=name, overrides=["routing.ucmp=true", "hosts_per_rack=1", "link.exceptions.ctsw4=40mbit"]
     ).spec
     try:
         lab = life.up(spec).lab

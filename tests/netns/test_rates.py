@@ -32,7 +32,7 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
     ("preset", "overrides", "said"),
     [
         ("tiny", ["link.host=9999999bit", "link.fabric=1234567bit"], "1234567bit (the shaper holds 1234560bit"),
-        ("dc", ["oversubscription=1.7"], "29411765bit (the shaper holds 29411760bit"),
+        ("dc", ["oversubscription=1.7"], "58823529bit (the shaper holds 58823528bit"),
     ],
 )
 def test_a_rate_that_is_not_whole_bytes_a_second_is_no_fault(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 from itertools import pairwise
@@ -18,7 +19,7 @@ from heddle.places.known_hosts import HostKeyState, judge, read_entries
 from heddle.places.vm import booting, guest, hardware, monitor
 from heddle.places.vm.bootkeys import HOST, know_host, make_keys
 from heddle.places.vm.hardware import KVM, TCG, Hardware, kvm_problem, qemu_command
-from heddle.places.vm.image import VmImage, image_name
+from heddle.places.vm.image import INITRAMFS, VmImage, image_name
 from heddle.places.vm.kernels import KERNELS
 
 USUAL = Hardware(2, 2048, 3600)
@@ -126,6 +127,59 @@ def test_a_panic_is_shown_from_its_first_line_on(tmp_path: Path) -> None:
     lines = ["before", "Kernel panic - not syncing: no init", *(f"trace {i}" for i in range(40))]
     (tmp_path / "console.log").write_text("\n".join(lines))
     assert booting.tail_of(tmp_path).splitlines() == lines[1:13]
+
+
+def test_what_led_to_a_panic_is_shown_before_it(tmp_path: Path) -> None:
+    cause = ["Oops: int3: 0000 [#1]", "CPU: 0", "Hardware name: QEMU", "RIP: 0010:schedule+0x609"]
+    panic = ["Kernel panic - not syncing: Fatal exception in interrupt", "Shutting down cpus with NMI"]
+    lines = ["before", *cause, *(f"R{i}: 0" for i in range(30)), *panic, *(f"after {i}" for i in range(30))]
+    (tmp_path / "console.log").write_text("\n".join(lines))
+    shown = booting.tail_of(tmp_path).splitlines()
+    assert shown[:6] == cause + panic and len(shown) == 12
+
+
+def booted(
+    monkeypatch: pytest.MonkeyPatch, place: Path, oops: str, panics: int, heard: list[str] | None = None
+) -> booting.Booted:
+    """Boot a guest that panics so many times, and is ready then."""
+    # Only chance makes a real guest meet this race: a program in the place of QEMU writes what one wrote that did.
+    qemu, image = place / "qemu", VmImage(place / "image", "stable", "6.12", 1.0)
+    qemu.write_text(
+        f"""#!/bin/sh
+echo >>starts
+[ "$(wc -l <starts)" -gt {panics} ] && {{ echo 'heddle: ready' >console.log; exec sleep 60; }}
+printf '%s\\n' '{oops}' 'Kernel panic - not syncing: Fatal exception' >console.log
+"""
+    )
+    qemu.chmod(0o755)
+    monkeypatch.setattr(hardware, "find_qemu", lambda: str(qemu))
+    image.path.mkdir()
+    (image.path / INITRAMFS).write_bytes(gzip.compress(b""))
+    (place / "guest").mkdir()
+    told = list[str]() if heard is None else heard
+    return booting.boot(image, place / "guest", make_keys(place), USUAL, TCG, told.append)
+
+
+def starts(place: Path) -> int:
+    return len((place / "guest" / "starts").read_text().splitlines())
+
+
+def test_a_guest_that_ran_old_code_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    heard = list[str]()
+    made = booted(monkeypatch, tmp_path, "Oops: int3: 0000 [#1]", 2, heard)
+    made.process.end()
+    assert starts(tmp_path) == 3
+    assert heard.count("the guest met a race of QEMU and is started again") == 2
+
+
+@pytest.mark.parametrize(("oops", "wanted"), [("Oops: int3: 0000 [#1]", 3), ("Oops: invalid opcode: 0000 [#1]", 1)])
+def test_a_guest_that_always_panics_or_for_another_reason_is_not(
+    oops: str, wanted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(booting.BootFailed) as failed:
+        booted(monkeypatch, tmp_path, oops, 99)
+    assert failed.value.why.startswith("panicked after ") and oops in failed.value.tail
+    assert starts(tmp_path) == wanted and booting.process_in(tmp_path / "guest") is None
 
 
 def test_a_monitor_that_is_gone_answers_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from heddle.places.call import Call, Output
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.vm import monitor
+from heddle.places.vm.booting import ran_old_code
 from heddle.places.vm.bootkeys import HOST
 from heddle.places.vm.guest import Guest, console_of, ensure_guest, find_guest, guest_dir
 from heddle.places.vm.kernels import DEFAULT, Kernel, place_name
@@ -55,6 +56,8 @@ def _cause(guest: Guest, call: Call) -> MachineError | None:
     if find_guest(guest.kernel) is None:
         said = console_of(guest.kernel)
         hint = f"the end of its console:\n{said}" if said else "./inv vm down ended it, or another process"
+        if ran_old_code(directory):
+            hint = f"a race of QEMU before 8.1 between two processors; run it again, or use vm up --cpus 1\n{hint}"
         return MachineError(Problem("", what, f"ended while {call.verb} ran there; its labs are gone", hint))
     if monitor.status(directory) == monitor.IO_ERROR:
         why = f"is paused: the disk of {directory} is full, and the VM writes there"
