@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
@@ -52,6 +54,16 @@ class PfcLab:
     def start(self) -> None:
         """Restart agent and keeper."""
         pfc.start(self.lab.name, self.lab.fabric, self.lab.handles(), self.place, compiled=self.compiled)
+
+    def kill_both(self) -> None:
+        """Kill agent and keeper, so that neither sees the other go."""
+        state = self.agent()
+        assert state.agent is not None
+        assert state.keeper is not None
+        os.kill(state.agent, signal.SIGSTOP)
+        os.kill(state.keeper, signal.SIGKILL)
+        os.kill(state.agent, signal.SIGKILL)
+        until(lambda: self.agent() == pfc.AgentState(None, None))
 
     def log(self) -> str:
         """What the two have written."""

@@ -101,3 +101,18 @@ def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
     net.pause(stormy, 0)
     until(lambda: not net.closed(net.down_port(stormy)))
     assert int(net.queues.agent["storms"][row]) == storms
+
+
+def test_a_storm_is_over_in_time_without_agent_and_keeper(net: PfcLab) -> None:
+    """An agent that was stopped for long can take a pause for a storm. If both are killed then, nobody ends it."""
+    sender, stormy = net.lab.fabric.hosts[0].name, net.lab.fabric.hosts[2].name
+    port, watchdog = net.down_port(stormy), net.queues.agent["watchdog"]
+    with net.loading([(sender, stormy, LOSSLESS)], every=0.03):  # too few to fill the queues before the port, too
+        with net.pausing(stormy):
+            until(lambda: watchdog[net.row(port)] and not net.closed(port))
+            net.kill_both()
+        out = net.out(port)
+        until(lambda: net.out(port) > out + 20)
+        assert watchdog[net.row(port)], "no process has ended it"
+    net.start()
+    until(lambda: not watchdog.any() and net.at_rest())

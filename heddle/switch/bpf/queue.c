@@ -74,6 +74,23 @@ INLINE int gate_is_overdue(const struct agent *by_agent)
 	return until && bpf_ktime_get_ns() > until + GATE_GRACE_NS;
 }
 
+/* Whether the watchdog drops the class at this port. The agent ends a storm that has had no pause frame for the
+ * restoration time. If agent and keeper were both killed at once, it ends here. */
+INLINE int storm_drops(const struct agent *by_agent, const struct policy *rule, __u32 port, __u32 number)
+{
+	__u32 row = port * CLASSES + number;
+	struct gate *gate;
+	__u64 last;
+
+	if (!by_agent || by_agent->watchdog != WATCHDOG_DROP)
+		return 0;
+	last = by_agent->storm_since_ns;
+	gate = bpf_map_lookup_elem(&gates, &row);
+	if (gate && gate->last_ns > last)
+		last = gate->last_ns;
+	return bpf_ktime_get_ns() <= last + rule->restore_ns + GATE_GRACE_NS;
+}
+
 SEC("tc")
 int enqueue(struct __sk_buff *skb)
 {
@@ -99,7 +116,7 @@ int enqueue(struct __sk_buff *skb)
 	if (link->flags & LINK_DOWN)
 		return refuse(&counters, DROP_DOWN, bytes);
 	by_agent = agent_row(counters.rule, port, number);
-	if (by_agent && by_agent->watchdog == WATCHDOG_DROP)
+	if (storm_drops(by_agent, counters.rule, port, number))
 		return refuse(&counters, DROP_WATCHDOG, bytes);
 	if (charge(&counters, number, bytes, &ahead) == TC_ACT_SHOT)
 		return TC_ACT_SHOT;
@@ -151,7 +168,7 @@ int dequeue(struct __sk_buff *skb)
 		mark(skb, counters.rule, counters.cell, left);
 	if (stamp & RED_MAY_MARK && ecn_of(skb) == ECN_CE)
 		add(&counters.cell->marks, 1);
-	if (by_agent && by_agent->watchdog == WATCHDOG_DROP)
+	if (storm_drops(by_agent, counters.rule, port, number))
 		return refuse(&counters, DROP_WATCHDOG, bytes);
 	if (sender->flags & LINK_FAULT)
 		return meet_fault(skb, &counters, port, bytes);

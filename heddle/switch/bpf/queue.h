@@ -36,7 +36,7 @@ struct gate {
 	__u64 lost; /* written by user space: packets that entered the class's queue here and never left it */
 };
 
-/* Written by the agent of a lab, by row. The programs read `watchdog` and `until_ns`. */
+/* Written by the agent of a lab, by row. The programs read `watchdog`, `storm_since_ns` and `until_ns`. */
 struct agent {
 	__u64 pfc_sent;
 	__u64 closed_since_ns; /* 0: the gate is open */
@@ -54,7 +54,7 @@ struct agent {
 };
 
 #define WATCHDOG_DROP 1
-#define GATE_GRACE_NS 300000000ULL /* when a gate is overdue by this time, no process is left to open it */
+#define GATE_GRACE_NS 300000000ULL /* when a gate or the end of a storm is overdue by this time, no process is left */
 #define LINK_HOST 1
 #define LINK_DOWN 2 /* set by user space: packets are dropped, and counted neither in nor out */
 #define LINK_FAULT 4 /* set by user space: packets that leave by this port meet its row of `faults` */
@@ -115,7 +115,7 @@ struct policy {
 	__u64 alpha; /* 2^16: 1 */
 	__u64 shared; /* size of the switch's shared buffer, in bytes, beyond the reserves */
 	__u64 buffer; /* of the switch; of a host's port: of this class */
-	__u64 detect_ns; /* only the agent uses these four */
+	__u64 detect_ns; /* only the agent uses this, quanta and action */
 	__u64 restore_ns;
 	__u32 quanta;
 	__u32 action;

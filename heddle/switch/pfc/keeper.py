@@ -6,7 +6,8 @@ forks another keeper. So killing one of them, even repeatedly, costs only a few 
 
 Killing both at the same moment leaves gates closed, since the kernel has no timer that would open one. Packets behind
 them wait until a run starts both processes again, at its beginning or while it runs (see control.restart). New packets
-bypass them: when a gate is 300 ms overdue, the egress program sends the packets of its class to another queue.
+bypass them: when a gate is 300 ms overdue, the egress program sends the packets of its class to another queue. The
+programs also end a storm of the watchdog, when its end is 300 ms overdue.
 """
 
 from __future__ import annotations
