@@ -98,7 +98,7 @@ class RunHead:
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
             *self._fabric(),
             f"#window   : {self.in_flight.text()}",
-            *([f"#delay    : {self.propagation.text()}"] if self.propagation is not None else []),
+            *self._delay(),
             *self._split(),
             *_rank_lines(self.endpoints, self.communicators),
             "#",
@@ -118,6 +118,12 @@ class RunHead:
             return []
         lines = [] if self.before.converged else [degraded_line("before", self.before)]
         return [*lines, *([f"#faults   : {self.before.link_text()}"] if self.before.link_faults else [])]
+
+    def _delay(self) -> list[str]:
+        """One line where the paths of the run are known."""
+        if self.propagation is None:
+            return []
+        return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != 'none')}"]
 
     def _split(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then per communicator."""

@@ -49,10 +49,14 @@ class Propagation:
         """Full packets that the fastest NIC sends in `rtt_s`: the same number as on hardware with k times its rate."""
         return math.ceil(self.rtt_s * self.rate_bps / (8 * self.frame))
 
-    def text(self) -> str:
-        """`1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets`."""
+    def text(self, controlled: bool = False) -> str:
+        """`1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets`.
+
+        controlled: senders have congestion control.
+        """
         if not self.most_ns:
-            return "not modelled (link.delay: 0)"
+            sooner = "; congestion control reacts sooner than on hardware: use link.delay: shape" if controlled else ""
+            return f"not modelled (link.delay: 0){sooner}"
         some = [self.least_ns, self.most_ns] if self.least_ns < self.most_ns else [self.most_ns]
         hardware, here = (_range([ns * factor for ns in some]) for factor in (1, self.k))
         return f"{hardware} one way on hardware, {here} here; bandwidth-delay product {self.bdp_packets} packets"

@@ -169,6 +169,13 @@ def test_the_table_and_json_state_the_delay() -> None:
         return replace(result, propagation=planned(preset, *overrides).propagation).table()
 
     assert "#delay    : not modelled (link.delay: 0)\n" in head("tiny")
+    controlled = replace(
+        result, options=replace(result.options, congestion="dcqcn"), propagation=planned("tiny").propagation
+    )
+    assert (
+        "(link.delay: 0); congestion control reacts sooner than on hardware: use link.delay: shape\n"
+        in controlled.table()
+    )
     said = "#delay    : 1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets\n"
     assert said in head("tiny", SHAPE)
     assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns}")

@@ -27,6 +27,7 @@ def pack(part: Path) -> str:
         members = (each for each in tar if not each.isdev())
         # mmdebstrap made the tar. Python 3.11.2, which Debian 12 has, does not accept the filter as an argument.
         tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        tar.errorlevel = 2  # an owner, a mode or a time that cannot be set is an error, too
         tar.extractall(root, members, numeric_owner=True)  # noqa: S202
     for name in ("usr/lib/heddle", "sys/fs", "dev", "proc", "run", "tmp"):
         (root / name).mkdir(mode=0o755, parents=True, exist_ok=True)
