@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -193,16 +194,24 @@ def test_a_port_without_a_link_drops_everything(port: Bench) -> None:
 def test_a_storm_drops_the_class_it_is_of_where_the_agent_says_drop(port: Bench) -> None:
     port.policy(PAUSING)
     watchdog = port.queues.agent["watchdog"]
-    watchdog[row(0, 3)] = 1
+    watchdog[row(0, 3)], port.queues.agent["storm_since_ns"][row(0, 3)] = 1, time.monotonic_ns()
     assert port.enqueue(ipv4(DATA)).retval == SHOT and port.enqueue(ipv4(0)).retval == UNSPEC
     assert drops(port, 3) == {"watchdog": 1} and not drops(port, 0)
     watchdog[row(0, 3)] = 2
     assert port.enqueue(ipv4(DATA)).retval == UNSPEC
 
 
-def test_packets_bypass_a_gate_that_is_overdue(port: Bench) -> None:
-    import time
+@pytest.mark.parametrize(("storm_ms", "pause_ms", "drops_it"), [(60, 0, True), (450, 0, False), (450, 60, True)])
+def test_a_storm_whose_end_is_overdue_drops_nothing(port: Bench, storm_ms: int, pause_ms: int, drops_it: bool) -> None:
+    """Its end is 50 ms after the last pause frame here, and 300 ms after that it is overdue."""
+    port.policy(replace(PAUSING, restore_ns=5 * 10**7))
+    agent, now = port.queues.agent[row(0, 3)], time.monotonic_ns()
+    agent["watchdog"], agent["storm_since_ns"] = 1, now - storm_ms * 10**6
+    port.queues.gates["last_ns"][row(0, 3)] = now - pause_ms * 10**6 if pause_ms else 0
+    assert (port.enqueue(ipv4(DATA)).retval == SHOT) is drops_it
 
+
+def test_packets_bypass_a_gate_that_is_overdue(port: Bench) -> None:
     port.policy(PAUSING)
     until = port.queues.agent["until_ns"]
     for late, want in ((-(10**9), priority(3)), (10**8, priority(3)), (4 * 10**8, priority(BEST_EFFORT))):
