@@ -26,6 +26,8 @@ from heddle.lab.opening import open_lab
 from heddle.traffic.options import run_options
 
 MOST_S: Final = 3600.0  # of a run
+# A script starts `./inv dashboard &` with SIGINT ignored. Its runs would inherit that, and `stop` would have no effect.
+_INTERRUPTIBLE: Final = ("env", "--default-signal=INT")
 _LINES: Final = 200
 State = Literal["running", "done", "failed"]
 # What a browser may choose of a run, and of which type it is.
@@ -67,7 +69,7 @@ class Actions:
 
     def run(self, asked: Mapping[str, object]) -> Action:
         """Start a run. InputError for options that are not possible, and while another action goes on."""
-        argv = [*resources.HERE.command(), "run", f"--lab={self._lab}", *_run_flags(asked)]
+        argv = [*_INTERRUPTIBLE, *resources.HERE.command(), "run", f"--lab={self._lab}", *_run_flags(asked)]
         return self._start("run", " ".join(["run", *_run_flags(asked)]), lambda action: self._run(action, argv))
 
     def link(self, port: object, state: object) -> Action:

@@ -230,10 +230,16 @@ def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, vi
     assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
 
 
-def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab: Lab) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def test_a_run_is_stopped_as_by_ctrl_c(handler: Any, page: WebClient, viewer: EventStream, lab: Lab) -> None:
+    """A shell starts a job in the background of a script with SIGINT ignored, and its children inherit that."""
     asked = {"collective": "all-reduce", "size": "4M", "iters": 500}
-    assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
-    viewer.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
+        viewer.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert page.post(f"/api/labs/{lab.name}/stop", {})[2] == {"stopped": True}
     done = viewer.wait_for("action", lambda found: found["state"] != "running", 60)
     assert (done["state"], "exit code 130" in done["text"]) == ("failed", True)
