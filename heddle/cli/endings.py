@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from heddle.cli.console import colour_wanted, problems_json
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
+_MOMENT_S: Final = 0.01
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 _NO_DIRECTORY: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")
 
@@ -36,6 +38,8 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
     words: the command line, for the report of a defect.
     """
     _open_streams()
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _come_again
     for ending in _ENDINGS:  # a closed terminal must not leave an incomplete lab
         if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
             signal.signal(ending, _terminated)
@@ -86,6 +90,25 @@ def _terminated(number: int, frame: object) -> None:
         _leave_terminal()
     # As an exception, so that every `finally` block runs.
     raise SystemExit(128 + number)
+
+
+def _come_again(lost: sys.UnraisableHookArgs) -> None:
+    """Python prints an exception of a destructor, of a weak reference's callback or of a callback from C, and goes on.
+
+    Ctrl-C and SIGTERM raise theirs wherever the main thread is, so also there (each import has such a callback). The
+    signal is sent again, a moment later: it would be lost in this function, too.
+    """
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        number = int(signal.SIGINT)
+    elif isinstance(lost.exc_value, SystemExit) and signal.getsignal(signal.SIGTERM) is _ends_already:
+        number = int(lost.exc_value.code or 0) - 128
+        signal.signal(number, _terminated)
+    else:
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(_MOMENT_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
 
 
 def _ends_already(number: int, frame: object) -> None:

@@ -60,6 +60,31 @@ def test_a_second_signal_does_not_break_off_what_the_first_one_undoes(
     assert process.returncode == 128 + first
 
 
+IN_A_DESTRUCTOR = """
+import os, signal, sys, time
+from heddle.cli.endings import ended
+
+class Held:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{number})
+        time.sleep(0.1)  # the exception comes here, and Python would print it and go on
+
+def work():
+    held = Held()
+    del held
+    time.sleep(60)
+
+sys.exit(ended(work, ["work"], as_json=False))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
+    argv = [sys.executable, "-c", IN_A_DESTRUCTOR.format(number=number.name)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 128 + number and "Traceback" not in done.stderr, done.stderr
+
+
 def test_nohup_keeps_a_verb_running(start: Start) -> None:
     process = start("nohup")
     process.send_signal(signal.SIGHUP)
