@@ -138,6 +138,14 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def soon_children(pid: int) -> list[int]:
+    """Its children, as soon as there are some; none after a minute."""
+    deadline = time.monotonic() + patience(60)
+    while not (found := children(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
 def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: Lab) -> None:
     wire = Wire()
     wire.send("tools/call", {"name": "paths", "arguments": {"lab": "nope"}}, id=2)
@@ -153,16 +161,13 @@ def test_stdout_has_the_protocol_alone_and_closing_stdin_ends_the_server(tiny: L
 @pytest.mark.deep
 def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     wire = Wire("--allow-run")
-    arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}
-    wire.send("tools/call", {"name": "run", "arguments": arguments}, id=2)
-    deadline = time.monotonic() + patience(60)
-    while not (found := children(wire.proc.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    (run,) = found
-    while not children(run) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert children(run), "the workers of the run"
-    wire.proc.communicate(timeout=patience(120))
+    try:
+        arguments = {"lab": tiny.name, "size": "1M", "iters": 1000}
+        wire.send("tools/call", {"name": "run", "arguments": arguments}, id=2)
+        (run,) = soon_children(wire.proc.pid)
+        assert soon_children(run), "the workers of the run"
+    finally:  # else the lab would have a run without an end
+        print(wire.proc.communicate(timeout=patience(120))[1])
     assert not Path(f"/proc/{run}").exists()
     argv = [sys.executable, "tasks.py", "run", "--lab", tiny.name, "--size", "16K", "--iters", "1"]
     again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(100))
