@@ -104,7 +104,7 @@ def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
 
 
 def test_a_storm_is_over_in_time_without_agent_and_keeper(net: PfcLab) -> None:
-    """An agent that was stopped for long can take a pause for a storm. If both are killed then, nobody ends it."""
+    """An agent that was stopped for long can take a pause for a storm. If both are killed then, no process ends it."""
     sender, stormy = net.lab.fabric.hosts[0].name, net.lab.fabric.hosts[2].name
     port, watchdog = net.down_port(stormy), net.queues.agent["watchdog"]
     with net.loading([(sender, stormy, LOSSLESS)], every=0.03):  # too few to fill the queues before the port, too

@@ -33,7 +33,6 @@ _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
 
 LOSSLESS = 3
-LOSSY = "rtsw2:eth3"  # to host3
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +96,13 @@ def test_rxe_obeys_pauses_and_its_packets_are_marked(tiny: Lab) -> None:
     assert paths_of(tiny).agree
 
 
-def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> None:
+@pytest.mark.parametrize(("collective", "lossy"), [("all-reduce", "rtsw2:eth3"), ("incast", "rtsw1:eth3")])
+def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab, collective: str, lossy: str) -> None:
+    """Only data can be lost in the incast. In the ring ACKs go over the link, too, in the class of the data."""
     try:
-        assert typed("fault", LOSSY, "--loss", "1/32", "--lab", tiny.name).returncode == 0
-        options = RunOptions(sizes=(1 << 19,), iters=2, warmup=0, transport="rxe", timeout=rc_timeout(14))
+        assert typed("fault", lossy, "--loss", "1/32", "--lab", tiny.name).returncode == 0
+        size, timeout = 1 << 19, rc_timeout(14)
+        options = RunOptions(collective, sizes=(size,), iters=2, warmup=0, transport="rxe", timeout=timeout)
         result = run(tiny, options, Silent())
         (fault,) = linkfaults.read_faults(tiny)
     finally:
@@ -109,7 +111,11 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
     assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts.lost
     assert result.queues.drops.keys() == {"fault"}
     assert total(result, "retransmitted") > 0
-    assert paths_of(tiny).agree
+    found = paths_of(tiny)
+    unproven = [proof.why for proof in found.flows if proof.why]
+    if collective == "all-reduce":  # an ACK that was lost leaves open which packets the port's drops were
+        unproven = [why for why in unproven if not why.endswith("perhaps of other traffic: not attributable")]
+    assert not unproven and (found.agree or collective == "all-reduce")
 
 
 def total(result: RunResult, key: str) -> int:

@@ -26,6 +26,7 @@ _POLL: Final = 32  # completions per call
 _RNR_TIMER: Final = 12  # 0.64 ms (IBTA vol. 1, table 45)
 _FOREVER: Final = 7  # retries while the receiver is not ready
 _READS: Final = 16  # outstanding READs of a queue pair
+_LOOKUPS: Final = 5  # of the next MAC address, a second each
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +112,26 @@ class VerbsQp:
         route.flow_label, route.sgid_index = peer.flow_label, self._device.gid_index
         route.hop_limit, route.traffic_class = peer.hop_limit, peer.traffic_class
         mask = ib.MASK_STATE | ib.MASK_AV | ib.MASK_MTU | ib.MASK_DEST_QPN | ib.MASK_RQ_PSN
-        self._modify(attr, mask | ib.MASK_READS | ib.MASK_RNR_TIMER)
+        self._reach(attr, mask | ib.MASK_READS | ib.MASK_RNR_TIMER)
         attr = ib.QpAttrStruct(
             qp_state=ib.STATE_RTS, sq_psn=peer.psn, timeout=peer.timeout, retry_cnt=peer.retries, rnr_retry=_FOREVER,
             max_rd_atomic=_READS,
         )  # fmt: skip
         mask = ib.MASK_STATE | ib.MASK_TIMEOUT | ib.MASK_RETRIES | ib.MASK_RNR_RETRIES | ib.MASK_SQ_PSN
         self._modify(attr, mask | ib.MASK_READS_HERE)
+
+    def _reach(self, attr: ib.QpAttrStruct, mask: int) -> None:
+        """Modify it to RTR. The kernel looks up the next MAC address, and gives up after a second (addr_resolve).
+
+        An ARP packet can be lost on a link with a fault, so this is tried again; a QP that failed stays in INIT.
+        """
+        for attempt in range(1, _LOOKUPS + 1):
+            try:
+                self._modify(attr, mask)
+                break
+            except OSError as error:
+                if error.errno != errno.ETIMEDOUT or attempt == _LOOKUPS:
+                    raise
 
     def _modify(self, attr: ib.QpAttrStruct, mask: int) -> None:
         code = self._device.code.ibv_modify_qp(self._qp, ctypes.byref(attr), mask)
