@@ -3,10 +3,11 @@
 /dev/kvm may exist and then hang the guest before its first instruction, or end QEMU. So only a guest that reports
 `ready` counts as booted.
 
-QEMU before 8.1 has a race with several processors under TCG. The kernel changes its code while it runs, by way of an
-int3 instruction; QEMU may translate the int3 again while it is replaced, and runs it ever after ("accel/tcg: Always
-lock pages before translation" cured it). The guest panics then, about one boot in a hundred. Such a guest is started
-again; one that panics for another reason is not.
+A guest with several processors under TCG can panic with `Oops: int3` (one boot of 120, QEMU 7.2; the same was reported
+of 8.0 on the kernel's list in July 2023). The kernel changes its code while it runs, by way of an int3 instruction. The
+likely cause is that QEMU translates the int3 while it is replaced, and runs it ever after; newer versions lock the page
+("accel/tcg: Always lock pages before translation"), which was not tried. Such a guest is started again; one that panics
+for another reason is not.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _cause(guest: Guest, call: Call) -> MachineError | None:
         said = console_of(guest.kernel)
         hint = f"the end of its console:\n{said}" if said else "./inv vm down ended it, or another process"
         if ran_old_code(directory):
-            hint = f"a race of QEMU before 8.1 between two processors; run it again, or use vm up --cpus 1\n{hint}"
+            hint = f"probably a race of QEMU between two processors; run it again, or use vm up --cpus 1\n{hint}"
         return MachineError(Problem("", what, f"ended while {call.verb} ran there; its labs are gone", hint))
     if monitor.status(directory) == monitor.IO_ERROR:
         why = f"is paused: the disk of {directory} is full, and the VM writes there"
