@@ -50,7 +50,7 @@ def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
 def link_delays(link: LinkSpec, levels: Sequence[Level]) -> tuple[int, ...]:
     """`link.delay` or `link.length` of a fabric file, by level; empty if no link has a delay."""
     delay, cable = link.delay, link.length
-    host, fabric = delay.host or delay_of_length(cable.host), delay.fabric or delay_of_length(cable.fabric)
+    host, fabric = delay_of_length(cable.host) or delay.host, delay_of_length(cable.fabric) or delay.fabric
     given = (host, *[fabric] * (len(levels) - 2))
     found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
     return found if any(found) else ()

@@ -147,7 +147,10 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     """
     kind = find_transport(options.transport)
     stack = kind.stack
-    plan = build_plan(fabric, options, more_ns, stack.before_first if stack is not None else None)
+    if stack is None:
+        plan = build_plan(fabric, options, more_ns)
+    else:
+        plan = build_plan(fabric, options, more_ns, stack.before_first, nics_delay=False)
     congestion_of(plan)  # its parameters and those of faults are checked before anything starts
     faults_on(fabric, options.faults)
     transport = kind.of(plan)

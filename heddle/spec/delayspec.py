@@ -45,10 +45,10 @@ def _one_for_all(value: Any) -> Any:
 
 
 class DelaySpec(Strict):
-    """Delays of host links and of links between switches. `shape`: the shape's default; 0: no delay is modelled."""
+    """Delays of host links and of links between switches. `shape`: that of the fabric's shape; 0: none is modelled."""
 
-    host: Delay = 0
-    fabric: Delay = 0
+    host: Delay = SHAPE
+    fabric: Delay = SHAPE
 
 
 LinkDelay = Annotated[DelaySpec, BeforeValidator(_one_for_all)]

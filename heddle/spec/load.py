@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail
 
 _SOME: Final = 8  # a hint names at most so many files
+# Groups of two values, `host` and `fabric`, for which a fabric file may write one value.
+FOR_ALL_LINKS: Final = frozenset(
+    ("link", key) for key in ("delay", "length", "jitter", "loss", "corrupt", "duplicate", "reorder")
+)
 _TOPOLOGY: Final = ".clab.yml"  # the end of a containerlab topology's file name
 
 
@@ -141,7 +145,9 @@ def _put(document: Document, trail: Trail, value: object, where: str, *, keep_ma
     for depth, step in enumerate(trail[:-1], 1):
         inner = here.get(str(step))
         if not isinstance(inner, dict):  # missing, or not a group: the last override wins
-            inner = here[str(step)] = {}
+            # One value for all links remains that of the kind of link that the override does not name.
+            for_all = inner is not None and trail[:depth] in FOR_ALL_LINKS
+            inner = here[str(step)] = dict.fromkeys(("host", "fabric"), inner) if for_all else {}
             document.marks[trail[:depth]] = Mark(where)
         here = inner
     here[str(trail[-1])] = value

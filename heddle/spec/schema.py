@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from heddle.base.families import FAMILIES, IPV4, Family, Network, Version
 from heddle.base.units import scale_of
-from heddle.spec.delayspec import DelaySpec, LinkDelay
+from heddle.spec.delayspec import SHAPE, DelaySpec, LinkDelay
 from heddle.spec.keys import Rate, Size, Strict, at
 from heddle.spec.linkspec import JitterSpec, LengthSpec, LinkJitter, LinkLength, LinkShare, ShareSpec
 from heddle.spec.queuespec import QueuesSpec
@@ -53,7 +53,7 @@ class LinkSpec(Strict):
     @model_validator(mode="after")
     def _delays_agree(self) -> LinkSpec:
         for word in ("host", "fabric"):
-            if getattr(self.length, word) and getattr(self.delay, word):
+            if getattr(self.length, word) and getattr(self.delay, word) not in (0, SHAPE):
                 why = "and link.delay both set the delay of these links"
                 hint = "remove one: a cable has 5 ns per metre"
                 raise at(f"link.length.{word}", why, hint, given=[f"link.delay.{word}"])

@@ -106,12 +106,17 @@ class Plan:
 
 
 def build_plan(
-    fabric: Fabric, options: RunOptions, more_ns: int = 0, before_first: Callable[[str], int] | None = None
+    fabric: Fabric,
+    options: RunOptions,
+    more_ns: int = 0,
+    before_first: Callable[[str], int] | None = None,
+    nics_delay: bool = True,
 ) -> Plan:
     """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
 
     more_ns: the most that faults of links add to a path, one way, on hardware; only timers take it into account.
     before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
+    nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
     """
     pattern = find_pattern(options.collective, options.algorithm)
     endpoints = place(fabric, options)
@@ -127,7 +132,10 @@ def build_plan(
     pairs = pattern.peers(size)
     connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
     delays_ns = [delay_between(delays, endpoints[src], endpoints[dst]) for src, dst in connections]
-    propagation = Propagation.of(fabric, endpoints, delays_ns)
+    left_out_ns = 0
+    if not (nics_delay or fabric.policy.delayed_on_links):
+        left_out_ns, delays_ns = max(delays_ns), [0] * len(delays_ns)
+    propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns)
     windows = windows_of(options, propagation.bdp_packets)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
         delay_s = 0.0 if fabric.policy.delayed_on_links else delay_ns * fabric.policy.k * 1e-9

@@ -23,7 +23,8 @@ from heddle.wire.layout import LAYOUTS
 class Propagation:
     """The delays of a run. least_ns, most_ns: over its paths, on hardware, one way; both 0 if no delay is modelled.
 
-    rate_bps: of the fastest NIC. frame: bytes of a full packet on the wire.
+    rate_bps: of the fastest NIC. frame: bytes of a full packet on the wire. left_out_ns: of the longest path of the
+    fabric file, where the run's NICs do not add it.
     """
 
     least_ns: int
@@ -31,13 +32,16 @@ class Propagation:
     k: int
     rate_bps: int
     frame: int
+    left_out_ns: int = 0
 
     @classmethod
-    def of(cls, fabric: Fabric, endpoints: Iterable[Endpoint], delays_ns: Iterable[int]) -> Propagation:
+    def of(
+        cls, fabric: Fabric, endpoints: Iterable[Endpoint], delays_ns: Iterable[int], left_out_ns: int = 0
+    ) -> Propagation:
         """The delays of some paths. delays_ns: of each path between two of these NICs, one way, on hardware."""
         found, policy = [*delays_ns], fabric.policy
         frame = policy.ib_mtu + LAYOUTS[policy.ip_version].overhead_bytes
-        return cls(min(found), max(found), policy.k, max(e.rate_bps for e in endpoints), frame)
+        return cls(min(found), max(found), policy.k, max(e.rate_bps for e in endpoints), frame, left_out_ns)
 
     @property
     def rtt_s(self) -> float:
@@ -54,6 +58,9 @@ class Propagation:
 
         controlled: senders have congestion control.
         """
+        if self.left_out_ns:
+            path = f"{_range([self.left_out_ns])} one way on hardware"
+            return f"not modelled: the kernel's NICs do not add link.delay ({path}); links do with link.delay_at: link"
         if not self.most_ns:
             sooner = "; congestion control reacts sooner than on hardware: use link.delay: shape" if controlled else ""
             return f"not modelled (link.delay: 0){sooner}"

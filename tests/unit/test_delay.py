@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.fabric.policydata import dump_policy, load_policy
-from heddle.spec.load import presets
+from heddle.spec.load import FOR_ALL_LINKS, presets
 from heddle.spec.plain import differences, dump_spec, load_spec
+from heddle.spec.schema import LinkSpec
 from heddle.traffic.inflight import WINDOW_PACKETS
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
@@ -28,6 +30,15 @@ def fabric(preset: str, *overrides: str) -> Fabric:
 
 def planned(preset: str, *overrides: str, **options: object) -> Plan:
     return build_plan(fabric(preset, *overrides), RunOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_fabric_has_the_delay_of_its_shape_unless_its_file_says_something_else(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text("name: mine\nshape: clos\nracks: 2\nctsw: 2\n")
+    assert load_fabric(str(file)).fabric.policy.delays == (500, 1000, 3000)
+    file.write_text("name: mine\nshape: rail\npods: 2\nhosts_per_pod: 2\nnics_per_host: 2\nspines: 2\n")
+    assert load_fabric(str(file)).fabric.policy.delays == (600, 1000)
+    assert load_fabric(str(file), overrides=["link.delay=0"]).fabric.policy.delays == ()
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -46,13 +57,25 @@ def test_presets_model_no_delay(preset: str) -> None:
         ("tiny", "1us", (1000, 1000, 1000)),
         ("tiny", "0", ()),
         ("tiny", "{host: 300ns, fabric: 1.5us}", (300, 1500, 1500)),
-        ("tiny", "{host: shape}", (500, 0, 0)),
-        ("tiny", "{fabric: shape}", (0, 1000, 3000)),
+        ("tiny", "{host: 0}", (0, 1000, 3000)),
+        ("tiny", "{fabric: 0}", (500, 0, 0)),
         ("tiny", "{host: 0, fabric: 0ns}", ()),
     ],
 )
 def test_a_delay_is_one_value_or_two_or_the_shapes(preset: str, said: str, delays: tuple[int, ...]) -> None:
     assert fabric(preset, f"link.delay={said}").policy.delays == delays
+
+
+def test_an_override_of_one_kind_of_link_leaves_the_other_as_the_file_has_it() -> None:
+    """The preset has `delay: 0`, one value for both."""
+    assert fabric("tiny", "link.delay.host=shape").policy.delays == (500, 0, 0)
+    assert fabric("tiny", "link.delay=1us", "link.delay.fabric=0").policy.delays == (1000, 0, 0)
+    assert {("link", name) for name, each in LinkSpec.model_fields.items() if _of_two(each.annotation)} == FOR_ALL_LINKS
+
+
+def _of_two(annotation: object) -> bool:
+    """A group of the two values `host` and `fabric`."""
+    return isinstance(annotation, type) and {*getattr(annotation, "model_fields", {})} == {"host", "fabric"}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +201,7 @@ def test_the_table_and_json_state_the_delay() -> None:
     )
     said = "#delay    : 1 to 3 us one way on hardware, 4 to 12 ms here; bandwidth-delay product 73 packets\n"
     assert said in head("tiny", SHAPE)
-    assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns}")
+    assert "#delay    : 400 ns one way on hardware, 1.6 ms here" in head("tiny", "link.delay={host: 200ns, fabric: 0}")
     assert "#window   : 137 packets per connection in flight" in head("tiny", SHAPE)
     data = replace(result, propagation=planned("tiny", SHAPE).propagation).to_json()["propagation"]
     assert (data["least_ns"], data["most_ns"], data["k"], data["bdp_packets"]) == (1000, 3000, 4000, 73)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +36,22 @@ def test_a_new_device_numbers_queue_pairs_from_17_and_ports_follow_from_the_numb
     assert all(qp.flow.sport == sport_for_qps(qp.src_qpn, qp.flow.qpn) for qp in plan.qps)
 
 
+def test_the_kernels_nics_add_no_delay_and_the_header_says_so() -> None:
+    stack = Rxe.stack
+    assert stack is not None
+    for overrides, delays, said in (
+        (["link.delay=shape"], 0, "not modelled: the kernel's NICs do not add link.delay (3 us one way on hardware)"),
+        (["link.delay=shape", "link.delay_at=link"], 73, "1 to 3 us one way on hardware"),
+        ([], 0, "not modelled (link.delay: 0)"),
+    ):
+        built = load_fabric("tiny", overrides=overrides).fabric
+        plan = build_plan(built, RunOptions(transport="rxe"), 0, stack.before_first, nics_delay=False)
+        Rxe.of(plan)
+        assert {qp.delay_s for qp in plan.qps} == {0.0}
+        assert plan.propagation.bdp_packets == delays
+        assert plan.propagation.text().startswith(said)
+
+
 def test_every_source_port_of_verbs_has_a_flow_label_that_is_not_0() -> None:
     for sport in SPORTS:
         label = flow_label_for_sport(sport)
@@ -60,13 +75,6 @@ def test_options_that_verbs_cannot_express_are_refused(options: dict[str, object
         Rxe.of(plan_of(**options))
     assert caught.value.problems[0].what == word
     assert caught.value.problems[0].hint
-
-
-def test_a_modelled_propagation_delay_is_refused() -> None:
-    plan = plan_of()
-    slow = replace(plan, qps=tuple(replace(qp, delay_s=0.001) for qp in plan.qps))
-    with pytest.raises(InputError, match=r"link\.delay"):
-        Rxe.of(slow)
 
 
 def test_parameters_survive_the_way_to_a_worker() -> None:

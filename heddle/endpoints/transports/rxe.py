@@ -48,9 +48,6 @@ class Rxe:
     def of(cls, plan: Plan) -> Self:
         """The parameters for a plan; InputError for options that the kernel's soft-RoCE does not support."""
         problems, o = Problems(), plan.options
-        if any(qp.delay_s for qp in plan.qps):
-            why = "is modelled by Heddle's own NICs, but with --transport rxe the kernel receives the packets"
-            problems.add(where="", what="link.delay", why=why, hint="use --set link.delay=0, or link.delay_at=link")
         if o.congestion != "none":
             why = "works in Heddle's own NICs, but with --transport rxe the kernel sends the packets"
             problems.add(where="", what=f"--cc {o.congestion}", why=why, hint="use --transport rc, or --cc none")
