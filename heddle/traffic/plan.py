@@ -44,7 +44,7 @@ class Qp:
     src_qpn: int  # of the sender; the receiver's is the flow's
     psn: int  # 24 bits, the first that the sender uses
     window: int  # unacknowledged packets that it may have
-    delay_s: float  # the NIC at the end delays frames by it: the propagation of the path; 0 if links delay them
+    delay_s: float  # the NIC at the end delays frames by the path's propagation; 0 if links do, or none is modelled
     answer_sport: int  # UDP source port of the receiver's answers
     sports: tuple[int, ...]  # UDP source ports of data, used in turn; the first is that of the flow
 
