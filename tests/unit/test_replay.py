@@ -305,6 +305,12 @@ def qemu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         ("exit 0", 1, "ended without results after 0 s"),
         ("echo 'Kernel panic - not syncing' >console.log", 1, "panicked without results after 0 s"),
         (r"printf '\037\213x' | dd of=results.img conv=notrunc 2>/dev/null", 1, "left results that cannot be read"),
+        (
+            'printf \'{"lines": [], "seconds": 1}\' >replay.json; tar -czf made replay.json;'
+            "dd if=made of=results.img conv=notrunc 2>/dev/null; exec env -u LD_PRELOAD sleep 1",
+            1,
+            "saw the date of this machine, so the speed of this machine may show in its results",
+        ),
     ],
 )
 def test_a_guest_that_fails_is_named_with_its_console_and_nothing_is_left(

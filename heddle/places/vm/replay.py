@@ -3,8 +3,9 @@
 In:  an image, a Script, files for it, and how many guests.
 Out: the files of each guest, below a directory, and their SHA-256.
 What makes a guest repeat itself: one processor, whose instructions are its clock; disks that are memory, so that no
-request waits for this machine; a fixed date and a fixed seed; no network, no keys, no monitor. The guest starts the
-script itself. So `--place vm --deterministic`, whose verbs come by SSH, repeats less (docs/kernels.md).
+request waits for this machine; a fixed date and a fixed seed; no network, no keys, no monitor; and, for QEMU itself, a
+date that stands still (stilldate/). The guest starts the script itself. So `--place vm --deterministic`, whose verbs
+come by SSH, repeats less (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.events import Observer
-from heddle.base.mounts import scratch
+from heddle.base.mounts import TEMPORARY, scratch
 from heddle.base.problems import InputError, MachineError, Problem, Problems, machine_errors
 from heddle.host.capacity import free_bytes
 from heddle.places import sync
 from heddle.places.store import unpack
+from heddle.places.vm import stilldate
 from heddle.places.vm.booting import PANIC, QemuProcess, start_qemu, tail_of
 from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, Hardware, replay_command
 from heddle.places.vm.image import INITRAMFS, VmImage, script
@@ -43,6 +45,8 @@ RESULT_BYTES: Final = 128 << 20  # of one guest, compressed
 _RESULTS: Final = "results.img"
 _MOST_INPUT: Final = 16 << 20  # bytes of one input file
 _LOOK_S: Final = 0.2
+_MOVES: Final = "saw the date of this machine, so the speed of this machine may show in its results"
+_MOVES_HINT: Final = f"QEMU must be linked dynamically, and {TEMPORARY} mounted without noexec"
 _THERE: Final = "replay"  # the guest's working directory, in /root, beside `heddle`
 
 
@@ -161,6 +165,7 @@ class _Guest:
     seconds: float = 0.0
     child: subprocess.Popen[bytes] | None = None
     process: QemuProcess | None = None
+    still: bool | None = None  # whether the date of QEMU stands still; None: not known yet
     told: str = ""
 
     @property
@@ -176,7 +181,7 @@ class _Guest:
             with (self.directory / _RESULTS).open("wb") as file:
                 # Space that is there: a write to a mapped file without space would end QEMU.
                 os.posix_fallocate(file.fileno(), 0, RESULT_BYTES)
-        argv = replay_command(image, hardware, self.directory / _RESULTS)
+            argv = stilldate.command(replay_command(image, hardware, self.directory / _RESULTS), self.directory)
         self.began = time.monotonic()
         # The guest has no other use than this process: it ends with it, also when this process is killed.
         self.child, self.process = start_qemu(["setpriv", "--pdeathsig", "KILL", *argv], self.directory)
@@ -189,6 +194,7 @@ class _Guest:
     def look(self, patience: float, observer: Observer) -> bool:
         """Whether the guest has ended; shows where it is. MachineError when it takes longer than `patience` seconds."""
         assert self.child is not None  # noqa: S101  (it was started)
+        self.still = self.still if (found := stilldate.stands_still(self.child.pid)) is None else found
         code, self.seconds = self.child.poll(), time.monotonic() - self.began
         if code is not None:
             if code:
@@ -217,6 +223,8 @@ class _Guest:
                 report = json.loads((made / REPORT).read_text(encoding="utf-8"))
             except (ValueError, EOFError, tarfile.TarError, FileNotFoundError) as error:
                 raise self._failed(f"left results that cannot be read: {error}") from None
+        if self.still is False:
+            raise self._failed(_MOVES, _MOVES_HINT)
         observer.end(self.step, f"{report['seconds']:.1f} s of the guest's clock")
         digests = {name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in names}
         return Replayed(self.number, round(self.seconds, 1), made, digests, report)
