@@ -63,6 +63,10 @@ def test_tcg_uses_a_thread_for_each_processor(command: list[str]) -> None:
     assert "-icount" not in command
 
 
+def test_an_emulated_processor_has_no_avx2(command: list[str]) -> None:
+    assert after(command, "-cpu") == ["max,avx2=off"]
+
+
 def test_kvm_shows_the_processors_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     words = line_of(monkeypatch, tmp_path, USUAL, KVM)
     assert after(words, "-accel") == ["kvm"] and after(words, "-cpu") == ["host"]

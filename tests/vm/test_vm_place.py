@@ -95,6 +95,22 @@ def test_files_of_the_guest_are_private(machine: Machine) -> None:
 
 
 @pytest.mark.needs("openssh-client")
+def test_numpy_sorts_there(machine: Machine) -> None:
+    """With AVX2 of QEMU 7.2 its order was wrong, or it crashed, as in the proof of sprayed paths (hardware.py)."""
+    sizes, kinds = (2, 10, 17, 64, 300, 5000), ("i4", "i8", "f8")
+    code = (
+        "import numpy as np\n"
+        f"for n in {sizes}:\n"
+        f"    for kind in {kinds}:\n"
+        "        for seed in range(20):\n"
+        "            a = np.random.default_rng(seed).integers(0, 1 << 20, n).astype(kind)\n"
+        "            assert a[a.argsort()].tolist() == np.sort(a).tolist() == sorted(a.tolist()), (n, kind, seed)\n"
+    )
+    done = machine.inv("vm", "ssh", "--", "sh", "-c", '"$HEDDLE_VENV/bin/python" -c "$1"', "x", code, place="here")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.needs("openssh-client")
 def test_a_command_by_ssh_has_its_words_and_its_code(machine: Machine) -> None:
     done = machine.inv("vm", "ssh", "--", "sh", "-c", 'printf "%s|" "$@"; exit 7', "x", "a b", "$HOME", place="here")
     assert (done.stdout, done.returncode) == ("a b|$HOME|", 7), done.stderr

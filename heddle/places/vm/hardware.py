@@ -31,6 +31,8 @@ _MIB: Final = 1 << 20
 # accel/tcg/tcg-accel-ops-rr.c counts them without the lock). While QEMU records, a second lock, which it takes for
 # recording only, lets the main thread and the processor run in turns. The record itself is not needed.
 _ONE_AT_A_TIME: Final = ",rr=record,rrfile=/dev/null"
+# Without AVX2: with it, numpy's argsort of 64-bit integers gives a wrong order or crashes (QEMU 7.2, numpy 2.4).
+_EMULATED: Final = "max,avx2=off"
 _SPARE_MIB: Final = 1024  # of addresses: each NVDIMM begins at an aligned one
 # no_timer_check: the kernel's test of the timer needs interrupts in time, and a busy machine delivers them late.
 _KERNEL_WORDS: Final = "console=ttyS0 earlyprintk=serial,ttyS0,115200 quiet panic=-1 mitigations=off no_timer_check rw"
@@ -126,7 +128,7 @@ def _processor(hardware: Hardware, accelerator: str, order: str = "") -> list[st
     """QEMU without devices, its processors, and its clock."""
     tcg, threads = accelerator == TCG, "single" if hardware.steps_of_time else "multi"
     words = [find_qemu(), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-    words += ["-accel", f"tcg,thread={threads}" if tcg else "kvm", "-cpu", "max" if tcg else "host"]
+    words += ["-accel", f"tcg,thread={threads}" if tcg else "kvm", "-cpu", _EMULATED if tcg else "host"]
     words += ["-smp", str(hardware.cpus)]
     return words + (_by_instructions(hardware, order) if hardware.steps_of_time else [])
 
