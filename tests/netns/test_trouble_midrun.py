@@ -27,6 +27,7 @@ from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
 
+LIMIT_S = patience(12.0)  # of a run, from the start of its workers
 SOON_S = patience(45.0)  # far less than the ten minutes after which a run counts as hung
 QP = r"rank \d on host\d:eth1: QP 0x[0-9a-f]+ (to|from) rank \d on host\d:eth1: "
 UNACKNOWLEDGED = QP + r"no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x[0-9a-f]+\)"
@@ -116,11 +117,11 @@ def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Sign
 
 @pytest.mark.deep
 def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "max_seconds", 12.0)
+    monkeypatch.setattr(Plan, "max_seconds", LIMIT_S)
     error = ended(net, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
     assert isinstance(error, CheckError)
     first, silent, waits = error.problems
-    assert str(first).startswith("the run did not end within 12 s\n")
+    assert str(first).startswith(f"the run did not end within {LIMIT_S:g} s\n")
     assert str(silent) == "the worker of rank 0 on host1:eth1, rank 2 on host3:eth1 did not answer within 2 s"
     error_has(CheckError(waits), rf"rank [13] on host\d:eth1: {WAITS}$")
 
