@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import sys
 import tarfile
 import time
@@ -295,6 +296,7 @@ def qemu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the VM, and what QEMU loads in a replay, need x86_64")
 @pytest.mark.parametrize(
     ("script", "minutes", "said"),
     [
