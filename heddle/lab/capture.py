@@ -31,6 +31,7 @@ _EXAMPLE: Final = "or an expression as tcpdump takes it: --filter 'udp port 4791
 _MOST_PACKETS: Final = 10_000_000
 MOST_SECONDS: Final = 86_400.0
 _RING_KIB: Final = 32_768  # for packets that wait for tcpdump, all ports together
+_LINK_HEADERS: Final = 64  # Ethernet and what may be between it and IP
 _HEAD_BYTES: Final = 192  # all headers that a line is made of; the rest is not copied
 _MERGE_NS: Final = 50_000_000  # a packet of one port waits so long for earlier ones of another
 _LOOK_S: Final = 0.1  # how soon Ctrl-C, and a namespace that is gone, are seen
@@ -116,8 +117,9 @@ def capture(
     """
     with ExitStack() as stack:
         children = []
-        snap = SNAP_BYTES if whole else _HEAD_BYTES
         for tap in taps:
+            # A ring holds as many packets as such lengths fit in it, whatever their own lengths are.
+            snap = min(SNAP_BYTES, tap.mtu + _LINK_HEADERS) if whole else _HEAD_BYTES
             for interface, some in tap.places(expression):
                 children.append(_Child(tap, interface, some, snap, _RING_KIB // len(taps)))
                 stack.callback(children[-1].close)

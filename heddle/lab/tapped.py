@@ -1,7 +1,8 @@
 """The ports that a capture listens at.
 
 In:  a lab, ports as `rtsw1:eth1`.
-Out: for each its namespace, its interface and MAC address, and the end of the delay line behind it, if there is one.
+Out: for each its namespace, its interface, MAC address and MTU, and the end of the delay line behind it, if there is
+one.
 Packets of a link with a delay line (switch/links/delaylines.py) pass the ingress of their port twice: when they have
 left their queue, and when the line returns them. They arrive when they leave the line, so a capture takes them there.
 """
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 _MOST_PORTS: Final = 64  # a process each
-_SIOCGIFHWADDR: Final = 0x8927  # linux/sockios.h
+_SIOCGIFMTU: Final = 0x8921  # linux/sockios.h
+_SIOCGIFHWADDR: Final = 0x8927
 _OUTLET: Final = re.compile(r"back[0-9]+")  # DelayLine.outlet
 
 
@@ -32,6 +34,7 @@ _OUTLET: Final = re.compile(r"back[0-9]+")  # DelayLine.outlet
 class Tapped:
     """A port to capture at. mac: what its own frames come from, which tells those that leave from those that come.
 
+    mtu: bytes of its largest IP packet; no frame is longer than that and its headers, since offloads are off.
     outlet: the interface at the end of the delay line that leads to the port; empty without one.
     """
 
@@ -39,6 +42,7 @@ class Tapped:
     netns: Path
     name: str
     mac: bytes
+    mtu: int
     outlet: str = ""
 
     def places(self, expression: str) -> Iterator[tuple[str, str]]:
@@ -92,6 +96,7 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
         there = [each for _, each in socket.if_nameindex()]
         chosen = wanted if name is None else [name]
         macs = {each: _mac(each) for each in chosen if each in there}
+        mtus = {each: _mtu(each) for each in macs}
         lines = {_mac(each): each for each in there if _OUTLET.fullmatch(each)}
     for each in chosen:
         if each in macs:
@@ -101,11 +106,19 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
             raise InputError(Problem("", f"{node}:{each}", f"is not a port of {node}", hint))
         hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
-    return [Tapped(f"{node}:{each}", netns, each, macs[each], lines.get(macs[each], "")) for each in chosen]
+    return [Tapped(f"{node}:{each}", netns, each, macs[each], mtus[each], lines.get(macs[each], "")) for each in chosen]
 
 
 def _mac(interface: str) -> bytes:
     """The hardware address of an interface of the namespace that this thread stands in."""
+    return _asked(_SIOCGIFHWADDR, interface)[18:24]
+
+
+def _mtu(interface: str) -> int:
+    """The MTU of an interface of the namespace that this thread stands in."""
+    return int(struct.unpack_from("=i", _asked(_SIOCGIFMTU, interface), 16)[0])
+
+
+def _asked(request: int, interface: str) -> bytes:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        answer = fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()))
-    return answer[18:24]
+        return fcntl.ioctl(sock, request, struct.pack("256s", interface.encode()))
