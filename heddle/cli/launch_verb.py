@@ -40,10 +40,10 @@ def launch(out: Console, client: str, server: str, cmd: Sequence[str] = (), lab:
     where = open_lab(lab)
     if not out.json:
         out.close()
-        out.exit_code = run(where, client, server, cmd)
+        out.exit_code = run(where, client, server, cmd, out.observer)
         return
     with tempfile.TemporaryFile() as file:
-        out.exit_code = run(where, client, server, cmd, file)
+        out.exit_code = run(where, client, server, cmd, out.observer, file)
         file.seek(0)
         printed = file.read().decode(errors="replace")
     out.result(

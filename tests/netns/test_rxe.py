@@ -6,8 +6,10 @@ The counts come from programs at the NICs, the prediction from the plan, the ora
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -170,8 +172,46 @@ def test_launch_runs_programs_of_perftest_between_two_hosts(tiny: Lab, program: 
 
 def test_launch_names_what_is_wrong(tiny: Lab) -> None:
     with pytest.raises(InputError, match="is not a host"):
-        launch(tiny, "host1", "hots3", ["ib_write_bw"])
+        launch(tiny, "host1", "hots3", ["ib_write_bw"], Silent())
     with pytest.raises(InputError, match="is set by launch itself"):
-        launch(tiny, "host1", "host3", ["ib_write_bw", "-d", "x"])
+        launch(tiny, "host1", "host3", ["ib_write_bw", "-d", "x"], Silent())
     with pytest.raises(CheckError, match="ended with exit code"):
-        launch(tiny, "host1", "host3", ["ib_write_bw", "--no-such-flag"])
+        launch(tiny, "host1", "host3", ["ib_write_bw", "--no-such-flag"], Silent())
+
+
+# As perftest when the fit of its clock is poor: each client so many times, then as usual.
+NO_CLOCK = """\
+#!{python}
+import pathlib, socket, sys
+if "." in sys.argv[-1]:  # the server's address, for the client only
+    socket.create_connection((sys.argv[-1], 18515)).close()
+    times = pathlib.Path({count!r})
+    left = int(times.read_text())
+    print("left", left)
+    if left:
+        times.write_text(str(left - 1))
+        print("Correlation coefficient r^2: 0.870801 < 0.9", file=sys.stderr)
+        sys.exit({code})
+else:
+    with socket.create_server(("", 18515)) as server:
+        server.accept()
+"""
+
+
+@pytest.mark.parametrize("code", [1, deep(0)], ids=["bandwidth", "latency"])
+def test_launch_runs_again_what_could_not_measure_the_clock(
+    tiny: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
+    count, program = tmp_path / "count", tmp_path / "ib_test"
+    program.write_text(NO_CLOCK.format(python=sys.executable, count=str(count), code=code))
+    program.chmod(0o755)
+    count.write_text("2")
+    done = typed("launch", "host1", "host3", "--lab", tiny.name, "--format", "json", "--", str(program))
+    assert json.loads(done.stdout)["stdout"] == "left 0\n" and done.returncode == 0, done.stderr
+    said = "could not measure the processor's clock: it runs again"
+    assert done.stderr.count("r^2: 0.87") == done.stderr.count(said) == 2
+    count.write_text("3")
+    done = typed("launch", "host1", "host3", "--lab", tiny.name, "--", str(program))
+    assert done.returncode == 1 and "clock in 3 runs: do not trust its figures" in done.stderr
+    assert capfd.readouterr().out == "left 3\nleft 2\nleft 1\n"
+    assert not devices(tiny)

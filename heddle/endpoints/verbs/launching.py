@@ -8,6 +8,7 @@ send test flow from the first to the second.
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from heddle.base import state
+from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import find_program
 from heddle.endpoints.verbs.verbsdevice import gid_index
@@ -28,6 +30,10 @@ from heddle.switch import stackcounts
 
 _SERVER_S: Final = 30.0  # until the server listens
 _LISTEN: Final = "0A"  # TCP_LISTEN in /proc/net/tcp
+# perftest fits cycles to microseconds over 200 waits (get_clock.c), and gives up on a poor fit: one pause of some
+# milliseconds between the two reads of a wait is enough. Latency tests go on, with "inf" and exit code 0.
+_NO_CLOCK: Final = "Correlation coefficient r^2"
+_RUNS: Final = 3
 _ADDED: Final = frozenset({"-d", "--ib-dev", "-x", "--gid-index"})
 
 
@@ -49,11 +55,14 @@ class _End:
         return ["nsenter", f"--net={self.netns}", *argv, "-d", self.device, "-x", str(self.gid), *more]
 
 
-def launch(lab: Lab, client: str, server: str, argv: Sequence[str], output: IO[bytes] | None = None) -> int:
+def launch(
+    lab: Lab, client: str, server: str, argv: Sequence[str], observer: Observer, output: IO[bytes] | None = None
+) -> int:
     """Run the program in both hosts; return the client's exit code. output: of the client; None: the terminal's.
 
-    InputError for unknown hosts and flags that this function sets itself. MachineError when there is no soft-RoCE or no
-    such program, CheckError when the server ends or does not listen.
+    A program of perftest that could not measure the processor's clock runs again, with a warning; `output` gets the
+    last run. InputError for unknown hosts and flags that this function sets itself. MachineError when there is no
+    soft-RoCE or no such program, CheckError when the server ends or does not listen, or no run measured the clock.
     """
     ports = [_nic(lab.fabric, name) for name in (client, server)]
     if client == server:
@@ -64,14 +73,39 @@ def launch(lab: Lab, client: str, server: str, argv: Sequence[str], output: IO[b
         why = "is not installed"
         raise MachineError(Problem("", argv[0], why, "run apt-get install perftest, or use --place vm"))
     rdma.require()
-    with state.lock(lab.name), _devices(lab, ports) as (source, target), tempfile.TemporaryFile() as said:
+    with state.lock(lab.name), _devices(lab, ports) as (source, target):
+        for number in range(2, _RUNS + 2):
+            code, clock = _run_both(source, target, argv, output)
+            if clock:
+                return code
+            if number <= _RUNS:
+                again = f"it runs again ({number} of {_RUNS})"
+                observer.warn(f"{argv[0]} could not measure the processor's clock: {again}")
+            if number <= _RUNS and output is not None:
+                output.seek(0)
+                output.truncate()
+    why = f"could not measure the processor's clock in {_RUNS} runs: do not trust its figures"
+    raise CheckError(Problem("", argv[0], why, "end other programs on this machine, and run it again"))
+
+
+def _run_both(source: _End, target: _End, argv: Sequence[str], output: IO[bytes] | None) -> tuple[int, bool]:
+    """Run the server and the client once: the client's exit code, and whether it could measure the processor's clock.
+
+    What the client writes to stderr is read on its way to this process's own stderr.
+    """
+    with tempfile.TemporaryFile() as said:
         with subprocess.Popen(target.command(argv), stdout=said, stderr=subprocess.STDOUT) as process:
             try:
                 _wait_for_server(process, target.netns, said)
-                done = subprocess.run(source.command(argv, target.ip), stdout=output, check=False)
+                command, pipe = source.command(argv, target.ip), subprocess.PIPE
+                with subprocess.Popen(command, stdout=output, stderr=pipe, text=True, errors="replace") as started:
+                    clock = True
+                    for line in started.stderr or ():
+                        clock = clock and _NO_CLOCK not in line
+                        print(line, end="", file=sys.stderr, flush=True)
             finally:
                 process.terminate()
-        return done.returncode
+        return started.returncode, clock
 
 
 def _nic(fabric: Fabric, name: str) -> Port:
