@@ -6,7 +6,10 @@ The counts come from programs at the NICs, the prediction from the plan, the ora
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -27,9 +30,9 @@ from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts
 from heddle.views.pathstext import paths_text
-from tests.machine import rc_timeout, slower
+from tests.machine import patience, rc_timeout, slower
 from tests.marks import deep
-from tests.typed import typed
+from tests.typed import ROOT, typed
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
@@ -214,4 +217,39 @@ def test_launch_runs_again_what_could_not_measure_the_clock(
     done = typed("launch", "host1", "host3", "--lab", tiny.name, "--", str(program))
     assert done.returncode == 1 and "clock in 3 runs: do not trust its figures" in done.stderr
     assert capfd.readouterr().out == "left 3\nleft 2\nleft 1\n"
+    assert not devices(tiny)
+
+
+# Its client says its own number, and waits.
+STAYS = """\
+#!{python}
+import os, pathlib, socket, sys, time
+if "." in sys.argv[-1]:
+    with socket.create_connection((sys.argv[-1], 18515)):
+        pathlib.Path({file!r}).write_text(f"{{os.getpid()}}\\n")
+        time.sleep(600)
+else:
+    with socket.create_server(("", 18515)) as server:
+        server.accept()[0].recv(1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, deep(signal.SIGINT)])
+def test_a_launch_that_is_ended_leaves_no_program_and_no_device(
+    tiny: Lab, tmp_path: Path, number: signal.Signals
+) -> None:
+    file, program = tmp_path / "pid", tmp_path / "ib_test"
+    program.write_text(STAYS.format(python=sys.executable, file=str(file)))
+    program.chmod(0o755)
+    words = [str(ROOT / "inv"), "launch", "host1", "host3", "--lab", tiny.name, "--", str(program)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        end = time.monotonic() + patience(60)
+        while not (file.exists() and file.read_text().endswith("\n")):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        assert Path("/proc", file.read_text().strip()).exists()
+        process.send_signal(number)
+        process.communicate(timeout=patience(60))
+    assert process.returncode != 0
+    assert not Path("/proc", file.read_text().strip()).exists()
     assert not devices(tiny)

@@ -24,8 +24,8 @@ CHOSEN: Final = (
     deep("test_runs_with_link_faults.py", "", 9),
     deep("test_marking_picture.py", "", 9),
     deep("test_prediction_exact.py", "", 1),
-    ("test_rxe.py", "not deep", 9),
-    deep("test_rxe.py", "deep", 3),
+    ("test_rxe.py", "not deep", 10),
+    deep("test_rxe.py", "deep", 4),
     ("test_rxe_interop.py", "not deep", 12),
     deep("test_rxe_interop.py", "deep", 5),
 )
