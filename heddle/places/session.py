@@ -13,13 +13,11 @@ import json
 import os
 import queue
 import shutil
-import signal
 import sys
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -31,6 +29,7 @@ from heddle.base.tables import written
 from heddle.places.address import Address
 from heddle.places.call import Call, Output
 from heddle.places.channel import AgentConnection, Broken, open_link
+from heddle.places.endsignals import EndSignals
 from heddle.places.keyboard import Keyboard, size_of_terminal
 from heddle.places.store import digest_of, unpack
 
@@ -116,8 +115,6 @@ class _Session:
     out: Output
     link: AgentConnection
     printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or nothing
-    interrupts: int = 0
-    ending: int = 0  # SIGTERM or SIGHUP, if one came
 
     def run(self, manifest: dict[str, list[str]], files: dict[str, InputFile]) -> int:
         try:
@@ -175,13 +172,15 @@ class _Session:
         }
         self.out.close()
         self.link.say(b"G", order)
-        with self._signals(), Keyboard(self.link, typed=typed, wanted=self.call.typed_in) as keyboard:
-            code = self._follow(keyboard, outs)
+        where = progname.as_started(f"./inv status --place {self.address}")
+        left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
+        with EndSignals(left) as signals, Keyboard(self.link, typed=typed, wanted=self.call.typed_in) as keyboard:
+            code = self._follow(keyboard, outs, signals)
         if self.printed:
             written(self.printed.decode(errors="replace"), verbatim=True)
-        return 128 + self.ending if self.ending else code
+        return 128 + signals.ending if signals.ending else code
 
-    def _follow(self, keyboard: Keyboard, outs: dict[str, str]) -> int:
+    def _follow(self, keyboard: Keyboard, outs: dict[str, str], signals: EndSignals) -> int:
         """Show the verb's output until it ends, and send it the signals of this process."""
         told = 0
         with tempfile.TemporaryFile() as tar:
@@ -190,9 +189,9 @@ class _Session:
                     frame = self.link.frames.get(timeout=0.1)
                 except queue.Empty:
                     frame = (b"", b"")
-                if self.interrupts + self.ending and not told:
+                if signals.interrupts + signals.ending and not told:
                     told = 1
-                    self.link.send(b"H" if self.ending else b"C")
+                    self.link.send(b"H" if signals.ending else b"C")
                     print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
                 if frame is None:
                     raise Broken
@@ -226,27 +225,6 @@ class _Session:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             hint = "check that the disk of the output file is not full"
             raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Send signals to the verb and wait for its end; a second Ctrl-C leaves at once."""
-
-        def come(number: int, frame: object) -> None:
-            if number != signal.SIGINT:
-                self.ending = number
-                return
-            self.interrupts += 1
-            if self.interrupts > 1:
-                where = progname.as_started(f"./inv status --place {self.address}")
-                print(f"left; {self.call.verb} may still be running there: {where} shows the labs", file=sys.stderr)
-                raise KeyboardInterrupt
-
-        before = {n: signal.signal(n, come) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _environment() -> dict[str, str]:
