@@ -7,6 +7,7 @@ send test flow from the first to the second.
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from heddle.switch import stackcounts
 _SERVER_S: Final = 30.0  # until the server listens
 _LISTEN: Final = "0A"  # TCP_LISTEN in /proc/net/tcp
 # perftest fits cycles to microseconds over 200 waits (get_clock.c), and gives up on a poor fit: one pause of some
-# milliseconds between the two reads of a wait is enough. Latency tests go on, with "inf" and exit code 0.
+# milliseconds between the two reads of a wait is enough. Latency tests then divide by 0 (print_report_lat).
 _NO_CLOCK: Final = "Correlation coefficient r^2"
 _RUNS: Final = 3
 _ADDED: Final = frozenset({"-d", "--ib-dev", "-x", "--gid-index"})
@@ -78,9 +79,9 @@ def launch(
             if number > 1:
                 again = f"it runs again ({number} of {_RUNS})"
                 observer.warn(f"{argv[0]} could not measure the processor's clock: {again}")
-            if number > 1 and output is not None:
-                output.seek(0)
-                output.truncate()
+                if output is not None:
+                    output.seek(0)
+                    output.truncate()
             code, clock = _run_both(source, target, argv, output)
             if clock:
                 return code
@@ -105,11 +106,11 @@ def _run_both(source: _End, target: _End, argv: Sequence[str], output: IO[bytes]
 
 
 def _run_client(command: Sequence[str], output: IO[bytes] | None) -> tuple[int, bool]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=output, stderr=pipe, text=True, errors="replace") as process:
+    with subprocess.Popen(command, stdout=output, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None  # noqa: S101  (a pipe was asked for)
         clock = True
         try:
-            for line in process.stderr or ():
+            for line in io.TextIOWrapper(process.stderr, errors="replace", newline=""):  # "\r" stays as it is
                 clock = clock and _NO_CLOCK not in line
                 print(line, end="", file=sys.stderr, flush=True)
         except BaseException:  # a signal to this process, or its stderr is closed
