@@ -54,10 +54,11 @@ from heddle.testing.pool import Pool
 from tests.machine import EMULATED, patience
 from tests.wheels import build_wheel
 
-pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.parts"]
+pytest_plugins = ["heddle.testing.plugin", "tests.workers", "tests.again"]
 collect_ignore = ["examples"]  # repositories of their own, which tests/netns/test_example_*.py copies and runs
 
-GOLDEN = Path(__file__).parent / "golden"
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "golden"
 FabricLab = Callable[..., Lab]
 Borrow = Callable[..., Lab]
 KEPT = "HEDDLE_TEST_IGNORED_SIGNALS"
@@ -106,9 +107,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = "needs root" if os.geteuid() != 0 else ""
     frr = "" if frr_dir() else "needs FRR (apt-get install frr)"
     for item in items:
-        if "clab" in item.path.parts:
-            item.add_marker(pytest.mark.clab)
         clab = item.get_closest_marker("clab") is not None
+        if not clab and len(parts := item.path.relative_to(TESTS).parts) > 1:
+            item.add_marker(parts[0])  # the suite (heddle/cli/test_verb.py)
+            clab = parts[0] == "clab"
         why = ""
         if clab or "netns" in item.path.parts or item.get_closest_marker("root"):
             item.add_marker(pytest.mark.root)

@@ -1,12 +1,14 @@
 """How pytest-xdist shares the suites among its workers, and the progress that it shows meanwhile.
 
 In:  `-n N` (`./inv test` adds it for whole suites). Out: which worker runs which tests, and one line a module, as
-without workers. Tests that measure live fabrics, containers and pages are one unit: one worker runs them in file order,
-so they share one pool of labs and never measure beside each other. Every other module is a unit of its own.
+without workers. Tests that measure live fabrics are one unit: one worker runs them in file order, so they share one
+pool of labs and never measure beside each other. So are those in containers, in a browser, and with guests. Every
+other module is a unit of its own.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections import Counter
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 LIVE: Final = "live fabrics"
-LIVE_FOLDERS: Final = ("tests/netns/", "tests/clab/", "tests/browser/")
+CONTAINERS: Final = "containers"
 # Modules of tests/netns whose verdicts follow from states, texts and files, never from a rate, a depth or a delay: they
 # wait for processes most of their time. They may run beside a fabric that measures. The longest ones are first.
 BESIDE: Final = tuple(
@@ -33,6 +35,9 @@ BESIDE: Final = tuple(
         "mcp_place", "chroot", "snapshot", "graph_of_a_run", "ipv6", "trees", "forecast_live",
     )
 )  # fmt: skip
+# The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.
+_UNITS: Final = (LIVE, "tests/vm/", CONTAINERS, "tests/browser/")
+_IN_A_CONTAINER: Final = re.compile(r"\[(.*-)?containerlab(-.*)?\]$")
 _PATIENCE_S: Final = 20.0  # a module that takes longer shows what it has so far
 _PERCENT: Final = len(" [100%]")
 _MARKUP: Final[dict[str, dict[str, bool]]] = {
@@ -41,14 +46,19 @@ _MARKUP: Final[dict[str, dict[str, bool]]] = {
 
 
 def unit_of(nodeid: str) -> str:
-    """The unit of a test: tests of one unit run on one worker, in order."""
+    """The unit of a test: tests of one unit run on one worker, in order. Guests, engines and browsers are shared."""
     path = nodeid.partition("::")[0]
-    return LIVE if path.startswith(LIVE_FOLDERS) and path not in BESIDE else path
+    if path.startswith("tests/clab/") or _IN_A_CONTAINER.search(nodeid):
+        return CONTAINERS
+    if path.startswith("tests/netns/"):
+        return path if path in BESIDE else LIVE
+    return next((unit for unit in _UNITS if path.startswith(unit)), path)
 
 
 def rank_of(unit: str) -> int:
-    """Which units start first: live fabrics, which take longest; then tests without a fabric, which fail soon."""
-    return 0 if unit == LIVE else 2 + BESIDE.index(unit) if unit in BESIDE else 1
+    """Which units start first."""
+    order = (*_UNITS, "", *BESIDE)
+    return order.index(unit if unit in order else "")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -163,9 +163,9 @@ def _replays() -> list[str]:
 
 
 def _suites() -> list[str]:
-    from heddle.cli.test_verb import SUITES
+    from heddle.cli.test_verb import WORDS
 
-    return [*SUITES, "all"]
+    return list(WORDS)
 
 
 def _terms() -> list[str]:

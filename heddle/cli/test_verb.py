@@ -25,20 +25,31 @@ from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
-# Cheap to expensive. `quick` and `all` are for every machine; clab also needs a container engine and containerlab,
-# browser needs Chromium, vm needs QEMU and an image of 1 GB.
+# Cheap to expensive. clab also needs a container engine and containerlab, browser needs Chromium, vm needs QEMU and an
+# image of 1 GB. Each suite is a folder of tests, and tests/conftest.py gives its tests the suite's name as a mark; a
+# test of tests/netns that runs in containers has the mark clab instead.
 SUITES: Final = ("unit", "golden", "netns", "clab", "browser", "vm")
-ALL: Final = ("unit", "golden", "netns")
 QUICK: Final = "quick"
-WORDS: Final = (QUICK, *SUITES, "all")
-_AS_ROOT: Final = frozenset({"netns", "clab", "browser", QUICK, "all"})
-# Tests below tests/netns with the mark `containers` run in containers, too: there each is a test of suite clab.
-_WHERE: Final[Mapping[str, tuple[str, ...]]] = {"clab": ("tests/clab", "tests/netns")}
-_MARKS: Final[Mapping[str, str]] = {"clab": "clab", QUICK: "not clab and not deep"}
+_ANYWHERE: Final = "(unit or golden or netns)"
+# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out.
+_MARKS: Final[Mapping[str, str]] = {
+    QUICK: f"{_ANYWHERE} and not deep",
+    "deep": f"{_ANYWHERE} and deep",
+    "all": _ANYWHERE,
+    **{suite: suite for suite in SUITES},
+    "vm": "vm and not deep",
+}
+WORDS: Final = tuple(_MARKS)
+_FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys((QUICK, "deep", "all"), ("unit", "golden", "netns")),
+    **{suite: (suite,) for suite in SUITES},
+    "clab": ("clab", "netns"),
+}
+_AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "vm"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
 _WORKERS: Final = 2
-_SPREAD: Final = frozenset({"unit", "golden", "all", QUICK})  # live fabrics alone would use one worker
+_ALONE: Final = frozenset({"clab", "browser", "vm"})
 # pytest's words that select tests, need the terminal, or choose workers.
 _PLAIN: Final = frozenset(
     {
@@ -51,44 +62,50 @@ _PLAIN: Final = frozenset(
 _END_S: Final = 90.0  # for pytest to take its labs down
 
 
+def suites_of(text: str) -> list[str]:
+    """The suites of `deep,vm`. InputError names one that does not exist, before anything of the machine is checked."""
+    suites = text.split(",")
+    for suite in suites:
+        if suite not in WORDS:
+            raise InputError(Problem("", f"./inv test {text}", "is not a suite", did_you_mean(suite, WORDS)))
+    return suites
+
+
 def needs_root(typed: Mapping[str, Any]) -> bool:
-    """Whether a suite makes namespaces. InputError for an unknown suite, before anything of the machine is checked."""
-    check_suite(typed["suite"])
-    return typed["suite"] in _AS_ROOT
+    """Whether a suite makes namespaces."""
+    return not _AS_ROOT.isdisjoint(suites_of(typed["suite"]))
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """The system packages that the chosen tests need: every program that they start."""
-    needed: Sequence[str] = packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS
-    if typed["suite"] == "vm":
+    suites = suites_of(typed["suite"])
+    needed: list[str] = [*(packages.FABRIC if needs_root(typed) else packages.UNIT_TESTS)]
+    if "vm" in suites:
         from heddle.cli.vm_verb import needed_packages as needed_by_vm
 
-        needed = (*needed, "iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False}))
-    if typed["suite"] == "clab":
-        needed = (*needed, *packages.ENGINE, *packages.IMAGE)
-    if typed["suite"] == "browser":
-        needed = (*needed, *packages.BROWSER)
-    if typed["build"]:
-        needed = (*needed, *packages.BUILD)
+        needed += ["iproute2", *needed_by_vm({"action": "up", "kernel": "", "rebuild": False})]
+    for suite, parts in (("clab", (*packages.ENGINE, *packages.IMAGE)), ("browser", packages.BROWSER)):
+        needed += parts if suite in suites else ()
+    needed += packages.BUILD if typed["build"] else ()
     absent = [part.name for part in packages.missing(packages.TEST_EXTRAS)]
     # pytest collects tests only when needed: on a machine with all packages there is nothing to choose.
-    chosen = marked_needs(typed["suite"], typed.get("args") or (), absent) if absent else frozenset()
+    chosen = marked_needs(suites, typed.get("args") or (), absent) if absent else frozenset()
     return (*needed, *(name for name in absent if name in chosen))
 
 
-def marked_needs(suite: str, extra: Sequence[str], absent: Sequence[str]) -> frozenset[str]:
+def marked_needs(suites: Sequence[str], extra: Sequence[str], absent: Sequence[str]) -> frozenset[str]:
     """The packages in marks `needs` of the tests that these words select; pytest collects them and runs none.
 
     absent: packages that are not installed. Only files that name one of them are collected: all take half a minute.
     """
     root = resources.HERE.checkout("./inv test")
-    folders = _folders(root, suite, extra)
+    folders = _folders(root, suites, extra)
     files = [str(path.relative_to(root)) for place in folders for path in _marked(root / place, absent)]
     if folders and not files:
         return frozenset()
     with tempfile.TemporaryDirectory() as scratch:
         found = Path(scratch, "needs")
-        argv = [*_pytest(suite, extra, files), "--collect-only", "-q", "--needs-to", str(found)]
+        argv = [*_pytest(suites, extra, files), "--collect-only", "-q", "--needs-to", str(found)]
         subprocess.run(argv, cwd=root, env=_compiling(), capture_output=True, check=False)
         # Words that pytest does not understand select nothing: the run itself reports the error.
         return frozenset(found.read_text(encoding="utf-8").split()) if found.exists() else frozenset()
@@ -102,12 +119,12 @@ def _marked(folder: Path, absent: Sequence[str]) -> Iterator[Path]:
             yield path
 
 
-def _folders(root: Path, suite: str, extra: Sequence[str]) -> list[str]:
-    """The folders of the suite; none where files are typed, which replace them."""
+def _folders(root: Path, suites: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """The folders of the suites; none where files are typed, which replace them."""
     if any(word.startswith("tests/") and (root / word.partition("::")[0]).exists() for word in extra):
         return []
-    chosen = ALL if suite in (QUICK, "all") else (suite,)
-    return [place for each in chosen for place in _WHERE.get(each, (f"tests/{each}",)) if (root / place).is_dir()]
+    chosen = {folder for suite in suites for folder in _FOLDERS[suite]}
+    return [f"tests/{suite}" for suite in SUITES if suite in chosen]
 
 
 def _compiling() -> dict[str, str]:
@@ -119,32 +136,27 @@ def _compiling() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _pytest(suite: str, extra: Sequence[str], where: Sequence[str]) -> list[str]:
+def _pytest(suites: Sequence[str], extra: Sequence[str], where: Sequence[str]) -> list[str]:
     """The command line of pytest. where: folders or files."""
-    return [sys.executable, "-m", "pytest", "-ra", "-m", _MARKS.get(suite, "not clab"), *where, *extra]
-
-
-def check_suite(suite: str) -> None:
-    """InputError when there is no such suite."""
-    if suite not in WORDS:
-        raise InputError(Problem("", f"./inv test {suite}", "is not a suite", did_you_mean(suite, WORDS)))
+    marks = " or ".join(f"({_MARKS[suite]})" for suite in suites)
+    return [sys.executable, "-m", "pytest", "-ra", "-m", marks, *where, *extra]
 
 
 def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     """pytest over one suite or several; CheckError when a test fails."""
-    root = resources.HERE.checkout("./inv test")
-    if suite == "browser":
+    root, suites = resources.HERE.checkout("./inv test"), suites_of(suite)
+    if "browser" in suites:
         ensure_tools(
             out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), "the browser's driver"
         )
     # pytest's text is the result; with --format json it is progress.
-    argv = [*_pytest(suite, extra, _folders(root, suite, extra)), *_workers(suite, extra)]
-    env = {**_compiling(), "HEDDLE_SUITE": suite}
-    with _engine(out) if suite == "clab" else nullcontext():
+    argv = [*_pytest(suites, extra, _folders(root, suites, extra)), *_workers(suites, extra)]
+    env = _compiling()
+    with _engine(out) if "clab" in suites else nullcontext():
         out.close()
         code = _pytest_ended(subprocess.Popen(argv, cwd=root, stdout=sys.stderr if out.json else None, env=env))
     if code == _NO_TESTS:
-        hint = "check the words after --" + ("; ./inv test all has more tests" if suite == QUICK else "")
+        hint = "check the words after --" + ("; ./inv test all has more tests" if suites == [QUICK] else "")
         raise CheckError(Problem("", f"./inv test {suite}", "ran no test: nothing matches", hint))
     if code == _USAGE:
         raise InputError(Problem("", " ".join(extra) or suite, "is not understood by pytest", "see its output above"))
@@ -153,14 +165,15 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
     out.exit_code = code
 
 
-def _workers(suite: str, extra: Sequence[str]) -> list[str]:
-    """Two processes for a whole suite (tests/workers.py): live fabrics in one, everything else in the other.
+def _workers(suites: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Two processes for whole suites (tests/workers.py): tests that measure in one, everything else in the other.
 
-    None for a selection of tests, since its output and its debugger stay plain so; none when the user chose with -n.
+    None for a suite whose tests share one engine or guest, nor for a selection of tests, whose output and debugger stay
+    plain so; none when the user chose with -n.
     """
     whole = not any(_is_plain(word) for word in extra)
     enough = len(os.sched_getaffinity(0)) >= _WORKERS and find_spec("xdist") is not None
-    return ["-n", str(_WORKERS)] if suite in _SPREAD and whole and enough else []
+    return ["-n", str(_WORKERS)] if whole and enough and not _ALONE.issuperset(suites) else []
 
 
 def _is_plain(word: str) -> bool:
@@ -205,8 +218,9 @@ def _engine(out: Console) -> Iterator[None]:
 
 @verb(
     help={
-        "suite": "quick (each feature once), unit, golden, netns, all (these three), clab (labs in containers), "
-        "browser (pages in Chromium), or vm (a full kernel in QEMU)",
+        "suite": "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "
+        "three), clab (labs in containers), browser (pages in Chromium), or vm (a full kernel in QEMU); or several "
+        "of them: deep,vm",
         "build": "also install clang, so that the BPF programs are rebuilt and compared",
         "args": "arguments for pytest: ./inv test unit -- -k load -x",
     },
