@@ -1,4 +1,4 @@
-"""Names in heddle/: a class, a file and a constant each have one name, and one place."""
+"""Names in heddle/: a public class and a constant each have one name, and one place."""
 
 from __future__ import annotations
 
@@ -93,13 +93,6 @@ def test_each_public_class_has_a_name_of_its_own() -> None:
     assert doubles(classes(FILES)) == {}
 
 
-def test_each_file_has_a_name_of_its_own() -> None:
-    # A shape's keys and its builder have the shape's name.
-    named = (path for path in FILES if path.name not in ("__init__.py", "__main__.py") and path.parent.name != "shapes")
-    names = ((path.name, str(path)) for path in named)
-    assert doubles(names) == {}
-
-
 def test_each_constant_is_defined_once() -> None:
     shared = [path for path in FILES if str(path.relative_to(ROOT)) not in ALONE]
     assert doubles(constants(shared)) == {}
@@ -113,14 +106,3 @@ def test_folders_of_tests_are_packages_so_that_two_files_can_have_one_name() -> 
     folders = {path.parent for path in files if "examples" not in path.parts}
     assert len(folders) >= 4
     assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
-
-
-def test_the_search_finds_doubles(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.py", tmp_path / "two.py"
-    one.write_text(
-        "class Link: ...\nclass _Own: ...\n_SEED: Final = 'a.b'\nA, B = 1, 700\nX = struct.Struct('=BBHHI')\n_S = 4\n"
-    )
-    two.write_text("class Link: ...\nclass _Own: ...\nSEED = 'a.b'\n_B = 700\nY = struct.Struct('=BBHHI')\n_S = 4\n")
-    assert list(doubles(classes([one, two]))) == ["Link"]
-    assert list(doubles(constants([one, two]))) == [("SEED", "'a.b'"), ("B", "700")]
-    assert list(doubles(formats([one, two]))) == ["=BBHHI"]

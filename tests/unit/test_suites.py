@@ -77,7 +77,8 @@ def test_units_start_in_the_order_of_their_ranks() -> None:
     assert unit_of(f"{BESIDE[0]}::test_x[containerlab]") == unit_of("tests/clab/test_x.py::test_y") == CONTAINERS
     assert unit_of("tests/vm/test_x.py::test_y") == unit_of("tests/vm/test_z.py::test_y")
     units = [LIVE, "tests/vm/", CONTAINERS, "tests/unit/test_load.py", *BESIDE]
-    assert sorted(units[::-1], key=rank_of) == units
+    by_name = sorted(units)
+    assert sorted(by_name, key=rank_of) == units
 
 
 def test_words_choose_suites_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
