@@ -17,8 +17,7 @@ from heddle.base.families import Network
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.routes import next_hop_groups
-from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of
 from heddle.kernel.fib import Fib, NextHop, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import ESTABLISHED

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import shown
-from heddle.fabric.bufferchecks import unknown_words
-from heddle.fabric.checks import KeyPlaces, complaints_about
+from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.policydata import dump_queues, load_queues, queues_as_file
 from heddle.fabric.policyof import queue_policy
 from heddle.spec.keys import Strict

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.fabric.drawing import Drawing
+from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric, Level
 from heddle.fabric.shapes import build
@@ -39,7 +39,7 @@ class PairSpec(FabricSpec):
 def draw(spec: PairSpec) -> Fabric:
     host, fabric = spec.link.host, spec.link.fabric
     rows = [("host", "hosts", "server", host), ("leaf", "Leaf", "leaf", fabric), ("spine", "Spine", "spine", 0)]
-    drawing = Drawing(spec, [Level(*row) for row in rows])
+    drawing = FabricBuilder(spec, [Level(*row) for row in rows])
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
     prefixes = list(islice(subnets, spec.leaves))
     for n, prefix in enumerate(prefixes, 1):

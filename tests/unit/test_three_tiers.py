@@ -11,9 +11,9 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
+from heddle.fabric.ucmp import next_hop_groups
 from heddle.spec.plain import dump_spec
 from heddle.spec.schema import LinkSpec
 from heddle.spec.shapes.clos import ClosSpec

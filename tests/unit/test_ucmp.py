@@ -9,9 +9,8 @@ import pytest
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import Group, edges_of
-from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.shapes import build
-from heddle.fabric.ucmp import announcements, expected_weights, weights_of
+from heddle.fabric.ucmp import announcements, expected_weights, next_hop_groups, weights_of
 from heddle.render.render import rendered
 from heddle.spec.shapes.clos import ClosSpec
 

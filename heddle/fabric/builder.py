@@ -7,12 +7,11 @@ MACs, loopbacks and seeds are functions of a node's level and index, so two buil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from heddle.base.families import Interface, Network
-from heddle.fabric.linkrates import rate_of
 from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policyof import policy_of
 from heddle.fabric.seeds import seed_for
@@ -22,7 +21,7 @@ Groups = tuple[tuple[str, int], ...]
 _HOST_CODE: Final = 4  # in MACs, where switches have their level: a shape has three levels of switches at most
 
 
-class Drawing:
+class FabricBuilder:
     """A fabric under construction. levels: hosts first, each with the rate of its links upwards."""
 
     def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
@@ -49,7 +48,7 @@ class Drawing:
         """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed."""
         a, b = (low, f"eth{len(self._ports[low]) + 1}"), (high, f"eth{len(self._ports[high]) + 1}")
         link = self._spec.link
-        rate = rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
+        rate = _rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
         one, other = addresses or (None, None)
         self._ports[low].append(Port(*a, self._mac(low), *b, rate, link.mtu, one))
         self._ports[high].append(Port(*b, self._mac(high), *a, rate, link.mtu, other))
@@ -70,3 +69,17 @@ class Drawing:
         node, port = self._nodes[name], len(self._ports[name]) + 1
         code = _HOST_CODE if node.role is Role.HOST else node.level
         return f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}:{port >> 8:02x}:{port & 0xFF:02x}"
+
+
+def _rate_of(exceptions: Mapping[str, int], a: tuple[str, str], b: tuple[str, str], usual: int) -> int:
+    """bit/s of the link between two ports (node and port name): the ports' exception, else the nodes', else `usual`.
+
+    If both ends have an exception, the lower rate counts.
+    """
+    if not exceptions:
+        return usual
+    for names in ((f"{a[0]}:{a[1]}", f"{b[0]}:{b[1]}"), (a[0], b[0])):
+        named = [exceptions[name] for name in names if name in exceptions]
+        if named:
+            return min(named)
+    return usual
