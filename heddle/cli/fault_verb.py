@@ -30,12 +30,12 @@ def fault(
     A fault concerns packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact.
     Setting a fault replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
     """
-    from heddle.fabric.faultwords import SHARES, TIMES, read_fault
     from heddle.lab import linkfaults
     from heddle.lab.opening import open_lab
+    from heddle.spec.impairments import KINDS, read_fault
     from heddle.views.faulttext import faults_text
 
-    typed = dict(zip((*TIMES, *SHARES), (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
+    typed = dict(zip(KINDS, (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
     given = {key: value for key, value in typed.items() if value is not None}
     where = open_lab(lab)
     example = where.fabric.switches[0].ports[0].ref

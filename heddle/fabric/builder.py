@@ -13,7 +13,7 @@ from typing import Final
 
 from heddle.base.families import Interface, Network
 from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
-from heddle.fabric.policyof import policy_of
+from heddle.fabric.policydata import policy_of
 from heddle.fabric.seeds import seed_for
 from heddle.spec.schema import FabricSpec
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.onpurpose import before_run, link_faults, note_link_faults
+from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import differences, file_faults, read_counts, require_netem, set_faults
 
 if TYPE_CHECKING:

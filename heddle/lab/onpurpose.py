@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import state
-from heddle.fabric.linkfault import LinkFault
+from heddle.spec.impairments import LinkFault
 
 _FILE: Final = "faults.json"
 

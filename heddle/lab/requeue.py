@@ -16,8 +16,7 @@ from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
-from heddle.fabric.policydata import dump_queues, load_queues, queues_as_file
-from heddle.fabric.policyof import queue_policy
+from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.spec.keys import Strict
 from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc import control as pfc

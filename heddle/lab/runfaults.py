@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Final
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
-from heddle.fabric.faultwords import parse_run_faults
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.lab.linkfaults import ports_of, write_faults
 from heddle.lab.onpurpose import before_run, link_faults
+from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
 
 if TYPE_CHECKING:

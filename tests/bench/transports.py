@@ -10,7 +10,6 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.lab import lifecycle as labs
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
@@ -18,6 +17,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 
 from . import Figure, at_least, at_most

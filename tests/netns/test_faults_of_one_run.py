@@ -15,7 +15,6 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
-from heddle.fabric.linkfault import LinkFault
 from heddle.lab import lifecycle as life
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
@@ -23,6 +22,7 @@ from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from tests.machine import patience, rc_timeout
 from tests.typed import typed

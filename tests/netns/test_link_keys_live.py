@@ -12,7 +12,6 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.lab import lifecycle as life
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
@@ -20,6 +19,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset

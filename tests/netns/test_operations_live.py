@@ -16,10 +16,10 @@ from heddle.endpoints.nicloop import open_sockets
 from heddle.endpoints.transports.rcops import Arrival, Operation, OpKind
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.fabric.linkfault import LinkFault
 from heddle.kernel.namespace import inside
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan

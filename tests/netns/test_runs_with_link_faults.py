@@ -14,7 +14,6 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.lab import lifecycle as life
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
@@ -22,6 +21,7 @@ from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.labprocesses import processes_of

@@ -10,13 +10,13 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.lab import lifecycle as life
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import rc_timeout

@@ -13,9 +13,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.spec.linkspec import LinkSpec
 from heddle.spec.load import FOR_ALL_LINKS, presets
 from heddle.spec.plain import differences, dump_spec, load_spec
-from heddle.spec.schema import LinkSpec
 from heddle.traffic.inflight import WINDOW_PACKETS
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan

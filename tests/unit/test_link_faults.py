@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from heddle.base.units import format_share, parse_share
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.lab.linkfaults import PortFault
 from heddle.lab.onpurpose import link_faults, note, note_link_faults, taken_down
+from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.delaylines import DelayLine
 from heddle.switch.links.portfaults import FaultCounts
 from heddle.views.faulttext import faults_text

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.spec.impairments import LinkFault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links.portfaults import file_faults, line_of

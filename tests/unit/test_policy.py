@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policydata import dump_policy, load_policy, queues_as_file, routing_as_file
-from heddle.fabric.policyof import queue_policy, routing_policy
+from heddle.fabric.policydata import (
+    dump_policy,
+    load_policy,
+    queue_policy,
+    queues_as_file,
+    routing_as_file,
+    routing_policy,
+)
 from heddle.spec.load import presets
 from heddle.spec.queuespec import QueuesSpec
 from heddle.spec.routingspec import RoutingSpec
@@ -18,7 +24,7 @@ from heddle.spec.routingspec import RoutingSpec
 ROOT = Path(__file__).resolve().parents[2]
 # Who may know what a fabric file says: its own room, what builds a fabric from it, the lab that is made from one, and
 # the command line.
-MAY = ("spec/", "cli/", "fabric/shapes/", "fabric/fabricfile.py", "fabric/checks.py", "fabric/policyof.py",
+MAY = ("spec/", "cli/", "fabric/shapes/", "fabric/fabricfile.py", "fabric/checks.py", "fabric/policydata.py",
        "fabric/builder.py", "lab/rendered.py")  # fmt: skip
 ROOMS = ("heddle.spec.schema", "heddle.spec.shapes", "heddle.spec.plain")
 NAMES = ("FabricSpec", "ClosSpec", "examined_fabric")

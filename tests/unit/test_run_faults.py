@@ -12,11 +12,10 @@ import pytest
 from heddle.base.problems import InputError, MachineError
 from heddle.base.units import format_share
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.faultwords import RunFault, parse_run_fault
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.lab.onpurpose import before_run, link_faults, note, note_link_faults, taken_down
 from heddle.lab.runfaults import faults_on
 from heddle.runs.run import plan_run
+from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.switch.links import delaylines
 from heddle.traffic.options import RunOptions, run_options
 

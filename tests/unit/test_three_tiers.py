@@ -14,8 +14,8 @@ from heddle.fabric.nexthops import edges_of
 from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
+from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec
-from heddle.spec.schema import LinkSpec
 from heddle.spec.shapes.clos import ClosSpec
 
 
