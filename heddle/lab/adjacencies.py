@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from heddle.base.problems import MachineError
 from heddle.fabric.model import Node, Role
-from heddle.lab import daemons
 from heddle.lab.lab import Lab
 
 
@@ -40,17 +39,16 @@ class Adjacency:
 
 def pending(lab: Lab, switch: Node) -> list[Adjacency]:
     """The switch's adjacencies that are not up, by port; empty where no IGP runs or its daemon does not answer."""
-    known = lab.made.daemons(switch.name)
+    known = lab.blueprint.daemons(switch.name)
     between = {port.name for port in switch.ports if lab.fabric.by_name[port.peer_node].role is Role.SWITCH}
     found: list[Adjacency] = []
     for daemon, read in _READERS.items():
-        spot = lab.runtime.find(lab.name, lab.topology, switch.name, f"/run/frr/{daemon}.vty")
-        if spot is None and daemon not in known:
+        if daemon not in known and lab.daemons.vty(switch.name, daemon) is None:
             continue
 
         def ask(command: str, daemon: str = daemon) -> Mapping[str, Any]:
-            said = daemons.answer(lab.runtime, lab.name, lab.topology, switch.name, daemon, command)
-            data = json.loads(said) if said.lstrip().startswith("{") else {}
+            text = lab.daemons.answer(switch.name, daemon, command)
+            data = json.loads(text) if text.lstrip().startswith("{") else {}
             return data if isinstance(data, dict) else {}
 
         try:

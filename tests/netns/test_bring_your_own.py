@@ -232,7 +232,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
     )
     try:
         lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
-        assert lab.made.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
+        assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
         checks = {check.name: check for check in validate(lab)}
         assert checks["bgp"].skipped
         assert checks["routes"].ok

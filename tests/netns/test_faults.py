@@ -16,11 +16,11 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.ucmp import weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import NextHop, read_fib
-from heddle.lab import faults
 from heddle.lab import lifecycle as life
+from heddle.lab import outages
 from heddle.lab.convergence import ExpectedRoutes, gaps
-from heddle.lab.faults import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from heddle.lab.lab import Lab
+from heddle.lab.outages import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.results import RunResult
@@ -246,7 +246,7 @@ def test_an_imported_lab_is_refused(dc: Lab) -> None:
         rendered = False
 
     with pytest.raises(InputError, match="was imported"):
-        link_down(replace(dc, made=Imported()), "rtsw1:eth1")  # type: ignore[arg-type]
+        link_down(replace(dc, blueprint=Imported()), "rtsw1:eth1")  # type: ignore[arg-type]
 
 
 @pytest.mark.deep
@@ -270,7 +270,7 @@ def test_a_fault_that_times_out_or_is_interrupted_is_undone(
         raise error
 
     with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(faults, "wait", ends_early)
+        patch.setattr(outages, "wait", ends_early)
         make(dc, where)
     wait(dc)
     assert state_of(dc) == State((), ())

@@ -15,8 +15,8 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
+from heddle.lab import impairments
 from heddle.lab import lifecycle as life
-from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.past import paths_of
@@ -62,17 +62,17 @@ class Warnings(Silent):
 
 def now(lab: Lab) -> Set:
     """Port -> its fault, and what has set it."""
-    return {each.port: (each.fault, each.by) for each in linkfaults.read_faults(lab)}
+    return {each.port: (each.fault, each.by) for each in impairments.read_faults(lab)}
 
 
 @pytest.fixture(autouse=True)
 def cleared(tiny: Lab) -> Iterator[None]:
     yield
-    linkfaults.clear_faults(tiny)
+    impairments.clear_faults(tiny)
 
 
 def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_had(tiny: Lab) -> None:
-    linkfaults.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
     faults = (LOSSY, "rtsw1,loss=1/64")
     options = RunOptions(sizes=(1 << 19,), iters=1, warmup=0, timeout=rc_timeout(14), faults=faults)
     table = During(tiny)
@@ -105,11 +105,11 @@ def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:
 
 
 def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
-    linkfaults.set_fault(tiny, ["rtsw1:eth1"], LinkFault(duplicate=1 / 64))
+    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(duplicate=1 / 64))
 
     def change() -> None:
-        linkfaults.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
-        linkfaults.clear_faults(tiny, ["rtsw1:eth1"])
+        impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
+        impairments.clear_faults(tiny, ["rtsw1:eth1"])
 
     options = RunOptions(sizes=(1 << 16, 1 << 17), iters=1, warmup=0, faults=(LOSSY, "rtsw1:eth1,loss=1/64"))
     result = run(tiny, options, Silent(), During(tiny, change))
@@ -153,7 +153,7 @@ def test_a_run_that_is_ended_leaves_no_fault(tiny: Lab, number: signal.Signals) 
 
 
 def test_the_fault_of_a_run_that_was_killed_is_named_and_the_next_run_undoes_it(tiny: Lab) -> None:
-    linkfaults.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
     ended_by(tiny, signal.SIGKILL)
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}
     (row,) = status(tiny.name)
@@ -174,7 +174,7 @@ def test_repair_and_clear_undo_the_fault_of_a_run_that_was_killed_too(tiny: Lab)
     assert done is not None and "rtsw2:eth3: fault of a run that was killed, undone" in done.done
     assert now(tiny) == {}
     ended_by(tiny, signal.SIGKILL)
-    assert linkfaults.clear_faults(tiny) == ["rtsw2:eth3"]
+    assert impairments.clear_faults(tiny) == ["rtsw2:eth3"]
     assert now(tiny) == {}
     heard = Warnings()
     run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)

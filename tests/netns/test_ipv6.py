@@ -17,8 +17,8 @@ from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture
-from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_exact, set_hashing
 from heddle.lab.tapped import find_ports
 from heddle.runs.past import paths_of

@@ -194,7 +194,7 @@ def test_no_convergence_leaves_the_lab_and_says_why(name: str, up: Up) -> None:
     said = str(caught.value)
     assert "rtsw1  10.0.1.0/24 has no next hop over eth2 to ctsw2 (BGP: no neighbour)" in said
     assert f"./inv down {name} removes it" in said
-    assert open_lab(name).neighbours("rtsw1") == {"eth1": "Established"}
+    assert open_lab(name).daemons.sessions("rtsw1") == {"eth1": "Established"}
 
 
 def test_no_convergence_with_rollback_leaves_nothing(name: str, leftovers: Leftovers, up: Up) -> None:

@@ -15,8 +15,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import faults
 from heddle.lab import lifecycle as life
+from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
@@ -126,7 +126,7 @@ def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None
 
 @pytest.mark.deep
 def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) -> None:
-    with faults.link_down(whole, "rtsw1:eth1"), faults.drain(whole, "ctsw2"):
+    with outages.link_down(whole, "rtsw1:eth1"), outages.drain(whole, "ctsw2"):
         inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
         with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):
             up(whole.name)
@@ -153,7 +153,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
         end = time.monotonic() + patience(60)
-        while whole.made.gaps(whole.snapshot(whole.made.gap_parts)) == [] and time.monotonic() < end:
+        while whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts)) == [] and time.monotonic() < end:
             time.sleep(0.1)  # until kernels have lost its routes
         with pytest.raises(CheckError) as caught:
             up(whole.name, observer=Listener(), timeout=1.0)
@@ -162,7 +162,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
     finally:
         whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
-        faults.wait(whole)
+        outages.wait(whole)
 
 
 @pytest.mark.deep

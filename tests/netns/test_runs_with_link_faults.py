@@ -14,8 +14,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
+from heddle.lab import impairments
 from heddle.lab import lifecycle as life
-from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.past import paths_of
@@ -47,8 +47,8 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
 @pytest.fixture(autouse=True)
 def cleared(lab: Lab) -> Iterator[None]:
     yield
-    linkfaults.clear_faults(lab)
-    assert linkfaults.read_faults(lab) == []
+    impairments.clear_faults(lab)
+    assert impairments.read_faults(lab) == []
 
 
 def total(result: RunResult, key: str) -> int:
@@ -56,9 +56,9 @@ def total(result: RunResult, key: str) -> int:
 
 
 def test_a_lossy_link_is_survived_and_each_loss_is_explained(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(loss=1 / 32))
+    impairments.set_fault(lab, ["rtsw2:eth3"], LinkFault(loss=1 / 32))
     result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
+    (fault,) = impairments.read_faults(lab)
     assert result.wrong == 0
     assert fault.counts is not None and fault.counts.lost > 0
     assert result.queues is not None and result.queues.drops.keys() == {"fault"}
@@ -69,25 +69,25 @@ def test_a_lossy_link_is_survived_and_each_loss_is_explained(lab: Lab) -> None:
 
 
 def test_corrupt_packets_are_counted_by_the_icrc_check_of_the_nic(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(corrupt=1 / 32))
+    impairments.set_fault(lab, ["rtsw2:eth3"], LinkFault(corrupt=1 / 32))
     result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
+    (fault,) = impairments.read_faults(lab)
     assert result.wrong == 0
     assert fault.counts is not None and result.icrc_errors == fault.counts.corrupted > 0
     assert total(result, "retransmitted") > 0
 
 
 def test_duplicates_are_taken_once(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(duplicate=1 / 16))
+    impairments.set_fault(lab, ["rtsw2:eth3"], LinkFault(duplicate=1 / 16))
     result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
+    (fault,) = impairments.read_faults(lab)
     assert result.wrong == 0
     assert fault.counts is not None and fault.counts.duplicated > 0
 
 
 @needs_netem
 def test_reordered_packets_cause_naks_and_no_wrong_data(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
+    impairments.set_fault(lab, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
     result = run(lab, RING, Silent())
     assert result.wrong == 0
     assert total(result, "out_of_order") > 0
@@ -97,7 +97,7 @@ def test_reordered_packets_cause_naks_and_no_wrong_data(lab: Lab) -> None:
 @needs_netem
 def test_a_path_of_four_delayed_links_delivers_everything_in_order(lab: Lab) -> None:
     """Each packet passes up to four delay lines: the kernel must not take that for a loop."""
-    linkfaults.set_fault(lab, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
+    impairments.set_fault(lab, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
     result = run(lab, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
     assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
@@ -105,7 +105,7 @@ def test_a_path_of_four_delayed_links_delivers_everything_in_order(lab: Lab) -> 
 
 
 def test_status_and_validate_name_a_fault(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
+    impairments.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
     (row,) = status(lab.name)
     assert row.converged, "routes do not depend on it"
     assert row.link_faults == ("rtsw1:eth1: 1/256 lost, 1/200 duplicated",)
@@ -115,7 +115,7 @@ def test_status_and_validate_name_a_fault(lab: Lab) -> None:
 
 
 def test_repair_sets_a_fault_again_that_was_changed_by_hand(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
+    impairments.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
     with LabQueues.pinned(lab.fabric) as live:
         live.links["flags"][live.ids["rtsw1", "eth1"]] ^= LINK_FAULT
     (check,) = [each for each in validate(lab, ["faults"]) if each.name == "faults"]
@@ -127,20 +127,20 @@ def test_repair_sets_a_fault_again_that_was_changed_by_hand(lab: Lab) -> None:
 
 
 def test_the_reset_between_two_tests_clears_faults(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
-    assert len(linkfaults.read_faults(lab)) == 5
+    impairments.set_fault(lab, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
+    assert len(impairments.read_faults(lab)) == 5
     assert reset(lab, processes_of(lab)) == ResetResult()
-    assert linkfaults.read_faults(lab) == []
+    assert impairments.read_faults(lab) == []
 
 
 def test_a_port_that_is_not_there_is_named_and_nothing_is_set(lab: Lab) -> None:
     with pytest.raises(InputError, match=r"rtsw1:eth9 is not a port of .*\n.*rtsw1 has eth1, eth2, eth3, eth4"):
-        linkfaults.set_fault(lab, ["rtsw1:eth1", "rtsw1:eth9"], LinkFault(loss=1.0))
-    assert linkfaults.read_faults(lab) == []
+        impairments.set_fault(lab, ["rtsw1:eth1", "rtsw1:eth9"], LinkFault(loss=1.0))
+    assert impairments.read_faults(lab) == []
 
 
 @pytest.mark.skipif(not NO_NETEM, reason="this kernel has sch_netem")
 def test_without_netem_a_delay_leaves_no_record(lab: Lab) -> None:
     with pytest.raises(MachineError, match="no sch_netem"):
-        linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(delay_ns=1000))
-    assert linkfaults.read_faults(lab) == []
+        impairments.set_fault(lab, ["rtsw1:eth1"], LinkFault(delay_ns=1000))
+    assert impairments.read_faults(lab) == []

@@ -24,8 +24,9 @@ from heddle.base.state import Record, check_name
 from heddle.base.sysctls import is_sysctl_number
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric, Node
-from heddle.lab import daemons as bgp
+from heddle.kernel.handle import NodeHandle
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
@@ -34,7 +35,6 @@ from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
-from heddle.lab.imported.record import dump_fabric, restore_fabric
 from heddle.lab.lab import Difference, Setting
 from heddle.lab.sessions import MissingSession
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -92,7 +92,7 @@ class ImportedLab:
         """From a lab's record; MachineError when this version cannot read it."""
         data = record.imported
         try:
-            fabric = restore_fabric(data["fabric"])
+            fabric = fabric_from_json(data["fabric"])
             daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
             settings = {
                 str(node): {str(key): tuple(Setting(*row) for row in rows) for key, rows in table.items()}
@@ -112,7 +112,7 @@ class ImportedLab:
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""
         return {
-            "fabric": dump_fabric(self.fabric),
+            "fabric": fabric_to_json(self.fabric),
             "daemons": {name: list(names) for name, names in self.known_daemons.items()},
             "settings": {
                 name: {key: [[each.value, each.source, each.certain] for each in rows] for key, rows in table.items()}
@@ -144,29 +144,28 @@ class ImportedLab:
         """Sysctls that the nodes' own configuration sets."""
         return self.settings
 
-    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+    def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """The sysctls in the copy that runs."""
-        return {node.name: node.sysctls for node in read_topology(lab.topology).nodes.values()}
+        return {node.name: node.sysctls for node in read_topology(topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
-    def settled(self, lab: Lab) -> ImportedLab:
+    def settled(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         """With the actual addresses and MACs of the nodes; waits up to 20 s for addresses that the files define."""
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
         while True:
-            nodes, owners = self._alive(lab)
+            nodes, owners = self._alive(handles)
             here = {port.ref for node in nodes for port in node.ports if port.address is not None}
             if promised <= here or time.monotonic() > end:
                 return replace(self, fabric=replace(self.fabric, nodes=nodes), owners=owners)
             time.sleep(_PAUSE_S)
 
-    def _alive(self, lab: Lab) -> tuple[tuple[Node, ...], dict[str, str]]:
+    def _alive(self, handles: Mapping[str, NodeHandle]) -> tuple[tuple[Node, ...], dict[str, str]]:
         owners: dict[str, str] = {}
         nodes = []
-        handles = lab.handles()
         for node in self.fabric.nodes:
             now = read_interfaces(handles[node.name])
             owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
@@ -180,10 +179,6 @@ class ImportedLab:
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Wait until sessions are established and hosts can be reached, see reachability.py."""
         convergence.wait(lab, self.owners, observer, timeout)
-
-    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """Peer as configured -> session state, for all address families."""
-        return bgp.peers(lab.runtime, lab.name, lab.topology, switch)
 
     @property
     def gap_parts(self) -> LabPart:

@@ -19,9 +19,9 @@ from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
-from heddle.lab import daemons as bgp
 from heddle.lab.adjacencies import Adjacency, pending
 from heddle.lab.convergence import STEP
+from heddle.lab.daemons import ESTABLISHED
 from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, MissingSession, SessionEnd
 from heddle.lab.snapshot import LabPart, Snapshot
 
@@ -61,7 +61,7 @@ class Sessions:
     @property
     def down(self) -> tuple[BgpSession, ...]:
         """Sessions that are not established."""
-        return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
+        return tuple(each for each in self.sessions if each.state != ESTABLISHED)
 
     def count(self) -> tuple[int, int]:
         """Sessions established and expected, by pairs of nodes. The end that reports more sessions sets the expected
@@ -69,7 +69,7 @@ class Sessions:
         """
         ends: dict[tuple[str, str], list[bool]] = {}
         for each in self.sessions:
-            ends.setdefault((each.switch, each.node), []).append(each.state == bgp.ESTABLISHED)
+            ends.setdefault((each.switch, each.node), []).append(each.state == ESTABLISHED)
         up = expected = 0
         for (here, there), mine in ends.items():
             theirs = ends.get((there, here), [])
@@ -123,7 +123,7 @@ def _and_more(names: Sequence[str]) -> str:
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
     """Read daemons and kernels now. owners: address -> node, for all addresses in the lab."""
     now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS)
-    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.made.daemons(switch.name)]
+    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.blueprint.daemons(switch.name)]
     return Look(sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs)
 
 
@@ -163,7 +163,7 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
             port = _far_end(fabric, end).partition(":")[2]
             far = SessionEnd(here.node, port, "", NO_ANSWER if here.node in found.silent else known)
         # As in Sessions.count: an end that cannot be asked does not count.
-        if {end.state, far.state} - {bgp.ESTABLISHED, NOT_ASKED}:
+        if {end.state, far.state} - {ESTABLISHED, NOT_ASKED}:
             missing.append(MissingSession(end, far))
     return missing
 

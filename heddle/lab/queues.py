@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Port
     from heddle.fabric.policy import PfcPolicy
     from heddle.lab.lab import Lab
-    from heddle.lab.requeue import QueueSetting
+    from heddle.lab.thresholds import QueueSetting
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
 _WAITING: Final = 2  # packets: a queue that was never longer counts as one where no packet waited
@@ -207,7 +207,7 @@ class QueueWatch:
 
 
 def _result_now(lab: Lab, queues: QueueState) -> QueuesResult:
-    from heddle.lab.requeue import own_settings, wanted_policies
+    from heddle.lab.thresholds import own_settings, wanted_policies
     from heddle.switch.pfc import control as pfc
 
     state = pfc.alive(lab.name)

@@ -73,7 +73,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
 
     names = _nodes(lab, switches)
     levels = {lab.fabric.by_name[name].level for name in names}
-    with state.lock(lab.name, state.HASHING):  # it also guards the record: both change while runs hold the lab's lock
+    with state.lock(lab.name, state.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
         own = own_queues(lab)
         usual = lab.fabric.policy.queues
         made: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
@@ -105,7 +105,7 @@ def restore_queues(lab: Lab) -> bool:
     """
     from heddle.switch.queues.cells import LabQueues
 
-    with state.lock(lab.name, state.HASHING):
+    with state.lock(lab.name, state.CHANGES):
         own, record = own_queues(lab), state.read_record(lab.name)
         if not own or record is None:
             return False

@@ -1,28 +1,36 @@
-"""Faults of the links of a running lab: set, list, clear, restore.
+"""Faults of the links of a running lab: set, list, clear, restore; and set for one run.
 
-In:  a Lab and a LinkFault.
-Out: the fault of each port, with its counters. What was set is recorded (onpurpose.py), so that `status`, `validate`
+In:  a Lab and a LinkFault; or the texts of `./inv run --fault`.
+Out: the fault of each port, with its counters. What was set is recorded (requested.py), so that `status`, `validate`
 and `up --repair` know it. A fault concerns the packets that leave by a port: the other direction is another port.
-Faults that are set for one run are in runfaults.py.
+A fault for one run is recorded in the same way, with what its port had before. So all that reads faults sees it, and a
+run that was killed (SIGKILL) is undone later: by the next run, `up --repair` or `fault --clear`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base import state
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.valuetext import some_of
 from heddle.fabric.model import Fabric, Port
-from heddle.lab.onpurpose import before_run, link_faults, note_link_faults
-from heddle.spec.impairments import NO_FAULT, LinkFault
+from heddle.lab.requested import Requested
+from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
 from heddle.switch.links.portfaults import differences, file_faults, read_counts, require_netem, set_faults
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.switch.links.portfaults import FaultCounts
+
+_LOCK_S: Final = 10.0  # for another command that changes faults, hashing or thresholds
+_POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class PortFault:
 
 def wanted_faults(lab: Lab) -> dict[str, LinkFault]:
     """Port -> its fault, as set last, or else as in the fabric file; only ports that have one."""
-    found = file_faults(lab.fabric) | link_faults(lab.dir)
+    found = file_faults(lab.fabric) | dict(Requested.read(lab.dir).links)
     return {ref: fault for ref, fault in found.items() if fault}
 
 
@@ -78,10 +86,10 @@ def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
 
 def restore_faults(lab: Lab) -> bool:
     """Restore the faults of the fabric file on every port; False when there was nothing to do."""
-    own, usual = link_faults(lab.dir), file_faults(lab.fabric)
+    own, usual = Requested.read(lab.dir).links, file_faults(lab.fabric)
     if not own:
         return False
-    _set(lab, {ref: usual.get(ref, NO_FAULT) for ref in own}, recorded={})
+    _set(lab, {ref: usual.get(ref, NO_FAULT) for ref in own})
     return True
 
 
@@ -101,25 +109,26 @@ def read_faults(lab: Lab) -> list[PortFault]:
     """All ports that have a fault, in the fabric's order, with their counters."""
     from heddle.switch.queues.cells import LabQueues
 
-    own, wanted, running = link_faults(lab.dir), wanted_faults(lab), before_run(lab.dir)
+    requested, wanted = Requested.read(lab.dir), wanted_faults(lab)
     if not wanted:
         return []
     with LabQueues.pinned(lab.fabric) as live:
-        found = read_counts(lab.fabric, lab.handles(), live)
+        counts = read_counts(lab.fabric, lab.handles(), live)
+
+    def source(ref: str) -> Literal["file", "fault", "run"]:
+        return "run" if ref in requested.before_run else "fault" if ref in requested.links else "file"
+
     return [
-        PortFault(
-            port.ref, port.peer_ref, wanted[port.ref],
-            "run" if port.ref in running else "fault" if port.ref in own else "file", found.get(port.ref),
-        )
+        PortFault(port.ref, port.peer_ref, wanted[port.ref], source(port.ref), counts.get(port.ref))
         for node in lab.fabric.nodes
         for port in node.ports
         if port.ref in wanted
-    ]  # fmt: skip
+    ]
 
 
 def fault_lines(lab: Lab) -> tuple[str, ...]:
     """One line for each port that has a fault, as recorded: `rtsw1:eth3: 1/256 lost`, `...: 1/256 lost (one run)`."""
-    k, running = lab.fabric.policy.k, before_run(lab.dir)
+    k, running = lab.fabric.policy.k, Requested.read(lab.dir).before_run
     return tuple(
         f"{ref}: {fault.text(k)}{' (one run)' if ref in running else ''}"
         for ref, fault in sorted(wanted_faults(lab).items())
@@ -167,27 +176,102 @@ def _near(word: str, fabric: Fabric) -> str:
     return f"{node.name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
-def _set(lab: Lab, wanted: dict[str, LinkFault], recorded: dict[str, LinkFault] | None = None) -> list[str]:
-    """Set faults and record them. recorded: what the record has afterwards, where that is not `wanted`."""
+def faults_on(fabric: Fabric, texts: Sequence[str]) -> dict[str, LinkFault]:
+    """Port -> its fault for a run, from `./inv run --fault`; of several for one port, the last counts.
+
+    InputError for a port that the fabric does not have. MachineError where a fault needs netem and there is none.
+    """
+    found: dict[str, LinkFault] = {}
+    problems: list[Problem] = []
+    for text, each in zip(texts, parse_run_faults(texts), strict=True):
+        try:
+            found |= dict.fromkeys((port.ref for port in ports_of(fabric, each.ports)), each.fault)
+        except InputError as error:
+            problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
+    if problems:
+        raise InputError(*problems)
+    require_netem(found.values())
+    return found
+
+
+@contextmanager
+def faults_for_run(lab: Lab, faults: Mapping[str, LinkFault], observer: Observer) -> Iterator[None]:
+    """Set faults for a with block; afterwards each port has what it had, unless it was set meanwhile.
+
+    The caller holds the lab's lock. Faults that a killed run left are cleared first. Where the end cannot undo them, it
+    warns: the next run does.
+    """
+    if left := end_run_faults(lab):
+        observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
+    try:
+        if faults:
+            with _changing(lab):
+                requested = Requested.read(lab.dir)
+                before = {ref: requested.links.get(ref) for ref in faults}
+                _write(lab, faults, replace(requested, links={**requested.links, **faults}, before_run=before))
+        yield
+    finally:
+        if faults:
+            try:
+                end_run_faults(lab)
+            except HeddleError as error:
+                why = str(error).partition("\n")[0]
+                observer.warn(f"the faults of this run are still set ({why}): clear them with ./inv fault --clear")
+
+
+def end_run_faults(lab: Lab) -> list[str]:
+    """Undo the faults of a run that has ended; returns the ports. The caller holds the lab's lock, so no run is on."""
+    if not Requested.read(lab.dir).before_run:
+        return []
+    with _changing(lab):
+        requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
+        before = requested.before_run
+        own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
+        own |= {ref: fault for ref, fault in before.items() if fault is not None}
+        wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
+        _write(lab, wanted, replace(requested, links=own, before_run={}))
+    return [*before]
+
+
+def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
+    """Set faults and record them."""
     if not wanted:
         return []
     require_netem(wanted.values())  # before the record says that it is set
-    with state.lock(lab.name, state.HASHING):  # as `queues set`: also during a run, which holds the lab's lock
-        after = link_faults(lab.dir) | wanted if recorded is None else recorded
+    with state.lock(lab.name, state.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
+        requested = Requested.read(lab.dir)
         # The end of a run does not undo what is set now.
-        before = {ref: each for ref, each in before_run(lab.dir).items() if ref not in wanted}
-        write_faults(lab, wanted, after, before)
+        before = {ref: fault for ref, fault in requested.before_run.items() if ref not in wanted}
+        _write(lab, wanted, replace(requested, links={**requested.links, **wanted}, before_run=before))
     return [*wanted]
 
 
-def write_faults(
-    lab: Lab, wanted: Mapping[str, LinkFault], recorded: Mapping[str, LinkFault], before: Mapping[str, LinkFault | None]
-) -> None:
-    """Record faults, then set those of `wanted`. recorded, before: see onpurpose.py. The caller holds HASHING."""
+def _write(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
+    """Record faults, then set those of `wanted`. The caller holds CHANGES."""
     from heddle.switch.queues.cells import LabQueues
 
     usual = file_faults(lab.fabric)
-    own = {ref: fault for ref, fault in recorded.items() if fault != usual.get(ref, NO_FAULT)}
-    note_link_faults(lab.dir, own, before)
+    own = {ref: fault for ref, fault in requested.links.items() if fault != usual.get(ref, NO_FAULT)}
+    replace(requested, links=own).write(lab.dir)
     with LabQueues.pinned(lab.fabric) as live:
         set_faults(lab.fabric, lab.handles(), live, wanted)
+
+
+@contextmanager
+def _changing(lab: Lab) -> Iterator[None]:
+    """The lock of what changes during runs. Another command has it for a moment; then this waits."""
+    end = time.monotonic() + _LOCK_S
+    while True:
+        lock = state.lock(lab.name, state.CHANGES)
+        try:
+            lock.__enter__()
+        except InputError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_POLL_S)
+            continue
+        break
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Fault injection: take links and switches down, drain switches by BGP, and undo it.
+"""Outages on request: take links and switches down, drain switches by BGP, and undo it.
 
 In:  a running Lab of a fabric file, a port (`rtsw1:eth3`) or a switch.
 Out: a Fault that can be undone, once every kernel has the routes of the fabric with that fault. CheckError with the
@@ -10,27 +10,27 @@ missing routes if that takes too long. If a step fails or is interrupted, its ch
     fault.undo()
 
 The current faults are always read from the kernels and from BGP, so faults made by hand count as well. Only links that
-were taken down here are recorded, for `up --repair` (onpurpose.py).
+were taken down here are recorded, for `up --repair` (requested.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
 from heddle.base.state import lock
+from heddle.base.valuetext import some_of
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.carrier import down_ports
 from heddle.kernel.namespace import inside
 from heddle.lab import convergence
-from heddle.lab import daemons as bgp
-from heddle.lab.daemons import GRACEFUL_SHUTDOWN
-from heddle.lab.onpurpose import note, taken_down
+from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
+from heddle.lab.requested import Requested
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -93,18 +93,16 @@ class State:
         """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
         parts = []
         if self.dead:
-            more = f" and {len(self.dead) - _SHOWN} more" if len(self.dead) > _SHOWN else ""
-            verb = "is" if len(self.dead) == 1 else "are"
-            parts.append(f"{', '.join(self.dead[:_SHOWN])}{more} {verb} down")
+            parts.append(f"{some_of(self.dead)} {'is' if len(self.dead) == 1 else 'are'} down")
         if self.drained:
-            verb = "is" if len(self.drained) == 1 else "are"
-            parts.append(f"{', '.join(self.drained)} {verb} drained (BGP {GRACEFUL_SHUTDOWN})")
+            are = "is" if len(self.drained) == 1 else "are"
+            parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
         return "; ".join(parts)
 
     def problems(self, lab: Lab) -> list[Problem]:
         """The same, one by one, each with the command that repairs it."""
-        kept = taken_down(lab.dir)
-        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.faults.link_up(lab, {!r}) sets it up"
+        kept = Requested.read(lab.dir).down
+        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.outages.link_up(lab, {!r}) sets it up"
         links = [
             Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
             if ref in kept
@@ -207,7 +205,7 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
         late = _unsettled(lab.fabric, now, state)
         settled = 0 if found or late else settled + 1
         if time.monotonic() > end and found:
-            raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.neighbours, timeout))
+            raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.daemons.sessions, timeout))
         if time.monotonic() > end and late:
             raise CheckError(
                 Problem(lab.name, "BGP", f"has not converged after {timeout:g} s: {', '.join(late[:_SHOWN])}")
@@ -225,7 +223,7 @@ def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
         sessions = now.sessions[node.name] or {}
         for port in node.ports:
             if fabric.by_name[port.peer_node].role is Role.SWITCH:
-                up = sessions.get(port.name) == bgp.ESTABLISHED
+                up = sessions.get(port.name) == ESTABLISHED
                 if up == (port.ref in dead):
                     found.append(f"{port.ref}: {'BGP has not noticed' if up else 'no BGP session'}")
     return found
@@ -263,7 +261,9 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
         with inside(lab.handle(node.name).netns):
             done = run(["ip", "-batch", "-"], stdin=lines, check=False)
         if done.code == 0:
-            note(lab.dir, [node.port(name).ref for name in names], down=word == "down")
+            requested, refs = Requested.read(lab.dir), {node.port(name).ref for name in names}
+            down = requested.down | refs if word == "down" else requested.down - refs
+            replace(requested, down=down).write(lab.dir)
     if done.code != 0:
         raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
 
@@ -275,7 +275,7 @@ def _graceful(lab: Lab, node: Node, word: str) -> None:
 
 
 def _check_rendered(lab: Lab) -> None:
-    if not lab.made.rendered:
+    if not lab.blueprint.rendered:
         why = "was imported, so its routes after a fault cannot be predicted"
         raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
 
