@@ -7,11 +7,10 @@ A link that went down and came up again between the two snapshots is not detecte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import Problem
+from heddle.base.problems import first_lines
 from heddle.base.valuetext import some_of
 
 if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
@@ -41,7 +40,7 @@ class FabricReading:
 
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
         found += health.wrong_routes(lab, now)
-        return cls(_lines(found), tuple(lab.blueprint.gaps(now)), fault_lines(lab))
+        return cls(first_lines(found), tuple(lab.blueprint.gaps(now)), fault_lines(lab))
 
     @property
     def converged(self) -> bool:
@@ -108,7 +107,3 @@ def state_parts(lab: Lab) -> LabPart:
     from heddle.lab.snapshot import LabPart
 
     return (health.parts(lab) | lab.blueprint.gap_parts) & ~LabPart.ROOTS
-
-
-def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
-    return tuple(str(problem).partition("\n")[0] for problem in problems)

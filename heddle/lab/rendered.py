@@ -16,7 +16,7 @@ from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.outages import State
-from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, established
+from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -126,7 +126,14 @@ class Rendered:
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
         """One for each link between switches where not both ends report an established session."""
+        return missing_of(self._session_pairs(now))
 
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
+        """One per link between switches; established when both ends report it."""
+        pairs = self._session_pairs(now)
+        return len(pairs) - len(missing_of(pairs)), len(pairs)
+
+    def _session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         def end_of(node: str, port: str) -> SessionEnd:
             states = now.sessions.get(node)
             state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)
@@ -134,13 +141,7 @@ class Rendered:
 
         switches = {node.name for node in self.fabric.switches}
         between = [link for link in self.fabric.links if {link.a[0], link.b[0]} <= switches]
-        ends = [(end_of(*link.a), end_of(*link.b)) for link in between]
-        return [MissingSession(*pair) for pair in ends if not established(*pair)]
-
-    def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """One per link between switches; established when both ends report it."""
-        total = sum(not self.fabric.leads_to_host(port) for node in self.fabric.switches for port in node.ports) // 2
-        return total - len(self.missing_sessions(now)), total
+        return [(end_of(*link.a), end_of(*link.b)) for link in between]
 
 
 def blueprint_from(wanted: Source) -> Blueprint:

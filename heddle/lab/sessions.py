@@ -123,6 +123,6 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
     return ""
 
 
-def established(*ends: SessionEnd) -> bool:
-    """True when all of these ends report an established session."""
-    return all(end.state == ESTABLISHED for end in ends)
+def missing_of(pairs: Iterable[tuple[SessionEnd, SessionEnd]]) -> list[MissingSession]:
+    """Sessions that an end reports as not established, without causes. An end that is not asked does not count."""
+    return [MissingSession(*pair) for pair in pairs if {end.state for end in pair} - {ESTABLISHED, NOT_ASKED}]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from heddle.base import state
-from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab import health
 from heddle.lab.impairments import fault_lines
 from heddle.lab.lab import Lab
@@ -83,7 +83,7 @@ def _status(name: str) -> LabStatus:
         missing = lost or lab.blueprint.gaps(now)
         sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
-        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
+        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
     return LabStatus(
         lab=name,
         runtime=lab.runtime.name,
@@ -94,7 +94,7 @@ def _status(name: str) -> LabStatus:
         links=len(lab.fabric.links),
         bgp=BgpStatus(*lab.blueprint.sessions(now)),
         source=record.source if record else "",
-        faults=_lines(faults),
+        faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
     )
@@ -108,7 +108,3 @@ def _missing_sessions(lab: Lab, now: Snapshot, stopped: Sequence[str]) -> tuple[
     running = [node.name for node in lab.fabric.nodes if node.name not in stopped]
     seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
     return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.daemons.peers)
-
-
-def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
-    return tuple(str(problem).partition("\n")[0] for problem in problems)

@@ -18,6 +18,7 @@ from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.spec.keys import Strict
+from heddle.spec.plain import nested_values
 from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
@@ -55,10 +56,10 @@ def wanted_policies(lab: Lab) -> Policies:
 
 def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
     """Node -> path -> value, for values that differ from the fabric file: `ecn.kmax` -> 800000."""
-    usual = _flat(_as_file(lab.fabric, lab.fabric.policy.queues))
+    usual = nested_values(_as_file(lab.fabric, lab.fabric.policy.queues))
     found: dict[str, dict[str, QueueSetting]] = {}
     for node, queues in own_queues(lab).items():
-        rows = _flat(_as_file(lab.fabric, queues))
+        rows = nested_values(_as_file(lab.fabric, queues))
         found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
     return found
 
@@ -147,7 +148,8 @@ def changed(
     words = {level.word: number for number, level in enumerate(fabric.levels)}
     meant = [word for word, number in words.items() if levels is None or number in levels]
     document = Document({"queues": _as_file(fabric, queues)}, "")
-    for path, value in _flat(document.data["queues"]).items():  # so that a problem with an old value can quote it
+    # So that a problem with an old value can quote it.
+    for path, value in nested_values(document.data["queues"]).items():
         text = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
         document.marks["queues", *path.split(".")] = Mark("", text)
     problems = Problems()
@@ -239,11 +241,3 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
 def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
     """Queues as keys and values of a fabric file."""
     return queues_as_file(queues, [level.word for level in fabric.levels[1:]])
-
-
-def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, QueueSetting]:
-    """Path -> value, for nested keys of a fabric file."""
-    flat: dict[str, QueueSetting] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
-    return flat

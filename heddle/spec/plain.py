@@ -36,7 +36,7 @@ def load_spec(data: Mapping[str, Any]) -> FabricSpec:
 
 def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
     """(path, old value, new value) of every key that differs, in the file's order."""
-    before, after = _flat(dump_spec(old)), _flat(dump_spec(new))
+    before, after = nested_values(dump_spec(old)), nested_values(dump_spec(new))
     rows = ((key, _value(before, key), _value(after, key)) for key in dict.fromkeys([*before, *after]))
     return [row for row in rows if row[1] != row[2]]
 
@@ -46,11 +46,12 @@ def _value(flat: Mapping[str, Any], key: str) -> Any:
     return flat.get(key, flat.get("queues.buffer.switch") if key.startswith("queues.buffer.") else None)
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def nested_values(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Path -> value, for nested keys of a fabric file; without empty groups."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= nested_values(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat

@@ -14,7 +14,6 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
-from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab import outages
 from heddle.lab.lab import Lab
@@ -179,19 +178,3 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
         subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)
         with pytest.raises(MachineError, match=rf"ctsw1  its namespace is missing.*\n.*{down_up}"):
             up(name, repair=True)
-
-
-@pytest.mark.deep
-def test_repair_of_an_ipv6_fabric_gives_hosts_their_addresses_back(lab_name: Callable[[], str]) -> None:
-    name = lab_name()
-    loaded = load_fabric("tiny", name=name, overrides=["family=ipv6"])
-    try:
-        lab = life.up(loaded).lab
-        before = inside(lab, "host1", "ip", "-6", "route")
-        inside(lab, "host1", "ip", "link", "set", "eth1", "down")
-        done = life.repair_lab(name)
-        assert done.repaired is not None and done.repaired.done == ("host1:eth1: link set up",)
-        assert sorted(inside(lab, "host1", "ip", "-6", "route").split("\n")) == sorted(before.split("\n"))
-        assert failed(lab) == {}
-    finally:
-        life.down(name)

