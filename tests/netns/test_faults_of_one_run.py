@@ -125,14 +125,6 @@ def test_a_run_that_fails_leaves_no_fault(tiny: Lab) -> None:
     assert now(tiny) == {}
 
 
-def test_a_port_that_is_not_there_is_refused_and_nothing_is_set(tiny: Lab) -> None:
-    done = typed("run", "--fault", "rtsw1:eth9,loss=1%", "--fault", LOSSY, "--lab", tiny.name)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "--fault rtsw1:eth9,loss=1%  rtsw1:eth9 is not a port of" in done.stderr
-    assert "hint: rtsw1 has eth1, eth2, eth3, eth4" in done.stderr
-    assert now(tiny) == {}
-
-
 def ended_by(lab: Lab, number: signal.Signals) -> int:
     """The exit code of a long run that gets a signal when its fault is set."""
     words = [str(ROOT / "inv"), "run", "--size", "16M", "--iters", "1000", "--fault", LOSSY, "--lab", lab.name]
