@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from heddle.tiny.status import status
 
 from heddle.base.events import Silent
 from heddle.checks.validate import validate
 from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
+from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
