@@ -8,7 +8,7 @@ packets pass, so the numbers of one row may differ by a packet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from heddle.lab.thresholds import QueueSetting
 
 WATCHDOG: Final = ("ok", "storm: drop", "storm: forward")
+_JSON_KEYS: Final = {"traffic_class": "class", "drops": "drops_by_cause"}
 _WAITING: Final = 2  # packets: a queue that was never longer counts as one where no packet waited
 
 
@@ -75,15 +76,8 @@ class QueueRow:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `ports`."""
-        return {
-            "port": self.port, "class": self.traffic_class, "kind": self.kind,
-            "depth": self.depth, "high_water": self.high_water, "packets": self.packets, "bytes": self.bytes,
-            "marks": self.marks, "ce_in": self.ce_in, "drops": self.dropped, "drops_by_cause": dict(self.drops),
-            "drop_bytes": self.drop_bytes, "occupancy": self.occupancy, "occupancy_high": self.occupancy_high,
-            "xoffs": self.xoffs, "headroom_high": self.headroom_high,
-            "pfc_sent": self.pfc_sent, "pfc_received": self.pfc_received,
-            "paused": self.paused, "paused_ms": self.paused_ms, "watchdog": self.watchdog, "storms": self.storms,
-        }  # fmt: skip
+        data = {_JSON_KEYS.get(key, key): value for key, value in asdict(self).items() if key not in ("short", "quiet")}
+        return {**data, "drops": self.dropped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +94,7 @@ class SwitchRow:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `switches`."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +122,10 @@ class Headroom:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `headroom`."""
-        return {
-            "ports": self.ports, "rate_bps": self.rate_bps, "mtu": self.mtu, "bytes": self.bytes,
-            "reaction_assumed_ms": None if self.reaction_ns is None else self.reaction_ns / 1e6,
-            "highest": self.highest, "highest_at": self.highest_at, "missing": self.missing_bytes,
-            "lacking": self.missing_bytes, "drops": self.drops,
-        }  # fmt: skip
+        data = asdict(self)
+        missing, assumed = data.pop("missing_bytes"), data.pop("reaction_ns")
+        reaction_ms = None if assumed is None else assumed / 1e6
+        return {**data, "reaction_assumed_ms": reaction_ms, "missing": missing, "lacking": missing}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +176,7 @@ class QueuesResult:
             "ports": [each.to_json() for each in self.rows],
             "switches": [each.to_json() for each in self.switches],
             "headroom": [{**each.to_json(), **reaction} for each in self.headroom],
-            "agent": {"agent": self.agent.agent, "keeper": self.agent.keeper, "alive": self.agent.alive},
+            "agent": {**asdict(self.agent), "alive": self.agent.alive},
             "set": {node: dict(values) for node, values in self.settings.items()},
             "emulated": {"k": self.k},
         }

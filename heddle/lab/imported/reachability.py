@@ -19,10 +19,9 @@ from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
-from heddle.lab.adjacencies import Adjacency, pending
 from heddle.lab.convergence import STEP
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, SessionEnd
+from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, Adjacency, SessionEnd, pending
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ def _reason(lab: Lab, now: Look) -> str:
 
 
 def _igp(lab: Lab) -> list[Adjacency]:
-    return [each for switch in lab.fabric.switches for each in pending(lab, switch)]
+    return [each for switch in lab.fabric.switches for each in pending(lab.daemons, switch)]
 
 
 def _summary(lab: Lab, last: Look | None) -> str:
