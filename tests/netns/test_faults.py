@@ -155,7 +155,7 @@ def test_no_packet_is_lost_while_a_switch_is_drained_under_load(dc: Lab, put: Ca
     if put is undrain:
         drain(dc, "ctsw1")
     before, stop, result = lost(dc), threading.Event(), list[RunResult]()
-    options = RunOptions(qps=4, sizes=(262144,), iters=6, warmup=0)
+    options = RunOptions(qps=4, sizes=(131072,), iters=4, warmup=0)
 
     def carry() -> None:
         while not stop.is_set():
