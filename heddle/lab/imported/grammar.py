@@ -52,14 +52,14 @@ _REFUSED_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
     ),
     "env-files": KeySupport("refused", "is not supported for namespaces", f"use env, {_IN_ENGINE}"),
 }
+_NO_MEANING: Final = "has no meaning for kind: linux"
 # For all runtimes: these belong to other kinds than linux, or to another engine.
 _REFUSED: Final[Mapping[str, KeySupport]] = {
-    "startup-config": KeySupport("refused", "has no meaning for kind: linux", "bind the file below /etc/frr"),
-    "enforce-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "suppress-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "license": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "components": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "extras": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "startup-config": KeySupport("refused", _NO_MEANING, "bind the file below /etc/frr"),
+    **dict.fromkeys(
+        ("enforce-startup-config", "suppress-startup-config", "license", "components", "extras"),
+        KeySupport("refused", _NO_MEANING, "leave it out"),
+    ),
     "runtime": KeySupport("refused", "selects an engine for one node; a Heddle lab has one runtime", "leave it out"),
 }
 # Heddle gives every lab its own management network, without access to the outside.
