@@ -27,7 +27,7 @@ def sysctls(subject: Subject) -> Answer:
     faults: list[str] = []
     count = 0
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
-    given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.decided()
+    given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls()
     rules, live = _rules(lab), rehash.set_live(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
@@ -71,7 +71,7 @@ def _same(now: str, wanted: str) -> bool:
 
 def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
-    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.blueprint.kept()
+    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.blueprint.own_hashing()
     return {
         name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
         | ({} if name in live else dict(kept.get(name, {})))

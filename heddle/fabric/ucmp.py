@@ -151,7 +151,7 @@ class _Announced:
                     parts.append(group)
                     continue
                 where = np.flatnonzero(self._bits(group.edges))
-                table = self._heard(node, group, where)
+                table = self._received(node, group, where)
                 which = self._kinds(table)
                 for kind in range(int(which.max()) + 1):
                     same = np.flatnonzero(which == kind)
@@ -200,9 +200,9 @@ class _Announced:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
             if (peer.level < node.level) == upwards:
                 where = np.flatnonzero(self._bits(group.edges))
-                self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
+                self._sums[node.name][where] = self._received(node, group, where).sum(axis=0)
 
-    def _heard(self, node: Node, group: Group, where: Any) -> Parts:
+    def _received(self, node: Node, group: Group, where: Any) -> Parts:
         """The announcements of the peers of a group's ports: (ports, edges) Mbit/s."""
         np = self._np
         rows = []

@@ -66,16 +66,16 @@ class Blueprint(Protocol):
     def differences(self, record: Record) -> list[Difference]:
         """Differences between the running lab of that name and this one."""
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Switch -> hashing sysctls that its topology sets itself, with their values."""
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Node -> sysctls that its own configuration sets, each with its possible settings."""
 
     def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """Node -> sysctls set at start, without those of hashing. topology: the one that runs."""
 
-    def settled(self, handles: Mapping[str, NodeHandle]) -> Blueprint:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> Blueprint:
         """This blueprint, completed with data that only running nodes provide."""
 
     def daemons(self, switch: str) -> tuple[str, ...]:

@@ -167,19 +167,21 @@ def down(name: str, observer: Observer | None = None) -> bool:
 
 def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
-    made = blueprint_from(wanted)
+    blueprint = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
-    name = made.fabric.name
+    name = blueprint.fabric.name
     journal = Journal()
-    limits.HERE.write_script(name, limits.needs_of(made.fabric), journal)
+    limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
-        topology = made.write(Path(scratch, "topology"), options)
+        topology = blueprint.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
         where = "./inv render FABRIC --out DIR writes them to another directory for reading."
-        journal.comment(where if made.rendered else "a copy of the topology, with all inherited values written out.")
+        journal.comment(
+            where if blueprint.rendered else "a copy of the topology, with all inherited values written out."
+        )
         get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
-    _script_of_ports(made.fabric, handles, journal)
+    _script_of_ports(blueprint.fabric, handles, journal)
     return journal.script().replace(str(topology.parent), str(topology_path(name).parent))
 
 
@@ -224,8 +226,8 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
         with clock.step("switch"):  # while FRR finds its neighbours
-            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.kept())
-        lab = lab_from(lab.blueprint.settled(lab.handles()), lab.runtime)
+            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
+        lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
         with clock.step("agent"):
             switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
         with machine_errors(str(lab.dir / "up.sh")):

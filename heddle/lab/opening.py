@@ -59,10 +59,10 @@ def topology_path(name: str) -> Path:
     return state.lab_dir(name) / "topology" / topology_name(name)
 
 
-def lab_from(made: Blueprint, runtime: Runtime) -> Lab:
+def lab_from(blueprint: Blueprint, runtime: Runtime) -> Lab:
     """The handle of a lab with this Blueprint, whether it is up or not."""
-    name = made.fabric.name
-    return Lab(name, made.fabric, runtime, state.lab_dir(name), topology_path(name), made)
+    name = blueprint.fabric.name
+    return Lab(name, blueprint.fabric, runtime, state.lab_dir(name), topology_path(name), blueprint)
 
 
 def check_version(record: state.Record) -> None:

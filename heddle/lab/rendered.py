@@ -63,11 +63,11 @@ class Rendered:
             return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Nothing: all hashing sysctls are Heddle's."""
         return {}
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Nothing: Heddle writes the whole configuration."""
         return {}
 
@@ -76,7 +76,7 @@ class Rendered:
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
-    def settled(self, handles: Mapping[str, NodeHandle]) -> Rendered:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> Rendered:
         """Unchanged: nothing has to be read from running nodes."""
         return self
 

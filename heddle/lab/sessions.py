@@ -116,9 +116,9 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
     for end, peer in zip(ends, peers, strict=True):
         if peer is not None and peer.shut:
             return f"it is shut down at {end.node} (neighbor {end.peer} shutdown)"
-    mine, theirs = peers
-    if mine is not None and theirs is not None:
-        for end, near, far, there in ((each.a, mine, theirs, each.b), (each.b, theirs, mine, each.a)):
+    peer_a, peer_b = peers
+    if peer_a is not None and peer_b is not None:
+        for end, near, far, there in ((each.a, peer_a, peer_b, each.b), (each.b, peer_b, peer_a, each.a)):
             if near.remote_as and far.local_as and near.remote_as != far.local_as:
                 return f"AS mismatch: {end.node} expects AS {near.remote_as}, {there.node} has AS {far.local_as}"
     for end, peer in zip(ends, peers, strict=True):

@@ -77,15 +77,15 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     with state.lock(lab.name, state.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
         own = own_queues(lab)
         usual = lab.fabric.policy.queues
-        made: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
+        changes: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
         for name in names:
             before = own.get(name, usual)
-            after = next((new for old, new in made if old == before), None)
+            after = next((new for old, new in changes if old == before), None)
             if after is None:
                 after = changed(lab.fabric, before, settings, levels)
-                made.append((before, after))
+                changes.append((before, after))
             own[name] = after
-        _check_gates(lab, [after for _, after in made])
+        _check_gates(lab, [after for _, after in changes])
         own = {name: queues for name, queues in own.items() if queues != usual}
         policies = policies_of(lab.fabric, own=own)
         with LabQueues.pinned(lab.fabric) as live:
@@ -118,9 +118,9 @@ def restore_queues(lab: Lab) -> bool:
     return True
 
 
-def _check_gates(lab: Lab, made: Iterable[QueuePolicy]) -> None:
+def _check_gates(lab: Lab, policies: Iterable[QueuePolicy]) -> None:
     """InputError where pauses are requested but the lab's scheduler has no gates to close."""
-    if any(queues.paused for queues in made):
+    if any(queues.paused for queues in policies):
         setup = Setup.of(lab.fabric)
         if not setup.gated:
             why = f"needs gates, and scheduler {setup.discipline.name} has none"
@@ -172,12 +172,12 @@ def changed(
     if result.value is None:
         raise InputError(*problems.found)
     spec = result.value.queues
-    made = queue_policy(spec, [*words][1:])
-    built = replace(fabric, policy=replace(fabric.policy, queues=made))
+    policy = queue_policy(spec, [*words][1:])
+    built = replace(fabric, policy=replace(fabric.policy, queues=policy))
     complaints = [*unknown_words(spec.buffer.words, fabric), *complaints_about(built)]
     problems.found += KeyPlaces(document, result.spoilt).problems(complaints)
     problems.raise_if_any()
-    return made
+    return policy
 
 
 def _set_red_curves(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:

@@ -31,7 +31,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
-from heddle.lab.imported.decisions import decided
+from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
@@ -62,7 +62,7 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     description = read_description(path, runtime, name, shown or str(path))
     fabric = derive(description)
     daemons = {node.name: _daemons(description.nodes[node.name], runtime) for node in fabric.switches}
-    settings = {name: decided(node) for name, node in description.nodes.items()}
+    settings = {name: settings_of(node) for name, node in description.nodes.items()}
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
     notes = (*description.notes, *_notes(description, fabric, settings, runtime))
     return ImportedLab(
@@ -137,11 +137,11 @@ class ImportedLab:
         keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Hashing sysctls that the topology sets: its values have priority over Heddle's."""
         return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Sysctls that the nodes' own configuration sets."""
         return self.settings
 
@@ -153,7 +153,7 @@ class ImportedLab:
         """The daemons whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
-    def settled(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         """With the actual addresses and MACs of the nodes; waits up to 20 s for addresses that the files define."""
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
