@@ -41,6 +41,11 @@ class Problem:
         return "\n".join([head, f"{pad}hint: {first}", *(f"{pad}      {line}" for line in more)])
 
 
+def first_lines(problems: Iterable[Problem]) -> tuple[str, ...]:
+    """Each problem in one line, without its hint."""
+    return tuple(str(problem).partition("\n")[0] for problem in problems)
+
+
 class HeddleError(Exception):
     """The base of all errors that a user or a machine can cause; has problems and an exit code."""
 

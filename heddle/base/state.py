@@ -2,8 +2,8 @@
 
     STATE/labs/zone/lab.json     the record: name, runtime, phase, the whole fabric file
     STATE/labs/zone/topology/    the rendered topology
-    STATE/labs/zone.lock         exists while a command changes the lab; zone.hashing.lock: while it changes how
-                                 switches hash or queue
+    STATE/labs/zone.lock         exists while a command changes the lab; zone.changes.lock: while it changes
+                                 hashing, thresholds or link faults
 
 STATE is $HEDDLE_STATE_DIR, else $XDG_STATE_HOME/heddle, else ~/.local/state/heddle. Under sudo it is the calling
 user's, and the files there belong to that user.
@@ -31,7 +31,7 @@ from heddle.base.problems import InputError, MachineError, Problem, machine_erro
 from heddle.base.version import VERSION
 
 _ELSEWHERE: Final = "set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle"
-HASHING: Final = "hashing"
+CHANGES: Final = "changes"
 _PARKED: Final = "parked.json"  # the record of a lab that waits in a pool (heddle/testing/pool.py)
 _ORPHANS_S: Final = 2.0  # time for the children of a killed lock holder to release the lock
 _FORMAT: Final = 2  # of lab.json; records of other formats are refused
@@ -51,7 +51,7 @@ class Record:
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
-    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: see lab/requeue.py
+    queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
     version: str = ""  # of the Heddle that started the lab; empty in records of older versions
     format: int = _FORMAT
 
@@ -189,7 +189,7 @@ def remove_record(lab: str) -> bool:
 def lock(lab: str, what: str = "") -> Iterator[None]:
     """Lock the lab for a with block; InputError when another command has the lock.
 
-    what: lock only this part, as HASHING, which may change while a run has the lab's lock. `down` takes both locks.
+    what: lock only this part, as CHANGES, which may change while a run has the lab's lock. `down` takes both locks.
     """
     path = lab_dir(lab).with_name(f"{lab}.{what}.lock" if what else f"{lab}.lock")
     make_dir(path.parent)

@@ -5,7 +5,7 @@ In:  what JSON or YAML can hold, and tuples. Out: `queues.ecn.kmin`, 40000; and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -29,3 +29,9 @@ def value_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(str(each) if isinstance(each, int) else value_text(each) for each in value) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def some_of(texts: Sequence[str], most: int = 4, joint: str = ", ") -> str:
+    """The first of several texts: `a, b, c, d and 3 more`; joined by `; `, `a; b; c; d; and 3 more`."""
+    more = f"{joint.rstrip(' ,')} and {len(texts) - most} more" if len(texts) > most else ""
+    return joint.join(texts[:most]) + more

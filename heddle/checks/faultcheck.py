@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from heddle.checks.subject import Answer, Subject
-from heddle.lab.linkfaults import fault_lines, wanted_faults
+from heddle.lab.impairments import fault_lines, wanted_faults
 from heddle.switch.links.portfaults import differences
 
 _RE_SET: Final = "./inv up --repair sets it again"

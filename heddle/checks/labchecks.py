@@ -14,7 +14,7 @@ from heddle.fabric.model import Node, Role
 from heddle.kernel import offloads as port_offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
-from heddle.lab.foreignroutes import overriding_routes
+from heddle.lab.health import overriding_routes
 from heddle.runs.past import has_run, paths_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def sysctls(subject: Subject) -> Answer:
     faults: list[str] = []
     count = 0
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
-    given, rules, decided, live = lab.made.sysctls(lab), _rules(lab), lab.made.decided(), rehash.set_live(lab)
+    given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls()
+    rules, live = _rules(lab), rehash.set_live(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
         settings = dict(decided.get(node.name, {}))
@@ -52,7 +53,7 @@ def sysctls(subject: Subject) -> Answer:
         f"{what} on {_listed(names)}, as the topology sets it ({source})" for (what, source), names in own.items()
     )
     return Answer(
-        f"{count} as {'rendered' if lab.made.rendered else 'set by the topology or by Heddle'}", faults, notes
+        f"{count} as {'rendered' if lab.blueprint.rendered else 'set by the topology or by Heddle'}", faults, notes
     )
 
 
@@ -70,7 +71,7 @@ def _same(now: str, wanted: str) -> bool:
 
 def _rules(lab: Lab) -> dict[str, dict[str, str]]:
     """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
-    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.made.kept()
+    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.blueprint.own_hashing()
     return {
         name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
         | ({} if name in live else dict(kept.get(name, {})))
@@ -111,7 +112,7 @@ def offloads(subject: Subject) -> Found:
 def links(subject: Subject) -> Found:
     """All links are up, and no switch is drained."""
     lab = subject.lab
-    if not lab.made.rendered:
+    if not lab.blueprint.rendered:
         raise NothingError("an imported topology does not say which links should be up")
     faults = health.down_or_drained(lab, subject.now)
     return f"{len(lab.fabric.links)} links are up, and no switch is drained", list(map(first_line, faults))
@@ -121,7 +122,7 @@ def daemons(subject: Subject) -> Found:
     """Every daemon answers."""
     lab, now = subject.lab, subject.now
     silent = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.silent_daemons(now)]
-    names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.made.daemons(node.name))
+    names = dict.fromkeys(daemon for node in lab.fabric.switches for daemon in lab.blueprint.daemons(node.name))
     if not names and not silent:
         raise NothingError("no file says which daemons should run")
     return f"{' and '.join(names)} answer on {len(lab.fabric.switches)} switches", silent
@@ -129,7 +130,7 @@ def daemons(subject: Subject) -> Found:
 
 def bgp(subject: Subject) -> Found:
     """Every BGP session is established, as bgpd reports at both ends."""
-    made = subject.lab.made
+    made = subject.lab.blueprint
     faults = made.session_faults(subject.now)
     expected = made.sessions(subject.now)[1]
     if not expected and not faults:
@@ -139,7 +140,7 @@ def bgp(subject: Subject) -> Found:
 
 def routes(subject: Subject) -> Answer:
     """Every kernel has every route with all of its next hops, and no route that the fabric does not have."""
-    lab, made, now = subject.lab, subject.lab.made, subject.now
+    lab, made, now = subject.lab, subject.lab.blueprint, subject.now
     checked = made.routes_checked()
     if not checked:
         raise NothingError("no host has an address, so no route is expected")

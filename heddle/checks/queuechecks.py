@@ -14,7 +14,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.checks.subject import Found, NothingError, Subject
 from heddle.fabric.model import Role
 from heddle.lab import health
-from heddle.lab.requeue import own_queues, own_settings, wanted_policies
+from heddle.lab.thresholds import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red

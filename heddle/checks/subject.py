@@ -42,9 +42,8 @@ class Subject:
     @classmethod
     def of(cls, lab: Lab) -> Subject:
         """Read what several checks use. What only one check needs, that check reads itself."""
-        wanted = (
-            LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES | health.parts(lab) | lab.made.gap_parts
-        )
+        wanted = LabPart.FIBS | LabPart.HASHING | LabPart.SESSIONS | LabPart.QUEUES
+        wanted |= health.parts(lab) | lab.blueprint.gap_parts
         return cls(lab, lab.handles(), lab.snapshot(wanted, keep_errors=True))
 
 

@@ -30,12 +30,12 @@ def fault(
     A fault concerns packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact.
     Setting a fault replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
     """
-    from heddle.fabric.faultwords import SHARES, TIMES, read_fault
-    from heddle.lab import linkfaults
+    from heddle.lab import impairments
     from heddle.lab.opening import open_lab
+    from heddle.spec.impairments import KINDS, read_fault
     from heddle.views.faulttext import faults_text
 
-    typed = dict(zip((*TIMES, *SHARES), (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
+    typed = dict(zip(KINDS, (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
     given = {key: value for key, value in typed.items() if value is not None}
     where = open_lab(lab)
     example = where.fabric.switches[0].ports[0].ref
@@ -46,17 +46,17 @@ def fault(
         raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
     ports = _both(where, port) if both else port
     if clear:
-        changed = linkfaults.clear_faults(where, ports)
+        changed = impairments.clear_faults(where, ports)
         out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
     elif given:
         if not port:
             hint = f"./inv fault {example} --loss 1/256"
             raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
         wanted = read_fault(given, f"./inv fault {example} --clear", lambda key, text: ("", f"--{key} {text}"))
-        linkfaults.set_fault(where, ports, wanted)
-    found = linkfaults.read_faults(where)
+        impairments.set_fault(where, ports, wanted)
+    found = impairments.read_faults(where)
     if port and not clear:
-        named = {each.ref for each in linkfaults.ports_of(where.fabric, ports)}
+        named = {each.ref for each in impairments.ports_of(where.fabric, ports)}
         found = [each for each in found if each.port in named]
     k = where.fabric.policy.k
     out.result(
@@ -66,6 +66,6 @@ def fault(
 
 def _both(lab: Any, port: Sequence[str]) -> list[str]:
     """The named ports, and those at the other ends of their links."""
-    from heddle.lab.linkfaults import ports_of
+    from heddle.lab.impairments import ports_of
 
     return list(dict.fromkeys(ref for each in ports_of(lab.fabric, port) for ref in (each.ref, each.peer_ref)))

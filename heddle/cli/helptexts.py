@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from heddle.spec.impairments import KINDS
+
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
@@ -93,12 +95,7 @@ QUEUES: Final = {
 
 FAULT: Final = {
     "port": "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
-    "delay": "one way, on hardware; multiplied by k here: 500ns, 10us (netem)",
-    "jitter": "the delay varies by so much, up and down; packets keep their order: 1us (netem)",
-    "loss": "share of packets that is lost: 1/256, 0.5%",
-    "corrupt": "share of RoCEv2 packets in which one bit is inverted: 1/256, 0.5%",
-    "duplicate": "share of packets that arrives twice: 1/256, 0.5%",
-    "reorder": "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)",
+    **{key: kind.help for key, kind in KINDS.items()},
     "both": "set or clear it in both directions of the links",
     "clear": "clear the faults of the ports, or of all ports",
     "lab": LAB,

@@ -254,7 +254,7 @@ def _placements(typed: Typed) -> list[str]:
 
 def _settings() -> list[str]:
     """Keys of `queues set`: those that can change in a running lab."""
-    from heddle.lab.requeue import LIVE
+    from heddle.lab.thresholds import LIVE
     from heddle.spec.queuespec import QueuesSpec
     from heddle.spec.shapes import SHAPES
     from heddle.spec.wording import paths_of

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from heddle.cli.console import Console
-    from heddle.lab.queuestatus import QueueRow, QueuesResult, SwitchRow
+    from heddle.lab.queues import QueueRow, QueuesResult, SwitchRow
 
 _AROUND: Final = 6  # lines around the rows: title, header, blank lines, number of hidden rows
 _FEWEST: Final = 3

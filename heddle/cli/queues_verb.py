@@ -16,7 +16,7 @@ from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.lab.queuestatus import QueueRow, QueuesResult, QueueWatch, SwitchRow
+    from heddle.lab.queues import QueueRow, QueuesResult, QueueWatch, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
 _ACTIONS: Final = ("set", "reset")
@@ -141,7 +141,7 @@ def _ports(typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool) -> None:
-    from heddle.lab.requeue import set_queues
+    from heddle.lab.thresholds import set_queues
 
     if not settings:
         hint = f"./inv queues set ecn.kmax=800KB --switch '{lab.fabric.levels[2].word}*'"
@@ -163,7 +163,7 @@ def _reset(lab: Lab) -> None:
 
 
 def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
-    from heddle.lab.queuestatus import read_queues
+    from heddle.lab.queues import read_queues
     from heddle.views.queuetext import queues_text
 
     result = read_queues(lab)
@@ -203,7 +203,7 @@ def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: flo
     BPF maps stay readable after their lab is gone while they are open, so a node's namespace is checked.
     """
     from heddle.cli.queuelive import Screen
-    from heddle.lab.queuestatus import QueueWatch
+    from heddle.lab.queues import QueueWatch
     from heddle.switch.queues.cells import LabQueues
 
     end = time.monotonic() + seconds

@@ -2,7 +2,7 @@
 
 In:  a lab's name and what was chosen, from the browser: nothing in it is trusted.
 Out: an Action that ends with an outcome in words. A run is the verb `run` in a process of its own; links go through
-heddle/lab/faults.py. Both take the lab's lock, so that they are refused while another command works on the lab.
+heddle/lab/outages.py. Both take the lab's lock, so that they are refused while another command works on the lab.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.process import follow
 from heddle.base.progname import as_started
-from heddle.lab import faults
+from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.traffic.options import run_options
@@ -151,7 +151,7 @@ def _run_flags(asked: Mapping[str, object]) -> list[str]:
 
 def _down(action: Action, lab: Lab, port: str) -> None:
     began = time.monotonic()
-    faults.link_down(lab, port)
+    outages.link_down(lab, port)
     action.text = f"{port} is down; BGP and all kernels followed in {time.monotonic() - began:.1f} s"
 
 
@@ -161,6 +161,6 @@ def _up(action: Action, lab: Lab, port: str) -> None:
     if found := [each for node in lab.fabric.nodes for each in node.ports if each.ref == port]:
         ends.add(found[0].peer_ref)
     # The end where it was taken down; where it is up already, link_up waits for nothing and reports a wrong name.
-    for end in [ref for ref in faults.state_of(lab).dead if ref in ends] or [port]:
-        faults.link_up(lab, end)
+    for end in [ref for ref in outages.state_of(lab).dead if ref in ends] or [port]:
+        outages.link_up(lab, end)
     action.text = f"{port} is up; BGP and all kernels followed in {time.monotonic() - began:.1f} s"

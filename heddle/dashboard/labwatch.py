@@ -210,7 +210,7 @@ class LabWatch:
         totals = LiveTotals.of(opened.lab, before, now, figures)
         missing = self._view.missing
         if before is None or now.slow.sessions != before.slow.sessions:
-            missing = tuple(each.text() for each in opened.lab.made.missing_sessions(now.slow))
+            missing = tuple(each.text() for each in opened.lab.blueprint.missing_sessions(now.slow))
         runs = opened.runs.read()
         if self._gone:  # not when it was opened: that works without some of its nodes, too
             self._gone = False

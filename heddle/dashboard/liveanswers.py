@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.problems import InputError, Problem
-from heddle.lab.queuestatus import rows_of_port
+from heddle.lab.queues import rows_of_port
 from heddle.predict.spread import ports_of
 from heddle.runs import past
 from heddle.runs.history import History

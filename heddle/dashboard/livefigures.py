@@ -117,7 +117,7 @@ class LiveTotals:
         paused = int(np.count_nonzero(figures.flags & PortFlag.PAUSED))
         down = int(np.count_nonzero(figures.flags & PortFlag.DOWN)) // 2
         sent = float(figures.use @ rates)
-        return cls(sent, marks, drops, pauses, paused, down, *lab.made.sessions(after.slow))
+        return cls(sent, marks, drops, pauses, paused, down, *lab.blueprint.sessions(after.slow))
 
     def to_json(self) -> dict[str, float]:
         """`totals` of an update."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from heddle.base.arrays import I64, Bools
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.requeue import wanted_policies
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.lab.thresholds import wanted_policies
 from heddle.switch.queues.cells import LINK_DOWN, LabQueues
 from heddle.switch.queues.portids import numbered_ports
 from heddle.switch.queues.queuestate import QueueState

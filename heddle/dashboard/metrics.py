@@ -171,7 +171,7 @@ def _add_fabric(made: _Families, source: LiveSource, now: LiveReading) -> None:
             other = peers.get((switch, peer))
             name = [peer, other] if other is not None else ["", peer]
             made.add(_BGP, [lab.name, switch, *name], state == ESTABLISHED)
-    established, expected = lab.made.sessions(now.slow)
+    established, expected = lab.blueprint.sessions(now.slow)
     made.add(_SESSIONS, [lab.name], established)
     made.add(_EXPECTED, [lab.name], expected)
     used = now.queues.switches["used"]

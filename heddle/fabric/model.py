@@ -12,7 +12,7 @@ from functools import cached_property
 
 from heddle.base.families import Network
 from heddle.fabric.nexthops import Group, edges_of
-from heddle.fabric.routes import next_hop_groups
+from heddle.fabric.ucmp import next_hop_groups
 from heddle.fabric.wiring import Level, Link, Node, Port, Role, Wiring
 
 __all__ = ["Fabric", "Level", "Link", "Node", "Port", "Role"]

@@ -92,10 +92,10 @@ class _Routes:
             covered = own.clean | own.drained
             # bgpd in graceful shutdown gives all received routes the same local preference (bgp_update in FRR).
             alike = name in self._drained
-            heard = [(port, self._below[peer.name]) for port, peer in self._down[name]]
-            parts = _grouped(heard, self._own.get(name, 0), alike=alike)
-            heard = [(port, self._above[peer.name]) for port, peer in self._up[name]]
-            found[name] = (*parts, *_grouped(heard, covered | self._refused(node), alike=alike))
+            received = [(port, self._below[peer.name]) for port, peer in self._down[name]]
+            parts = _grouped(received, self._own.get(name, 0), alike=alike)
+            received = [(port, self._above[peer.name]) for port, peer in self._up[name]]
+            found[name] = (*parts, *_grouped(received, covered | self._refused(node), alike=alike))
         return found
 
     def _refused(self, node: Node) -> int:
@@ -106,8 +106,8 @@ class _Routes:
         """The announcements of each switch upwards: its own prefix, and all edges known from below."""
         known: dict[str, _Known] = {}
         for node in order:
-            heard = [known[peer.name] for _, peer in self._down[node.name]]
-            known[node.name] = self._announced(node, heard, self._own.get(node.name, 0))
+            received = [known[peer.name] for _, peer in self._down[node.name]]
+            known[node.name] = self._announced(node, received, self._own.get(node.name, 0))
         return known
 
     def _descend(self, order: list[Node]) -> dict[str, _Known]:
@@ -120,9 +120,9 @@ class _Routes:
             known[node.name] = _Known(below.clean | above.clean & ~covered, below.drained | above.drained & ~covered)
         return known
 
-    def _announced(self, node: Node, heard: list[_Known], own: int) -> _Known:
+    def _announced(self, node: Node, received: list[_Known], own: int) -> _Known:
         clean, drained = own, 0
-        for each in heard:
+        for each in received:
             clean |= each.clean
             drained |= each.drained
         if node.name in self._drained:
@@ -130,17 +130,17 @@ class _Routes:
         return _Known(clean, drained & ~clean)
 
 
-def _grouped(heard: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
-    """Ports by the edges that they lead to. heard: each port with its peer's announcement. without: edges to omit.
+def _grouped(received: list[tuple[str, _Known]], without: int, *, alike: bool) -> list[Group]:
+    """Ports by the edges that they lead to. received: each port with its peer's announcement. without: edges to omit.
 
     A drained path to an edge is not used if a clean one exists; with `alike` both are.
     Ports that lead to the same edges are joined first, so that a switch with hundreds of downlinks is fast.
     """
     anywhere = 0
-    for _, known in heard:
+    for _, known in received:
         anywhere |= 0 if alike else known.clean
     masks: dict[int, list[int]] = {}
-    for place, (_, known) in enumerate(heard):
+    for place, (_, known) in enumerate(received):
         mask = (known.clean | known.drained & ~anywhere) & ~without
         if mask:
             masks.setdefault(mask, []).append(place)
@@ -153,7 +153,7 @@ def _grouped(heard: list[tuple[str, _Known]], without: int, *, alike: bool) -> l
             parts = _split(parts, mask, mask & ~covered, places)
         covered |= mask
     return [
-        Group(tuple(heard[place][0] for place in sorted(places)), edges)
+        Group(tuple(received[place][0] for place in sorted(places)), edges)
         for edges, places in sorted(parts, key=lambda part: min(part[1]))
     ]
 

@@ -1,6 +1,6 @@
 """The policy of a fabric's switches and hosts, separate from the wiring: frozen values, from a fabric file or topology.
 
-heddle/fabric/policyof.py makes a Policy from a fabric file, heddle/lab/imported/derive.py from a topology.
+heddle/fabric/policydata.py makes a Policy from a fabric file, heddle/lab/imported/derive.py from a topology.
 Out: Policy, which `Fabric.policy` carries: addresses, scale, MTUs, routing and queues. Sizes are bytes, durations
 nanoseconds. Code that works on the built fabric never reads a fabric file.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from heddle.base.ethernet import HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
+from heddle.spec.impairments import NO_FAULT, LinkFault
 
 # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file.
 FIELDS: Final[Mapping[str, int]] = {

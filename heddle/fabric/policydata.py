@@ -1,8 +1,8 @@
-"""A policy as plain data and back, for records of labs; and with the keys of a fabric file, for live changes.
+"""A policy from the keys of a fabric file, back to these keys for live changes, and as plain data for records.
 
-In:  Policy, QueuePolicy, RoutingPolicy; or their plain data.
-Out: data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `as_file`, keys as a file has them.
-Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
+In:  a FabricSpec and the shape's levels; or Policy, QueuePolicy, RoutingPolicy; or their plain data.
+Out: the policy; or data that JSON can hold, with sizes in bytes and durations in nanoseconds; or, `as_file`, keys as a
+file has them. Reading raises ValueError, KeyError or TypeError for data of another version of Heddle.
 """
 
 from __future__ import annotations
@@ -10,92 +10,69 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from ipaddress import ip_network
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter
 
 from heddle.base.families import FAMILIES
 from heddle.base.units import format_duration
-from heddle.fabric.linkfault import LinkFault
-from heddle.fabric.policy import (
-    FIELDS,
-    BufferPolicy,
-    ClassCurve,
-    EcnPolicy,
-    HashOptions,
-    PfcPolicy,
-    Policy,
-    QueuePolicy,
-    RoutingPolicy,
-    WatchdogPolicy,
-)
+from heddle.fabric.policy import FIELDS, HashOptions, Policy, QueuePolicy, RoutingPolicy, Udf
+from heddle.spec.impairments import KINDS, LinkFault
+from heddle.spec.linkspec import delay_of_length
+
+if TYPE_CHECKING:
+    from heddle.fabric.wiring import Level
+    from heddle.spec.linkspec import LinkSpec
+    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.routingspec import RoutingSpec
+    from heddle.spec.schema import FabricSpec
+
+_QUEUES: Final = TypeAdapter(QueuePolicy)
+_ROUTING: Final = TypeAdapter(RoutingPolicy)
 
 
-def dump_policy(policy: Policy) -> dict[str, Any]:
-    """Plain data."""
-    numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu, "delays": list(policy.delays)}
-    routing, queues = asdict(policy.routing), dump_queues(policy.queues)
-    data = {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
-    faults = [fault.to_json() for fault in policy.link_faults]
-    return data | ({"link_faults": faults} if any(faults) else {})
-
-
-def load_policy(data: Mapping[str, Any]) -> Policy:
-    """What `dump_policy` wrote."""
-    routing = {**data["routing"], "hash": HashOptions.from_json(data["routing"]["hash"])}
+def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
+    """The policy of a spec. levels: of the shape, hosts first."""
     return Policy(
-        k=int(data["k"]),
-        mtu=int(data["mtu"]),
-        ib_mtu=int(data["ib_mtu"]),
-        ip=FAMILIES[data["ip"]],
-        pool=ip_network(data["pool"]),
-        routing=RoutingPolicy(**routing),
-        queues=load_queues(data["queues"]),
-        delays=tuple(data.get("delays", ())),
-        link_faults=tuple(LinkFault.from_json(each) for each in data.get("link_faults", ())),
+        ip=spec.ip,
+        pool=spec.addressing.network,
+        k=spec.k,
+        mtu=spec.link.mtu,
+        ib_mtu=spec.roce.ib_mtu,
+        routing=routing_policy(spec.routing),
+        queues=queue_policy(spec.queues, [level.word for level in levels[1:]]),
+        delays=_link_delays(spec.link, levels),
+        link_faults=_link_faults(spec.link, levels),
     )
 
 
-def dump_queues(queues: QueuePolicy) -> dict[str, Any]:
-    """Plain data."""
-    return asdict(queues)
+def _link_delays(link: LinkSpec, levels: Sequence[Level]) -> tuple[int, ...]:
+    """`link.delay` or `link.length` of a fabric file, by level; empty if no link has a delay."""
+    delay, cable = link.delay, link.length
+    host, fabric = delay_of_length(cable.host) or delay.host, delay_of_length(cable.fabric) or delay.fabric
+    given = (host, *[fabric] * (len(levels) - 2))
+    found = tuple(level.uplink_ns if ns == "shape" else ns for level, ns in zip(levels, given, strict=False))
+    return found if any(found) else ()
 
 
-def load_queues(data: Mapping[str, Any]) -> QueuePolicy:
-    """What `dump_queues` wrote."""
-    ecn, pfc, buffer = data["ecn"], data["pfc"], data["buffer"]
-    curves = {int(number): ClassCurve(**curve) for number, curve in ecn["classes"].items()}
-    parts = {
-        "lossless": tuple(data["lossless"]),
-        "weights": _by_number(data["weights"]),
-        "dscp": _by_number(data["dscp"]),
-        "ecn": EcnPolicy(**{**ecn, "classes": curves}),
-        "pfc": PfcPolicy(**{**pfc, "watchdog": WatchdogPolicy(**pfc["watchdog"])}),
-        "buffer": BufferPolicy(buffer["host"], tuple(buffer["switches"])),
-    }
-    return QueuePolicy(**{**data, **parts})
+def _link_faults(link: LinkSpec, levels: Sequence[Level]) -> tuple[LinkFault, ...]:
+    """What links do to packets, by level; empty if they do nothing. With `delay_at: link` this includes the delay."""
+    delays = _link_delays(link, levels) if link.delay_at == "link" else ()
+    found = []
+    for level in range(len(levels) - 1):
+        word = "fabric" if level else "host"
+        values = {kind.field: getattr(getattr(link, key), word) for key, kind in KINDS.items()}
+        found.append(LinkFault(**{**values, "delay_ns": delays[level] if delays else 0}))
+    return tuple(found) if any(found) else ()
 
 
-def _by_number(words: Mapping[str, int]) -> dict[int, int]:
-    return {int(word): int(value) for word, value in words.items()}
-
-
-def queues_as_file(queues: QueuePolicy, words: Sequence[str]) -> dict[str, Any]:
-    """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
-    data = dump_queues(queues)
-    pfc, watchdog = data["pfc"], data["pfc"]["watchdog"]
-    durations = {key: format_duration(watchdog[key]) for key in ("detect", "restore")}
-    curves = {
-        str(number): {key: value for key, value in curve.items() if value is not None}
-        for number, curve in data["ecn"]["classes"].items()
-    }
-    buffer = {word: queues.buffer.at_level(level) for level, word in enumerate(words, 1)}
-    return {
-        **data,
-        "lossless": list(queues.lossless),
-        **{key: {str(word): value for word, value in data[key].items()} for key in ("weights", "dscp")},
-        "ecn": {**data["ecn"], "classes": curves},
-        "pfc": {**pfc, "reaction": format_duration(pfc["reaction"]), "watchdog": {**watchdog, **durations}},
-        "buffer": {**buffer, "host": queues.buffer.host},
-    }
+def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
+    """`routing` of a fabric file."""
+    options = routing.hash.model_dump()
+    fields, gap, udf = (options.pop(key) for key in ("fields", "gap", "udf"))
+    bits = sum(FIELDS[name] for name in fields)
+    chosen = HashOptions(**options, fields=bits, gap_ns=gap, udf=Udf(**udf), resilient=routing.resilient)
+    return RoutingPolicy(routing.ecmp, routing.seed, chosen, routing.ucmp)
 
 
 def routing_as_file(routing: RoutingPolicy) -> dict[str, Any]:
@@ -105,3 +82,54 @@ def routing_as_file(routing: RoutingPolicy) -> dict[str, Any]:
     words = [word for word, bit in FIELDS.items() if fields & bit]
     keys = {"ecmp": routing.ecmp, "seed": routing.seed, "resilient": resilient, "ucmp": routing.ucmp}
     return {**keys, "hash": {**options, "fields": words, "gap": format_duration(gap)}}
+
+
+def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:
+    """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
+    sizes = {"host": queues.buffer.host, "switches": [queues.buffer.size(word) for word in words]}
+    return load_queues({**queues.model_dump(), "buffer": sizes})
+
+
+def queues_as_file(queues: QueuePolicy, words: Sequence[str]) -> dict[str, Any]:
+    """`queues` of a fabric file. words: of the levels of switches, from the leaves up."""
+    data: dict[str, Any] = _QUEUES.dump_python(queues, mode="json", exclude_none=True)
+    pfc = data["pfc"]
+    for group, key in ((pfc, "reaction"), (pfc["watchdog"], "detect"), (pfc["watchdog"], "restore")):
+        group[key] = format_duration(group[key])
+    sizes = {word: queues.buffer.at_level(level) for level, word in enumerate(words, 1)}
+    return {**data, "buffer": {**sizes, "host": queues.buffer.host}}
+
+
+def dump_queues(queues: QueuePolicy) -> dict[str, Any]:
+    """Plain data."""
+    data: dict[str, Any] = _QUEUES.dump_python(queues, mode="json")
+    return data
+
+
+def load_queues(data: Mapping[str, Any]) -> QueuePolicy:
+    """What `dump_queues` wrote."""
+    return _QUEUES.validate_python(data)
+
+
+def dump_policy(policy: Policy) -> dict[str, Any]:
+    """Plain data."""
+    numbers = {"k": policy.k, "mtu": policy.mtu, "ib_mtu": policy.ib_mtu, "delays": list(policy.delays)}
+    routing, queues = _ROUTING.dump_python(policy.routing, mode="json"), dump_queues(policy.queues)
+    data = {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
+    faults = [fault.to_json() for fault in policy.link_faults]
+    return data | ({"link_faults": faults} if any(faults) else {})
+
+
+def load_policy(data: Mapping[str, Any]) -> Policy:
+    """What `dump_policy` wrote."""
+    return Policy(
+        k=int(data["k"]),
+        mtu=int(data["mtu"]),
+        ib_mtu=int(data["ib_mtu"]),
+        ip=FAMILIES[data["ip"]],
+        pool=ip_network(data["pool"]),
+        routing=_ROUTING.validate_python(data["routing"]),
+        queues=load_queues(data["queues"]),
+        delays=tuple(data.get("delays", ())),
+        link_faults=tuple(LinkFault.from_json(each) for each in data.get("link_faults", ())),
+    )

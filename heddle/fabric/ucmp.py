@@ -1,7 +1,7 @@
-"""Unequal-cost multipath (UCMP): the bandwidth of each next hop, and the weights that the kernels get from it.
+"""Next hops once BGP has converged; with unequal-cost multipath (UCMP) also their bandwidths and kernel weights.
 
-In:  a Wiring with `routing.ucmp`, and its groups of next hops (nexthops.py).
-Out: the same groups, divided where bandwidths differ; the announcements of a switch's BGP; the weights that FRR sets.
+In:  a Wiring; with `routing.ucmp`, its groups of next hops (nexthops.py) are divided where bandwidths differ.
+Out: groups of next hops; the announcements of a switch's BGP; the weights that FRR sets.
 Bandwidths travel in BGP's link-bandwidth extended community (draft-ietf-idr-link-bandwidth). An edge announces its
 prefix with the rate of the link that it announces it over. A switch with several paths announces their sum: FRR does
 so by itself (bgp_route.c, subgroup_announce_check), and the sum follows failures further on. A link that is slower than
@@ -11,7 +11,7 @@ of the number that a link with the usual rate would announce.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +44,19 @@ class Announcement:
 
     edges: int
     mbit: int
+
+
+def next_hop_groups(
+    fabric: Wiring, dead: Collection[str] = (), drained: Collection[str] = ()
+) -> dict[str, tuple[Group, ...]]:
+    """Switch -> its groups, those with the lowest port first. An edge that a switch cannot reach is in none of them.
+
+    dead: ports (`rtsw1:eth3`), either end of a link. drained: switches under graceful shutdown; not their hosts.
+    """
+    groups = groups_of(fabric, dead, drained)
+    if not fabric.policy.routing.ucmp:
+        return groups
+    return with_bandwidths(fabric, groups)
 
 
 def weights_of(bandwidths: Sequence[int], release: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,7 +151,7 @@ class _Announced:
                     parts.append(group)
                     continue
                 where = np.flatnonzero(self._bits(group.edges))
-                table = self._heard(node, group, where)
+                table = self._received(node, group, where)
                 which = self._kinds(table)
                 for kind in range(int(which.max()) + 1):
                     same = np.flatnonzero(which == kind)
@@ -187,9 +200,9 @@ class _Announced:
             peer = self._fabric.by_name[self._ports[node.name][group.ports[0]].peer_node]
             if (peer.level < node.level) == upwards:
                 where = np.flatnonzero(self._bits(group.edges))
-                self._sums[node.name][where] = self._heard(node, group, where).sum(axis=0)
+                self._sums[node.name][where] = self._received(node, group, where).sum(axis=0)
 
-    def _heard(self, node: Node, group: Group, where: Any) -> Parts:
+    def _received(self, node: Node, group: Group, where: Any) -> Parts:
         """The announcements of the peers of a group's ports: (ports, edges) Mbit/s."""
         np = self._np
         rows = []

@@ -14,8 +14,8 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.below import ports_above
 from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import ports_above
 from heddle.forecast import modes as how
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
@@ -188,7 +188,7 @@ class _Forecast:
         )
 
     def _mmr(self, carried: F64) -> dict[int, float | None]:
-        """Max/mean by direction, over live ports of links with ranks below them (fabric/below.py)."""
+        """Max/mean by direction, over live ports of links with ranks below them (fabric/wiring.py)."""
         of = self._wires.direction
         chosen = self._live & self._ranked
         return {d: max_over_mean(carried[(of == d) & chosen]) for d in self._wires.of_directions()}

@@ -20,8 +20,7 @@ from heddle.base.arrays import F64, I32, I64
 from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.model import Fabric, Level, Role
 from heddle.fabric.nexthops import Group
-from heddle.fabric.routes import next_hop_groups
-from heddle.fabric.ucmp import expected_weights
+from heddle.fabric.ucmp import expected_weights, next_hop_groups
 from heddle.predict.forwarding import Forwarding
 
 Bools = npt.NDArray[np.bool_]

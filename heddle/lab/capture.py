@@ -90,10 +90,10 @@ def read_filter(text: str) -> str:
         return FILTERS[text]
     done = run(["tcpdump", "-y", "EN10MB", "-d", "--", text], check=False, timeout=20)
     if done.code != 0:
-        said = _said(done.err) or f"tcpdump ends with {done.code}"
+        reason = _complaint(done.err) or f"tcpdump ends with {done.code}"
         near = nearest(text, FILTERS)
         hint = f"did you mean {near}?" if near else f"{', '.join(sorted(FILTERS))}; {_EXAMPLE}"
-        raise InputError(Problem("", f"--filter {text}", f"is no filter: {said}", hint))
+        raise InputError(Problem("", f"--filter {text}", f"is no filter: {reason}", hint))
     return text
 
 
@@ -162,8 +162,8 @@ class _Child:
         return self._reader.started
 
     @property
-    def said(self) -> str:
-        """All that it has said so far."""
+    def errors(self) -> str:
+        """All that it has written to stderr so far."""
         return os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
 
     def read(self) -> list[tuple[int, int, bytes]] | None:
@@ -179,7 +179,7 @@ class _Child:
     @property
     def dropped(self) -> int | None:
         """Packets that the kernel had no room for, as it says at its end; None when it could not say."""
-        found = _DROPPED.search(self.said)
+        found = _DROPPED.search(self.errors)
         return int(found[1]) if found else None
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ def _await_start(children: Sequence[_Child]) -> None:
                 # What comes before all of them listen is not of this capture.
                 if key.data.read() is None:
                     code = key.data.proc.wait()
-                    why = f"cannot capture: {_said(key.data.said) or f'it ended with {code}'}"
+                    why = f"cannot capture: {_complaint(key.data.errors) or f'it ended with {code}'}"
                     raise MachineError(Problem("", f"tcpdump at {key.data.tap.ref}", why))
                 if key.data.started:
                     selector.unregister(key.fd)
@@ -218,7 +218,7 @@ class _Work:
     """One capture under way."""
 
     def __init__(self, children: Sequence[_Child], bounds: Bounds, sink: Sink, stop: Stop, arrived: Arrived) -> None:
-        self._children, self._bounds, self._sink, self._stop, self._tell = children, bounds, sink, stop, arrived
+        self._children, self._bounds, self._sink, self._stop, self._on_arrival = children, bounds, sink, stop, arrived
         self._waiting: list[tuple[int, int, Frame]] = []  # a heap: time, order of arrival
         self._arrived = 0
         self._packets = self._bytes = 0
@@ -228,7 +228,7 @@ class _Work:
         self._lost: list[_Child] = []
 
     def run(self) -> Captured:
-        """Until it ends, and then what there is to say of it."""
+        """Capture until it ends."""
         with selectors.DefaultSelector() as selector:
             for child in self._children:
                 selector.register(child.out, selectors.EVENT_READ, child)
@@ -269,7 +269,7 @@ class _Work:
                 return "lost"
 
     def _take(self, selector: selectors.BaseSelector, seconds: float) -> list[_Child]:
-        """Take in what has come within so many seconds; returns who will not say more."""
+        """Take in what has come within so many seconds; returns those that have ended."""
         ended = []
         for key, _ in selector.select(seconds):
             child: _Child = key.data
@@ -279,7 +279,7 @@ class _Work:
                 ended.append(child)
                 continue
             for frame in self._frames(child.tap, records):
-                self._tell(frame)
+                self._on_arrival(frame)
                 heapq.heappush(self._waiting, (frame.time_ns, self._arrived, frame))
                 self._arrived += 1
         return ended
@@ -317,12 +317,12 @@ def _loss(child: _Child) -> Problem:
             return Problem("", what, why, "start the capture again")
         return Problem("", what, "ended early: the port is gone", "./inv validate says what else is wrong")
     code = child.proc.poll()
-    said = "" if code == 0 else _said(child.said)
-    why = f"ended early: tcpdump {f'says: {said}' if said else 'was ended by another process'}"
+    reason = "" if code == 0 else _complaint(child.errors)
+    why = f"ended early: tcpdump {f'says: {reason}' if reason else 'was ended by another process'}"
     return Problem("", what, why)
 
 
-def _said(text: str) -> str:
+def _complaint(text: str) -> str:
     """tcpdump's complaint, without its name before it and without its statistics."""
     lines = [line.removeprefix("tcpdump: ") for line in text.splitlines() if line.startswith("tcpdump: ")]
     return "; ".join(line for line in lines if not line.startswith(("listening on", "verbose output")))

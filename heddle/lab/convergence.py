@@ -15,10 +15,10 @@ from typing import Final
 from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, Problem
-from heddle.fabric.model import Fabric
+from heddle.base.valuetext import some_of
+from heddle.fabric.model import Fabric, Port
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.routes import next_hop_groups
-from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of
 from heddle.kernel.fib import Fib, NextHop, read_fib
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import ESTABLISHED
@@ -28,8 +28,7 @@ _PAUSE_S: Final = 0.05
 _SHARE: Final = 4  # pause this many times as long as a check took, to leave the CPUs to FRR
 _REASON_S: Final = 1.0  # between two reported reasons while waiting for routes
 _REASONS: Final = 2  # in one line
-_SHOWN: Final = 12  # problems, and ports in one of them
-_SHOWN_PORTS: Final = 4
+_SHOWN: Final = 12  # problems
 
 # Switch -> port -> BGP state; None when the switch's bgpd does not answer.
 Neighbours = Callable[[str], Mapping[str, str] | None]
@@ -127,10 +126,8 @@ def _skewed(hops: Sequence[NextHop], bandwidths: Mapping[str, int]) -> str:
     rights = [weights_of(wanted, release) for release in RELEASES] if bandwidths else [(1,) * len(hops)]
     if now in rights:
         return ""
-    said = ", ".join(f"{hop.port} {hop.weight}" for hop in hops)
-    return (
-        f"has weights {said}, and bandwidths are {', '.join(map(str, wanted))}" if bandwidths else f"has weights {said}"
-    )
+    text = f"has weights {', '.join(f'{hop.port} {hop.weight}' for hop in hops)}"
+    return f"{text}, and bandwidths are {', '.join(map(str, wanted))}" if bandwidths else text
 
 
 def wait(
@@ -177,81 +174,64 @@ def wait(
     observer.end(STEP, f"{total} switches have all next hops")
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Prefixes that a switch forwards wrongly in the same way; see Gap."""
+
+    switch: str
+    missing: frozenset[str]
+    extra: frozenset[str]
+    skewed: str
+    prefixes: list[Network]
+
+    def problem(self, fabric: Fabric, states: Mapping[str, str] | None) -> Problem:
+        """`10.0.1.0/24 and 6 more have no next hop over eth1 to ctsw1 (BGP: Active)`. states: None: no answer."""
+        some = str(self.prefixes[0]) + (f" and {len(self.prefixes) - 1} more" if len(self.prefixes) > 1 else "")
+        if states is None:
+            log = f"./inv exec --lab {fabric.name} {self.switch} cat /var/log/frr/bgpd.log"
+            return Problem(self.switch, "bgpd", "does not answer", log)
+        if self.skewed:
+            return Problem(self.switch, some, self.skewed)
+
+        def named(port: Port) -> str:
+            state = states.get(port.name, "no neighbour")
+            note = "" if state == ESTABLISHED else f" (BGP: {state})"
+            return f"{port.name} to {port.peer_node}{note}"
+
+        verb = "has" if len(self.prefixes) == 1 else "have"
+        parts = []
+        for words, ports in (("no next hop over", self.missing), ("an extra next hop over", self.extra)):
+            if ports:
+                names = [named(port) for port in fabric.by_name[self.switch].ports if port.name in ports]
+                parts.append(f"{verb} {words} {some_of(names)}")
+        return Problem(self.switch, some, "; ".join(parts))
+
+
+def _grouped(found: Iterable[Gap]) -> list[_Group]:
+    groups: dict[tuple[object, ...], _Group] = {}
+    for gap in found:
+        group = _Group(gap.switch, gap.missing, gap.extra, gap.skewed, [])
+        groups.setdefault((gap.switch, gap.missing, gap.extra, gap.skewed), group).prefixes.append(gap.prefix)
+    return list(groups.values())
+
+
 def _reason(fabric: Fabric, found: Sequence[Gap], neighbours: Neighbours) -> str:
     """The first gaps in one line. Only their switches are asked for BGP states: asking all would slow BGP down."""
     groups = _grouped(found)
-    parts = []
-    for (switch, missing, extra, skewed), prefixes in list(groups.items())[:_REASONS]:
-        states = None if skewed else neighbours(switch)
-        if skewed:
-            parts.append(f"{switch}: {_prefixes(prefixes)} {skewed}")
-        elif states is None:
-            parts.append(f"{switch}: bgpd does not answer")
-        else:
-            problem = _group_problem(fabric, switch, prefixes, (missing, extra), states)
-            parts.append(f"{switch}: {problem.what} {problem.why}")
+    problems = [group.problem(fabric, {} if group.skewed else neighbours(group.switch)) for group in groups[:_REASONS]]
     more = f"; and {len(groups) - _REASONS} more" if len(groups) > _REASONS else ""
-    return "; ".join(parts) + more
-
-
-def _grouped(found: Iterable[Gap]) -> dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]]:
-    """(switch, missing, extra, skewed) -> prefixes."""
-    groups: dict[tuple[str, frozenset[str], frozenset[str], str], list[Network]] = {}
-    for gap in found:
-        groups.setdefault((gap.switch, gap.missing, gap.extra, gap.skewed), []).append(gap.prefix)
-    return groups
-
-
-def _prefixes(prefixes: Sequence[Network]) -> str:
-    """`10.0.1.0/24 and 6 more`."""
-    return str(prefixes[0]) + (f" and {len(prefixes) - 1} more" if len(prefixes) > 1 else "")
+    return "; ".join(f"{each.where}: {each.what} {each.why}" for each in problems) + more
 
 
 def describe_gaps(fabric: Fabric, found: list[Gap], neighbours: Neighbours, timeout: float) -> list[Problem]:
     """Gaps as problems: one for each switch and set of ports, switches without a working bgpd first."""
     groups = _grouped(found)
-    states = {switch: neighbours(switch) for switch in dict.fromkeys(each[0] for each in groups)}
-    silent = [switch for switch, state in states.items() if state is None]
-    problems = [
-        Problem(switch, "bgpd", "does not answer", f"./inv exec --lab {fabric.name} {switch} cat /var/log/frr/bgpd.log")
-        for switch in silent
-    ]
-    for (switch, missing, extra, skewed), prefixes in groups.items():
-        if switch in silent:
-            continue
-        if skewed:
-            problems.append(Problem(switch, _prefixes(prefixes), skewed))
-        else:
-            problems.append(_group_problem(fabric, switch, prefixes, (missing, extra), states[switch] or {}))
+    states = {switch: neighbours(switch) for switch in dict.fromkeys(group.switch for group in groups)}
+    groups.sort(key=lambda group: states[group.switch] is not None)
+    problems = list(dict.fromkeys(group.problem(fabric, states[group.switch]) for group in groups))
     shown = problems[:_SHOWN]
     if len(problems) > _SHOWN:
         shown.append(Problem("", f"and {len(problems) - _SHOWN} more", "like these"))
-    count = len(dict.fromkeys(gap.switch for gap in found))
-    head = f"routes are missing on {count} of {len(fabric.switches)} switches after {timeout:g} s"
+    head = f"routes are missing on {len(states)} of {len(fabric.switches)} switches after {timeout:g} s"
     look = f"./inv exec --lab {fabric.name} {found[0].switch} vtysh -c 'show bgp summary'"
     return [Problem(fabric.name, "convergence", f"failed: {head}", look), *shown]
-
-
-def _group_problem(
-    fabric: Fabric,
-    switch: str,
-    prefixes: list[Network],
-    ports: tuple[frozenset[str], frozenset[str]],
-    states: Mapping[str, str],
-) -> Problem:
-    """`10.0.1.0/24 and 6 more have no next hop over eth1 to ctsw1 (BGP: Active)`."""
-    node = fabric.by_name[switch]
-
-    def named(port: str) -> str:
-        state = states.get(port, "no neighbour")
-        note = "" if state == ESTABLISHED else f" (BGP: {state})"
-        return f"{port} to {node.port(port).peer_node}{note}"
-
-    verb = "has" if len(prefixes) == 1 else "have"
-    parts = []
-    for word, some in ((f"{verb} no next hop over", ports[0]), (f"{verb} an extra next hop over", ports[1])):
-        if some:
-            order = [port.name for port in node.ports if port.name in some]
-            rest = f" and {len(order) - _SHOWN_PORTS} more" if len(order) > _SHOWN_PORTS else ""
-            parts.append(f"{word} {', '.join(named(p) for p in order[:_SHOWN_PORTS])}{rest}")
-    return Problem(switch, _prefixes(prefixes), "; ".join(parts))

@@ -8,45 +8,20 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from heddle.base.families import Family, Version
 from heddle.base.problems import MachineError
-from heddle.fabric.model import Node
+from heddle.fabric.model import Fabric
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"
 GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 65535:0
 DAEMONS: Final = ("zebra", "bgpd")
-_COMMAND: Final = "show bgp ipv{} unicast summary json"
-_ALL_FAMILIES: Final = "show bgp summary json"
+_SUMMARY: Final = "show bgp summary json"
 _NEIGHBOURS: Final = "show bgp neighbors json"
-
-
-def neighbours(runtime: Runtime, lab: str, topology: Path, node: str, version: Version = 4) -> Mapping[str, str] | None:
-    """Port -> state of the BGP session over it (`Established`, `Active`, ...); None when bgpd does not answer."""
-    try:
-        peers = json.loads(answer(runtime, lab, topology, node, "bgpd", _COMMAND.format(version))).get("peers", {})
-        return {str(port): str(peer["state"]) for port, peer in peers.items()}
-    except (OSError, MachineError, ValueError, KeyError, AttributeError):
-        return None
-
-
-def peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, str] | None:
-    """Peer (an address, or a port) -> state of its session, for all address families; None when bgpd does not answer.
-
-    A bgpd without BGP configured has no peers.
-    """
-    try:
-        text = answer(runtime, lab, topology, node, "bgpd", _ALL_FAMILIES)
-        families = json.loads(text) if text.lstrip().startswith("{") else {}
-        tables = [each.get("peers", {}) for each in families.values() if isinstance(each, dict)]
-        return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
-    except (OSError, MachineError, ValueError, KeyError, AttributeError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +40,76 @@ class BgpPeer:
     notification: str = ""
 
 
-def bgp_peers(runtime: Runtime, lab: str, topology: Path, node: str) -> Mapping[str, BgpPeer] | None:
-    """Peer (an address, or a port) -> its details; None when bgpd does not answer. Empty without BGP."""
-    try:
-        text = answer(runtime, lab, topology, node, "bgpd", _NEIGHBOURS)
-        rows = json.loads(text) if text.lstrip().startswith("{") else {}
-        return {
-            str(peer): BgpPeer(
-                str(row["bgpState"]), int(row.get("localAs", 0)), int(row.get("remoteAs", 0)),
-                bool(row.get("adminShutDown")), str(row.get("lastResetDueTo", "")),
-                str(row.get("lastNotificationReason", "")),
-            )
-            for peer, row in rows.items()
-            if isinstance(row, dict) and "bgpState" in row
-        }  # fmt: skip
-    except (OSError, MachineError, ValueError, TypeError, AttributeError):
-        return None
+@dataclass(frozen=True, slots=True)
+class Daemons:
+    """The daemons of one lab. expected: switch -> the daemons that must answer there.
 
+    A method that asks BGP returns None when bgpd does not answer; a bgpd without BGP configured has no peers.
+    """
 
-def silent(runtime: Runtime, lab: str, topology: Path, node: str, daemons: Iterable[str] = DAEMONS) -> list[str]:
-    """The daemons of a switch that do not answer. Without zebra the kernel keeps its routes, even outdated ones."""
-    found = []
-    for daemon in daemons:
+    fabric: Fabric
+    runtime: Runtime
+    topology: Path
+    expected: Callable[[str], Sequence[str]]
+
+    def sessions(self, switch: str) -> Mapping[str, str] | None:
+        """Peer (a port, or an address) -> state of its session (`Established`, ...), for all address families."""
         try:
-            answer(runtime, lab, topology, node, daemon, "show version")
-        except (OSError, MachineError):
-            found.append(daemon)
-    return found
+            tables = [each.get("peers", {}) for each in self._json(switch, _SUMMARY).values() if isinstance(each, dict)]
+            return {str(peer): str(row["state"]) for table in tables for peer, row in table.items()}
+        except (OSError, MachineError, ValueError, KeyError, AttributeError):
+            return None
 
+    def peers(self, switch: str) -> Mapping[str, BgpPeer] | None:
+        """Peer (a port, or an address) -> its details."""
+        try:
+            return {
+                str(peer): BgpPeer(
+                    str(row["bgpState"]), int(row.get("localAs", 0)), int(row.get("remoteAs", 0)),
+                    bool(row.get("adminShutDown")), str(row.get("lastResetDueTo", "")),
+                    str(row.get("lastNotificationReason", "")),
+                )
+                for peer, row in self._json(switch, _NEIGHBOURS).items()
+                if isinstance(row, dict) and "bgpState" in row
+            }  # fmt: skip
+        except (OSError, MachineError, ValueError, TypeError, AttributeError):
+            return None
 
-def drained(runtime: Runtime, lab: str, topology: Path, node: Node, family: Family) -> bool:
-    """True when BGP drains a switch: in graceful shutdown bgpd adds the community to its own loopback's prefix."""
-    command = f"show bgp {family.word} unicast {node.loopback}/{family.bits} json"
-    try:
-        paths = json.loads(answer(runtime, lab, topology, node.name, "bgpd", command))["paths"]
-        return any(GRACEFUL_SHUTDOWN in str(path.get("community", {}).get("string", "")) for path in paths)
-    except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
-        return False  # bgpd does not answer, which is reported elsewhere
+    def silent(self, switch: str) -> tuple[str, ...]:
+        """Expected daemons that do not answer. Without zebra the kernel keeps its routes, even outdated ones."""
+        found = []
+        for daemon in self.expected(switch):
+            try:
+                self.answer(switch, daemon, "show version")
+            except (OSError, MachineError):
+                found.append(daemon)
+        return tuple(found)
 
+    def drained(self, switch: str) -> bool:
+        """True when BGP drains a switch: in graceful shutdown bgpd adds the community to its own loopback's prefix."""
+        family, loopback = self.fabric.policy.ip, self.fabric.by_name[switch].loopback
+        command = f"show bgp {family.word} unicast {loopback}/{family.bits} json"
+        try:
+            paths = json.loads(self.answer(switch, "bgpd", command))["paths"]
+            return any(GRACEFUL_SHUTDOWN in str(path.get("community", {}).get("string", "")) for path in paths)
+        except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
+            return False  # bgpd does not answer, which is reported elsewhere
 
-def answer(runtime: Runtime, lab: str, topology: Path, node: str, daemon: str, command: str) -> str:
-    """The output of a node's daemon for a command of its view mode; OSError or MachineError when it does not answer."""
-    spot = runtime.find(lab, topology, node, f"/run/frr/{daemon}.vty")
-    if spot is not None:
-        return ask(spot, command)
-    return runtime.output(lab, topology, node, ["vtysh", "-d", daemon, "-c", command])
+    def answer(self, switch: str, daemon: str, command: str) -> str:
+        """The output of a daemon for a command of its view mode; OSError or MachineError when it does not answer."""
+        vty = self.vty(switch, daemon)
+        if vty is not None:
+            return ask(vty, command)
+        return self.runtime.output(self.fabric.name, self.topology, switch, ["vtysh", "-d", daemon, "-c", command])
+
+    def vty(self, switch: str, daemon: str) -> Path | None:
+        """The socket of a daemon on this machine; None if there is none."""
+        return self.runtime.find(self.fabric.name, self.topology, switch, f"/run/frr/{daemon}.vty")
+
+    def _json(self, switch: str, command: str) -> Mapping[str, Any]:
+        text = self.answer(switch, "bgpd", command)
+        data: Mapping[str, Any] = json.loads(text) if text.lstrip().startswith("{") else {}
+        return data
 
 
 def ask(vty: Path, command: str, timeout: float = 2.0) -> str:

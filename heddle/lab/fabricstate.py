@@ -7,17 +7,16 @@ A link that went down and came up again between the two snapshots is not detecte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import Problem
+from heddle.base.problems import first_lines
+from heddle.base.valuetext import some_of
 
 if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
     from heddle.lab.lab import Lab
     from heddle.lab.snapshot import LabPart, Snapshot
 
-_SHOWN: Final = 4  # faults named in one sentence
 Word = Literal["converged", "degraded", "changed"]
 
 
@@ -37,11 +36,11 @@ class FabricReading:
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
         """now: a snapshot with `state_parts(lab)`, taken just now."""
         from heddle.lab import health
-        from heddle.lab.linkfaults import fault_lines
+        from heddle.lab.impairments import fault_lines
 
         found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
         found += health.wrong_routes(lab, now)
-        return cls(_lines(found), tuple(lab.made.gaps(now)), fault_lines(lab))
+        return cls(first_lines(found), tuple(lab.blueprint.gaps(now)), fault_lines(lab))
 
     @property
     def converged(self) -> bool:
@@ -50,9 +49,7 @@ class FabricReading:
 
     def text(self) -> str:
         """The faults in one line, or else the gaps: gaps follow from faults. Empty when there are neither."""
-        lines = self.faults or self.gaps
-        more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
-        return "; ".join(lines[:_SHOWN]) + more
+        return some_of(self.faults or self.gaps, joint="; ")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -61,8 +58,7 @@ class FabricReading:
 
     def link_text(self) -> str:
         """The faults of links in one line; empty when there are none."""
-        more = f"; and {len(self.link_faults) - _SHOWN} more" if len(self.link_faults) > _SHOWN else ""
-        return "; ".join(self.link_faults[:_SHOWN]) + more
+        return some_of(self.link_faults, joint="; ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +88,7 @@ class FabricState:
             now = f"is degraded now: {self.after.text()}" if not self.after.converged else "has converged now"
             found.append(f"the fabric changed during the run, and {now}")
         if self.changed:
-            more = f" and {len(self.changed) - _SHOWN} more" if len(self.changed) > _SHOWN else ""
-            where = f"{', '.join(self.changed[:_SHOWN])}{more}"
-            found.append(f"routes or hashing changed during the run on {where}")
+            found.append(f"routes or hashing changed during the run on {some_of(self.changed)}")
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +106,4 @@ def state_parts(lab: Lab) -> LabPart:
     from heddle.lab import health
     from heddle.lab.snapshot import LabPart
 
-    return (health.parts(lab) | lab.made.gap_parts) & ~LabPart.ROOTS
-
-
-def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
-    return tuple(str(problem).partition("\n")[0] for problem in problems)
+    return (health.parts(lab) | lab.blueprint.gap_parts) & ~LabPart.ROOTS

@@ -93,7 +93,7 @@ class LabInventory:
 
 def read_inventory(lab: Lab, names: Collection[str] | None = None) -> LabInventory:
     """The lab's nodes, in the fabric's order. names: only these. MachineError when a running node cannot be read."""
-    stopped = {p.where: f"{p.what} {p.why}" for p in lab.runtime.missing_nodes(lab.name, lab.topology)}
+    stopped = {p.where: f"{p.what} {p.why}" for p in lab.missing_nodes()}
     fabric = lab.fabric
     nodes = [node for node in fabric.nodes if names is None or node.name in names]
     asked = [node.name for node in nodes if node.role is Role.SWITCH and node.name not in stopped]
@@ -114,7 +114,7 @@ def _node(lab: Lab, node: Node, trouble: str, states: Mapping[str, str]) -> Node
     # A fabric file defines the AS numbers; those of an imported lab are read from bgpd.
     peers: Mapping[str, BgpPeer] = {}
     if states and node.asn is None:
-        peers = lab.bgp_peers(node.name) or {}
+        peers = lab.daemons.peers(node.name) or {}
     asn = node.asn or next((peer.local_as for peer in peers.values() if peer.local_as), 0)
     ports = tuple(_port(lab, port, addresses, down, states, peers) for port in node.ports)
     own = {port.name for port in node.ports}

@@ -15,9 +15,9 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
-from heddle.lab import daemons as bgp
+from heddle.lab.daemons import Daemons
 from heddle.lab.sessions import MissingSession
-from heddle.lab.snapshot import DaemonQuestions, LabPart, Snapshot, take
+from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.runtimes.registry import Runtime
 
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ class Blueprint(Protocol):
     def differences(self, record: Record) -> list[Difference]:
         """Differences between the running lab of that name and this one."""
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Switch -> hashing sysctls that its topology sets itself, with their values."""
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Node -> sysctls that its own configuration sets, each with its possible settings."""
 
-    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
-        """Node -> sysctls set at start, without those of hashing."""
+    def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
+        """Node -> sysctls set at start, without those of hashing. topology: the one that runs."""
 
-    def settled(self, lab: Lab) -> Blueprint:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> Blueprint:
         """This blueprint, completed with data that only running nodes provide."""
 
     def daemons(self, switch: str) -> tuple[str, ...]:
@@ -83,9 +83,6 @@ class Blueprint(Protocol):
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
-
-    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """Port or peer -> state of a switch's BGP session, asked now; None when its bgpd does not answer."""
 
     @property
     def gap_parts(self) -> LabPart:
@@ -116,7 +113,7 @@ class Lab:
     runtime: Runtime
     dir: Path  # the lab's state directory, which `down` removes
     topology: Path  # the rendered NAME.clab.yml, or the copy of a user-supplied topology
-    made: Blueprint  # the expected state
+    blueprint: Blueprint  # the expected state
 
     def handles(self) -> Mapping[str, NodeHandle]:
         """Every node's handle, by name."""
@@ -128,6 +125,10 @@ class Lab:
         if node not in handles:
             raise InputError(Problem("", node, f"is not a node of {self.name}", did_you_mean(node, handles)))
         return handles[node]
+
+    def missing_nodes(self) -> list[Problem]:
+        """Nodes that are not running although the lab is up, one problem per node."""
+        return self.runtime.missing_nodes(self.name, self.topology)
 
     def exec(self, node: str, argv: Sequence[str]) -> int:
         """Run argv in a node with this terminal's streams; returns its exit code."""
@@ -141,27 +142,18 @@ class Lab:
         """Run argv in a node and return its output; MachineError when it fails. timeout: seconds."""
         return self.runtime.output(self.name, self.topology, self.handle(node).name, argv, timeout)
 
-    def neighbours(self, switch: str) -> Mapping[str, str] | None:
-        """Port -> BGP state of a switch; None when its bgpd does not answer."""
-        return bgp.neighbours(self.runtime, self.name, self.topology, switch, self.fabric.policy.ip_version)
-
-    def bgp_peers(self, switch: str) -> Mapping[str, bgp.BgpPeer] | None:
-        """Peer (port or address) -> its details from a switch's bgpd; None when bgpd does not answer."""
-        return bgp.bgp_peers(self.runtime, self.name, self.topology, switch)
+    @property
+    def daemons(self) -> Daemons:
+        """The FRR daemons of its switches."""
+        return Daemons(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once. nodes: all by default.
 
         HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
         """
-        where = self.runtime, self.name, self.topology
-        questions = DaemonQuestions(
-            sessions=lambda switch: self.made.peers(self, switch),
-            drained=lambda switch: bgp.drained(*where, self.fabric.by_name[switch], self.fabric.policy.ip),
-            silent=lambda switch: tuple(bgp.silent(*where, switch, self.made.daemons(switch))),
-        )
-        return take(self.fabric, self.handles(), parts, questions, nodes=nodes, keep_errors=keep_errors)
+        return take(self.fabric, self.handles(), parts, self.daemons, nodes=nodes, keep_errors=keep_errors)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
-        self.made.wait(self, observer or Silent(), timeout)
+        self.blueprint.wait(self, observer or Silent(), timeout)

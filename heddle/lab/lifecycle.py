@@ -19,19 +19,22 @@ from pathlib import Path
 
 from heddle.base import state
 from heddle.base.events import Observer, Silent
-from heddle.base.problems import CheckError, InputError, Problem, machine_errors, trouble
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, machine_errors, trouble
 from heddle.base.process import Journal
+from heddle.base.valuetext import some_of
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
+from heddle.lab import health, outages
 from heddle.lab.lab import Lab
 from heddle.lab.opening import check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.rendered import Source, blueprint_from
 from heddle.lab.repair import Repaired
-from heddle.lab.resume import resume
+from heddle.lab.repair import repair as repair_running
+from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
@@ -81,7 +84,7 @@ def up(
         running = _running(lab, options, observer)
         if running is not None:
             return _resumed(running, observer, timeout, clock, repairing=repair)
-        for note in lab.made.notes:
+        for note in lab.blueprint.notes:
             observer.say(note)
         preflight(lab.fabric, daemons=engine.daemons_here)
         switch.check(lab.fabric)
@@ -111,32 +114,74 @@ def repair_lab(name: str | None, observer: Observer | None = None, timeout: floa
 
 
 def _resumed(lab: Lab, observer: Observer, timeout: float | None, clock: _Clock, *, repairing: bool) -> UpResult:
+    """`up` of a running lab: return when every route is in every kernel. repairing: repair faults first.
+
+    Nodes, daemons, queues, links and sessions are checked before waiting for routes. Missing routes follow from their
+    faults, and often name other switches than the broken one. MachineError when nodes are missing. CheckError with the
+    faults and the command that repairs them, or with the sessions and routes that are missing after `timeout` seconds.
+    """
     with clock.step("converge"):
-        done = resume(lab, observer, timeout, repairing=repairing)
-    return UpResult(lab, False, done.converged, clock.seconds(), done.repaired)
+        done = None
+        if repairing:
+            done = repair_running(lab, observer)
+        elif lost := lab.missing_nodes():
+            raise MachineError(*lost)
+        elif wrong := health.faults(lab):
+            raise CheckError(*wrong)
+        elif missing := _missing_sessions(lab):
+            observer.warn(f"no BGP session: {some_of(missing, joint='; ')}")
+        kept = done is not None and bool(done.left)  # routes avoid what is down or drained on purpose
+        try:
+            # After a short link failure the kernel keeps outdated routes until bgpd has noticed it. So after a repair
+            # wait for the sessions as well.
+            if kept or (done is not None and done.done and lab.blueprint.rendered):
+                outages.wait(lab, outages.SECONDS if timeout is None else timeout)
+            else:
+                lab.wait(observer, timeout)
+        except CheckError as error:
+            raise CheckError(*_session_problems(lab), *error.problems) from None
+        if lab.blueprint.rendered and (foreign := health.wrong_routes(lab, lab.snapshot(LabPart.FIBS))):
+            raise CheckError(*foreign)  # a repair does not remove them: their origin may install them again
+    return UpResult(lab, False, not kept, clock.seconds(), done)
+
+
+def _missing_sessions(lab: Lab) -> list[str]:
+    return lab.blueprint.session_faults(lab.snapshot(LabPart.SESSIONS))
+
+
+def _session_problems(lab: Lab) -> list[Problem]:
+    """Missing sessions as problems, reported before the routes that are missing because of them."""
+    missing = _missing_sessions(lab)
+    if not missing:
+        return []
+    switch = missing[0].partition(":")[0]
+    hint = f"./inv exec --lab {lab.name} {switch} vtysh -c 'show bgp summary'"
+    return [Problem(lab.name, "BGP", f"sessions are missing: {some_of(missing, joint='; ')}", hint)]
 
 
 def down(name: str, observer: Observer | None = None) -> bool:
     """Remove everything of a lab, in any state; False when there was nothing to remove."""
-    with state.lock(name), state.lock(name, state.HASHING):
+    with state.lock(name), state.lock(name, state.CHANGES):
         return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
 
 
 def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
-    made = blueprint_from(wanted)
+    blueprint = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
-    name = made.fabric.name
+    name = blueprint.fabric.name
     journal = Journal()
-    limits.HERE.write_script(name, limits.needs_of(made.fabric), journal)
+    limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
-        topology = made.write(Path(scratch, "topology"), options)
+        topology = blueprint.write(Path(scratch, "topology"), options)
         journal.comment(f"The files of {name} are written to {topology_path(name).parent}:")
         where = "./inv render FABRIC --out DIR writes them to another directory for reading."
-        journal.comment(where if made.rendered else "a copy of the topology, with all inherited values written out.")
+        journal.comment(
+            where if blueprint.rendered else "a copy of the topology, with all inherited values written out."
+        )
         get_runtime(runtime).write_script(name, topology, journal)
         handles = get_runtime(runtime).nodes(name, topology)
-    _script_of_ports(made.fabric, handles, journal)
+    _script_of_ports(blueprint.fabric, handles, journal)
     return journal.script().replace(str(topology.parent), str(topology_path(name).parent))
 
 
@@ -162,10 +207,10 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     from heddle.switch.queues import disciplines
 
     record = state.Record(
-        *(lab.name, lab.runtime.name, "starting", lab.made.spec_data(), source),
+        *(lab.name, lab.runtime.name, "starting", lab.blueprint.spec_data(), source),
         options=_recorded(options),
         version=VERSION,
-        imported=lab.made.recorded(),
+        imported=lab.blueprint.recorded(),
     )
     journal = Journal()
     umask = os.umask(0o022)  # no other user may write files that root reads later; daemons read them as user frr
@@ -174,20 +219,20 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         disciplines.load()
         limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
         with clock.step("render"):
-            lab.made.write(lab.topology.parent, options)
+            lab.blueprint.write(lab.topology.parent, options)
             state.give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
         with clock.step("switch"):  # while FRR finds its neighbours
-            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.made.kept())
-        lab = lab_from(lab.made.settled(lab), lab.runtime)
+            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
+        lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
         with clock.step("agent"):
             switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
         with machine_errors(str(lab.dir / "up.sh")):
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
-        state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.made.recorded()))
+        state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))
         return lab
     except OSError as error:
         _remove(lab.name, observer, lab.runtime)
@@ -230,7 +275,7 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         for key, old in record.options.items()
         if wanted.get(key, old) != old and (key, record.runtime) != ("mgmt", "netns")  # namespaces have none either way
     ]
-    problems += lab.made.differences(record)
+    problems += lab.blueprint.differences(record)
     if problems:
         hint = f"./inv down {lab.name} first, or use another --name"
         why = "is already running with other settings"

@@ -27,7 +27,7 @@ def open_lab(name: str | None = None) -> Lab:
     if record.phase != "running" or not lab.runtime.exists(name):
         why = "is not up: its `up` or `down` is running or was killed, or the machine was restarted"
         raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
-    if (lost := lab.runtime.missing_nodes(name, lab.topology)) and len(lost) == len(lab.handles()):
+    if (lost := lab.missing_nodes()) and len(lost) == len(lab.handles()):
         why = "is not up: all of its nodes are missing or stopped"
         raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
     return lab
@@ -59,10 +59,10 @@ def topology_path(name: str) -> Path:
     return state.lab_dir(name) / "topology" / topology_name(name)
 
 
-def lab_from(made: Blueprint, runtime: Runtime) -> Lab:
+def lab_from(blueprint: Blueprint, runtime: Runtime) -> Lab:
     """The handle of a lab with this Blueprint, whether it is up or not."""
-    name = made.fabric.name
-    return Lab(name, made.fabric, runtime, state.lab_dir(name), topology_path(name), made)
+    name = blueprint.fabric.name
+    return Lab(name, blueprint.fabric, runtime, state.lab_dir(name), topology_path(name), blueprint)
 
 
 def check_version(record: state.Record) -> None:

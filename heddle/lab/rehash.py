@@ -124,7 +124,7 @@ def set_hashing(
     check_exact(lab, exact or {})
     check_exact(lab, added or {})
     names = {node.name for node in nodes} | set(exact or {}) | set(added or {})
-    with state.lock(lab.name, state.HASHING):
+    with state.lock(lab.name, state.CHANGES):
         now = wanted(lab)
         rows = []
         for node in lab.fabric.switches:
@@ -142,7 +142,7 @@ def set_hashing(
 def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
     """Replace a switch's whole exact-match table, in one swap; its mode stays. Raises as set_hashing does."""
     check_exact(lab, {switch: entries})
-    with state.lock(lab.name, state.HASHING):
+    with state.lock(lab.name, state.CHANGES):
         _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
 
 
@@ -151,7 +151,7 @@ def restore_hashing(lab: Lab) -> bool:
 
     Raises as set_hashing does.
     """
-    with state.lock(lab.name, state.HASHING):
+    with state.lock(lab.name, state.CHANGES):
         live, record = live_hashing(lab), state.read_record(lab.name)
         if not live or record is None:
             return False
@@ -292,7 +292,7 @@ def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
     """InputError where a mode needs the expected next hops of each route: an imported topology defines none."""
     by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
     needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
-    if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.made.rendered:
+    if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.blueprint.rendered:
         why = "needs the expected routes of a fabric file, and this topology was imported"
         hint = "use flow, e-ecmp, spray with choice: random, or flowlet with first: hash"
         raise InputError(Problem("", f"mode {mode}" if not options.resilient else "resilient", why, hint))

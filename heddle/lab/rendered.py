@@ -11,11 +11,12 @@ from heddle.base.events import Observer
 from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.shapes import build
+from heddle.kernel.handle import NodeHandle
 from heddle.lab import convergence
-from heddle.lab import daemons as bgp
-from heddle.lab.faults import State
+from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
-from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, established
+from heddle.lab.outages import State
+from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.render import host_sysctls, render, switch_sysctls
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -62,35 +63,31 @@ class Rendered:
             return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Nothing: all hashing sysctls are Heddle's."""
         return {}
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Nothing: Heddle writes the whole configuration."""
         return {}
 
-    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+    def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """The rendered sysctls."""
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
 
-    def settled(self, lab: Lab) -> Rendered:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> Rendered:
         """Unchanged: nothing has to be read from running nodes."""
         return self
 
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons that start.sh starts and that routing needs."""
-        return bgp.DAEMONS
+        return DAEMONS
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Wait until every kernel has all next hops of all shortest paths."""
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
-        convergence.wait(self.fabric, lab.handles(), lab.neighbours, observer, seconds)
-
-    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """Port -> session state: the sessions are unnumbered."""
-        return lab.neighbours(switch)
+        convergence.wait(self.fabric, lab.handles(), lab.daemons.sessions, observer, seconds)
 
     @property
     def gap_parts(self) -> LabPart:
@@ -124,29 +121,27 @@ class Rendered:
                 continue
             wanted = [p for p in node.ports if self.fabric.by_name[p.peer_node].role is Role.SWITCH]
             found = {port.ref: states.get(port.name, "not configured") for port in wanted}
-            faults += [f"{ref}: {state}" for ref, state in found.items() if state != bgp.ESTABLISHED]
+            faults += [f"{ref}: {state}" for ref, state in found.items() if state != ESTABLISHED]
         return faults
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
         """One for each link between switches where not both ends report an established session."""
+        return missing_of(self._session_pairs(now))
 
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
+        """One per link between switches; established when both ends report it."""
+        pairs = self._session_pairs(now)
+        return len(pairs) - len(missing_of(pairs)), len(pairs)
+
+    def _session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         def end_of(node: str, port: str) -> SessionEnd:
             states = now.sessions.get(node)
             state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)
             return SessionEnd(node, port, port, state)
 
-        roles = {node.name: node.role for node in self.fabric.nodes}
-        between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
-        ends = [(end_of(*link.a), end_of(*link.b)) for link in between]
-        return [MissingSession(*pair) for pair in ends if not established(*pair)]
-
-    def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """One per link between switches; established when both ends report it."""
-        states = {switch: answer or {} for switch, answer in now.sessions.items()}
-        roles = {node.name: node.role for node in self.fabric.nodes}
-        between = [x for x in self.fabric.links if Role.HOST not in (roles[x.a[0]], roles[x.b[0]])]
-        up = sum(all(states[node].get(port) == bgp.ESTABLISHED for node, port in (x.a, x.b)) for x in between)
-        return up, len(between)
+        switches = {node.name for node in self.fabric.switches}
+        between = [link for link in self.fabric.links if {link.a[0], link.b[0]} <= switches]
+        return [(end_of(*link.a), end_of(*link.b)) for link in between]
 
 
 def blueprint_from(wanted: Source) -> Blueprint:

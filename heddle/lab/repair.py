@@ -8,21 +8,21 @@ hosts are applied again from the topology. Routes of switches return by themselv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
+from heddle.base.valuetext import some_of
 from heddle.fabric.model import Node, Port
 from heddle.kernel.carrier import down_ports
 from heddle.lab import health
-from heddle.lab.linkfaults import reinstall_faults
-from heddle.lab.onpurpose import taken_down
-from heddle.lab.requeue import own_queues
-from heddle.lab.runfaults import end_run_faults
+from heddle.lab.impairments import end_run_faults, reinstall_faults
+from heddle.lab.requested import Requested
 from heddle.lab.snapshot import LabPart
+from heddle.lab.thresholds import own_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 from heddle.switch.pfc import control as pfc
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 STEP: Final = "repair"
-_SHOWN: Final = 4  # ports in one line
 _END_S: Final = 30.0
 # File name of the scripts that start a node's daemons, in rendered and in imported labs.
 _START_SCRIPT: Final = "start.sh"
@@ -100,7 +99,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
 def _check_repairable(lab: Lab) -> None:
     """MachineError for faults that only `down` and `up` can fix."""
     recreate = f"./inv down {lab.name}, then up again: this cannot be repaired"
-    lost = lab.runtime.missing_nodes(lab.name, lab.topology)
+    lost = lab.missing_nodes()
     found = [Problem(each.where, each.what, each.why, recreate) for each in lost]
     if not found:
         roots = lab.snapshot(LabPart.ROOTS).foreign_roots
@@ -115,9 +114,9 @@ def _check_repairable(lab: Lab) -> None:
 
 def _links(lab: Lab) -> list[str]:
     """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
-    if not lab.made.rendered:
+    if not lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
-    kept, repaired = taken_down(lab.dir), []
+    kept, repaired = Requested.read(lab.dir).down, []
     for node in lab.fabric.nodes:
         down = down_ports(lab.handle(node.name))
         ports = [port for port in node.ports if down.get(port.name) and port.ref not in kept]
@@ -165,7 +164,7 @@ def _ports(lab: Lab) -> list[str]:
                 why.setdefault(" and ".join(parts), []).append(port.ref)
     if broken:
         install.reinstall(lab.fabric, lab.handles(), broken, own_queues(lab))
-    return [f"{_named(refs)}: {parts} installed again" for parts, refs in why.items()]
+    return [f"{some_of(refs)}: {parts} installed again" for parts, refs in why.items()]
 
 
 def _daemons(lab: Lab) -> list[str]:
@@ -195,9 +194,3 @@ def _left(lab: Lab) -> tuple[str, ...]:
     """Links and switches that are down or drained on purpose, in lines."""
     now = lab.snapshot(health.parts(lab))
     return tuple(f"{each.where}: {each.what} {each.why}" for each in health.down_or_drained(lab, now))
-
-
-def _named(refs: Iterable[str]) -> str:
-    names = list(refs)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -1,16 +1,23 @@
-"""BGP sessions that are not established: both ends, their states, and the cause as kernels and daemons report it.
+"""BGP sessions that are not established, and IGP adjacencies that are not up.
 
-In:  the sessions that are missing (Blueprint.missing_sessions), and readings that may explain them.
-Out: MissingSession. A cause is stated only where a reading shows it; otherwise it is empty.
+In:  the sessions that are missing (Blueprint.missing_sessions), and readings that may explain them; or the daemons of a
+switch.
+Out: MissingSession: both ends, their states, and the cause. A cause is stated only where a reading shows it; otherwise
+it is empty. Adjacency: one per neighbour that is not usable, and per port without a neighbour, as OSPF and IS-IS
+daemons report them. Only ports that lead to a switch count. The formats are FRR's JSON, from release 8 on
+(ospf_vty.c, ospf6_neighbor.c, isis_adjacency.c).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from heddle.lab.daemons import ESTABLISHED, BgpPeer
+from heddle.base.problems import MachineError
+from heddle.fabric.model import Node
+from heddle.lab.daemons import ESTABLISHED, BgpPeer, Daemons
 
 NO_ANSWER: Final = "no answer"
 NOT_CONFIGURED: Final = "not configured"
@@ -109,9 +116,9 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
     for end, peer in zip(ends, peers, strict=True):
         if peer is not None and peer.shut:
             return f"it is shut down at {end.node} (neighbor {end.peer} shutdown)"
-    mine, theirs = peers
-    if mine is not None and theirs is not None:
-        for end, near, far, there in ((each.a, mine, theirs, each.b), (each.b, theirs, mine, each.a)):
+    peer_a, peer_b = peers
+    if peer_a is not None and peer_b is not None:
+        for end, near, far, there in ((each.a, peer_a, peer_b, each.b), (each.b, peer_b, peer_a, each.a)):
             if near.remote_as and far.local_as and near.remote_as != far.local_as:
                 return f"AS mismatch: {end.node} expects AS {near.remote_as}, {there.node} has AS {far.local_as}"
     for end, peer in zip(ends, peers, strict=True):
@@ -123,6 +130,115 @@ def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None
     return ""
 
 
-def established(*ends: SessionEnd) -> bool:
-    """True when all of these ends report an established session."""
-    return all(end.state == ESTABLISHED for end in ends)
+def missing_of(pairs: Iterable[tuple[SessionEnd, SessionEnd]]) -> list[MissingSession]:
+    """Sessions that an end reports as not established, without causes. An end that is not asked does not count."""
+    return [MissingSession(*pair) for pair in pairs if {end.state for end in pair} - {ESTABLISHED, NOT_ASKED}]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjacency:
+    """One end of an adjacency that is not up. port: `rtsw1:eth1`; neighbour: as the protocol names it, or empty."""
+
+    port: str
+    protocol: str
+    neighbour: str
+    why: str
+
+    @property
+    def what(self) -> str:
+        """`OSPF neighbour 10.0.0.2`."""
+        return f"{self.protocol} neighbour {self.neighbour}" if self.neighbour else self.protocol
+
+    def text(self) -> str:
+        """`rtsw1:eth1 OSPF neighbour 10.0.0.2 is in Init, dead interval 40 s`."""
+        return f"{self.port} {self.what} {self.why}"
+
+
+def pending(daemons: Daemons, switch: Node) -> list[Adjacency]:
+    """The switch's adjacencies that are not up, by port; empty where no IGP runs or its daemon does not answer."""
+    expected = daemons.expected(switch.name)
+    between = {port.name for port in switch.ports if not daemons.fabric.leads_to_host(port)}
+    found: list[Adjacency] = []
+    for daemon, read in _READERS.items():
+        if daemon not in expected and daemons.vty(switch.name, daemon) is None:
+            continue
+
+        def ask(command: str, daemon: str = daemon) -> Mapping[str, Any]:
+            text = daemons.answer(switch.name, daemon, command)
+            data = json.loads(text) if text.lstrip().startswith("{") else {}
+            return data if isinstance(data, dict) else {}
+
+        try:
+            rows = [row for row in read(ask) if row.port in between]
+        except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # the daemon has not started yet, or its release has another format
+        found += [Adjacency(f"{switch.name}:{row.port}", row.protocol, row.neighbour, row.why) for row in rows]
+    order = [f"{switch.name}:{port.name}" for port in switch.ports]
+    return sorted(found, key=lambda each: order.index(each.port))
+
+
+Ask = Callable[[str], Mapping[str, Any]]
+
+
+def _ospf(ask: Ask) -> Iterator[Adjacency]:
+    """RFC 2328: on a broadcast network no neighbour becomes Full before a designated router is elected. The election
+    takes as long as the dead interval; until then the interface is Waiting.
+    """
+    neighbours: dict[str, list[tuple[str, str]]] = {}
+    for rows in ask("show ip ospf neighbor json").get("neighbors", {}).values():
+        for row in rows:
+            name = str(row["ifaceName"]).partition(":")[0]
+            state = str(row.get("nbrState", row.get("state", "")))
+            neighbours.setdefault(name, []).append((str(row["ifaceAddress"]), state.partition("/")[0]))
+    for name, interface in ask("show ip ospf interface json").get("interfaces", {}).items():
+        if interface.get("timerPassiveIface") or not interface.get("ospfEnabled", True):
+            continue
+        state = str(interface.get("state", ""))
+        dead, wait = interface.get("timerDeadSecs", 40), interface.get("timerWaitSecs", 40)
+        yield from _judged("OSPF", name, neighbours.get(name, []), state, f"dead interval {dead} s", wait)
+
+
+def _ospf6(ask: Ask) -> Iterator[Adjacency]:
+    neighbours: dict[str, list[tuple[str, str]]] = {}
+    for row in ask("show ipv6 ospf6 neighbor json").get("neighbors", []):
+        state = {"Twoway": "2-Way"}.get(str(row["state"]), str(row["state"]))
+        neighbours.setdefault(str(row["interfaceName"]), []).append((str(row["neighborId"]), state))
+    for name, interface in ask("show ipv6 ospf6 interface json").items():
+        if "ospf6InterfaceState" not in interface:
+            continue
+        state, dead = str(interface["ospf6InterfaceState"]), interface.get("timerIntervalsConfigDead", 40)
+        yield from _judged("OSPFv3", name, neighbours.get(name, []), state, f"dead interval {dead} s", dead)
+
+
+def _judged(
+    protocol: str, port: str, rows: list[tuple[str, str]], interface: str, dead: str, wait: int
+) -> Iterator[Adjacency]:
+    """Neighbours that are not adjacent; two routers that are neither DR nor backup stay in 2-Way (RFC 2328, 10.4)."""
+    if not rows:
+        yield Adjacency(port, protocol, "", f"has no neighbour yet, {dead}")
+    for neighbour, state in rows:
+        if state == "Full" or (state == "2-Way" and interface == "DROther"):
+            continue
+        elects = state == "2-Way" and interface == "Waiting"
+        note = f"the designated router is elected after {wait} s" if elects else dead
+        yield Adjacency(port, protocol, neighbour, f"is in {state}, {note}")
+
+
+def _isis(ask: Ask) -> Iterator[Adjacency]:
+    adjacent: set[str] = set()
+    for area in ask("show isis neighbor json").get("areas", []):
+        for row in area.get("circuits", []):
+            if "adj" not in row:
+                continue
+            adjacent.add(str(row["interface"]))
+            if row["state"] != "Up":
+                yield Adjacency(str(row["interface"]), "IS-IS", str(row["adj"]), f"is in {row['state']}")
+    for area in ask("show isis interface json").get("areas", []):
+        for row in area.get("circuits", []):
+            interface = row.get("interface")
+            name = str(interface["name"] if isinstance(interface, dict) else interface)
+            if interface is not None and name not in adjacent:
+                yield Adjacency(name, "IS-IS", "", "has no neighbour yet")
+
+
+_READERS: Final[Mapping[str, Callable[[Ask], Iterator[Adjacency]]]] = {"ospfd": _ospf, "ospf6d": _ospf6, "isisd": _isis}

@@ -9,7 +9,7 @@ parts are read within milliseconds, but not at one instant: packets pass meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
@@ -24,6 +24,7 @@ from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket
+from heddle.lab.daemons import Daemons
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
@@ -56,15 +57,6 @@ _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
 
 class NotReadError(RuntimeError):
     """A part of a snapshot is used that was not requested: a defect of Heddle, not a user's error."""
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonQuestions:
-    """Functions that ask the daemons of a lab's switches, by switch name. None: bgpd does not answer."""
-
-    sessions: Callable[[str], Mapping[str, str] | None]
-    drained: Callable[[str], bool]
-    silent: Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +196,12 @@ def take(
     fabric: Fabric,
     handles: Mapping[str, NodeHandle],
     parts: LabPart,
-    questions: DaemonQuestions | None = None,
+    daemons: Daemons | None = None,
     *,
     nodes: Collection[str] | None = None,
     keep_errors: bool = False,
 ) -> Snapshot:
-    """Read a lab once. nodes: all by default. questions: needed for the parts that daemons report.
+    """Read a lab once. nodes: all by default. daemons: needed for the parts that they report.
 
     HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
     """
@@ -218,9 +210,9 @@ def take(
     found = {node.name: reading.kernel(node) for node in chosen if node.role is Role.SWITCH or LabPart.ROOTS in parts}
     switches = [node for node in chosen if node.role is Role.SWITCH]
     if parts & _OF_DAEMONS:
-        if questions is None:
+        if daemons is None:
             raise ValueError("this lab has no daemons to ask")
-        found |= _asked([found[node.name] for node in switches], parts, questions)
+        found |= _asked([found[node.name] for node in switches], parts, daemons)
     return reading.finished(found, switches)
 
 
@@ -308,15 +300,15 @@ def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
     return {number: count for number, count in sums.items() if count}
 
 
-def _asked(found: Collection[NodeSnapshot], parts: LabPart, questions: DaemonQuestions) -> dict[str, NodeSnapshot]:
+def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) -> dict[str, NodeSnapshot]:
     """Ask the daemons of all switches."""
 
     def ask(node: NodeSnapshot) -> NodeSnapshot:
         return replace(
             node,
-            sessions=questions.sessions(node.node) if LabPart.SESSIONS in parts else None,
-            drained=questions.drained(node.node) if LabPart.DRAINED in parts else None,
-            silent=questions.silent(node.node) if LabPart.SILENT in parts else None,
+            sessions=daemons.sessions(node.node) if LabPart.SESSIONS in parts else None,
+            drained=daemons.drained(node.node) if LabPart.DRAINED in parts else None,
+            silent=daemons.silent(node.node) if LabPart.SILENT in parts else None,
         )
 
     from concurrent.futures import ThreadPoolExecutor  # it imports `logging`, and few verbs ask daemons

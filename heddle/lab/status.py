@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from heddle.base import state
-from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab import health
+from heddle.lab.impairments import fault_lines
 from heddle.lab.lab import Lab
-from heddle.lab.linkfaults import fault_lines
 from heddle.lab.opening import open_lab
 from heddle.lab.sessions import MissingSession, SessionCauses, explained
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -75,15 +75,15 @@ def _status(name: str) -> LabStatus:
     try:
         lab = open_lab(name)
         record = state.read_record(name)
-        lost = lab.runtime.missing_nodes(name, lab.topology)
+        lost = lab.missing_nodes()
         # Where nodes are missing, other faults follow from that. The daemons of the others can still be asked.
-        more = LabPart(0) if lost else health.parts(lab) | lab.made.gap_parts
+        more = LabPart(0) if lost else health.parts(lab) | lab.blueprint.gap_parts
         now = lab.snapshot(LabPart.SESSIONS | more)
         faults = lost or health.problems(lab, now)
-        missing = lost or lab.made.gaps(now)
+        missing = lost or lab.blueprint.gaps(now)
         sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
-        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=_lines(error.problems))
+        return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
     return LabStatus(
         lab=name,
         runtime=lab.runtime.name,
@@ -92,9 +92,9 @@ def _status(name: str) -> LabStatus:
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
-        bgp=BgpStatus(*lab.made.sessions(now)),
+        bgp=BgpStatus(*lab.blueprint.sessions(now)),
         source=record.source if record else "",
-        faults=_lines(faults),
+        faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
     )
@@ -102,13 +102,9 @@ def _status(name: str) -> LabStatus:
 
 def _missing_sessions(lab: Lab, now: Snapshot, stopped: Sequence[str]) -> tuple[MissingSession, ...]:
     """Missing sessions with their causes, which are read only if one is missing. stopped: nodes not running."""
-    found = lab.made.missing_sessions(now)
+    found = lab.blueprint.missing_sessions(now)
     if not found:
         return ()
     running = [node.name for node in lab.fabric.nodes if node.name not in stopped]
     seen = lab.snapshot(LabPart.CARRIER | LabPart.SILENT, running)
-    return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.bgp_peers)
-
-
-def _lines(problems: Sequence[Problem]) -> tuple[str, ...]:
-    return tuple(str(problem).partition("\n")[0] for problem in problems)
+    return explained(found, SessionCauses(stopped, seen.down, seen.silent), lab.daemons.peers)

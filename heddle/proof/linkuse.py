@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heddle.fabric.below import ports_above
 from heddle.fabric.model import Fabric, Node, Port
+from heddle.fabric.wiring import ports_above
 from heddle.proof.evidence import Evidence
 from heddle.traffic.flow import Flow
 
@@ -22,7 +22,7 @@ from heddle.traffic.flow import Flow
 class LinkUse:
     """A switch's egress port: the proven flows on it, their packets and bytes, and all other traffic.
 
-    uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/below.py). rate_bps: 0 if not known.
+    uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/wiring.py). rate_bps: 0 if not known.
     run_s: seconds of the run; None if not known, and before a run.
     """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import HeddleError
-from heddle.lab.requeue import wanted_policies
+from heddle.lab.thresholds import wanted_policies
 from heddle.runs.queueuse import QueueTotals, QueueUse, labels_of, use_of
 from heddle.runs.series import Sampler, Series
 from heddle.runs.seriesfile import Recorded, write_series

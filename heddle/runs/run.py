@@ -33,10 +33,9 @@ from heddle.host import capacity as machine
 from heddle.host.saturation import Phase
 from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
+from heddle.lab.impairments import extra_delay_ns, faults_for_run, faults_on
 from heddle.lab.lab import Lab
-from heddle.lab.linkfaults import extra_delay_ns
 from heddle.lab.rehash import label
-from heddle.lab.runfaults import faults_for_run, faults_on
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
 from heddle.runs.admissionuse import AdmissionUse

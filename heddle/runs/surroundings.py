@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
-from heddle.lab.requeue import own_settings
+from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.readable import UnreadableError, read_object
 

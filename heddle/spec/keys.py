@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic_core import PydanticCustomError
 
-from heddle.base.units import parse_duration, parse_rate, parse_size
+from heddle.base.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 
 
 def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
@@ -43,8 +43,10 @@ def parsed(parser: Any) -> BeforeValidator:
 
 
 Size = Annotated[int, parsed(parse_size)]
-Rate = Annotated[int, parsed(parse_rate)]
-Duration = Annotated[int, parsed(parse_duration)]  # nanoseconds
+# A fabric file requires a unit for rates and durations, so plain data has it too.
+Rate = Annotated[int, parsed(parse_rate), PlainSerializer(format_rate, when_used="json")]
+# Nanoseconds.
+Duration = Annotated[int, parsed(parse_duration), PlainSerializer(format_duration, when_used="json")]
 
 
 class Strict(BaseModel):

@@ -1,25 +1,32 @@
-"""Keys below `link` for what a link does to packets: `length`, `jitter`, `loss`, `corrupt`, `duplicate`, `reorder`.
+"""Keys below `link` of a fabric file: rates, delays, and what a link does to packets.
 
-In:  plain data, as the rest of the file; one value for all links, or one each for `host` and `fabric`.
-Out: frozen models. Lengths in millimetres, times in nanoseconds on hardware, one way; shares of packets from 0 to 1.
+In:  plain data, as the rest of the file. `delay`, `length` and each kind of impairments.py take one value for all
+links, or one each for `host` and `fabric`.
+Out: LinkSpec, frozen. Rates in bit/s, lengths in millimetres, times in nanoseconds on hardware, one way; shares of
+packets from 0 to 1.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, PlainSerializer, create_model, model_validator
 
 from heddle.base.units import format_duration, parse_duration, parse_share
-from heddle.spec.keys import Strict, wrong
+from heddle.spec.impairments import KINDS, LONGEST_NS
+from heddle.spec.keys import Rate, Size, Strict, at, wrong
 
-NS_PER_M: Final = 5  # light in glass: 1 / (2/3 of its speed in vacuum)
-_LONGEST_M: Final = 200_000
-LONGEST_NS: Final = NS_PER_M * _LONGEST_M  # of a delay or jitter on hardware: 1 ms
+SLOWEST_BPS: Final = 10**6
+FASTEST_BPS: Final = 10**10
+SHAPE: Final = "shape"
+_NS_PER_M: Final = 5  # light in glass: 1 / (2/3 of its speed in vacuum)
+_LONGEST_M: Final = LONGEST_NS // _NS_PER_M
 _LENGTH: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(k?m)\s*")
+
+T = TypeVar("T")
 
 
 def _zero(value: Any) -> bool:
@@ -46,25 +53,31 @@ def format_length(length: int) -> str:
 
 def delay_of_length(length: int) -> int:
     """Nanoseconds that light takes through a cable of so many millimetres, rounded; at least 1 for any length."""
-    return max(1, round(Fraction(length * NS_PER_M, 1000))) if length else 0
+    return max(1, round(Fraction(length * _NS_PER_M, 1000))) if length else 0
 
 
-def read_jitter(value: Any) -> int:
-    """0 or a duration."""
+def _read_time(value: Any, hint: str, hint_above: str) -> int:
+    """0 or a duration. hint_above: for one that is too long."""
     if _zero(value):
         return 0
-    hint = "write the jitter on hardware as 100ns or 1us; or 0"
     try:
-        jitter = parse_duration(value)
+        found = parse_duration(value)
     except ValueError as error:
         raise wrong(str(error).partition("; ")[0], hint) from None
-    if jitter > LONGEST_NS:
-        raise wrong(f"is above {format_duration(LONGEST_NS)}", hint)
-    return jitter
+    if found > LONGEST_NS:
+        raise wrong(f"is above {format_duration(LONGEST_NS)}", hint_above)
+    return found
 
 
-def read_share(value: Any) -> float:
-    """A share of packets."""
+def read_delay(value: Any) -> int | Literal["shape"]:
+    """`shape`, 0, or a duration."""
+    if value == SHAPE:
+        return "shape"
+    hint_above = "write the delay on hardware: Heddle multiplies it by k; try 1us, or shape"
+    return _read_time(value, "write a delay on hardware as 500ns or 1us; or 0, or shape", hint_above)
+
+
+def _read_share(value: Any) -> float:
     try:
         return parse_share(value)
     except ValueError as error:
@@ -72,37 +85,32 @@ def read_share(value: Any) -> float:
         raise wrong(why, hint) from None
 
 
-Length = Annotated[int, BeforeValidator(read_length)]
-Jitter = Annotated[int, BeforeValidator(read_jitter)]
-Share = Annotated[float, BeforeValidator(read_share)]
+def _time_reader(key: str) -> Callable[[Any], int]:
+    hint = f"write the {key} on hardware as 100ns or 1us; or 0"
+    return lambda value: _read_time(value, hint, hint)
 
 
-class LengthSpec(Strict):
-    """Lengths of cables, from which the delay follows."""
-
-    host: Length = 0
-    fabric: Length = 0
-
-
-class JitterSpec(Strict):
-    """How much the delay varies, up and down."""
-
-    host: Jitter = 0
-    fabric: Jitter = 0
+_DURATION: Final = PlainSerializer(
+    lambda value: format_duration(value) if isinstance(value, int) else value, when_used="json"
+)
+Delay = Annotated[int | Literal["shape"], BeforeValidator(read_delay), _DURATION]
+Length = Annotated[int, BeforeValidator(read_length), PlainSerializer(format_length, when_used="json")]
 
 
-class ShareSpec(Strict):
-    """A share of packets."""
+class PerLink(Strict, Generic[T]):
+    """One value for links of hosts, and one for links between switches."""
 
-    host: Share = 0.0
-    fabric: Share = 0.0
+    host: T
+    fabric: T
 
 
-def _one_for_all(read: Callable[[Any], Any]) -> BeforeValidator:
-    """One value is for every link."""
+def _one_for_all(read: Callable[[Any], Any], default: Any) -> BeforeValidator:
+    """One value is for every link; of two values, one that is not given has the default."""
 
     def spread(value: Any) -> Any:
-        if isinstance(value, dict | Strict):
+        if isinstance(value, dict):
+            return {"host": default, "fabric": default, **value}
+        if isinstance(value, Strict):
             return value
         read(value)  # an error then names the whole key, not `host` and `fabric`
         return {"host": value, "fabric": value}
@@ -110,6 +118,67 @@ def _one_for_all(read: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(spread)
 
 
-LinkLength = Annotated[LengthSpec, _one_for_all(read_length)]
-LinkJitter = Annotated[JitterSpec, _one_for_all(read_jitter)]
-LinkShare = Annotated[ShareSpec, _one_for_all(read_share)]
+def _impairments() -> Mapping[str, Any]:
+    """Key -> type and default, for each kind but the delay, which all fabrics have."""
+    found: dict[str, Any] = {}
+    for key, kind in KINDS.items():
+        if key == "delay":
+            continue
+        if kind.unit == "time":
+            read: Callable[[Any], Any] = _time_reader(key)
+            value_type: Any = Annotated[int, BeforeValidator(read), _DURATION]
+        else:
+            read, value_type = _read_share, Annotated[float, BeforeValidator(_read_share)]
+        none = 0 if kind.unit == "time" else 0.0
+        pair: Any = PerLink[value_type]
+        found[key] = (Annotated[pair, _one_for_all(read, none)], pair(host=none, fabric=none))
+    return found
+
+
+_LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]
+
+
+class _Links(Strict):
+    """Rates in bit/s of a frame's bytes from Ethernet header to ICRC; mtu is the IP MTU in bytes."""
+
+    host: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
+    fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
+    mtu: Size = Field(default=4200, ge=1280, le=65535)
+    # Of the hardware, one way; multiplied by k here.
+    delay: Annotated[PerLink[Delay], _one_for_all(read_delay, SHAPE)] = PerLink[Delay](host=SHAPE, fabric=SHAPE)
+    # Of the cable: another way to write its delay.
+    length: Annotated[PerLink[Length], _one_for_all(read_length, 0)] = PerLink[Length](host=0, fabric=0)
+    delay_at: Literal["host", "link"] = "host"  # link: by netem, behind each port's queue
+
+
+if TYPE_CHECKING:
+    _ImpairedLinks = _Links
+else:
+    _ImpairedLinks = create_model("_ImpairedLinks", __base__=_Links, **_impairments())
+
+
+class LinkSpec(_ImpairedLinks):
+    """The group `link`; a key for each kind of fault is between `delay_at` and `exceptions`."""
+
+    exceptions: dict[str, _LinkRate] = Field(
+        default={}
+    )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
+
+    @model_validator(mode="after")
+    def _delays_agree(self) -> LinkSpec:
+        for word in ("host", "fabric"):
+            if getattr(self.length, word) and getattr(self.delay, word) not in (0, SHAPE):
+                why = "and link.delay both set the delay of these links"
+                hint = "remove one: a cable has 5 ns per metre"
+                raise at(f"link.length.{word}", why, hint, given=[f"link.delay.{word}"])
+        delayed = any((self.length.host, self.length.fabric, self.delay.host, self.delay.fabric))
+        if self.delay_at == "link":
+            if not delayed:
+                raise at("link.delay_at", "has no effect: no link has a delay", "set link.delay or link.length")
+            return self
+        for key in (key for key, kind in KINDS.items() if kind.by == "netem" and key != "delay"):
+            own = getattr(self, key)
+            if own.host or own.fabric:
+                why = "needs packets that wait on the link: link.delay_at is host"
+                raise at(f"link.{key}", why, "set link.delay_at: link", given=["link.delay_at"])
+        return self

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base import resources
 from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, nearest
+from heddle.spec.impairments import KINDS
 
 if TYPE_CHECKING:
     from heddle.spec.schema import FabricSpec
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 _SOME: Final = 8  # a hint names at most so many files
 # Groups of two values, `host` and `fabric`, for which a fabric file may write one value.
-FOR_ALL_LINKS: Final = frozenset(
-    ("link", key) for key in ("delay", "length", "jitter", "loss", "corrupt", "duplicate", "reorder")
-)
+FOR_ALL_LINKS: Final = frozenset(("link", key) for key in ("length", *KINDS))
 _TOPOLOGY: Final = ".clab.yml"  # the end of a containerlab topology's file name
 
 

@@ -1,7 +1,7 @@
 """The key `queues` of a fabric file: classes, buffers, ECN and PFC, and which values are errors.
 
 In:  plain data, as the rest of the file. Out: QueuesSpec, frozen; sizes in bytes, durations in nanoseconds.
-Checks against the rest of the file are made on the built fabric: heddle/fabric/bufferchecks.py.
+Checks against the rest of the file are made on the built fabric: heddle/fabric/checks.py.
 """
 
 from __future__ import annotations

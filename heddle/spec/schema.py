@@ -4,7 +4,7 @@ In:  plain data (`heddle/spec/load.py` reads the YAML and turns errors into prob
 Out: FabricSpec, frozen; each shape adds its keys in heddle/spec/shapes/. Nothing here depends on the machine.
 Checks that need more than one key raise ValueError through `at(path, ...)`, so that the loader can name the key. Here
 are the checks within one group, and those without which no fabric can be built. heddle/fabric/checks.py makes all
-others on the built fabric. `queues` is in queuespec.py, `routing` in routingspec.py.
+others on the built fabric. `link`, `queues` and `routing` are in linkspec.py, queuespec.py and routingspec.py.
 """
 
 from __future__ import annotations
@@ -17,57 +17,13 @@ from pydantic import Field, model_validator
 
 from heddle.base.families import FAMILIES, IPV4, Family, Network, Version
 from heddle.base.units import scale_of
-from heddle.spec.delayspec import SHAPE, DelaySpec, LinkDelay
-from heddle.spec.keys import Rate, Size, Strict, at
-from heddle.spec.linkspec import JitterSpec, LengthSpec, LinkJitter, LinkLength, LinkShare, ShareSpec
+from heddle.spec.keys import Strict, at
+from heddle.spec.linkspec import LinkSpec
 from heddle.spec.queuespec import QueuesSpec
 from heddle.spec.routingspec import RoutingSpec
 
-SLOWEST_BPS: Final = 10**6
 MOST_HOSTS: Final = 2**16 - 1  # a MAC address has two octets for a node's number
 MOST_SWITCHES: Final = 4095  # of a level: each has a block of 4,096 loopbacks
-FASTEST_BPS: Final = 10**10
-
-
-_LinkRate = Annotated[Rate, Field(ge=SLOWEST_BPS, le=FASTEST_BPS)]
-
-
-class LinkSpec(Strict):
-    """Rates in bit/s of a frame's bytes from Ethernet header to ICRC; mtu is the IP MTU in bytes."""
-
-    host: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
-    fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
-    mtu: Size = Field(default=4200, ge=1280, le=65535)
-    delay: LinkDelay = DelaySpec()  # of the hardware, one way; multiplied by k here
-    length: LinkLength = LengthSpec()  # of the cable: another way to write its delay
-    delay_at: Literal["host", "link"] = "host"  # link: by netem, behind each port's queue
-    jitter: LinkJitter = JitterSpec()
-    loss: LinkShare = ShareSpec()
-    corrupt: LinkShare = ShareSpec()
-    duplicate: LinkShare = ShareSpec()
-    reorder: LinkShare = ShareSpec()
-    exceptions: dict[str, _LinkRate] = Field(
-        default={}
-    )  # of a node's links (ctsw2) or a port's (rtsw1:eth3), both ways
-
-    @model_validator(mode="after")
-    def _delays_agree(self) -> LinkSpec:
-        for word in ("host", "fabric"):
-            if getattr(self.length, word) and getattr(self.delay, word) not in (0, SHAPE):
-                why = "and link.delay both set the delay of these links"
-                hint = "remove one: a cable has 5 ns per metre"
-                raise at(f"link.length.{word}", why, hint, given=[f"link.delay.{word}"])
-        delayed = any((self.length.host, self.length.fabric, self.delay.host, self.delay.fabric))
-        if self.delay_at == "link":
-            if not delayed:
-                raise at("link.delay_at", "has no effect: no link has a delay", "set link.delay or link.length")
-            return self
-        for key in ("jitter", "reorder"):
-            own = getattr(self, key)
-            if own.host or own.fabric:
-                why = "needs packets that wait on the link: link.delay_at is host"
-                raise at(f"link.{key}", why, "set link.delay_at: link", given=["link.delay_at"])
-        return self
 
 
 class RoceSpec(Strict):

@@ -305,8 +305,8 @@ def _ours(detail: ErrorDetails, text: str) -> tuple[str, str]:
 
 
 def _boolean(detail: ErrorDetails, text: str) -> tuple[str, str]:
-    said = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower())
-    return "is not true or false", f"did you mean {said}?" if said else ""
+    word = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower())
+    return "is not true or false", f"did you mean {word}?" if word else ""
 
 
 def _quoted(trail: Trail, model: Model, text: str) -> str:

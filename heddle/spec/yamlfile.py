@@ -176,7 +176,7 @@ def _check_depth(text: str, source: str) -> None:
 
 
 # Message of the YAML parser -> hint for the most likely cause.
-_SAID: Final = {
+_HINTS: Final = {
     "mapping values are not allowed": "put a value with ': ' in quotes; if it is a key, check the indentation",
     "expected <block end>": "indent the keys of one group equally",
     "could not find expected ':'": "write a colon and a space between key and value",
@@ -191,16 +191,16 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
     where = _at(source, line)
-    said = (error.problem or "something is not YAML here").strip()
+    message = (error.problem or "something is not YAML here").strip()
     rows = text.splitlines()
     row = rows[line - 1] if line <= len(rows) else ""
-    if "\t" in row[: len(row) - len(row.lstrip())] or "'\\t'" in said:
+    if "\t" in row[: len(row) - len(row.lstrip())] or "'\\t'" in message:
         return Problem(where, "the line", "is indented with a tab, which YAML forbids", "use spaces")
     if isinstance(error, yaml.composer.ComposerError) and "single document" in str(error.context):
         return Problem(where, "the file", "holds more than one document", "keep only the part above ---")
-    hint = next((hint for words, hint in _SAID.items() if words in said), "")
+    hint = next((hint for words, hint in _HINTS.items() if words in message), "")
     shown = f"column {mark.column + 1}" if mark else "the line"
-    return Problem(where, shown, f"is not YAML: {said}", hint)
+    return Problem(where, shown, f"is not YAML: {message}", hint)
 
 
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})

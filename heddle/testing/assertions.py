@@ -15,7 +15,7 @@ from heddle.testing.failuretext import ROWS, failed, host_cpu, many, rest, run_t
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.lab.queuestatus import QueuesResult
+    from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import FlowProof, PathsResult
     from heddle.runs.results import RunResult
 
@@ -82,7 +82,7 @@ def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
     A RunResult covers the run, a QueuesResult the test, a PathsResult the packets whose paths it proves.
     """
     __tracebackhide__ = True
-    from heddle.lab.queuestatus import QueuesResult
+    from heddle.lab.queues import QueuesResult
     from heddle.runs.results import RunResult
 
     if isinstance(subject, RunResult):
@@ -159,14 +159,14 @@ def assert_converged(lab: Lab, *, within: float = 30.0, degraded: bool = False) 
 
 def _unconverged(lab: Lab, within: float, *, degraded: bool) -> list[str]:
     """Faults after the wait, one line each: first links, daemons and queues, because routes depend on them."""
-    from heddle.lab import faults, health
+    from heddle.lab import health, outages
 
     if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
         return _lines(lost)
     late: tuple[Problem, ...] = ()
     try:
         if degraded:
-            faults.wait(lab, within)
+            outages.wait(lab, within)
         else:
             lab.wait(timeout=within)
     except CheckError as error:

@@ -14,7 +14,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.lab.queuestatus import QueueRow, QueuesResult
+    from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
     from heddle.traffic.options import RunArguments
@@ -82,7 +82,7 @@ class QueuesCall:
     """`heddle_queues()`: every port and class, counted since the test began."""
 
     def __init__(self, lab: Lab) -> None:
-        from heddle.lab.queuestatus import read_queues
+        from heddle.lab.queues import read_queues
 
         self._lab = lab
         # A reset sets all counters to 0 but those that depths are computed from.
@@ -93,7 +93,7 @@ class QueuesCall:
 
     def __call__(self) -> QueuesResult:
         """One reading."""
-        from heddle.lab.queuestatus import read_queues
+        from heddle.lab.queues import read_queues
 
         result = read_queues(self._lab)
         return replace(result, rows=tuple(map(self._since, result.rows)))

@@ -67,10 +67,10 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
 
 
 def _undo(lab: Lab) -> None:
-    from heddle.lab.faults import undo_all
-    from heddle.lab.linkfaults import restore_faults
+    from heddle.lab.impairments import restore_faults
+    from heddle.lab.outages import undo_all
     from heddle.lab.rehash import restore_hashing
-    from heddle.lab.requeue import restore_queues
+    from heddle.lab.thresholds import restore_queues
 
     restore_hashing(lab)
     restore_queues(lab)

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypedDict, get_args
 
 from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
-from heddle.fabric.faultwords import parse_run_faults
+from heddle.spec.impairments import parse_run_faults
 from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
 from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.tables import table
 
 if TYPE_CHECKING:
-    from heddle.lab.linkfaults import PortFault
+    from heddle.lab.impairments import PortFault
 
 _COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
 _LEGEND: Final = (

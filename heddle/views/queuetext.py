@@ -9,8 +9,8 @@ from heddle.base.tables import table
 from heddle.base.units import format_bytes, format_rate, round_up, shown
 
 if TYPE_CHECKING:
-    from heddle.lab.queuestatus import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow
-    from heddle.lab.requeue import QueueSetting
+    from heddle.lab.queues import Headroom, QueueRow, QueuesResult, Reactions, SwitchRow
+    from heddle.lab.thresholds import QueueSetting
 
 PORTS: Final = (
     "port",

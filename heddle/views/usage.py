@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.fabric.below import ports_above
 from heddle.fabric.model import Fabric
+from heddle.fabric.wiring import ports_above
 from heddle.proof.linkuse import nics_of
 from heddle.views.linkloads import LinkLoad
 

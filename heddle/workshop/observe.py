@@ -20,7 +20,7 @@ from heddle.workshop.condition import Condition, Fact, number_of
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
-    from heddle.lab.queuestatus import QueuesResult
+    from heddle.lab.queues import QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.runrecord import RunRecord
     from heddle.workshop.unitspec import StepSpec
@@ -97,7 +97,7 @@ class UnitLab:
 
     def queues(self) -> QueuesResult:
         """Every queue, counted since `up` or since ./inv queues reset."""
-        from heddle.lab.queuestatus import read_queues
+        from heddle.lab.queues import read_queues
 
         return read_queues(self.lab)
 
@@ -191,12 +191,12 @@ def _bgp(where: UnitLab, step: StepSpec) -> Seen:
         names = [each.name for each in where.lab.fabric.switches]
         raise InputError(Problem("lab.yml", f"of.switch: {switch}", "is no switch of it", did_you_mean(switch, names)))
     there = f"{switch}:{port}"
-    peers = where.lab.bgp_peers(switch)
+    peers = where.lab.daemons.peers(switch)
     if peers is None:
         hint = f"./inv up --repair --name {where.lab.name}"
         raise MachineError(Problem(switch, "bgpd", "does not answer", hint))
     local = next((peer.local_as for peer in peers.values() if peer.local_as), 0)
-    other = where.lab.bgp_peers(node.port(port).peer_node) or {}
+    other = where.lab.daemons.peers(node.port(port).peer_node) or {}
     peer_as = next((peer.local_as for peer in other.values() if peer.local_as), 0)
     facts: dict[str, Fact] = {"state": "not configured", "up": False, "remote_as": 0, "shut": False, "reset": ""}
     facts |= {"local_as": local, "peer_as": peer_as}
@@ -270,7 +270,7 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
     A value is that of ./inv queues set, or else of the fabric file.
     """
     from heddle.fabric.policydata import queues_as_file
-    from heddle.lab.requeue import own_queues
+    from heddle.lab.thresholds import own_queues
 
     pattern = str(step.of.get("switch", "*"))
     names = [node.name for node in where.lab.fabric.switches if fnmatchcase(node.name, pattern)]
@@ -289,7 +289,7 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
 
 def _fabric(where: UnitLab, step: StepSpec) -> Seen:
     """Keys of the fabric file that runs, by their dotted paths."""
-    flat = flattened(where.lab.made.spec_data())
+    flat = flattened(where.lab.blueprint.spec_data())
     facts: dict[str, Fact] = {}
     for key in step.facts:
         if key not in flat:

@@ -18,7 +18,7 @@ from heddle.fabric.policy import HashOptions
 from heddle.kernel.libbpf import ensure_bpffs
 from heddle.lab import lifecycle as labs
 from heddle.lab.opening import open_lab
-from heddle.lab.queuestatus import reactions_of
+from heddle.lab.queues import reactions_of
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
 from heddle.switch.pfc.gates import Gates

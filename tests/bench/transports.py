@@ -10,14 +10,14 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
+from heddle.lab import impairments
 from heddle.lab import lifecycle as labs
-from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 
 from . import Figure, at_least, at_most
@@ -60,9 +60,9 @@ def _ran(lab: Lab, observer: Observer, **options: object) -> tuple[RunResult, fl
 def _losses(lab: Lab, observer: Observer) -> Iterator[Figure]:
     found: dict[str, float] = {}
     for name, options in _KINDS.items():
-        linkfaults.set_fault(lab, [_LOSSY], LinkFault(loss=_LOSS))
+        impairments.set_fault(lab, [_LOSSY], LinkFault(loss=_LOSS))
         result, share = _ran(lab, observer, **{**_PAIR, **options})
-        linkfaults.clear_faults(lab)
+        impairments.clear_faults(lab)
         found[name] = share
         again = sum(flow.counters["retransmitted"] for flow in result.flows)
         lost = result.queues.drops.get("fault", 0) if result.queues is not None else 0

@@ -11,9 +11,9 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.faults import state_of, undo_all
 from heddle.lab.lab import Lab
-from heddle.lab.queuestatus import read_queues
+from heddle.lab.outages import state_of, undo_all
+from heddle.lab.queues import read_queues
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
@@ -140,7 +140,7 @@ def test_a_link_goes_down_and_up_by_the_keyboard(browser: Browser, server: WebCl
         browser.press("ENTER")
         wait_long(browser, "document.querySelector('#link-outcome').textContent.includes('rtsw2:eth3 is down')")
         assert state_of(lab).dead == ("rtsw2:eth3",)
-        assert (lab.neighbours("rtsw2") or {})["eth3"] != ESTABLISHED
+        assert (lab.daemons.sessions("rtsw2") or {})["eth3"] != ESTABLISHED
         browser.wait_for("document.querySelectorAll('#drawing .half.down').length === 2")
         browser.wait_for("document.querySelector('#total-bgp').textContent === '31 of 32'")
         browser.wait_for("document.querySelector('#link-button').textContent === 'Set link up'")

@@ -44,7 +44,7 @@ def test_an_image_that_starts_frr_is_left_to_it(
     try:
         lab = life.up(import_topology(path, "containerlab", name), runtime="containerlab").lab
         assert isinstance(lab.runtime, ContainerlabRuntime)
-        assert lab.made.sessions(lab.snapshot(LabPart.SESSIONS)) == (4, 4)
+        assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (4, 4)
         listed = lab.output("leaf-1", ["ps", "-eo", "comm"]).split()
         assert [listed.count(daemon) for daemon in ("zebra", "bgpd", "watchfrr")] == [1, 1, 1]
         assert str(lab.fabric.by_name["leaf-1"].port("eth1").address) == "10.0.1.1/31"

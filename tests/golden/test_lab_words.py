@@ -82,7 +82,7 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
 def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[str, str], None]) -> None:
     """In `status`, in `validate`, and in the head of a run."""
     tiny = load_fabric("tiny")
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=tiny.fabric, made=blueprint_from(tiny)))
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=tiny.fabric, blueprint=blueprint_from(tiny)))
     stray: Stray = {
         "rtsw1": {"10.0.1.1/32": hops("eth2"), "10.0.0.0/16": hops("eth1", "eth2")},
         "ctsw1": {"10.0.1.1/32": ()},

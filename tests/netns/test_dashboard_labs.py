@@ -15,8 +15,8 @@ from heddle.base.process import run as command
 from heddle.dashboard import labwatch
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import undo_all
-from heddle.lab.queuestatus import read_queues
+from heddle.lab.outages import undo_all
+from heddle.lab.queues import read_queues
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions

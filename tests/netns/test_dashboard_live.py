@@ -27,12 +27,12 @@ from heddle.dashboard.metrics import NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.faults import state_of, undo_all
 from heddle.lab.lab import Lab
-from heddle.lab.queuestatus import read_queues
+from heddle.lab.outages import state_of, undo_all
+from heddle.lab.queues import read_queues
 from heddle.lab.repair import repair
-from heddle.lab.requeue import set_queues
 from heddle.lab.status import status
+from heddle.lab.thresholds import set_queues
 from heddle.runs.history import History
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
@@ -180,7 +180,7 @@ def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
         assert (status_code, action["state"]) == (202, "running")
         done = viewer.wait_for("action", lambda found: found["state"] != "running")
         assert (done["state"], done["text"][:18]) == ("done", "ctsw1:eth1 is down")
-        assert (lab.neighbours("ctsw1") or {})["eth1"] != ESTABLISHED
+        assert (lab.daemons.sessions("ctsw1") or {})["eth1"] != ESTABLISHED
         assert state_of(lab).dead == ("ctsw1:eth1",)
         found = viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 3)
         assert found["totals"]["links_down"] == 1
@@ -194,7 +194,7 @@ def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
         assert done["state"] == "done"
         viewer.wait_for("update", lambda found: found.get("totals", {}).get("established") == 4)
         assert state_of(lab).dead == ()
-        assert (lab.neighbours("ctsw1") or {})["eth1"] == ESTABLISHED
+        assert (lab.daemons.sessions("ctsw1") or {})["eth1"] == ESTABLISHED
     finally:
         undo_all(lab, 60)
 

@@ -17,8 +17,8 @@ from heddle.base.problems import CheckError
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import link_down
 from heddle.lab.status import status
 from heddle.runs.history import History
 from heddle.runs.past import paths_of

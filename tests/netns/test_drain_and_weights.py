@@ -9,8 +9,8 @@ from heddle.fabric.ucmp import RELEASES, weights_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab.convergence import ExpectedRoutes, gaps
-from heddle.lab.faults import drain, link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import drain, link_down
 from heddle.lab.snapshot import LabPart
 from tests.conftest import FabricLab
 

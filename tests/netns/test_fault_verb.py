@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from heddle.lab import linkfaults
+from heddle.lab import impairments
 from heddle.lab.lab import Lab
 from heddle.switch.links import delaylines
 from tests.typed import typed
@@ -36,7 +36,7 @@ WRONG: Final = (
 @pytest.fixture(autouse=True)
 def cleared(tiny: Lab) -> Iterator[None]:
     yield
-    linkfaults.clear_faults(tiny)
+    impairments.clear_faults(tiny)
 
 
 def fault(lab: Lab, *words: str) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_fault_is_set_on_one_direction_listed_with_counters_replaced_and_clear
     assert set(counts) == {"packets", "lost", "corrupted", "duplicated", "delayed", "waiting"}
     assert [each["fault"] for each in fault(tiny, "rtsw1:eth1", "--corrupt", "1/100")] == [{"corrupt": 0.01}]
     assert fault(tiny, "--clear") == []
-    assert linkfaults.read_faults(tiny) == []
+    assert impairments.read_faults(tiny) == []
 
 
 def test_both_sets_and_clears_the_two_directions_of_a_link_and_no_other(tiny: Lab) -> None:
@@ -93,7 +93,7 @@ def test_wrong_words_are_explained_and_nothing_is_set(tiny: Lab, golden: Callabl
         done = typed("fault", *words.split(), "--lab", tiny.name)
         assert (done.returncode, done.stdout) == (2, "")
         said.append(f"./inv fault {words}\n{done.stderr}".replace(tiny.name, "tiny"))
-    assert linkfaults.read_faults(tiny) == []
+    assert impairments.read_faults(tiny) == []
     golden("runs/fault_verb.log", "\n".join(said))
 
 

@@ -17,8 +17,8 @@ from heddle.forecast.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import drain, link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.past import paths_of
 from heddle.runs.run import run

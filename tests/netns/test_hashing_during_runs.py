@@ -68,6 +68,6 @@ def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:
 
 
 def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(lab: Lab) -> None:
-    with state.lock(lab.name, state.HASHING), pytest.raises(InputError, match="is being worked on by another Heddle"):
+    with state.lock(lab.name, state.CHANGES), pytest.raises(InputError, match="is being worked on by another Heddle"):
         life.down(lab.name)
     assert open_lab(lab.name).fabric == lab.fabric

@@ -19,9 +19,9 @@ from heddle.base.units import format_rate
 from heddle.cli.completion import candidates
 from heddle.cli.program import main
 from heddle.fabric.model import Role
-from heddle.lab.faults import link_down
 from heddle.lab.inventory import read_inventory
 from heddle.lab.lab import Lab
+from heddle.lab.outages import link_down
 from heddle.lab.status import LabStatus, status
 from heddle.views.inventorytext import lab_text, nodes_text
 from tests.machine import patience

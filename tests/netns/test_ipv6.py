@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from heddle.base.events import Silent
+from heddle.base.process import run as run_command
 from heddle.checks.validate import validate
 from heddle.endpoints.nic.nic import announce
 from heddle.fabric.fabricfile import load_fabric
@@ -17,8 +18,8 @@ from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture
-from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_exact, set_hashing
 from heddle.lab.tapped import find_ports
 from heddle.runs.past import paths_of
@@ -149,6 +150,17 @@ def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
         hops = read_fib(six.handle("rtsw1"), 6).lookup(int(six.fabric.by_name["host3"].ports[0].address.ip))  # type: ignore[union-attr]
         assert [hop.port for hop in hops if not hop.dead] == ["eth2"]
         assert proven(six, all_reduce(six))
+    assert [check.name for check in validate(six) if not check.ok] == []
+
+
+@pytest.mark.deep
+def test_repair_gives_a_host_its_addresses_and_routes_back(six: Lab) -> None:
+    before = six.output("host1", ["ip", "-6", "route"])
+    with inside(six.handle("host1").netns):
+        run_command(["ip", "link", "set", "eth1", "down"])
+    done = life.repair_lab(six.name)
+    assert done.repaired is not None and done.repaired.done == ("host1:eth1: link set up",)
+    assert sorted(six.output("host1", ["ip", "-6", "route"]).split("\n")) == sorted(before.split("\n"))
     assert [check.name for check in validate(six) if not check.ok] == []
 
 

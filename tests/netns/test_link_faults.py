@@ -14,11 +14,11 @@ from typing import Final, cast
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
 from heddle.kernel.namespace import inside
 from heddle.lab.capture import Bounds, capture
 from heddle.lab.lab import Lab
 from heddle.lab.tapped import find_ports
+from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links import delaylines, portfaults
 from heddle.switch.links.portfaults import FaultCounts
 from heddle.wire.pcapng import Frame

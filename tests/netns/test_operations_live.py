@@ -16,10 +16,10 @@ from heddle.endpoints.nicloop import open_sockets
 from heddle.endpoints.transports.rcops import Arrival, Operation, OpKind
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.fabric.linkfault import LinkFault
 from heddle.kernel.namespace import inside
-from heddle.lab import linkfaults
+from heddle.lab import impairments
 from heddle.lab.lab import Lab
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
@@ -68,7 +68,7 @@ def hosts(tiny: Lab) -> Iterator[tuple[Host, Host]]:
     try:
         yield made[0], made[1]
     finally:
-        linkfaults.clear_faults(tiny)
+        impairments.clear_faults(tiny)
         for host in made:
             host.nic.close()
 
@@ -84,7 +84,7 @@ def work_until(hosts: tuple[Host, Host], done: Callable[[], bool], at_most_s: fl
 
 
 def test_operations_of_all_kinds_both_ways_are_done_once_and_in_order(tiny: Lab, hosts: tuple[Host, Host]) -> None:
-    linkfaults.set_fault(tiny, ["rtsw2:eth3", "rtsw1:eth3"], LinkFault(loss=1 / 10))
+    impairments.set_fault(tiny, ["rtsw2:eth3", "rtsw1:eth3"], LinkFault(loss=1 / 10))
     dice = random.Random(5)
     kinds: tuple[OpKind, ...] = ("write", "send", "read", "send", "write", "read", "write")
     silent = 6  # a WRITE without immediate data, which nothing announces

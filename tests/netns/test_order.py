@@ -22,8 +22,8 @@ from heddle.kernel import inorder, offloads
 from heddle.kernel.namespace import inside
 from heddle.kernel.sysfs import net_devices
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import link_down
 from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import port_ids

@@ -10,8 +10,8 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.fabric.policy import HashOptions
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import Fault, drain, link_down, switch_down
 from heddle.lab.lab import Lab
+from heddle.lab.outages import Fault, drain, link_down, switch_down
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain

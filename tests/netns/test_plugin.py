@@ -74,9 +74,9 @@ def note(request):
 SHARED = """
 import os, signal, subprocess, pytest
 from heddle.checks.validate import validate
-from heddle.lab.faults import drain, link_down, state_of
+from heddle.lab.outages import drain, link_down, state_of
 from heddle.lab.rehash import live_hashing, set_hashing
-from heddle.lab.requeue import own_queues, set_queues
+from heddle.lab.thresholds import own_queues, set_queues
 from heddle.runs.past import has_run
 from heddle.testing import assert_converged
 from heddle.testing.labprocesses import processes_of
@@ -197,7 +197,7 @@ def test_a_lab_that_was_destroyed_by_hand_is_built_again_and_that_is_said(
 
 FAILING = """
 import pytest
-from heddle.lab.faults import link_down
+from heddle.lab.outages import link_down
 from heddle.testing import assert_mmr_below
 
 pytestmark = pytest.mark.fabric("tiny")

@@ -25,8 +25,8 @@ from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.lab.queuestatus import read_queues
-from heddle.lab.requeue import set_queues, wanted_policies
+from heddle.lab.queues import read_queues
+from heddle.lab.thresholds import set_queues, wanted_policies
 from heddle.runs.past import series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

@@ -12,9 +12,9 @@ from heddle.base.problems import InputError
 from heddle.checks.validate import validate
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
-from heddle.lab.faults import drain, link_down, link_up, undrain
 from heddle.lab.lab import Lab
-from heddle.lab.queuestatus import read_queues
+from heddle.lab.outages import drain, link_down, link_up, undrain
+from heddle.lab.queues import read_queues
 from heddle.lab.rehash import set_hashing
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult

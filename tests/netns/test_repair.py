@@ -14,9 +14,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
-from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import faults
 from heddle.lab import lifecycle as life
+from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
@@ -126,7 +125,7 @@ def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None
 
 @pytest.mark.deep
 def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) -> None:
-    with faults.link_down(whole, "rtsw1:eth1"), faults.drain(whole, "ctsw2"):
+    with outages.link_down(whole, "rtsw1:eth1"), outages.drain(whole, "ctsw2"):
         inside(whole, "rtsw2", "ip", "link", "set", "eth3", "down")
         with pytest.raises(CheckError, match=r"rtsw1:eth1  the link is down on purpose"):
             up(whole.name)
@@ -153,7 +152,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
         end = time.monotonic() + patience(60)
-        while whole.made.gaps(whole.snapshot(whole.made.gap_parts)) == [] and time.monotonic() < end:
+        while whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts)) == [] and time.monotonic() < end:
             time.sleep(0.1)  # until kernels have lost its routes
         with pytest.raises(CheckError) as caught:
             up(whole.name, observer=Listener(), timeout=1.0)
@@ -162,7 +161,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
     finally:
         whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
-        faults.wait(whole)
+        outages.wait(whole)
 
 
 @pytest.mark.deep
@@ -179,19 +178,3 @@ def test_nodes_ports_and_programs_that_are_gone_need_down_and_up(name: str, up: 
         subprocess.run(["ip", "netns", "del", lab.handle("ctsw1").netns.name], check=True)
         with pytest.raises(MachineError, match=rf"ctsw1  its namespace is missing.*\n.*{down_up}"):
             up(name, repair=True)
-
-
-@pytest.mark.deep
-def test_repair_of_an_ipv6_fabric_gives_hosts_their_addresses_back(lab_name: Callable[[], str]) -> None:
-    name = lab_name()
-    loaded = load_fabric("tiny", name=name, overrides=["family=ipv6"])
-    try:
-        lab = life.up(loaded).lab
-        before = inside(lab, "host1", "ip", "-6", "route")
-        inside(lab, "host1", "ip", "link", "set", "eth1", "down")
-        done = life.repair_lab(name)
-        assert done.repaired is not None and done.repaired.done == ("host1:eth1: link set up",)
-        assert sorted(inside(lab, "host1", "ip", "-6", "route").split("\n")) == sorted(before.split("\n"))
-        assert failed(lab) == {}
-    finally:
-        life.down(name)

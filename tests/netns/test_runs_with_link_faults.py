@@ -1,146 +1,255 @@
 """Collectives over links with faults: go-back-N delivers every byte, and each fault shows up where it belongs.
 
-`status`, `validate`, `up --repair` and the reset between two tests know what was set.
+`status`, `validate`, `up --repair` and the reset between two tests know what was set. Faults of `run --fault` last as
+long as one run, however it ends, and the run records them.
 """
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import CheckError
 from heddle.checks.validate import validate
-from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
+from heddle.lab import impairments
 from heddle.lab import lifecycle as life
-from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.runtable import RunHead, SizeRow
+from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
+from tests.machine import patience, rc_timeout
+from tests.typed import typed
 
 pytestmark = pytest.mark.root
 
 NO_NETEM: Final = delaylines.missing()
 needs_netem = pytest.mark.skipif(bool(NO_NETEM), reason=NO_NETEM)
 RING: Final = RunOptions(sizes=(1 << 19,), iters=2, warmup=0)
+ROOT: Final = Path(__file__).parents[2]
+LOSSY: Final = "rtsw2:eth3,loss=1/32"
+Set = dict[str, tuple[LinkFault, str]]
 
 
-@pytest.fixture(scope="module")
-def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
+@dataclass
+class During:
+    """A listener of the table: what is set when the first size has been measured. then: what happens at that moment."""
+
+    lab: Lab
+    then: Callable[[], object] = lambda: None
+    seen: Set = field(default_factory=dict)
+
+    def head(self, head: RunHead) -> None:
+        pass
+
+    def row(self, row: SizeRow) -> None:
+        self.seen = now(self.lab)
+        self.then()
+
+
+class Warnings(Silent):
+    """The warnings of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def now(lab: Lab) -> Set:
+    """Port -> its fault, and what has set it."""
+    return {each.port: (each.fault, each.by) for each in impairments.read_faults(lab)}
 
 
 @pytest.fixture(autouse=True)
-def cleared(lab: Lab) -> Iterator[None]:
+def cleared(tiny: Lab) -> Iterator[None]:
     yield
-    linkfaults.clear_faults(lab)
-    assert linkfaults.read_faults(lab) == []
+    impairments.clear_faults(tiny)
+    assert impairments.read_faults(tiny) == []
 
 
 def total(result: RunResult, key: str) -> int:
     return sum(flow.counters[key] for flow in result.flows)
 
 
-def test_a_lossy_link_is_survived_and_each_loss_is_explained(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(loss=1 / 32))
-    result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
+def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> None:
+    loss, corrupt, duplicate = "rtsw2:eth3", "rtsw1:eth3", "rtsw2:eth4"  # to three hosts
+    impairments.set_fault(tiny, [loss], LinkFault(loss=1 / 32))
+    impairments.set_fault(tiny, [corrupt], LinkFault(corrupt=1 / 32))
+    impairments.set_fault(tiny, [duplicate], LinkFault(duplicate=1 / 16))
+    result = run(tiny, RING, Silent())
+    counts = {each.port: each.counts for each in impairments.read_faults(tiny) if each.counts is not None}
     assert result.wrong == 0
-    assert fault.counts is not None and fault.counts.lost > 0
+    assert total(result, "retransmitted") > 0
+    assert counts[duplicate].duplicated > 0
+    assert result.icrc_errors == counts[corrupt].corrupted > 0, "the ICRC check of the NIC"
     assert result.queues is not None and result.queues.drops.keys() == {"fault"}
     # The port's own packets, such as IPv6 neighbour discovery, may be lost before and after the run.
-    assert 0 < result.queues.drops["fault"] <= fault.counts.lost
-    assert total(result, "retransmitted") > 0
-    assert paths_of(lab).agree
-
-
-def test_corrupt_packets_are_counted_by_the_icrc_check_of_the_nic(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(corrupt=1 / 32))
-    result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
-    assert result.wrong == 0
-    assert fault.counts is not None and result.icrc_errors == fault.counts.corrupted > 0
-    assert total(result, "retransmitted") > 0
-
-
-def test_duplicates_are_taken_once(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(duplicate=1 / 16))
-    result = run(lab, RING, Silent())
-    (fault,) = linkfaults.read_faults(lab)
-    assert result.wrong == 0
-    assert fault.counts is not None and fault.counts.duplicated > 0
+    assert 0 < result.queues.drops["fault"] <= counts[loss].lost
 
 
 @needs_netem
-def test_reordered_packets_cause_naks_and_no_wrong_data(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
-    result = run(lab, RING, Silent())
+def test_reordered_packets_cause_naks_and_no_wrong_data(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(delay_ns=5_000, reorder=1 / 32))
+    result = run(tiny, RING, Silent())
     assert result.wrong == 0
     assert total(result, "out_of_order") > 0
     assert total(result, "retransmitted") > 0
 
 
 @needs_netem
-def test_a_path_of_four_delayed_links_delivers_everything_in_order(lab: Lab) -> None:
+def test_a_path_of_four_delayed_links_delivers_everything_in_order(tiny: Lab) -> None:
     """Each packet passes up to four delay lines: the kernel must not take that for a loop."""
-    linkfaults.set_fault(lab, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
-    result = run(lab, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
+    impairments.set_fault(tiny, ["rtsw*", "ctsw*", "host*"], LinkFault(delay_ns=150, jitter_ns=20))
+    result = run(tiny, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
     assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
-    assert paths_of(lab).agree
+    assert paths_of(tiny).agree
 
 
-def test_status_and_validate_name_a_fault(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
-    (row,) = status(lab.name)
+def test_status_and_validate_name_a_fault(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256, duplicate=0.005))
+    (row,) = status(tiny.name)
     assert row.converged, "routes do not depend on it"
     assert row.link_faults == ("rtsw1:eth1: 1/256 lost, 1/200 duplicated",)
-    (check,) = [each for each in validate(lab, ["faults"]) if each.name == "faults"]
+    (check,) = [each for each in validate(tiny, ["faults"]) if each.name == "faults"]
     assert check.ok
     assert check.notes == ("a fault is set on rtsw1:eth1: 1/256 lost, 1/200 duplicated",)
 
 
-def test_repair_sets_a_fault_again_that_was_changed_by_hand(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
-    with LabQueues.pinned(lab.fabric) as live:
+def test_repair_sets_a_fault_again_that_was_changed_by_hand(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(loss=1 / 256))
+    with LabQueues.pinned(tiny.fabric) as live:
         live.links["flags"][live.ids["rtsw1", "eth1"]] ^= LINK_FAULT
-    (check,) = [each for each in validate(lab, ["faults"]) if each.name == "faults"]
+    (check,) = [each for each in validate(tiny, ["faults"]) if each.name == "faults"]
     assert not check.ok
     assert check.detail == "rtsw1:eth1 has lost the fault that was set on it: ./inv up --repair sets it again"
-    done = life.repair_lab(lab.name).repaired
+    done = life.repair_lab(tiny.name).repaired
     assert done is not None and "rtsw1:eth1: link fault set again" in done.done
-    assert [each.ok for each in validate(lab, ["faults"])] == [True, True]
+    assert [each.ok for each in validate(tiny, ["faults"])] == [True, True]
 
 
-def test_the_reset_between_two_tests_clears_faults(lab: Lab) -> None:
-    linkfaults.set_fault(lab, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
-    assert len(linkfaults.read_faults(lab)) == 5
-    assert reset(lab, processes_of(lab)) == ResetResult()
-    assert linkfaults.read_faults(lab) == []
+def test_the_reset_between_two_tests_clears_faults(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw1", "host1:eth1"], LinkFault(loss=1.0))
+    assert len(impairments.read_faults(tiny)) == 5
+    assert reset(tiny, processes_of(tiny)) == ResetResult()
+    assert impairments.read_faults(tiny) == []
 
 
-def test_a_port_that_is_not_there_is_named_and_nothing_is_set(lab: Lab) -> None:
-    with pytest.raises(InputError, match=r"rtsw1:eth9 is not a port of .*\n.*rtsw1 has eth1, eth2, eth3, eth4"):
-        linkfaults.set_fault(lab, ["rtsw1:eth1", "rtsw1:eth9"], LinkFault(loss=1.0))
-    assert linkfaults.read_faults(lab) == []
+def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_had(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    faults = (LOSSY, "rtsw1,loss=1/64")
+    options = RunOptions(sizes=(1 << 19,), iters=1, warmup=0, timeout=rc_timeout(14), faults=faults)
+    table = During(tiny)
+    result = run(tiny, options, Silent(), table)
+    assert result.wrong == 0
+    more = {f"rtsw1:eth{number}": (LinkFault(loss=1 / 64), "run") for number in (1, 2, 3, 4)}
+    assert table.seen == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run"), **more}
+    assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
+    assert result.queues is not None and result.queues.drops["fault"] > 0
+    assert paths_of(tiny).agree
 
 
-@pytest.mark.skipif(not NO_NETEM, reason="this kernel has sch_netem")
-def test_without_netem_a_delay_leaves_no_record(lab: Lab) -> None:
-    with pytest.raises(MachineError, match="no sch_netem"):
-        linkfaults.set_fault(lab, ["rtsw1:eth1"], LinkFault(delay_ns=1000))
-    assert linkfaults.read_faults(lab) == []
+def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:
+    words = ("run", "--size", "64K", "--iters", "1", "--lab", tiny.name)
+    done = typed(*words, "--fault", LOSSY)
+    assert done.returncode == 0, done.stderr
+    assert "\n#faults   : rtsw2:eth3: 1/32 lost (one run)\n" in done.stdout
+    data = json.loads(typed(*words, "--fault", LOSSY, "--fault", "host1,corrupt=1%", "--format", "json").stdout)
+    assert data["options"]["faults"] == [LOSSY, "host1,corrupt=1%"]
+    for when in ("before", "after"):
+        assert data["fabric_state"][when]["link_faults"] == [
+            "host1:eth1: 1/100 corrupted (one run)", "rtsw2:eth3: 1/32 lost (one run)",
+        ]  # fmt: skip
+    assert data["fabric_state"]["state"] == "converged" and data["warnings"] == []
+    plain = json.loads(typed(*words, "--format", "json").stdout)
+    assert plain["options"]["faults"] == [] and "link_faults" not in plain["fabric_state"]["before"]
+    compared = typed("compare", plain["run_id"], data["run_id"], "--lab", tiny.name)
+    assert "run.faults" in compared.stdout, compared.stderr
+    assert now(tiny) == {}
+
+
+def test_what_is_set_or_cleared_during_the_run_stays(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw1:eth1"], LinkFault(duplicate=1 / 64))
+
+    def change() -> None:
+        impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(corrupt=1 / 64))
+        impairments.clear_faults(tiny, ["rtsw1:eth1"])
+
+    options = RunOptions(sizes=(1 << 16, 1 << 17), iters=1, warmup=0, faults=(LOSSY, "rtsw1:eth1,loss=1/64"))
+    result = run(tiny, options, Silent(), During(tiny, change))
+    assert now(tiny) == {"rtsw2:eth3": (LinkFault(corrupt=1 / 64), "fault")}
+    assert result.fabric_state is not None
+    assert any("faults of links changed during the run" in each for each in result.warnings)
+
+
+def test_a_run_that_fails_leaves_no_fault(tiny: Lab) -> None:
+    dark = RunOptions(sizes=(1 << 16,), iters=1, warmup=0, timeout=14, retries=1, faults=("rtsw2:eth3,loss=100%",))
+    with pytest.raises(CheckError):
+        run(tiny, dark, Silent())
+    assert now(tiny) == {}
+
+
+def ended_by(lab: Lab, number: signal.Signals) -> int:
+    """The exit code of a long run that gets a signal when its fault is set."""
+    words = [str(ROOT / "inv"), "run", "--size", "16M", "--iters", "1000", "--fault", LOSSY, "--lab", lab.name]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        end = time.monotonic() + patience(60)
+        while now(lab) != {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.communicate(timeout=patience(60))
+        return process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
+def test_a_run_that_is_ended_leaves_no_fault(tiny: Lab, number: signal.Signals) -> None:
+    assert ended_by(tiny, number) != 0
+    assert now(tiny) == {}
+
+
+def test_the_fault_of_a_run_that_was_killed_is_named_and_the_next_run_undoes_it(tiny: Lab) -> None:
+    impairments.set_fault(tiny, ["rtsw2:eth3"], LinkFault(duplicate=1 / 64))
+    ended_by(tiny, signal.SIGKILL)
+    assert now(tiny) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}
+    (row,) = status(tiny.name)
+    assert row.link_faults == ("rtsw2:eth3: 1/32 lost (one run)",)
+    assert "if that run was killed, the next run clears it" in typed("fault", "--lab", tiny.name).stdout
+    heard = Warnings()
+    result = run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
+    assert heard.texts[0] == "a run that was killed had left faults on rtsw2:eth3, which are cleared now"
+    assert result.fabric_state is not None
+    assert result.fabric_state.before.link_faults == ("rtsw2:eth3: 1/64 duplicated",)
+    assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
+
+
+@pytest.mark.deep
+def test_repair_and_clear_undo_the_fault_of_a_run_that_was_killed_too(tiny: Lab) -> None:
+    ended_by(tiny, signal.SIGKILL)
+    done = life.repair_lab(tiny.name).repaired
+    assert done is not None and "rtsw2:eth3: fault of a run that was killed, undone" in done.done
+    assert now(tiny) == {}
+    ended_by(tiny, signal.SIGKILL)
+    assert impairments.clear_faults(tiny) == ["rtsw2:eth3"]
+    assert now(tiny) == {}
+    heard = Warnings()
+    run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
+    assert heard.texts == []

@@ -21,7 +21,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints.verbs.launching import launch
 from heddle.kernel import rdma
-from heddle.lab import linkfaults
+from heddle.lab import impairments
 from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
@@ -108,9 +108,9 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
         assert typed("fault", LOSSY, "--loss", "1/32", "--lab", tiny.name).returncode == 0
         options = RunOptions(sizes=(1 << 19,), iters=2, warmup=0, transport="rxe", timeout=rc_timeout(14))
         result = run(tiny, options, Silent())
-        (fault,) = linkfaults.read_faults(tiny)
+        (fault,) = impairments.read_faults(tiny)
     finally:
-        linkfaults.clear_faults(tiny)
+        impairments.clear_faults(tiny)
     assert result.wrong == 0 and result.queues is not None
     assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts.lost
     assert result.queues.drops.keys() == {"fault"}

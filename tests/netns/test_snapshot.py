@@ -18,7 +18,7 @@ from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
 from heddle.lab import snapshot
 from heddle.lab.lab import Lab
-from heddle.lab.queuestatus import read_queues
+from heddle.lab.queues import read_queues
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.status import status
 from heddle.proof.verdict import lookup_paths

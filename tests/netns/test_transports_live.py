@@ -10,13 +10,13 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
+from heddle.lab import impairments
 from heddle.lab import lifecycle as life
-from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import rc_timeout
@@ -39,7 +39,7 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
 @pytest.fixture(autouse=True)
 def cleared(lab: Lab) -> Iterator[None]:
     yield
-    linkfaults.clear_faults(lab)
+    impairments.clear_faults(lab)
 
 
 def ran(lab: Lab, **options: object) -> RunResult:
@@ -53,7 +53,7 @@ def total(result: RunResult, key: str) -> int:
 
 @pytest.mark.parametrize("recovery", ["go-back-0", "selective-repeat"])
 def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: str) -> None:
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
+    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
     result = ran(lab, recovery=recovery, timeout=rc_timeout(14), iters=2)
     assert result.wrong == 0
     assert total(result, "retransmitted") > 0
@@ -66,7 +66,7 @@ def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: 
 def test_selective_repeat_sends_less_again_than_go_back_n_and_that_less_than_go_back_0(lab: Lab) -> None:
     again = {}
     incast: dict[str, object] = {"collective": "incast", "placement": "host3,host1", "sizes": (1 << 22,)}
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
+    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
     for recovery in ("go-back-0", "go-back-n", "selective-repeat"):
         result = ran(lab, recovery=recovery, chunk=1 << 19, timeout=rc_timeout(14), **incast)
         lost = result.queues.drops["fault"] if result.queues is not None else 0
@@ -87,7 +87,7 @@ def test_uc_delivers_all_data_where_nothing_is_lost(lab: Lab) -> None:
 
 
 def test_a_lost_packet_ends_a_run_of_uc_and_is_named(lab: Lab) -> None:
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 16))
+    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 16))
     began = time.monotonic()
     with pytest.raises(
         CheckError,
@@ -99,7 +99,7 @@ def test_a_lost_packet_ends_a_run_of_uc_and_is_named(lab: Lab) -> None:
 
 
 def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -> None:
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1.0))
+    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1.0))
     with pytest.raises(CheckError) as caught:
         ran(lab, transport="uc", timeout=16)
     said = str(caught.value)
@@ -110,7 +110,7 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
 
 @pytest.mark.parametrize("entropy", [4, deep(1)])
 def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab, entropy: int) -> None:
-    linkfaults.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
+    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
     result = ran(lab, transport="srd", entropy=entropy, timeout=rc_timeout(14), iters=2)
     lost = result.queues.drops["fault"] if result.queues is not None else 0
     assert result.wrong == 0 and lost > 0

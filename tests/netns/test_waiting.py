@@ -147,7 +147,7 @@ def test_a_fabrics_reason_names_the_gap_and_what_bgp_says(up: Up, name: str) -> 
     lab.output("rtsw1", stop)
     end = time.monotonic() + patience(60)
     while (
-        len(lab.made.gaps(lab.snapshot(lab.made.gap_parts))) < 3 and time.monotonic() < end
+        len(lab.blueprint.gaps(lab.snapshot(lab.blueprint.gap_parts))) < 3 and time.monotonic() < end
     ):  # every switch has heard of it
         time.sleep(0.05)
     with pytest.raises(CheckError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from heddle.host.saturation import Cause
-from heddle.lab.queuestatus import AgentRow, QueueRow, QueuesResult, Reactions
+from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.state import Record
-from heddle.lab.imported.decisions import decided
+from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import BindDescription, NodeDescription
 from heddle.lab.imported.imported import ImportedLab, import_topology
 
@@ -24,7 +24,7 @@ def values(tmp_path: Path, *commands: str, **files: str) -> dict[str, list[str]]
         path.write_text(text)
         target = {"frr_conf": "/etc/frr/frr.conf", "zebra_conf": "/etc/frr/zebra.conf"}.get(name, f"/{name}")
         binds.append(BindDescription(path, target))
-    found = decided(NodeDescription("r1", "x:1", tuple(binds), commands))
+    found = settings_of(NodeDescription("r1", "x:1", tuple(binds), commands))
     return {key: [each.value for each in settings] for key, settings in found.items()}
 
 
@@ -93,8 +93,8 @@ def test_a_record_keeps_what_was_decided(tmp_path: Path) -> None:
     made = import_topology(path, "netns")
     stored = {"name": "one", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
     again = ImportedLab.of_record(Record(**json.loads(json.dumps({**stored, "imported": made.recorded()}))))
-    assert again.decided() == made.decided()
-    assert [(each.value, each.source, each.certain) for each in again.decided()["r1"][IPV6]] == [
+    assert again.own_sysctls() == made.own_sysctls()
+    assert [(each.value, each.source, each.certain) for each in again.own_sysctls()["r1"][IPV6]] == [
         ("0", "frr.conf: no ipv6 forwarding", True)
     ]
-    assert again.kept() == {"r1": {"net.ipv4.fib_multipath_hash_policy": "0"}}, "the command comes last"
+    assert again.own_hashing() == {"r1": {"net.ipv4.fib_multipath_hash_policy": "0"}}, "the command comes last"

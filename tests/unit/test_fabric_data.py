@@ -19,14 +19,6 @@ def test_every_preset_comes_back_as_it_was(name: str) -> None:
     assert again.next_hop_groups == fabric.next_hop_groups
 
 
-@pytest.mark.parametrize(
-    "setting", ["family=ipv6", "routing.ecmp=flowlet", "queues.ecn.enabled=false", "queues.weights={3: 2, 4: 1}"]
-)
-def test_settings_come_back(setting: str) -> None:
-    fabric = load_fabric("tiny", overrides=[setting]).fabric
-    assert fabric_from_json(json.loads(json.dumps(fabric_to_json(fabric)))) == fabric
-
-
 def test_data_of_another_version_is_refused() -> None:
     data = fabric_to_json(load_fabric("tiny").fabric)
     with pytest.raises((ValueError, LookupError, TypeError)):

@@ -16,7 +16,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab import health
-from heddle.lab.foreignroutes import ForeignRoute, foreign_routes, overriding_routes
+from heddle.lab.health import ForeignRoute, foreign_routes, overriding_routes
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 
@@ -89,7 +89,7 @@ def test_of_an_imported_topology_only_routes_inside_a_hosts_network_are_named() 
 
 def test_validate_notes_them_and_does_not_fail() -> None:
     made = SimpleNamespace(rendered=False, routes_checked=lambda: "4 addresses", gaps=lambda now: [])
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=TINY, made=made))
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=TINY, blueprint=made))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(TINY, {"rtsw1": {"10.0.0.1/32": ()}}).items()}
     answer = labchecks.routes(Subject(lab, {}, Snapshot("tiny", LabPart.FIBS, nodes)))
     assert answer == (
@@ -100,7 +100,7 @@ def test_validate_notes_them_and_does_not_fail() -> None:
 
 
 def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, made=SimpleNamespace(rendered=rendered)))
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=SimpleNamespace(rendered=rendered)))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(fabric, more).items()}
     return [str(each) for each in health.wrong_routes(lab, Snapshot("tiny", LabPart.FIBS, nodes))]
 

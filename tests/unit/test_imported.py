@@ -17,11 +17,12 @@ from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.copy import copied
 from heddle.lab.imported.imported import ImportedLab, import_topology
-from heddle.lab.imported.reachability import BgpSession, Sessions
 from heddle.lab.imported.variables import expand, lab_name, literal
 from heddle.lab.rendered import Rendered
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
+from heddle.traffic.options import run_options
+from heddle.traffic.plan import build_plan
 from tests.own_topologies import mini_clos
 
 Write = Callable[[str], Path]
@@ -250,6 +251,17 @@ def test_addresses_are_read_from_frr_conf_and_commands() -> None:
     assert frr.daemons_of("bgpd=yes\nospfd=no\n#isisd=yes\n") == ("mgmtd", "zebra", "staticd", "bgpd")
 
 
+def test_hosts_without_addresses_cannot_run_and_are_named(write: Write) -> None:
+    path = write(
+        "name: bare\ntopology:\n  defaults: {kind: linux}\n  nodes:\n"
+        '    r1: {binds: ["own.clab.yml:/etc/frr/frr.conf"]}\n'
+        "    h1: {exec: [ip addr add 10.2.1.9/24 dev eth1]}\n    h2: {}\n"
+        '  links:\n    - endpoints: ["r1:eth1", "h1:eth1"]\n    - endpoints: ["r1:eth2", "h2:eth1"]\n'
+    )
+    with pytest.raises(InputError, match="h2:eth1 has no IPv4 address"):
+        build_plan(import_topology(path, "netns").fabric, run_options(size="64K"))
+
+
 def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> None:
     own = str(mini_clos(tmp_path))
     with pytest.raises(InputError, match="needs a fabric or a containerlab topology"):
@@ -271,17 +283,6 @@ def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
     own = mini_clos(tmp_path)
     names = {Path(name).name for name in files_of(None, str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
-
-
-def test_a_session_counts_by_both_ends_or_by_the_only_one_that_can_be_asked() -> None:
-    def count(*sessions: BgpSession) -> tuple[int, int]:
-        return Sessions(sessions, (), ("r1", "r2")).count()
-
-    up, down = "Established", "Active"
-    two = [BgpSession("r2", "10.0.0.1", "r1", up), BgpSession("r2", "10.0.0.3", "r1", up)]
-    assert count(*two, BgpSession("r1", "10.0.0.2", "r2", up), BgpSession("r1", "10.0.0.4", "r2", down)) == (1, 2)
-    assert count(*two) == (0, 2), "the bgpd of r1 is gone, or r1 knows of no session"
-    assert count(BgpSession("r1", "10.9.0.9", "h1", up)) == (1, 1), "hosts cannot be asked"
 
 
 def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Write) -> None:

@@ -1,19 +1,42 @@
-"""Faults of links as values: what may be typed, what is printed, what netem gets, what the record holds."""
+"""Faults of links as values: what may be typed, also for one run, what is printed, what netem gets, and the record."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from heddle.base.problems import InputError, MachineError
 from heddle.base.units import format_share, parse_share
-from heddle.fabric.linkfault import NO_FAULT, LinkFault
-from heddle.lab.linkfaults import PortFault
-from heddle.lab.onpurpose import link_faults, note, note_link_faults, taken_down
+from heddle.fabric.fabricfile import load_fabric
+from heddle.lab.impairments import PortFault, faults_on
+from heddle.lab.requested import Requested
+from heddle.runs.run import plan_run
+from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
+from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
 from heddle.switch.links.portfaults import FaultCounts
+from heddle.traffic.options import RunOptions, run_options
 from heddle.views.faulttext import faults_text
+
+TINY: Final = load_fabric("tiny").fabric
+WRONG: Final = (
+    ["loss=1/256"],
+    ["rtsw1:eth3"],
+    [""],
+    ["rtsw1:eth3,los=1/256"],
+    ["rtsw1:eth3,loss"],
+    ["rtsw1:eth3,loss=1/256,loss=1%"],
+    ["rtsw1:eth3,loss=2,corrupt=often,delay=5,jitter=2ms"],
+    ["rtsw1:eth3,loss=0"],
+    ["rtsw1:eth3,reorder=1%"],
+    ["rtsw1:eth3,delay=1us,jitter=5us"],
+    ["rtsw1:eth3,loss=2", "rtsw1:eth4"],
+    ["rtsw1:eth9,ctws1,loss=1%", "rtsw1:eth3,loss=1%", "leaf1:eth1,loss=1%"],
+)
 
 
 @pytest.mark.parametrize(
@@ -78,21 +101,22 @@ def test_netem_keeps_the_order_by_a_rate_far_above_any_link() -> None:
 
 
 def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Path) -> None:
-    note(tmp_path, ["rtsw1:eth1"], down=True)
-    note_link_faults(tmp_path, {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT})
-    note(tmp_path, ["rtsw2:eth1"], down=True)
-    assert taken_down(tmp_path) == {"rtsw1:eth1", "rtsw2:eth1"}
-    assert link_faults(tmp_path) == {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT}
-    note_link_faults(tmp_path, {})
-    assert link_faults(tmp_path) == {}
-    assert taken_down(tmp_path) == {"rtsw1:eth1", "rtsw2:eth1"}
+    links = {"rtsw1:eth2": LinkFault(loss=0.25), "rtsw1:eth3": NO_FAULT}
+    before = {"rtsw1:eth2": LinkFault(corrupt=0.1), "rtsw1:eth3": None, "rtsw1:eth4": NO_FAULT}
+    for each in (
+        Requested(),
+        Requested(down=frozenset({"rtsw1:eth1", "rtsw2:eth1"})),
+        Requested(frozenset({"rtsw1:eth1"}), links),
+        Requested(frozenset({"rtsw1:eth1"}), links, before),
+    ):
+        each.write(tmp_path)
+        assert Requested.read(tmp_path) == each
 
 
-@pytest.mark.parametrize("links", ["x", [1], {"a": 1}, {"a": {"loss": "1"}}, {"a": {"colour": 1}}])
-def test_a_damaged_record_counts_as_no_fault(tmp_path: Path, links: object) -> None:
-    (tmp_path / "faults.json").write_text(json.dumps({"down": ["rtsw1:eth1"], "links": links}))
-    assert link_faults(tmp_path) == {}
-    assert taken_down(tmp_path) == {"rtsw1:eth1"}
+@pytest.mark.parametrize("faults", ["x", [1], {"a": 1}, {"a": {"loss": "1"}}, {"a": {"colour": 1}}])
+def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, faults: object) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps({"down": ["rtsw1:eth1"], "links": faults, "run": faults}))
+    assert Requested.read(tmp_path) == Requested(down=frozenset({"rtsw1:eth1"}))
 
 
 def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
@@ -109,3 +133,55 @@ def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
     assert "1/256 lost (file): missing, ./inv up --repair sets it again" in "  ".join(second)
     assert "k = 4000" in text
     assert "./inv fault rtsw1:eth3 --loss 1/256" in faults_text([], 4000, "rtsw1:eth3")
+
+
+@pytest.mark.parametrize(
+    ("text", "ports", "fault"),
+    [
+        ("rtsw1:eth3,loss=1/256", ("rtsw1:eth3",), LinkFault(loss=1 / 256)),
+        ("rtsw1:eth3, ctsw*, loss=1%, corrupt=0.5%", ("rtsw1:eth3", "ctsw*"), LinkFault(loss=0.01, corrupt=0.005)),
+        ("delay=10us,jitter=1us,reorder=2%,rtsw1", ("rtsw1",), LinkFault(10_000, 1_000, reorder=0.02)),
+        ("rtsw1,duplicate=100%", ("rtsw1",), LinkFault(duplicate=1.0)),
+    ],
+)
+def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...], fault: LinkFault) -> None:
+    assert parse_run_fault(text) == RunFault(ports, fault)
+
+
+def test_ports_are_resolved_on_the_fabric_and_the_last_fault_of_a_port_counts() -> None:
+    found = faults_on(TINY, ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%"])
+    assert found == {
+        **dict.fromkeys(("rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth4"), LinkFault(loss=0.01)),
+        "rtsw1:eth3": LinkFault(corrupt=0.01),
+    }
+    assert faults_on(TINY, []) == {}
+
+
+def test_wrong_faults_are_explained_before_anything_starts(golden: Callable[[str, str], None]) -> None:
+    said = []
+    for texts in WRONG:
+        with pytest.raises(InputError) as caught:
+            plan_run(TINY, run_options(fault=texts))
+        said.append(f"--fault {' --fault '.join(texts)}\n{caught.value}\n")
+    golden("runs/run_faults.log", "\n".join(said))
+
+
+def test_a_run_keeps_what_was_typed() -> None:
+    texts = ["rtsw1:eth3,loss=1/256", "host1,corrupt=1%"]
+    assert run_options(fault=texts).faults == tuple(texts)
+    assert RunOptions().faults == ()
+
+
+@pytest.mark.root
+def test_where_netem_is_missing_a_delay_is_refused_before_anything_starts() -> None:
+    options = run_options(fault=["rtsw1:eth3,delay=10us"])
+    if not delaylines.missing():
+        plan_run(TINY, options)
+        return
+    with pytest.raises(MachineError, match=r"a delay on a link is not possible: this kernel has no sch_netem\n.*vm"):
+        plan_run(TINY, options)
+
+
+@pytest.mark.parametrize("share", ["1/256", "50%", "100%"])
+def test_shares_are_read_as_they_are_printed(share: str) -> None:
+    assert format_share(parse_run_fault(f"rtsw1:eth1,loss={share}").fault.loss) == share

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.spec.impairments import LinkFault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links.portfaults import file_faults, line_of
@@ -118,9 +117,3 @@ def test_all_keys_together_survive_records() -> None:
     keys = {path for path, *_ in differences(load_fabric("dc").spec, spec)}
     words = ("length", "jitter", "loss", "corrupt", "duplicate", "reorder")
     assert keys == {"link.delay_at", *(f"link.{word}.{kind}" for word in words for kind in ("host", "fabric"))}
-
-
-def test_a_policy_of_an_older_record_has_no_faults() -> None:
-    data: dict[str, Any] = dict(dump_policy(fabric("tiny", "link.loss=1%").policy))
-    del data["link_faults"]
-    assert load_policy(data).link_faults == ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from heddle.fabric.below import ports_above
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import build
+from heddle.fabric.wiring import ports_above
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, nics_of
 from heddle.proof.verdict import prove
 from heddle.spec.shapes.clos import ClosSpec

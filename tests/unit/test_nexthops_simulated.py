@@ -8,8 +8,8 @@ import pytest
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.nexthops import edges_of
-from heddle.fabric.routes import next_hop_groups
 from heddle.fabric.shapes import build
+from heddle.fabric.ucmp import next_hop_groups
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.spec.shapes.rail import RailSpec
 

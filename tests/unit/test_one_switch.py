@@ -9,7 +9,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
-from heddle.fabric.drawing import Drawing
+from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.model import Fabric, Level
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
@@ -24,7 +24,7 @@ from heddle.views.pathstext import uplinks
 
 def star() -> Fabric:
     spec = ClosSpec(name="star", racks=1, ctsw=1)  # what is not of the shape
-    drawing = Drawing(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
+    drawing = FabricBuilder(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
     pool: Network = spec.addressing.network
     prefix: Network = ip_network(f"{pool.network_address}/24")
     drawing.switch(1, 1, 4_200_001_001, (("star", 1),), prefix)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.shapes import clos
-from heddle.lab.queuestatus import reaction_bin as bin_that_is_read
+from heddle.lab.queues import reaction_bin as bin_that_is_read
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
 from heddle.switch.pfc.agent import reaction_bin

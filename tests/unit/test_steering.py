@@ -12,7 +12,7 @@ from heddle.base.units import format_duration, parse_duration
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.hashmodes import MODES, kernel_policy, sysctls
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions, Udf
-from heddle.fabric.policyof import routing_policy
+from heddle.fabric.policydata import routing_policy
 from heddle.fabric.shapes import build
 from heddle.lab.rehash import label_of
 from heddle.spec.plain import dump_spec, load_spec

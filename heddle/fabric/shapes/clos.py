@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final
 
 from heddle.base.families import Network
-from heddle.fabric.drawing import Drawing, Groups
+from heddle.fabric.builder import FabricBuilder, Groups
 from heddle.fabric.model import Fabric, Level
 from heddle.spec.shapes.clos import ClosSpec
 
@@ -36,34 +36,34 @@ LEVELS: Final = (
 def build(spec: ClosSpec) -> Fabric:
     """Add the nodes, then the links in a fixed order; each link takes the next port number at both ends."""
     rates = (spec.link.host, spec.link.fabric, spec.top_rate, 0)
-    drawing = Drawing(spec, [replace(level, uplink_bps=rate) for level, rate in zip(LEVELS, rates, strict=True)])
+    builder = FabricBuilder(spec, [replace(level, uplink_bps=rate) for level, rate in zip(LEVELS, rates, strict=True)])
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
     prefixes = list(islice(subnets, spec.all_racks))
     for r, prefix in enumerate(prefixes, 1):
-        drawing.switch(_RTSW, r, _ASN_RTSW + r, _groups(spec, (r - 1) // spec.racks + 1, r), prefix)
+        builder.switch(_RTSW, r, _ASN_RTSW + r, _groups(spec, (r - 1) // spec.racks + 1, r), prefix)
     for c in range(1, spec.zones * spec.ctsw + 1):
         zone = (c - 1) // spec.ctsw + 1
-        drawing.switch(_CTSW, c, _ASN_CTSW + zone, _groups(spec, zone))
+        builder.switch(_CTSW, c, _ASN_CTSW + zone, _groups(spec, zone))
     for a in range(1, (spec.atsw or 0) + 1):
-        drawing.switch(_ATSW, a, _ASN_ATSW, ())
+        builder.switch(_ATSW, a, _ASN_ATSW, ())
     for h in range(1, spec.all_racks * spec.hosts_per_rack + 1):
         rack = (h - 1) // spec.hosts_per_rack + 1
-        drawing.host(h, _groups(spec, (rack - 1) // spec.racks + 1, rack))
+        builder.host(h, _groups(spec, (rack - 1) // spec.racks + 1, rack))
 
     for r in range(1, spec.all_racks + 1):
         first = (r - 1) // spec.racks * spec.ctsw
         for c in range(first + 1, first + spec.ctsw + 1):
-            drawing.join(f"rtsw{r}", f"ctsw{c}")
+            builder.join(f"rtsw{r}", f"ctsw{c}")
     for c in range(1, spec.zones * spec.ctsw + 1):
         for a in range(1, (spec.atsw or 0) + 1):
-            drawing.join(f"ctsw{c}", f"atsw{a}")
+            builder.join(f"ctsw{c}", f"atsw{a}")
     for r, prefix in enumerate(prefixes, 1):
         base = int(prefix.network_address)
         for h in range((r - 1) * spec.hosts_per_rack + 1, r * spec.hosts_per_rack + 1):
             for _ in range(spec.nics_per_host):
-                drawing.join(f"host{h}", f"rtsw{r}", (spec.ip.end(base + 1), spec.ip.end(base)))
+                builder.join(f"host{h}", f"rtsw{r}", (spec.ip.end(base + 1), spec.ip.end(base)))
                 base += 2
-    return drawing.fabric(box="rack", area="zone", sizes=("racks", "hosts_per_rack", "nics_per_host"))
+    return builder.fabric(box="rack", area="zone", sizes=("racks", "hosts_per_rack", "nics_per_host"))
 
 
 def _groups(spec: ClosSpec, zone: int, rack: int | None = None) -> Groups:

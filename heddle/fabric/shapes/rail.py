@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final
 
 from heddle.base.families import Network
-from heddle.fabric.drawing import Drawing, Groups
+from heddle.fabric.builder import FabricBuilder, Groups
 from heddle.fabric.model import Fabric, Level
 from heddle.spec.shapes.rail import RailSpec
 
@@ -35,29 +35,29 @@ def build(spec: RailSpec) -> Fabric:
         Level("leaf", "leaf", "leaf", spec.link.fabric, _LEAF_NS),
         Level("spine", "spine", "spine"),
     )
-    drawing = Drawing(spec, levels)
+    builder = FabricBuilder(spec, levels)
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
     prefixes = list(islice(subnets, spec.leaves))
     for number, prefix in enumerate(prefixes, 1):
         pod, nic = (number - 1) // spec.nics_per_host + 1, (number - 1) % spec.nics_per_host + 1
         groups = (("pod", pod), ("rail", nic), *_plane(spec, _plane_of(spec, nic)))
-        drawing.switch(_LEAF, number, _ASN_LEAF + number, groups, prefix)
+        builder.switch(_LEAF, number, _ASN_LEAF + number, groups, prefix)
     for number in range(1, spec.spines + 1):
         plane = (number - 1) // spec.spines_per_plane + 1
-        drawing.switch(_SPINE, number, _ASN_SPINE + plane, _plane(spec, plane))
+        builder.switch(_SPINE, number, _ASN_SPINE + plane, _plane(spec, plane))
     for number in range(1, spec.pods * spec.hosts_per_pod + 1):
-        drawing.host(number, (("pod", (number - 1) // spec.hosts_per_pod + 1),))
+        builder.host(number, (("pod", (number - 1) // spec.hosts_per_pod + 1),))
 
     for leaf in range(1, spec.leaves + 1):
         first = (_plane_of(spec, (leaf - 1) % spec.nics_per_host + 1) - 1) * spec.spines_per_plane
         for spine in range(first + 1, first + spec.spines_per_plane + 1):
-            drawing.join(f"leaf{leaf}", f"spine{spine}")
+            builder.join(f"leaf{leaf}", f"spine{spine}")
     for host in range(1, spec.pods * spec.hosts_per_pod + 1):
         pod, place = (host - 1) // spec.hosts_per_pod, (host - 1) % spec.hosts_per_pod
         for leaf in range(pod * spec.nics_per_host + 1, (pod + 1) * spec.nics_per_host + 1):
             base = int(prefixes[leaf - 1].network_address) + 2 * place
-            drawing.join(f"host{host}", f"leaf{leaf}", (spec.ip.end(base + 1), spec.ip.end(base)))
-    return drawing.fabric(box="pod", area="plane", sizes=("pods", "hosts_per_pod", "nics_per_host"))
+            builder.join(f"host{host}", f"leaf{leaf}", (spec.ip.end(base + 1), spec.ip.end(base)))
+    return builder.fabric(box="pod", area="plane", sizes=("pods", "hosts_per_pod", "nics_per_host"))
 
 
 def _plane_of(spec: RailSpec, nic: int) -> int:

@@ -32,7 +32,7 @@ _VALUE: Final = re.compile(r"[A-Za-z0-9_\s-]+")
 _PROC: Final = "/proc/sys/"
 
 
-def decided(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
+def settings_of(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
     """Sysctl -> the values that the node's configuration sets: `sysctls` first, then FRR's files, then commands."""
     found: dict[str, list[Setting]] = {}
     for rows, certain in ((_file_settings(node), True), (_frr_settings(node), True), (_command_settings(node), False)):

@@ -44,10 +44,10 @@ def derive(description: TopologyDescription) -> Fabric:
     addresses = {name: _addresses(node) for name, node in description.nodes.items()}
     for link in description.links:
         rate = link.rate_bps or DEFAULT_RATE_BPS
-        for mine, other in (link.ends, link.ends[::-1]):
-            address = addresses[mine.node].get(mine.interface)
-            ports[mine.node].append(
-                Port(mine.node, mine.interface, mine.mac, other.node, other.interface, rate, link.mtu, address)
+        for end, far in (link.ends, link.ends[::-1]):
+            address = addresses[end.node].get(end.interface)
+            ports[end.node].append(
+                Port(end.node, end.interface, end.mac, far.node, far.interface, rate, link.mtu, address)
             )
     counts = [0] * len(LEVELS)
     racks: dict[str, int] = {}
@@ -81,14 +81,12 @@ def _levels(description: TopologyDescription) -> dict[str, int]:
     """
     hosts = {name for name, node in description.nodes.items() if not node.frr}
     leaves = {
-        mine.node
+        end.node
         for link in description.links
-        for mine, other in (link.ends, link.ends[::-1])
-        if mine.node not in hosts and other.node in hosts
+        for end, far in (link.ends, link.ends[::-1])
+        if end.node not in hosts and far.node in hosts
     }
-    beside = {
-        mine.node for link in description.links for mine, other in (link.ends, link.ends[::-1]) if other.node in leaves
-    }
+    beside = {end.node for link in description.links for end, far in (link.ends, link.ends[::-1]) if far.node in leaves}
     top = _TOP if leaves else _SPINE
     levels = {n: _HOST if n in hosts else _SPINE if n in beside else top for n in description.nodes}
     return levels | dict.fromkeys(leaves, _LEAF)

@@ -1,17 +1,20 @@
-"""Support for the keys of containerlab's grammar in user-supplied topologies.
+"""Containerlab's grammar in user-supplied topologies: how each key is supported, and what a node inherits.
 
 In:  a key and the runtime. Out: KeySupport: taken, left out (reported once), or refused with the reason.
 A key that a runtime cannot honour is refused: a lab must not start with part of its configuration. A key is left out
 only if it makes no difference to a lab in namespaces, or if Heddle decides its value.
+Sections: the parts of a file from which a node gets its keys, and how they are merged. Source: containerlab 0.79,
+types/topology.go (GetNodeKind, GetNodeGroup, getField, mergeStringSliceFields).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from heddle.runtimes.netns_topology import HONOURED
+from heddle.spec.yamlfile import Trail
 
 Fate = Literal["taken", "left", "refused"]
 
@@ -49,14 +52,14 @@ _REFUSED_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
     ),
     "env-files": KeySupport("refused", "is not supported for namespaces", f"use env, {_IN_ENGINE}"),
 }
+_NO_MEANING: Final = "has no meaning for kind: linux"
 # For all runtimes: these belong to other kinds than linux, or to another engine.
 _REFUSED: Final[Mapping[str, KeySupport]] = {
-    "startup-config": KeySupport("refused", "has no meaning for kind: linux", "bind the file below /etc/frr"),
-    "enforce-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "suppress-startup-config": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "license": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "components": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
-    "extras": KeySupport("refused", "has no meaning for kind: linux", "leave it out"),
+    "startup-config": KeySupport("refused", _NO_MEANING, "bind the file below /etc/frr"),
+    **dict.fromkeys(
+        ("enforce-startup-config", "suppress-startup-config", "license", "components", "extras"),
+        KeySupport("refused", _NO_MEANING, "leave it out"),
+    ),
     "runtime": KeySupport("refused", "selects an engine for one node; a Heddle lab has one runtime", "leave it out"),
 }
 # Heddle gives every lab its own management network, without access to the outside.
@@ -120,3 +123,117 @@ def kind_refused(kind: str) -> tuple[str, str]:
         return "is containerlab's FRR node, new in 0.80", "use kind: linux, and bind frr.conf and daemons"
     why = "is not supported: Heddle runs only kind: linux, in every runtime"
     return why, "use containerlab deploy, without Heddle"
+
+
+Add = Callable[..., None]
+Layer = tuple[Trail, Mapping[str, Any]]
+_NODES: Final = ("topology", "nodes")
+
+
+class Sections:
+    """`defaults`, `kinds`, `groups` and `nodes` of one file; a value of the wrong type is reported and ignored."""
+
+    def __init__(self, part: Mapping[str, Any], add: Add) -> None:
+        self._add = add
+        self._nodes = self._group(part.get("nodes"), _NODES)
+        self._kinds = self._group(part.get("kinds"), ("topology", "kinds"))
+        self._groups = self._group(part.get("groups"), ("topology", "groups"))
+        self._defaults = self._group(part.get("defaults"), ("topology", "defaults"))
+        self._seen: dict[Trail, Mapping[str, Any]] = {}
+
+    def _group(self, value: Any, trail: Trail) -> Mapping[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self._add(trail, ".".join(map(str, trail[1:])), "is no group of keys")
+            return {}
+        return value
+
+    def _own(self, node: str) -> Mapping[str, Any]:
+        return self._section(self._nodes, (*_NODES, node))
+
+    def _section(self, sections: Mapping[str, Any], trail: Trail) -> Mapping[str, Any]:
+        """One section, checked once."""
+        if trail not in self._seen:
+            self._seen[trail] = self._group(sections.get(str(trail[-1])), trail)
+        return self._seen[trail]
+
+    def kind_of(self, node: str) -> str:
+        """The node's kind: its own, its group's, the default group's, or the default kind."""
+        return str(self._kind(node)[1] or "")
+
+    def kind_trail(self, node: str) -> Trail:
+        """The key that sets the node's kind."""
+        return self._kind(node)[0]
+
+    def _kind(self, node: str) -> tuple[Trail, Any]:
+        own = self._own(node)
+        for group in (own.get("group"), self._defaults.get("group")):
+            if own.get("kind"):
+                return (*_NODES, node, "kind"), own["kind"]
+            trail: Trail = ("topology", "groups", str(group))
+            if group in self._groups and (kind := self._section(self._groups, trail).get("kind")):
+                return (*trail, "kind"), kind
+        if kind := self._defaults.get("kind"):
+            return ("topology", "defaults", "kind"), kind
+        return (*_NODES, node), None
+
+    def group_of(self, node: str) -> str:
+        """The node's group: its own, its kind's, or the default group."""
+        kind = self._section(self._kinds, ("topology", "kinds", self.kind_of(node)))
+        return str(self._own(node).get("group") or kind.get("group") or self._defaults.get("group") or "")
+
+    def layers(self, node: str) -> list[Layer]:
+        """The sections that a node inherits from, and its own; least specific first."""
+        kind: Trail = ("topology", "kinds", self.kind_of(node))
+        group: Trail = ("topology", "groups", self.group_of(node))
+        return [
+            (("topology", "defaults"), self._defaults),
+            (kind, self._section(self._kinds, kind)),
+            (group, self._section(self._groups, group)),
+            ((*_NODES, node), self._own(node)),
+        ]
+
+    def merged(self, layers: list[Layer]) -> dict[str, Any]:
+        """Key -> value: groups are merged, lists concatenated without duplicates; else the nearest value is used."""
+        found: dict[str, Any] = {}
+        for trail, layer in layers:
+            for key, value in layer.items():
+                if key in GROUPS:
+                    found[key] = {**found.get(key, {}), **self._texts((*trail, key), value)}
+                elif key in LISTS:
+                    have = found.setdefault(key, [])
+                    have += [text for _, text in self._items((*trail, key), value) if text not in have]
+                elif value not in (None, ""):
+                    found[key] = value
+        return found
+
+    def listed(self, layers: list[Layer], key: str) -> list[tuple[Trail, str]]:
+        """The items of a list from all levels, each with its place in the file, without duplicates."""
+        found: dict[str, Trail] = {}
+        for trail, layer in layers:
+            for where, text in self._items((*trail, key), layer.get(key)):
+                found.setdefault(text, where)
+        return [(where, text) for text, where in found.items()]
+
+    def _items(self, trail: Trail, value: Any) -> list[tuple[Trail, str]]:
+        if value is None:
+            return []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            self._once(trail, "is no list of texts", "a text with ': ' in it needs quotes")
+            return []
+        return [((*trail, i), str(each)) for i, each in enumerate(value)]
+
+    def _texts(self, trail: Trail, value: Any) -> dict[str, str]:
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or any(isinstance(each, dict | list) for each in value.values()):
+            self._once(trail, "is no group of texts")
+            return {}
+        return {str(k): "" if v is None else str(v) for k, v in value.items()}
+
+    def _once(self, trail: Trail, why: str, hint: str = "") -> None:
+        """Report a problem once, although a section is read for every node that inherits from it."""
+        if trail not in self._seen:
+            self._seen[trail] = {}
+            self._add(trail, ".".join(map(str, trail[1:])), why, hint)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+from pydantic import TypeAdapter
 
 from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.events import Observer
@@ -24,19 +25,19 @@ from heddle.base.state import Record, check_name
 from heddle.base.sysctls import is_sysctl_number
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric, Node
-from heddle.lab import daemons as bgp
+from heddle.kernel.handle import NodeHandle
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
-from heddle.lab.imported.decisions import decided
+from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
-from heddle.lab.imported.record import dump_fabric, restore_fabric
 from heddle.lab.lab import Difference, Setting
-from heddle.lab.sessions import MissingSession
+from heddle.lab.sessions import MissingSession, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
@@ -61,12 +62,25 @@ def import_topology(path: Path, runtime: str, name: str | None = None, shown: st
     description = read_description(path, runtime, name, shown or str(path))
     fabric = derive(description)
     daemons = {node.name: _daemons(description.nodes[node.name], runtime) for node in fabric.switches}
-    settings = {name: decided(node) for name, node in description.nodes.items()}
+    settings = {name: settings_of(node) for name, node in description.nodes.items()}
     owners = {str(p.address.ip): p.node for n in fabric.nodes for p in n.ports if p.address is not None}
     notes = (*description.notes, *_notes(description, fabric, settings, runtime))
     return ImportedLab(
         fabric, runtime, daemons, settings, owners, _parts(description, fabric, runtime), notes, description
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What a lab's record has of an ImportedLab, beside its fabric."""
+
+    known_daemons: Mapping[str, tuple[str, ...]]
+    settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
+    owners: Mapping[str, str]
+    parts: Mapping[str, str]
+
+
+_OWN: Final = TypeAdapter(_Own)
 
 
 @dataclass(frozen=True)
@@ -90,15 +104,10 @@ class ImportedLab:
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:
         """From a lab's record; MachineError when this version cannot read it."""
-        data = record.imported
         try:
-            fabric = restore_fabric(data["fabric"])
-            daemons = {str(k): tuple(map(str, v)) for k, v in data["daemons"].items()}
-            settings = {
-                str(node): {str(key): tuple(Setting(*row) for row in rows) for key, rows in table.items()}
-                for node, table in data["settings"].items()
-            }
-            return cls(fabric, record.runtime, daemons, settings, data["owners"], data["parts"])
+            own = _OWN.validate_python(record.imported)
+            fabric = fabric_from_json(record.imported["fabric"])
+            return cls(fabric, record.runtime, own.known_daemons, own.settings, own.owners, own.parts)
         except (ValueError, KeyError, TypeError, AttributeError):
             why = "was created by another version of Heddle, and this one cannot read its fabric"
             raise MachineError(
@@ -111,16 +120,8 @@ class ImportedLab:
 
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""
-        return {
-            "fabric": dump_fabric(self.fabric),
-            "daemons": {name: list(names) for name, names in self.known_daemons.items()},
-            "settings": {
-                name: {key: [[each.value, each.source, each.certain] for each in rows] for key, rows in table.items()}
-                for name, table in self.settings.items()
-            },
-            "owners": dict(self.owners),
-            "parts": dict(self.parts),
-        }
+        own = _Own(self.known_daemons, self.settings, self.owners, self.parts)
+        return {"fabric": fabric_to_json(self.fabric), **_OWN.dump_python(own, mode="json")}
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the copy that runs."""
@@ -136,37 +137,36 @@ class ImportedLab:
         keys = [key for key in dict.fromkeys([*old, *self.parts]) if old.get(key) != self.parts.get(key)]
         return [(key, _cut(old.get(key, "nothing")), _cut(self.parts.get(key, "nothing"))) for key in keys]
 
-    def kept(self) -> Mapping[str, Mapping[str, str]]:
+    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Hashing sysctls that the topology sets: its values have priority over Heddle's."""
         return {node.name: _of_hashing(self.settings.get(node.name, {})) for node in self.fabric.switches}
 
-    def decided(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
+    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Sysctls that the nodes' own configuration sets."""
         return self.settings
 
-    def sysctls(self, lab: Lab) -> Mapping[str, Mapping[str, str]]:
+    def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """The sysctls in the copy that runs."""
-        return {node.name: node.sysctls for node in read_topology(lab.topology).nodes.values()}
+        return {node.name: node.sysctls for node in read_topology(topology).nodes.values()}
 
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons whose sockets must answer."""
         return self.known_daemons.get(switch, ())
 
-    def settled(self, lab: Lab) -> ImportedLab:
+    def completed(self, handles: Mapping[str, NodeHandle]) -> ImportedLab:
         """With the actual addresses and MACs of the nodes; waits up to 20 s for addresses that the files define."""
         end = time.monotonic() + _ADDRESSES_COME_S
         promised = {port.ref for node in self.fabric.nodes for port in node.ports if port.address is not None}
         while True:
-            nodes, owners = self._alive(lab)
+            nodes, owners = self._alive(handles)
             here = {port.ref for node in nodes for port in node.ports if port.address is not None}
             if promised <= here or time.monotonic() > end:
                 return replace(self, fabric=replace(self.fabric, nodes=nodes), owners=owners)
             time.sleep(_PAUSE_S)
 
-    def _alive(self, lab: Lab) -> tuple[tuple[Node, ...], dict[str, str]]:
+    def _alive(self, handles: Mapping[str, NodeHandle]) -> tuple[tuple[Node, ...], dict[str, str]]:
         owners: dict[str, str] = {}
         nodes = []
-        handles = lab.handles()
         for node in self.fabric.nodes:
             now = read_interfaces(handles[node.name])
             owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
@@ -180,10 +180,6 @@ class ImportedLab:
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Wait until sessions are established and hosts can be reached, see reachability.py."""
         convergence.wait(lab, self.owners, observer, timeout)
-
-    def peers(self, lab: Lab, switch: str) -> Mapping[str, str] | None:
-        """Peer as configured -> session state, for all address families."""
-        return bgp.peers(lab.runtime, lab.name, lab.topology, switch)
 
     @property
     def gap_parts(self) -> LabPart:
@@ -208,11 +204,12 @@ class ImportedLab:
 
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
         """Sessions over the lab's own links and addresses that one of their ends does not report as established."""
-        return convergence.missing_of(self.fabric, self._sessions(now))
+        return missing_of(convergence.pairs_of(self.fabric, self._sessions(now)))
 
     def sessions(self, now: Snapshot) -> tuple[int, int]:
         """Sessions established, and configured, over the lab's own links and addresses."""
-        return self._sessions(now).count()
+        pairs = convergence.pairs_of(self.fabric, self._sessions(now))
+        return len(pairs) - len(missing_of(pairs)), len(pairs)
 
     def _sessions(self, now: Snapshot) -> convergence.Sessions:
         speakers = [switch for switch, names in self.known_daemons.items() if "bgpd" in names]

@@ -19,10 +19,9 @@ from heddle.base.families import Address
 from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
-from heddle.lab import daemons as bgp
-from heddle.lab.adjacencies import Adjacency, pending
 from heddle.lab.convergence import STEP
-from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, MissingSession, SessionEnd
+from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, Adjacency, SessionEnd, pending
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -61,23 +60,7 @@ class Sessions:
     @property
     def down(self) -> tuple[BgpSession, ...]:
         """Sessions that are not established."""
-        return tuple(each for each in self.sessions if each.state != bgp.ESTABLISHED)
-
-    def count(self) -> tuple[int, int]:
-        """Sessions established and expected, by pairs of nodes. The end that reports more sessions sets the expected
-        number. A session is established when both ends report it, or the only end that can be asked.
-        """
-        ends: dict[tuple[str, str], list[bool]] = {}
-        for each in self.sessions:
-            ends.setdefault((each.switch, each.node), []).append(each.state == bgp.ESTABLISHED)
-        up = expected = 0
-        for (here, there), mine in ends.items():
-            theirs = ends.get((there, here), [])
-            if here > there and theirs:
-                continue  # counted from the other end
-            expected += max(len(mine), len(theirs))
-            up += min(sum(mine), sum(theirs)) if there in self.switches else sum(mine)
-        return up, expected
+        return tuple(each for each in self.sessions if each.state != ESTABLISHED)
 
 
 @dataclass(frozen=True)
@@ -123,7 +106,7 @@ def _and_more(names: Sequence[str]) -> str:
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
     """Read daemons and kernels now. owners: address -> node, for all addresses in the lab."""
     now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS)
-    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.made.daemons(switch.name)]
+    asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.blueprint.daemons(switch.name)]
     return Look(sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs)
 
 
@@ -140,17 +123,17 @@ def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, 
     return Sessions(tuple(sessions), tuple(silent), tuple(now.sessions))
 
 
-def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
-    """Sessions that one end does not report as established, each once, with both ends."""
+def pairs_of(fabric: Fabric, found: Sessions) -> list[tuple[SessionEnd, SessionEnd]]:
+    """Each session once, with both ends. One that only one end knows has NOT_CONFIGURED or NOT_ASKED at the other."""
     waiting: dict[tuple[str, str], list[BgpSession]] = {}
     for each in found.sessions:
         waiting.setdefault((each.switch, each.node), []).append(each)
-    missing = []
+    pairs = []
     for here in found.sessions:
-        mine = waiting[here.switch, here.node]
-        if here not in mine:
-            continue  # reported with its other end
-        mine.remove(here)
+        rest = waiting[here.switch, here.node]
+        if here not in rest:
+            continue  # paired with its other end
+        rest.remove(here)
         end = _end(fabric, here)
         back = waiting.get((here.node, here.switch), [])
         # Of parallel sessions take the one over the same link, if the ports are known.
@@ -162,10 +145,8 @@ def missing_of(fabric: Fabric, found: Sessions) -> list[MissingSession]:
             known = NOT_CONFIGURED if here.node in found.switches else NOT_ASKED
             port = _far_end(fabric, end).partition(":")[2]
             far = SessionEnd(here.node, port, "", NO_ANSWER if here.node in found.silent else known)
-        # As in Sessions.count: an end that cannot be asked does not count.
-        if {end.state, far.state} - {bgp.ESTABLISHED, NOT_ASKED}:
-            missing.append(MissingSession(end, far))
-    return missing
+        pairs.append((end, far))
+    return pairs
 
 
 def _end(fabric: Fabric, session: BgpSession) -> SessionEnd:
@@ -247,7 +228,7 @@ def _reason(lab: Lab, now: Look) -> str:
 
 
 def _igp(lab: Lab) -> list[Adjacency]:
-    return [each for switch in lab.fabric.switches for each in pending(lab, switch)]
+    return [each for switch in lab.fabric.switches for each in pending(lab.daemons, switch)]
 
 
 def _summary(lab: Lab, last: Look | None) -> str:
@@ -255,7 +236,7 @@ def _summary(lab: Lab, last: Look | None) -> str:
     if last is None:
         return "no switch, so nothing to wait for"
     hosts = len(host_addresses(lab.fabric))
-    expected = last.bgp.count()[1]
+    expected = len(pairs_of(lab.fabric, last.bgp))
     parts = [f"{expected} BGP sessions"] if expected else []
     parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
     return ", ".join(parts) if hosts or expected else "neither BGP sessions nor addresses of hosts to wait for"

@@ -10,7 +10,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from heddle.spec.keys import at
-from heddle.spec.schema import FASTEST_BPS, MOST_HOSTS, MOST_SWITCHES, SLOWEST_BPS, FabricSpec
+from heddle.spec.linkspec import FASTEST_BPS, SLOWEST_BPS
+from heddle.spec.schema import MOST_HOSTS, MOST_SWITCHES, FabricSpec
 
 
 class ClosSpec(FabricSpec):

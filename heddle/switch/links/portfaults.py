@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.fabric.linkfault import LinkFault
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
+from heddle.spec.impairments import KINDS, LinkFault
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
@@ -23,8 +23,9 @@ from heddle.switch.queues.portids import OWNER
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
-_CHANCES: Final = ("loss", "corrupt", "duplicate")
-_COUNTS: Final = ("packets", "lost", "corrupted", "duplicated", "delayed")
+_BY_PROGRAM: Final = [kind for kind in KINDS.values() if kind.by == "program"]
+_CHANCES: Final = tuple(kind.key for kind in _BY_PROGRAM)
+_COUNTS: Final = ("packets", *(kind.word for kind in _BY_PROGRAM), "delayed")
 _ONE: Final = 1 << 32
 _NEAR: Final = 1e-6  # tc prints shares with this precision
 

@@ -279,7 +279,7 @@ class Agent:
 def reaction_bin(reaction_ns: int) -> int:
     """The histogram bin of a reaction time: bin 0 ends at 62.5 us, and each next bin ends at twice the time.
 
-    The same as in heddle/lab/queuestatus.py, which is not imported because it would import half of Heddle.
+    The same as in heddle/lab/queues.py, which is not imported because it would import half of Heddle.
     """
     return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
 

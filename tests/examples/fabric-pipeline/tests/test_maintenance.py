@@ -1,7 +1,7 @@
 """A CTSW can be drained while jobs run: no packet is lost, and most of the bandwidth stays."""
 
 import pytest
-from heddle.lab.faults import drain
+from heddle.lab.outages import drain
 from heddle.testing import assert_converged, assert_lossless, assert_no_wrong, assert_paths_agree
 
 pytestmark = pytest.mark.fabric("../fabrics/training.yml")

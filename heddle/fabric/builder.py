@@ -1,0 +1,85 @@
+"""Build a fabric node by node and link by link, for every shape: addresses, seeds and port numbers are set here.
+
+In:  FabricSpec, the shape's levels; then nodes and links in the shape's order.
+Out: Fabric.
+MACs, loopbacks and seeds are functions of a node's level and index, so two builds of one spec are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from heddle.base.families import Interface, Network
+from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.policydata import policy_of
+from heddle.fabric.seeds import seed_for
+from heddle.spec.schema import FabricSpec
+
+Groups = tuple[tuple[str, int], ...]
+_HOST_CODE: Final = 4  # in MACs, where switches have their level: a shape has three levels of switches at most
+
+
+class FabricBuilder:
+    """A fabric under construction. levels: hosts first, each with the rate of its links upwards."""
+
+    def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
+        self._spec, self._levels = spec, tuple(levels)
+        self._nodes: dict[str, Node] = {}
+        self._ports: dict[str, list[Port]] = {}
+        self._links: list[Link] = []
+
+    def switch(self, level: int, index: int, asn: int, groups: Groups, prefix: Network | None = None) -> str:
+        """Add a switch and return its name. prefix: of its host links."""
+        spec, word = self._spec, self._levels[level].word
+        loopback = spec.ip.loopback(spec.addressing.network, level, index)
+        router_id = spec.ip.router_id(loopback, level, index)
+        name = f"{word}{index}"
+        seed = seed_for(spec.routing.seed, word, name)
+        node = Node(name, Role.SWITCH, level, index, (), groups, asn, loopback, prefix, seed, router_id)
+        return self._add(node)
+
+    def host(self, index: int, groups: Groups) -> str:
+        """Add a host and return its name."""
+        return self._add(Node(f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups))
+
+    def join(self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None) -> None:
+        """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed."""
+        a, b = (low, f"eth{len(self._ports[low]) + 1}"), (high, f"eth{len(self._ports[high]) + 1}")
+        link = self._spec.link
+        rate = _rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
+        one, other = addresses or (None, None)
+        self._ports[low].append(Port(*a, self._mac(low), *b, rate, link.mtu, one))
+        self._ports[high].append(Port(*b, self._mac(high), *a, rate, link.mtu, other))
+        self._links.append(Link(a, b, rate, link.mtu))
+
+    def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
+        """The finished fabric; arguments as in Fabric."""
+        nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
+        policy = policy_of(self._spec, self._levels)
+        return Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
+
+    def _add(self, node: Node) -> str:
+        self._nodes[node.name], self._ports[node.name] = node, []
+        return node.name
+
+    def _mac(self, name: str) -> str:
+        """The next port's MAC, locally administered: 02, level (4: a host), node index and port of 16 bits each."""
+        node, port = self._nodes[name], len(self._ports[name]) + 1
+        code = _HOST_CODE if node.role is Role.HOST else node.level
+        return f"02:{code:02x}:{node.index >> 8:02x}:{node.index & 0xFF:02x}:{port >> 8:02x}:{port & 0xFF:02x}"
+
+
+def _rate_of(exceptions: Mapping[str, int], a: tuple[str, str], b: tuple[str, str], usual: int) -> int:
+    """bit/s of the link between two ports (node and port name): the ports' exception, else the nodes', else `usual`.
+
+    If both ends have an exception, the lower rate counts.
+    """
+    if not exceptions:
+        return usual
+    for names in ((f"{a[0]}:{a[1]}", f"{b[0]}:{b[1]}"), (a[0], b[0])):
+        named = [exceptions[name] for name in names if name in exceptions]
+        if named:
+            return min(named)
+    return usual

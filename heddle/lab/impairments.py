@@ -1,0 +1,277 @@
+"""Faults of the links of a running lab: set, list, clear, restore; and set for one run.
+
+In:  a Lab and a LinkFault; or the texts of `./inv run --fault`.
+Out: the fault of each port, with its counters. What was set is recorded (requested.py), so that `status`, `validate`
+and `up --repair` know it. A fault concerns the packets that leave by a port: the other direction is another port.
+A fault for one run is recorded in the same way, with what its port had before. So all that reads faults sees it, and a
+run that was killed (SIGKILL) is undone later: by the next run, `up --repair` or `fault --clear`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from heddle.base import state
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.valuetext import some_of
+from heddle.fabric.model import Fabric, Port
+from heddle.lab.requested import Requested
+from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
+from heddle.switch.links.portfaults import differences, file_faults, read_counts, require_netem, set_faults
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.switch.links.portfaults import FaultCounts
+
+_LOCK_S: Final = 10.0  # for another command that changes faults, hashing or thresholds
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PortFault:
+    """The fault of one port. peer: the port that its packets arrive by.
+
+    by: what set it: the fabric file, `./inv fault`, or a run, for its own time.
+    counts: None where the program has no fault for that port, although one is recorded.
+    """
+
+    port: str
+    peer: str
+    fault: LinkFault
+    by: Literal["file", "fault", "run"]
+    counts: FaultCounts | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A row of `./inv fault --format json`."""
+        return {
+            "port": self.port,
+            "peer": self.peer,
+            "by": self.by,
+            "fault": self.fault.to_json(),
+            "counts": self.counts.to_json() if self.counts is not None else None,
+        }
+
+
+def wanted_faults(lab: Lab) -> dict[str, LinkFault]:
+    """Port -> its fault, as set last, or else as in the fabric file; only ports that have one."""
+    found = file_faults(lab.fabric) | dict(Requested.read(lab.dir).links)
+    return {ref: fault for ref, fault in found.items() if fault}
+
+
+def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault) -> list[str]:
+    """Set a fault on ports (`rtsw1:eth3`, `rtsw1`, patterns); returns the ports. Their counters start again.
+
+    InputError for a port that the lab does not have, and for values that do not fit together. MachineError when this
+    kernel has no netem and the fault needs it. In both cases nothing is changed.
+    """
+    key, why, hint = fault.complaint()
+    if why:
+        raise InputError(Problem("", f"--{key}", why, hint))
+    ports = ports_of(lab.fabric, refs)
+    return _set(lab, dict.fromkeys((port.ref for port in ports), fault))
+
+
+def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
+    """Clear the faults of ports, or of all; returns the ports that had one. Those of the file are cleared, too."""
+    named = {port.ref for port in ports_of(lab.fabric, refs)} if refs else None
+    had = [ref for ref in wanted_faults(lab) if named is None or ref in named]
+    return _set(lab, dict.fromkeys(had, NO_FAULT))
+
+
+def restore_faults(lab: Lab) -> bool:
+    """Restore the faults of the fabric file on every port; False when there was nothing to do."""
+    own, usual = Requested.read(lab.dir).links, file_faults(lab.fabric)
+    if not own:
+        return False
+    _set(lab, {ref: usual.get(ref, NO_FAULT) for ref in own})
+    return True
+
+
+def reinstall_faults(lab: Lab) -> list[str]:
+    """Set faults again where program or kernel differ from them; returns the ports. The caller holds the lab's lock."""
+    from heddle.switch.queues.cells import LabQueues
+
+    wanted = wanted_faults(lab)
+    with LabQueues.pinned(lab.fabric) as live:
+        wrong = differences(lab.fabric, lab.handles(), live, wanted)
+        if wrong:
+            set_faults(lab.fabric, lab.handles(), live, {ref: wanted.get(ref, NO_FAULT) for ref in wrong})
+    return [*wrong]
+
+
+def read_faults(lab: Lab) -> list[PortFault]:
+    """All ports that have a fault, in the fabric's order, with their counters."""
+    from heddle.switch.queues.cells import LabQueues
+
+    requested, wanted = Requested.read(lab.dir), wanted_faults(lab)
+    if not wanted:
+        return []
+    with LabQueues.pinned(lab.fabric) as live:
+        counts = read_counts(lab.fabric, lab.handles(), live)
+
+    def source(ref: str) -> Literal["file", "fault", "run"]:
+        return "run" if ref in requested.before_run else "fault" if ref in requested.links else "file"
+
+    return [
+        PortFault(port.ref, port.peer_ref, wanted[port.ref], source(port.ref), counts.get(port.ref))
+        for node in lab.fabric.nodes
+        for port in node.ports
+        if port.ref in wanted
+    ]
+
+
+def fault_lines(lab: Lab) -> tuple[str, ...]:
+    """One line for each port that has a fault, as recorded: `rtsw1:eth3: 1/256 lost`, `...: 1/256 lost (one run)`."""
+    k, running = lab.fabric.policy.k, Requested.read(lab.dir).before_run
+    return tuple(
+        f"{ref}: {fault.text(k)}{' (one run)' if ref in running else ''}"
+        for ref, fault in sorted(wanted_faults(lab).items())
+    )
+
+
+def extra_delay_ns(lab: Lab, more: Mapping[str, LinkFault]) -> int:
+    """The most that faults add to a path, one way, on hardware, beyond the delays of the fabric file; with jitter.
+
+    more: port -> fault that will be set, too. A path passes each level once up and once down; the slowest port of each
+    counts. Which ports it passes is not known.
+    """
+    nodes, policy = lab.fabric.by_name, lab.fabric.policy
+    most: dict[tuple[int, bool], int] = {}
+    for ref, fault in {**wanted_faults(lab), **more}.items():
+        name, _, port = ref.partition(":")
+        here, there = nodes[name].level, nodes[nodes[name].port(port).peer_node].level
+        known = policy.delay_ns(min(here, there)) if policy.delayed_on_links else 0
+        key = min(here, there), here < there
+        most[key] = max(most.get(key, 0), fault.delay_ns + fault.jitter_ns - known)
+    return sum(most.values())
+
+
+def ports_of(fabric: Fabric, refs: Sequence[str]) -> list[Port]:
+    """The ports that names or patterns select; InputError for one that selects none. A node is all of its ports."""
+    every = [port for node in fabric.nodes for port in node.ports]
+    typed = [each.strip() for ref in refs for each in ref.split(",") if each.strip()]
+    patterns = [each if ":" in each else f"{each}:*" for each in typed]
+    names = [port.ref for port in every]
+    problems = [
+        Problem("", word, f"is not a port of {fabric.name}", _near(word, fabric))
+        for word, pattern in zip(typed, patterns, strict=True)
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if problems:
+        raise InputError(*problems)
+    return [port for port in every if any(fnmatchcase(port.ref, pattern) for pattern in patterns)]
+
+
+def _near(word: str, fabric: Fabric) -> str:
+    node = fabric.by_name.get(word.partition(":")[0])
+    if node is None:
+        return did_you_mean(word.partition(":")[0], fabric.by_name)
+    names = [port.name for port in node.ports]
+    return f"{node.name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+
+
+def faults_on(fabric: Fabric, texts: Sequence[str]) -> dict[str, LinkFault]:
+    """Port -> its fault for a run, from `./inv run --fault`; of several for one port, the last counts.
+
+    InputError for a port that the fabric does not have. MachineError where a fault needs netem and there is none.
+    """
+    found: dict[str, LinkFault] = {}
+    problems: list[Problem] = []
+    for text, each in zip(texts, parse_run_faults(texts), strict=True):
+        try:
+            found |= dict.fromkeys((port.ref for port in ports_of(fabric, each.ports)), each.fault)
+        except InputError as error:
+            problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
+    if problems:
+        raise InputError(*problems)
+    require_netem(found.values())
+    return found
+
+
+@contextmanager
+def faults_for_run(lab: Lab, faults: Mapping[str, LinkFault], observer: Observer) -> Iterator[None]:
+    """Set faults for a with block; afterwards each port has what it had, unless it was set meanwhile.
+
+    The caller holds the lab's lock. Faults that a killed run left are cleared first. Where the end cannot undo them, it
+    warns: the next run does.
+    """
+    if left := end_run_faults(lab):
+        observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
+    try:
+        if faults:
+            with _changing(lab):
+                requested = Requested.read(lab.dir)
+                before = {ref: requested.links.get(ref) for ref in faults}
+                _write(lab, faults, replace(requested, links={**requested.links, **faults}, before_run=before))
+        yield
+    finally:
+        if faults:
+            try:
+                end_run_faults(lab)
+            except HeddleError as error:
+                why = str(error).partition("\n")[0]
+                observer.warn(f"the faults of this run are still set ({why}): clear them with ./inv fault --clear")
+
+
+def end_run_faults(lab: Lab) -> list[str]:
+    """Undo the faults of a run that has ended; returns the ports. The caller holds the lab's lock, so no run is on."""
+    if not Requested.read(lab.dir).before_run:
+        return []
+    with _changing(lab):
+        requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
+        before = requested.before_run
+        own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
+        own |= {ref: fault for ref, fault in before.items() if fault is not None}
+        wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
+        _write(lab, wanted, replace(requested, links=own, before_run={}))
+    return [*before]
+
+
+def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
+    """Set faults and record them."""
+    if not wanted:
+        return []
+    require_netem(wanted.values())  # before the record says that it is set
+    with state.lock(lab.name, state.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
+        requested = Requested.read(lab.dir)
+        # The end of a run does not undo what is set now.
+        before = {ref: fault for ref, fault in requested.before_run.items() if ref not in wanted}
+        _write(lab, wanted, replace(requested, links={**requested.links, **wanted}, before_run=before))
+    return [*wanted]
+
+
+def _write(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
+    """Record faults, then set those of `wanted`. The caller holds CHANGES."""
+    from heddle.switch.queues.cells import LabQueues
+
+    usual = file_faults(lab.fabric)
+    own = {ref: fault for ref, fault in requested.links.items() if fault != usual.get(ref, NO_FAULT)}
+    replace(requested, links=own).write(lab.dir)
+    with LabQueues.pinned(lab.fabric) as live:
+        set_faults(lab.fabric, lab.handles(), live, wanted)
+
+
+@contextmanager
+def _changing(lab: Lab) -> Iterator[None]:
+    """The lock of what changes during runs. Another command has it for a moment; then this waits."""
+    end = time.monotonic() + _LOCK_S
+    while True:
+        lock = state.lock(lab.name, state.CHANGES)
+        try:
+            lock.__enter__()
+        except InputError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_POLL_S)
+            continue
+        break
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)

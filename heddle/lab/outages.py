@@ -1,0 +1,304 @@
+"""Outages on request: take links and switches down, drain switches by BGP, and undo it.
+
+In:  a running Lab of a fabric file, a port (`rtsw1:eth3`) or a switch.
+Out: a Fault that can be undone, once every kernel has the routes of the fabric with that fault. CheckError with the
+missing routes if that takes too long. If a step fails or is interrupted, its change is undone.
+
+    with link_down(lab, "rtsw1:eth3"):
+        ...                          # undone at the end; waits for the routes
+    fault = drain(lab, "ctsw2")
+    fault.undo()
+
+The current faults are always read from the kernels and from BGP, so faults made by hand count as well. Only links that
+were taken down here are recorded, for `up --repair` (requested.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self
+
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.process import run
+from heddle.base.state import lock
+from heddle.base.valuetext import some_of
+from heddle.fabric.model import Fabric, Node, Role
+from heddle.kernel.carrier import down_ports
+from heddle.kernel.namespace import inside
+from heddle.lab import convergence
+from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
+from heddle.lab.requested import Requested
+from heddle.lab.snapshot import LabPart, Snapshot
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+SECONDS: Final = 60.0  # to wait for routes
+REPAIR: Final = "./inv up --repair --name {lab}"
+_PAUSE_S: Final = 0.1
+_LOOKS: Final = 2
+_SHOWN: Final = 4  # ports named in a line
+
+
+def repair_hint(lab: str, what: str) -> str:
+    """The command that repairs a lab, followed by its effect (`sets it up`)."""
+    return f"{REPAIR.format(lab=lab)} {what}"
+
+
+@dataclass
+class Fault:
+    """A link or switch that is down or drained. The end of a `with` block, or `undo`, restores it and its routes."""
+
+    what: str
+    _restore: Callable[[], None] = field(repr=False)
+    _done: bool = False
+
+    def undo(self) -> None:
+        """Undo the fault, once; CheckError when the routes do not return in time."""
+        if not self._done:
+            self._done = True
+            self._restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Links and switches of a running lab that are down or drained. dead: one port per link, the end taken down."""
+
+    dead: tuple[str, ...]
+    drained: tuple[str, ...]
+
+    @classmethod
+    def of(cls, fabric: Fabric, now: Snapshot) -> State:
+        """Which links are down, and which switches are drained. Parts: CARRIER and DRAINED."""
+        ports = {port.ref: port for node in fabric.switches for port in node.ports}
+        down = {ref: (ports[ref], here) for ref, here in now.down.items() if ref in ports}
+        dead = []
+        for ref, (port, here) in down.items():
+            # A link is named by the end that was taken down. Hosts are not read: their end follows from the switch's.
+            there = port.peer_ref in down and down[port.peer_ref][1]
+            if here or not there:
+                dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
+        return cls(tuple(dead), now.drained)
+
+    def text(self) -> str:
+        """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""
+        parts = []
+        if self.dead:
+            parts.append(f"{some_of(self.dead)} {'is' if len(self.dead) == 1 else 'are'} down")
+        if self.drained:
+            are = "is" if len(self.drained) == 1 else "are"
+            parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
+        return "; ".join(parts)
+
+    def problems(self, lab: Lab) -> list[Problem]:
+        """The same, one by one, each with the command that repairs it."""
+        kept = Requested.read(lab.dir).down
+        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.outages.link_up(lab, {!r}) sets it up"
+        links = [
+            Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
+            if ref in kept
+            else Problem(ref, "the link", "is down", by_hand)
+            for ref in self.dead
+        ]
+        hint = "vtysh: no bgp graceful-shutdown, in router bgp"
+        return [
+            *links,
+            *(Problem(name, "BGP", f"drains the switch ({GRACEFUL_SHUTDOWN})", hint) for name in self.drained),
+        ]
+
+
+def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
+    """Take a link down at one end (`rtsw1:eth3`) and wait until no kernel forwards over it. timeout: seconds.
+
+    A host's link goes down at its switch. InputError for a port that the fabric does not have.
+    """
+    node, name = _port(lab, port)
+    return _taken_down(lab, f"{port} down", node, [name], timeout)
+
+
+def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
+    """Set a link up at that end, and wait until it is used again."""
+    node, name = _port(lab, port)
+    _set(lab, node, [name], "up")
+    wait(lab, timeout)
+
+
+def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
+    """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
+
+    InputError for a name that is not a switch of the fabric.
+    """
+    node = _switch(lab, switch)
+    return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
+
+
+def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
+    """Set all links of a switch up at its own end, and wait until it is used again."""
+    node = _switch(lab, switch)
+    _set(lab, node, [port.name for port in node.ports], "up")
+    wait(lab, timeout)
+
+
+def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
+    """Drain a switch by BGP (RFC 8326), and wait until no kernel uses it as transit. It still forwards packets.
+
+    InputError for a name that is not a switch of the fabric. Hosts stay reachable through their own leaf in any case.
+    """
+    node = _switch(lab, switch)
+    _check_rendered(lab)
+    # A switch that was drained before stays drained after `undo`.
+    words = ("", "") if switch in lab.snapshot(LabPart.DRAINED, [switch]).drained else ("", "no ")
+    do, undo = (partial(_graceful, lab, node, word) for word in words)
+    return _inject(lab, f"{switch} drained", do, undo, timeout)
+
+
+def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
+    """End a drain, and wait until the switch is used again."""
+    _graceful(lab, _switch(lab, switch), "no ")
+    wait(lab, timeout)
+
+
+def undo_all(lab: Lab, timeout: float) -> State:
+    """Set every link up that is down, end every drain, and wait; returns the state before. timeout: seconds.
+
+    A link that was taken down inside a host stays down: `state_of` shows it afterwards.
+    """
+    state = state_of(lab)
+    ports: dict[str, list[str]] = {}
+    for node, name in (_port(lab, ref) for ref in state.dead):
+        ports.setdefault(node.name, []).append(name)
+    for switch, names in ports.items():
+        _set(lab, lab.fabric.by_name[switch], names, "up")
+    for switch in state.drained:
+        _graceful(lab, _switch(lab, switch), "no ")
+    if state.dead or state.drained:
+        wait(lab, timeout)
+    return state
+
+
+def state_of(lab: Lab) -> State:
+    """Links that are down and switches that are drained, read from kernels and BGP now."""
+    return State.of(lab.fabric, lab.snapshot(LabPart.CARRIER | LabPart.DRAINED))
+
+
+def wait(lab: Lab, timeout: float = SECONDS) -> None:
+    """Wait until every kernel has the routes of the fabric with its current faults; CheckError after `timeout` seconds.
+
+    Two readings in a row must agree: bgpd processes updates in portions.
+    """
+    end = time.monotonic() + timeout
+    settled = 0
+    while settled < _LOOKS:
+        now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
+        state = State.of(lab.fabric, now)
+        wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained)
+        found = convergence.gaps(lab.fabric, now.fibs, wanted, strict=True)
+        late = _unsettled(lab.fabric, now, state)
+        settled = 0 if found or late else settled + 1
+        if time.monotonic() > end and found:
+            raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.daemons.sessions, timeout))
+        if time.monotonic() > end and late:
+            raise CheckError(
+                Problem(lab.name, "BGP", f"has not converged after {timeout:g} s: {', '.join(late[:_SHOWN])}")
+            )
+        if settled < _LOOKS:
+            time.sleep(_PAUSE_S)
+
+
+def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
+    """Link ends between switches with outdated BGP state: a session over a dead link, or none over a live one."""
+    ends = {port.ref: port for node in fabric.switches for port in node.ports}
+    dead = set(state.dead) | {ends[ref].peer_ref for ref in state.dead if ref in ends}
+    found = []
+    for node in fabric.switches:
+        sessions = now.sessions[node.name] or {}
+        for port in node.ports:
+            if fabric.by_name[port.peer_node].role is Role.SWITCH:
+                up = sessions.get(port.name) == ESTABLISHED
+                if up == (port.ref in dead):
+                    found.append(f"{port.ref}: {'BGP has not noticed' if up else 'no BGP session'}")
+    return found
+
+
+def _taken_down(lab: Lab, what: str, node: Node, names: Sequence[str], timeout: float) -> Fault:
+    """Take ports of one switch down. Ports that were down before stay down after `undo`."""
+    _check_rendered(lab)
+    down = down_ports(lab.handle(node.name))
+    fresh = [name for name in names if not down.get(name)]
+    do, undo = (partial(_set, lab, node, fresh, word) for word in ("down", "up"))
+    return _inject(lab, what, do, undo, timeout)
+
+
+def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
+    """Make the change and wait. If that fails or is interrupted, the caller gets no Fault, so undo it at once."""
+    try:
+        do()
+        wait(lab, timeout)
+    except BaseException:  # Ctrl-C above all
+        undo()
+        raise
+
+    def restore() -> None:
+        undo()
+        wait(lab, timeout)
+
+    return Fault(what, restore)
+
+
+def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
+    _check_rendered(lab)
+    lines = "".join(f"link set dev {name} {word}\n" for name in names)
+    with lock(lab.name):
+        with inside(lab.handle(node.name).netns):
+            done = run(["ip", "-batch", "-"], stdin=lines, check=False)
+        if done.code == 0:
+            requested, refs = Requested.read(lab.dir), {node.port(name).ref for name in names}
+            down = requested.down | refs if word == "down" else requested.down - refs
+            replace(requested, down=down).write(lab.dir)
+    if done.code != 0:
+        raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
+
+
+def _graceful(lab: Lab, node: Node, word: str) -> None:
+    _check_rendered(lab)
+    commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
+    lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
+
+
+def _check_rendered(lab: Lab) -> None:
+    if not lab.blueprint.rendered:
+        why = "was imported, so its routes after a fault cannot be predicted"
+        raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
+
+
+def _port(lab: Lab, ref: str) -> tuple[Node, str]:
+    name, colon, port = ref.partition(":")
+    nodes = lab.fabric.by_name
+    if name not in nodes:
+        raise InputError(Problem("", ref, f"is not a port: {lab.name} has no {name}", did_you_mean(name, nodes)))
+    names = [each.name for each in nodes[name].ports]
+    if not colon or port not in names:
+        hint = f"{name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        raise InputError(Problem("", ref, "is not a port", hint))
+    if nodes[name].role is Role.SWITCH:
+        return nodes[name], port
+    # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.
+    end = nodes[name].port(port)
+    return nodes[end.peer_node], end.peer_port
+
+
+def _switch(lab: Lab, name: str) -> Node:
+    node = lab.fabric.by_name.get(name)
+    if node is None or node.role is Role.HOST:
+        names = [each.name for each in lab.fabric.switches]
+        raise InputError(Problem("", name, f"is not a switch of {lab.name}", did_you_mean(name, names)))
+    return node

@@ -1,0 +1,243 @@
+"""Change queue thresholds while packets pass: every switch uses the old values or the new ones, never a mix.
+
+In:  a running lab, settings as `path=value` of the fabric file's `queues`, and the switches that they are for.
+Out: the inactive half of the policies map is written, and one store activates it; an entry in the lab's record, which
+`validate` and `queues` use. The result is checked like a fabric file before anything changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import state
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
+from heddle.base.units import shown
+from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
+from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
+from heddle.spec.keys import Strict
+from heddle.spec.plain import nested_values
+from heddle.spec.queuespec import QueuesSpec
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import red
+from heddle.switch.queues.classes import Policies, policies_of
+from heddle.switch.queues.portqueues import Setup
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric, Level
+    from heddle.fabric.policy import QueuePolicy
+    from heddle.lab.lab import Lab
+
+# Paths below `queues` that are thresholds, which are in a BPF map. All others are in qdiscs, or in tables for qdiscs.
+LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
+                "alpha")  # fmt: skip
+
+
+QueueSetting = str | int | float | bool | None | Sequence[int]  # a value of a fabric file's `queues`
+
+
+def own_queues(lab: Lab) -> dict[str, QueuePolicy]:
+    """Node -> its queues, for nodes set while the lab was running; MachineError when the record cannot be read."""
+    record = state.read_record(lab.name)
+    try:
+        return {node: load_queues(data) for node, data in (record.queues if record is not None else {}).items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        why = "was set by another version of Heddle, and this one cannot read it"
+        hint = f"./inv down {lab.name}, then up again"
+        raise MachineError(Problem("", f"the queues of lab {lab.name}", why, hint)) from None
+
+
+def wanted_policies(lab: Lab) -> Policies:
+    """The expected policies of every port: as set last, or else as in the fabric file."""
+    return policies_of(lab.fabric, own=own_queues(lab))
+
+
+def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
+    """Node -> path -> value, for values that differ from the fabric file: `ecn.kmax` -> 800000."""
+    usual = nested_values(_as_file(lab.fabric, lab.fabric.policy.queues))
+    found: dict[str, dict[str, QueueSetting]] = {}
+    for node, queues in own_queues(lab).items():
+        rows = nested_values(_as_file(lab.fabric, queues))
+        found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
+    return found
+
+
+def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
+    """Set new thresholds on a running lab, or on some of its switches, all at once; returns the nodes' names.
+
+    settings: `path=value` each, below `queues`. switches: names, or patterns such as `ctsw*`; without any, all nodes.
+    InputError with every problem, and nothing changed, if the result would not be valid in a fabric file.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    names = _nodes(lab, switches)
+    levels = {lab.fabric.by_name[name].level for name in names}
+    with state.lock(lab.name, state.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
+        own = own_queues(lab)
+        usual = lab.fabric.policy.queues
+        changes: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
+        for name in names:
+            before = own.get(name, usual)
+            after = next((new for old, new in changes if old == before), None)
+            if after is None:
+                after = changed(lab.fabric, before, settings, levels)
+                changes.append((before, after))
+            own[name] = after
+        _check_gates(lab, [after for _, after in changes])
+        own = {name: queues for name, queues in own.items() if queues != usual}
+        policies = policies_of(lab.fabric, own=own)
+        with LabQueues.pinned(lab.fabric) as live:
+            live.set_policies(policies)
+        _set_red_curves(lab, {name: own.get(name, usual) for name in names})
+        record = state.read_record(lab.name)
+        if record is not None:
+            kept = {name: dump_queues(queues) for name, queues in own.items()}
+            state.write_record(replace(record, queues=kept))
+    pfc.reload(lab.name)
+    return names
+
+
+def restore_queues(lab: Lab) -> bool:
+    """Restore the thresholds of the fabric file on every node, and clear the record; False when none was changed.
+
+    Raises the errors of set_queues.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    with state.lock(lab.name, state.CHANGES):
+        own, record = own_queues(lab), state.read_record(lab.name)
+        if not own or record is None:
+            return False
+        with LabQueues.pinned(lab.fabric) as live:
+            live.set_policies(policies_of(lab.fabric))
+        _set_red_curves(lab, dict.fromkeys(own, lab.fabric.policy.queues))
+        state.write_record(replace(record, queues={}))
+    pfc.reload(lab.name)
+    return True
+
+
+def _check_gates(lab: Lab, policies: Iterable[QueuePolicy]) -> None:
+    """InputError where pauses are requested but the lab's scheduler has no gates to close."""
+    if any(queues.paused for queues in policies):
+        setup = Setup.of(lab.fabric)
+        if not setup.gated:
+            why = f"needs gates, and scheduler {setup.discipline.name} has none"
+            hint = "./inv down, then ./inv up FABRIC --set queues.scheduler=htb"
+            raise InputError(Problem("queues set", "pfc.enabled=true", why, hint))
+
+
+class _Keys(Strict):
+    """The part of a fabric file that can be set here."""
+
+    queues: QueuesSpec
+
+
+def changed(
+    fabric: Fabric, queues: QueuePolicy, settings: Sequence[str], levels: Collection[int] | None = None
+) -> QueuePolicy:
+    """`queues` with the settings applied, checked together with the rest of the fabric; InputError with all problems.
+
+    levels: the levels of the nodes that it is for; all when None.
+    """
+    from heddle.spec.load import override
+    from heddle.spec.wording import examined
+    from heddle.spec.yamlfile import Document, Mark
+
+    words = {level.word: number for number, level in enumerate(fabric.levels)}
+    meant = [word for word, number in words.items() if levels is None or number in levels]
+    document = Document({"queues": _as_file(fabric, queues)}, "")
+    # So that a problem with an old value can quote it.
+    for path, value in nested_values(document.data["queues"]).items():
+        text = shown(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        document.marks["queues", *path.split(".")] = Mark("", text)
+    problems = Problems()
+    for text in settings:
+        path, equals, value = text.partition("=")
+        key = path.strip().removeprefix("queues.")
+        if not equals or not key:
+            hint = f"as ./inv queues set ecn.kmax=800KB --switch '{fabric.levels[2].word}*'"
+            problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=hint)
+        elif wrong := _not_live(key, fabric, meant):
+            problems.found.append(wrong)
+        else:  # a single buffer size is for all chosen switches; hosts keep theirs
+            one = key in ("buffer", "buffer.switch")
+            for each in [f"buffer.{word}" for word in meant if words[word]] if one else [key]:
+                override(document, f"queues.{each}={value}", problems)
+    for mark, found in list(document.marks.items()):
+        document.marks[mark] = replace(found, where=found.where.replace("--set", "queues set"))
+    result = examined(document, _Keys)
+    problems.found += result.problems
+    if result.value is None:
+        raise InputError(*problems.found)
+    spec = result.value.queues
+    policy = queue_policy(spec, [*words][1:])
+    built = replace(fabric, policy=replace(fabric.policy, queues=policy))
+    complaints = [*unknown_words(spec.buffer.words, fabric), *complaints_about(built)]
+    problems.found += KeyPlaces(document, result.spoilt).problems(complaints)
+    problems.raise_if_any()
+    return policy
+
+
+def _set_red_curves(lab: Lab, wanted: Mapping[str, QueuePolicy]) -> None:
+    """Set the curves of the kernel's RED qdiscs on nodes that mark by RED. It is done per port, without packet loss."""
+    for node in lab.fabric.switches:
+        if node.name in wanted and wanted[node.name].ecn.marker == "red":
+            curves = red.curves_of(wanted[node.name])
+            red.change(lab.handle(node.name).netns, {(p.name, n): c for p in node.ports for n, c in curves.items()})
+
+
+def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
+    """Why a path cannot be set on running nodes, or None when it can. meant: the level words of the chosen nodes."""
+    from heddle.spec.wording import paths_of
+
+    if any(key == live or key.startswith(f"{live}.") for live in LIVE):
+        of, _, word = key.partition(".")
+        level = next((each for each in fabric.levels if each.word == word), None)
+        if of == "buffer" and level is not None and word not in meant:
+            return Problem("queues set", key, *_not_meant(level, fabric, meant))
+        return None
+    known = [*paths_of(QueuesSpec)]
+    inside = [each for each in LIVE if each.startswith(f"{key}.")]
+    if inside:
+        return Problem("queues set", key, "is a group of keys", f"as ./inv queues set {inside[0]}=VALUE")
+    if key in known or any(key.startswith(f"{each}.") for each in ("weights", "dscp")):
+        return Problem(
+            "queues set", key, "is fixed when a lab is created: recreate the lab", _recreate_hint(f"queues.{key}")
+        )
+    leaf = next((each for each in known if each.rpartition(".")[2] == key), "") or nearest(key, known)
+    hint = f"did you mean {leaf}?" if leaf else f"allowed: {', '.join(LIVE)}"
+    return Problem("queues set", key, "is no key of queues", hint)
+
+
+def _not_meant(level: Level, fabric: Fabric, meant: Sequence[str]) -> tuple[str, str]:
+    """(why, hint) where a level's buffer is set and none of the chosen nodes is on that level."""
+    hosts = fabric.levels[0]
+    if level == hosts:
+        return "is for hosts, but --switch names switches", "leave --switch out"
+    hint = " or ".join(f"buffer.{word}" for word in meant if word != hosts.word)
+    return f"is for {level.title}s, and none of the chosen nodes is one", f"use {hint}"
+
+
+def _recreate_hint(path: str) -> str:
+    return f"./inv down, then ./inv up FABRIC --set {path}=..."
+
+
+def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
+    """Names of the matching nodes, in the fabric's order."""
+    if not patterns:
+        return [node.name for node in lab.fabric.nodes]
+    names = [node.name for node in lab.fabric.switches]
+    unknown = [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+    if unknown:
+        problems = (
+            Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names)) for each in unknown
+        )
+        raise InputError(*problems)
+    return [name for name in names if any(fnmatchcase(name, each) for each in patterns)]
+
+
+def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
+    """Queues as keys and values of a fabric file."""
+    return queues_as_file(queues, [level.word for level in fabric.levels[1:]])

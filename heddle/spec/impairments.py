@@ -1,0 +1,200 @@
+"""Faults of links: what a link does to the packets that leave by one of its ports. One table has all kinds.
+
+In:  `link.loss` of a fabric file, `--loss 1/256` of `./inv fault`, or `rtsw1:eth3,loss=1/256` of `./inv run --fault`.
+Out: LinkFault, or RunFault with its ports. InputError with every wrong value. Which ports a lab has is checked later.
+Times are nanoseconds on hardware, one way: here they are multiplied by k. Shares are of packets, from 0 to 1.
+A new kind is a field of LinkFault: keys, flags and texts follow from it. What does it is a field of the map `faults`
+(switch/bpf/queue.h, switch/queues/cells.py) or a parameter of netem (switch/links/portfaults.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Literal
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.units import format_duration, format_share, parse_duration, parse_share
+
+LONGEST_NS: Final = 10**6  # of a delay or jitter on hardware: 200 km of fibre
+_EXAMPLE: Final = "PORT,loss=1/256"
+_TIME_HINT: Final = "write the time on hardware, as 500ns or 10us: Heddle multiplies it by k"
+_SHOWN: Final = 40  # letters of a wrong value
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of fault. key: in a fabric file, and the flag of `./inv fault`. field: of LinkFault.
+
+    word: in sentences, `1/256 lost` or `delay 10us`; for the program also the name of its counter. by: what does it.
+    """
+
+    key: str
+    field: str
+    unit: Literal["time", "share"]
+    word: str
+    by: Literal["program", "netem"]
+    help: str
+
+    def read(self, text: str) -> int | float:
+        """The value of a flag; ValueError with the reason, `; ` and a hint."""
+        if self.unit == "share":
+            return parse_share(text)
+        try:
+            found = parse_duration(text)
+        except ValueError as error:
+            raise ValueError(f"{str(error).partition('; ')[0]}; {_TIME_HINT}") from None
+        if found > LONGEST_NS:
+            raise ValueError(f"is above {format_duration(LONGEST_NS)}; {_TIME_HINT}")
+        return found
+
+
+def _time(help_text: str) -> Any:
+    return field(default=0, metadata={"unit": "time", "by": "netem", "help": help_text})
+
+
+def _share(word: str, help_text: str, by: Literal["program", "netem"] = "program") -> Any:
+    return field(default=0.0, metadata={"unit": "share", "by": by, "word": word, "help": help_text})
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """Faults of one direction of a link.
+
+    jitter_ns: the delay is uniform between delay - jitter and delay + jitter; packets keep their order. reorder: this
+    share of packets skips the delay, and so overtakes others. corrupt: one bit of a RoCEv2 packet is inverted.
+    """
+
+    delay_ns: int = _time("one way, on hardware; multiplied by k here: 500ns, 10us (netem)")
+    jitter_ns: int = _time("the delay varies by so much, up and down; packets keep their order: 1us (netem)")
+    loss: float = _share("lost", "share of packets that is lost: 1/256, 0.5%")
+    corrupt: float = _share("corrupted", "share of RoCEv2 packets in which one bit is inverted: 1/256, 0.5%")
+    duplicate: float = _share("duplicated", "share of packets that arrives twice: 1/256, 0.5%")
+    reorder: float = _share(
+        "reordered", "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)", "netem"
+    )
+
+    def __bool__(self) -> bool:
+        """Whether there is any fault."""
+        return self != NO_FAULT
+
+    @property
+    def needs_netem(self) -> bool:
+        """Whether packets must wait on the link, which only the kernel's netem can do."""
+        return self.delay_ns > 0
+
+    def complaint(self) -> tuple[str, str, str]:
+        """(key, why, hint) of values that do not fit together; empty texts when they do."""
+        if self.reorder and not self.delay_ns:
+            return "reorder", "needs a delay: packets that skip it overtake the others", "set a delay, such as 10us"
+        if self.jitter_ns > self.delay_ns:
+            delay = format_duration(self.delay_ns) if self.delay_ns else "0"
+            return "jitter", f"is above the delay, {delay}", "set a delay of at least the jitter"
+        return "", "", ""
+
+    def text(self, k: int) -> str:
+        """`1/256 lost, delay 10us (40ms here)`. k: of the fabric."""
+        found = [(kind, getattr(self, kind.field)) for kind in KINDS.values()]
+        shares = [f"{format_share(value)} {kind.word}" for kind, value in found if kind.unit == "share" and value]
+        times = [
+            f"{kind.word} {format_duration(ns)} ({format_duration(ns * k)} here)"
+            for kind, ns in found
+            if kind.unit == "time" and ns
+        ]
+        return ", ".join([*shares, *times]) or "none"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without what is 0."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LinkFault:
+        """The value that `to_json` wrote; ValueError for other data."""
+        known = {each.name for each in fields(cls)}
+        if not set(data) <= known or not all(isinstance(value, int | float) for value in data.values()):
+            raise ValueError("is not a link fault")
+        return cls(**data)
+
+
+def _kinds() -> dict[str, Kind]:
+    """Key -> kind, in the order of LinkFault's fields."""
+    found = {}
+    for each in fields(LinkFault):
+        key = each.name.removesuffix("_ns")
+        found[key] = Kind(**{"key": key, "field": each.name, "word": key, **each.metadata})
+    return found
+
+
+KINDS: Final[Mapping[str, Kind]] = _kinds()
+NO_FAULT: Final = LinkFault()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFault:
+    """A fault for one run. ports: names and patterns, as typed."""
+
+    ports: tuple[str, ...]
+    fault: LinkFault
+
+
+def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str], tuple[str, str]]) -> LinkFault:
+    """The fault with these values. clear: the hint where every value is 0.
+
+    named: key and value -> where and what of a Problem, as the user wrote them.
+    """
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for key, text in given.items():
+        try:
+            values[KINDS[key].field] = KINDS[key].read(text)
+        except ValueError as error:
+            why, _, hint = str(error).partition("; ")
+            problems.append(Problem(*named(key, text[:_SHOWN]), why, hint))
+    if problems:
+        raise InputError(*problems)
+    fault = LinkFault(**values)
+    key, why, hint = fault.complaint()
+    if why:
+        raise InputError(Problem(*named(key, given[key]), why, hint))
+    if not fault:
+        where, _ = named(*next(iter(given.items())))
+        raise InputError(Problem("", where or "fault", "sets nothing: every value is 0", clear))
+    return fault
+
+
+def parse_run_fault(text: str) -> RunFault:
+    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`; InputError with the reason."""
+    where = f"--fault {text}"
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    ports = tuple(word for word in words if "=" not in word)
+    given: dict[str, str] = {}
+    problems: list[Problem] = []
+    for key, _, value in (word.partition("=") for word in words if "=" in word):
+        if key not in KINDS:
+            problems.append(Problem(where, key or "=", "is not a fault of a link", did_you_mean(key, KINDS)))
+        elif key in given:
+            problems.append(Problem(where, key, "has two values", "write each of them once"))
+        given[key] = value
+    if not words:
+        raise InputError(Problem("", "--fault", "has an empty value", f"write --fault {_EXAMPLE}"))
+    if not ports:
+        problems.append(Problem("", where, "names no port", f"write --fault {_EXAMPLE}"))
+    if not given and not problems:
+        problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
+    if problems:
+        raise InputError(*problems)
+    return RunFault(ports, read_fault(given, "leave it out", lambda key, value: (where, f"{key}={value}")))
+
+
+def parse_run_faults(texts: Sequence[str]) -> tuple[RunFault, ...]:
+    """All of a run; InputError with every error."""
+    found: list[RunFault] = []
+    problems: list[Problem] = []
+    for text in texts:
+        try:
+            found.append(parse_run_fault(text))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return tuple(found)
