@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.problems import HeddleError, MachineError, trouble
 from heddle.base.progname import as_started
-from heddle.dashboard.livefigures import LiveTotals, PortFigures
-from heddle.dashboard.livehistory import LiveHistory
-from heddle.dashboard.livenews import NewsDesk, NewsItem
-from heddle.dashboard.livesource import LiveReading, LiveSource
+from heddle.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle.dashboard.pageplan import plan_json
-from heddle.dashboard.runlist import RunList
+from heddle.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
 from heddle.lab.opening import open_lab
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER
@@ -232,7 +229,7 @@ class OpenedLab:
     def __init__(self, lab: Lab, mark: object, plan: int) -> None:
         self.lab, self.mark, self.plan = lab, mark, plan
         self.source = LiveSource(lab)
-        self.history = LiveHistory(len(self.source.ports))
+        self.history = LiveHistory()
         self.desk = NewsDesk(self.source.ports)
         self.runs = RunList(lab)
         self.last: LiveReading | None = None

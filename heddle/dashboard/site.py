@@ -31,8 +31,7 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
 from heddle.dashboard.access import HEADERS, PageAccess
-from heddle.dashboard.labdesk import LabDesk, problems_of
-from heddle.dashboard.liveanswers import port_answer
+from heddle.dashboard.labdesk import LabDesk, port_answer, problems_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from heddle.base.events import Silent
-from heddle.dashboard.grafana import dashboard_json
+from heddle.base.resources import HERE, TEMPLATES
 from heddle.lab.lab import Lab
 from heddle.runs.history import History
 from heddle.runs.run import run
@@ -143,7 +143,8 @@ def test_every_query_of_our_dashboard_has_data(prometheus: Prometheus, lab: Lab)
     values = {"$lab": lab.name, "$__rate_interval": "10s", "$__interval": "5s"}
     prometheus.wait_for(f'heddle_run_time_seconds{{lab="{lab.name}"}}')
     prometheus.wait_for(f'rate(heddle_link_bytes_total{{lab="{lab.name}"}}[10s])')  # two scrapes
-    queries = [target["expr"] for panel in json.loads(dashboard_json())["panels"] for target in panel["targets"]]
+    panels = json.loads((HERE.content(TEMPLATES) / "grafana" / "heddle.json").read_text(encoding="utf-8"))["panels"]
+    queries = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(queries) >= 13
     for name, value in values.items():
         queries = [query.replace(name, value) for query in queries]
