@@ -1,7 +1,7 @@
 """Readings of a running lab for the live page and for Prometheus, and what they show.
 
 In:  a running Lab.
-Out: LiveReading, at every reading; PortFigures, by port id, and LiveTotals, of two of them; LiveHistory, the last minutes.
+Out: LiveReading; of two of them PortFigures, by port id, and LiveTotals; LiveHistory, the last minutes.
 
 The maps of the queues are memory and stay mapped, so that a reading of them costs a copy. Carrier and sessions need
 system calls and an answer of bgpd for each switch: a reading asks a few switches, first those whose links have just

@@ -15,8 +15,9 @@ from heddle.cli.queuelive import page
 from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.lab.queuestatus import AgentRow, QueuesResult, reaction_bin, reactions_of, result_of
+from heddle.lab.queuestatus import AgentRow, QueuesResult, reactions_of, result_of
 from heddle.runs.queueuse import QueueUse
+from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import port_ids, row

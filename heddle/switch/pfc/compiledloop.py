@@ -16,10 +16,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import library
 from heddle.kernel.ringbuffer import open_ring
 from heddle.switch.compiled import layouts as structs
-from heddle.switch.pfc.loop import Work
-from heddle.switch.pfc.rowstate import RowState
-from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import KINDS, new_timer
+from heddle.switch.pfc.loop import KINDS, Work, new_timer
+from heddle.switch.pfc.rows import PfcPolicies, RowState
 from heddle.switch.pfc.world import World
 
 _ROOM: Final = 64

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.pfc.timers import LINK, Deadlines
+from heddle.switch.pfc.loop import LINK, Deadlines
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN
 
