@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +27,7 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.fib import port_names
+from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.switch import counters
@@ -37,7 +38,7 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import OWNER, PortRef
+from heddle.switch.queues.portids import OWNER, PortRef, row
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -168,16 +169,44 @@ def reinstall(
     are. MachineError for the first port that fails.
     """
     from heddle.switch.queues.cells import LabQueues
-    from heddle.switch.queues.recount import recounted
 
     setup = queues.Setup.of(fabric)
     ends = [end for ports in broken.values() for port in ports for end in (port, _peer(fabric, port))]
-    with LabQueues.pinned(fabric) as live, recounted(live, {setup.ids[end.node, end.name] for end in ends}):
+    with LabQueues.pinned(fabric) as live, _recounted(live, {setup.ids[end.node, end.name] for end in ends}):
         for name, ports in broken.items():
             node, handle = fabric.by_name[name], handles[name]
             curves = red.curves_of(own.get(name, fabric.policy.queues)) if setup.curves else {}
             queues.clear(handle.netns, ports)
             _give(fabric, node, replace(setup, curves=curves), handle, ports, Journal())
+
+
+@contextmanager
+def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
+    """Take these ports out of service for a with block. Packets that come there meanwhile are dropped. Afterwards the
+    ports are empty, and as many bytes were counted out as in.
+
+    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/linkwatch.py).
+    """
+    from heddle.switch.queues.cells import LINK_DOWN
+
+    flags = live.links["flags"]
+    mine = [number for number in ports if not int(flags[number]) & LINK_DOWN]
+    for number in mine:
+        flags[number] = int(flags[number]) | LINK_DOWN
+    grace()
+    try:
+        yield
+        grace()  # what left just before has arrived
+        for number in mine:
+            live.reset_port(number)
+            rows = slice(row(number, 0), row(number + 1, 0))
+            for what in ("packets", "bytes"):
+                live.cells[f"out_{what}"][rows] = live.cells[f"in_{what}"][rows]
+            live.cells["strays"][rows] = 0
+    finally:
+        for number in mine:
+            flags[number] = int(flags[number]) & ~LINK_DOWN
+    live.settle()
 
 
 def _peer(fabric: Fabric, port: Port) -> Port:

@@ -19,10 +19,10 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
-from heddle.switch.queues import ets, red
 from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import class_plan
-from heddle.switch.queues.disciplines import DISCIPLINES, chosen
+from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
 from tests.machine import patience
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE
@@ -31,7 +31,7 @@ from tests.netns.queue_traffic import SIZE, Rack, rack
 pytestmark = pytest.mark.root
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
-NO_ETS: Final = ets.missing()
+NO_ETS: Final = ets_missing()
 NO_RED: Final = red.missing()
 needs_ets = pytest.mark.skipif(bool(NO_ETS), reason=NO_ETS)
 needs_red = pytest.mark.skipif(bool(NO_RED), reason=NO_RED)

@@ -19,9 +19,9 @@ from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
-from heddle.switch.queues import ets, red
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import ClassPlan, burst_bytes, class_plan, held_bps
-from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
+from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, is_ets_band, number_of, read_ets_turn
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
@@ -187,13 +187,13 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
                 _, _, handle, _, queue = TCMSG.unpack_from(body)
                 attrs = attributes(body, TCMSG.size)
                 # A band of ETS is identified by its queue, or by the RED over that queue.
-                number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
+                number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
                 if handle == _RATE_CLASS_ID:
                     found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
                 elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
                     own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
-                elif ets.is_band(handle) and number in own:
-                    quantum, prio = ets.read_turn(attrs[TCA_OPTIONS])
+                elif is_ets_band(handle) and number in own:
+                    quantum, prio = read_ets_turn(attrs[TCA_OPTIONS])
                     own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 
