@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.test_verb import _workers
-from tests.marks import deep
 from tests.workers import BESIDE, LIVE, rank_of, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,20 +33,8 @@ def session(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     mine = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
     # Plugins that happen to be installed are none of this test's, and take most of the time of such a session.
     env = {**mine, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}", "COLUMNS": "60", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "xdist",
-        "-p",
-        "tests.workers",
-        "--color=no",
-        "-rs",
-        *words,
-    ]
+    loaded = ["-p", "no:cacheprovider", "-p", "xdist", "-p", "tests.workers"]
+    argv = [sys.executable, "-m", "pytest", *loaded, "--color=no", "-rs", *words]
     return subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -75,13 +62,6 @@ def test_the_first_failure_ends_all_workers(tmp_path: Path) -> None:
     assert "stopping after 1 failures" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["-v", "-n", "2"], deep(["-q", "-n", "2"]), []])
-def test_other_forms_of_progress_are_pytests_own(tmp_path: Path, words: list[str]) -> None:
-    lines = session(tmp_path, *words).stdout.splitlines()
-    assert any(line.startswith("tests/netns/test_d.py ..F") for line in lines) is (not words)
-    assert any("PASSED tests/unit/test_a.py::test_1" in line for line in lines) is ("-v" in words)
-
-
 def test_units_start_in_the_order_of_their_ranks() -> None:
     assert [each for each in sorted(BESIDE) if not (ROOT / each).is_file()] == []
     assert unit_of("tests/netns/test_queues_seen.py::test_x[a::b]") == LIVE
@@ -93,29 +73,14 @@ def test_units_start_in_the_order_of_their_ranks() -> None:
     assert sorted(shuffled, key=rank_of) == units
 
 
-@pytest.mark.parametrize("suite", ["quick", "unit", "golden", "all"])
-@pytest.mark.parametrize("words", [[], ["-x"], ["--durations=5"], ["--junit-xml=x.xml"], ["--color", "yes"]])
-def test_whole_suites_have_two_workers(suite: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_suites_have_two_workers_and_a_selection_stays_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert _workers(suite, words) == ["-n", "2"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["tests/unit/test_load.py"], ["mine.py"], ["mine.py::test_x"], ["-k", "load"], ["-kload"], ["-n", "4"], ["-n0"],
-        ["--pdb"], ["-s"], ["--capture=no"], ["--lf"], ["--collect-only"], ["-p", "no:xdist"], ["--dist=loadfile"],
-    ],
-)  # fmt: skip
-def test_a_selection_of_tests_and_the_users_own_workers_stay_as_typed(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    assert _workers("all", words) == []
-
-
-def test_suites_of_live_fabrics_and_machines_with_one_core_have_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for suite in ("quick", "unit", "golden", "all"):
+        for words in ([], ["-x"], ["--durations=5"], ["--junit-xml=x.xml"], ["--color", "yes"]):
+            assert _workers(suite, words) == ["-n", "2"]
+    for typed in ("tests/unit/test_load.py", "mine.py", "mine.py::test_x", "-k load", "-kload", "-n 4", "-n0", "--pdb",
+                  "-s", "--capture=no", "--lf", "--collect-only", "-p no:xdist", "--dist=loadfile"):  # fmt: skip
+        assert _workers("all", typed.split()) == [], typed
     assert [_workers(suite, []) for suite in ("netns", "clab", "browser")] == [[], [], []]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert _workers("all", []) == []
