@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -139,19 +138,6 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
     assert busbw == pytest.approx(record.outcome.rows[0].busbw)
 
 
-@pytest.mark.parametrize("checker", ["promtool"])
-def test_prometheus_finds_no_fault_but_in_the_names_of_nccl_inspector(page: WebClient, checker: str) -> None:
-    """Where promtool is installed: the package would start a server of its own, so suites do not install it."""
-    if shutil.which(checker) is None:
-        pytest.skip(f"{checker} is not installed (Debian's package prometheus has it)")
-    text = page.get("/metrics")
-    done = subprocess.run([checker, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-    # 3: remarks on style. Inspector's time is in microseconds, and its name has to stay.
-    lines = (done.stdout + done.stderr).splitlines()
-    assert [line for line in lines if not line.startswith("nccl_collective_exec_time")] == []
-    assert done.returncode in (0, 3)
-
-
 def test_counters_do_not_go_back_when_a_user_resets_them(page: WebClient, lab: Lab) -> None:
     before = metrics_of(page)
     with LabQueues.pinned(lab.fabric) as live:
@@ -224,11 +210,10 @@ def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, vi
     assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
 
 
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
-def test_a_run_is_stopped_as_by_ctrl_c(handler: Any, page: WebClient, viewer: EventStream, lab: Lab) -> None:
+def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     """A shell starts a job in the background of a script with SIGINT ignored, and its children inherit that."""
     asked = {"collective": "all-reduce", "size": "4M", "iters": 500}
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
         viewer.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
@@ -362,8 +347,7 @@ def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_nam
         life.down(name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.Signals) -> None:
+def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:
     argv = [*HERE.command(), "dashboard", lab.name, "--format=json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
         assert proc.stdout is not None
@@ -379,7 +363,7 @@ def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.S
         stream.wait_for("update")
         assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
         stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
-        proc.send_signal(number)
+        proc.send_signal(signal.SIGINT)
         out, err = proc.communicate(timeout=patience(60))
     assert stream.ended.wait(10)
     stream.close()

@@ -50,16 +50,6 @@ def pair_with(name: str) -> AbstractContextManager[PortPair]:
     return port_pair("10mbit", lines, priorities.__getitem__)
 
 
-def counted(pair: PortPair, seconds: float, *classes: int) -> dict[int, int]:
-    """Class -> frames that came in so much time, while these classes always have something to send."""
-    with pair.listening() as arrivals, pair.loading(*classes):
-        time.sleep(0.3)
-        start = realtime()
-        time.sleep(seconds)
-        end = realtime()
-    return {number: len(arrivals.times(number, start, end)) for number in classes}
-
-
 def served(pair: PortPair, waiting: Mapping[int, int]) -> list[int]:
     """The classes of frames in the order in which the port served them, from when all of them were in its queues.
 
@@ -115,35 +105,6 @@ def test_without_sch_ets_auto_is_htb_and_ets_is_refused() -> None:
         MachineError, match=r"scheduler: ets is not possible: this kernel has no sch_ets\n.*scheduler: htb"
     ):
         chosen(replace(LOSSY, scheduler="ets"))
-
-
-@needs_ets
-def test_a_closed_gate_below_ets_would_stop_all_weighted_classes() -> None:
-    """Why labs with lossless classes have HTB: should a kernel ever do better, this fails and says so."""
-
-    def lines(
-        dev: str, rate: str
-    ) -> list[str]:  # band 1 is strict; the last one has the gate, at a class that Gates knows
-        shape = f"htb rate {rate} ceil {rate} burst 8000b cburst 8000b quantum {MTU}"
-        queues = {"1": "bfifo", "f": "bfifo", "10": "tbf rate 40gbit burst 100000b"}
-        made = [
-            f"qdisc add dev {dev} root handle 9: htb default 1",
-            f"class add dev {dev} parent 9: classid 9:1 {shape}",
-        ]
-        made += [f"qdisc add dev {dev} parent 9:1 handle 1: ets bands 16 strict 1 quanta {' '.join(['4042'] * 15)}"]
-        return made + [f"qdisc add dev {dev} parent 1:{band} {q} limit 4000000b" for band, q in queues.items()]
-
-    bands = {6: 0x10001, 1: 0x1000F, 0: 0x10010}
-    with port_pair("50mbit", lines, bands.__getitem__) as pair:
-        gates = Gates(pair.a)
-        assert list(gates.gates) == [("pa", 0)]
-        before = counted(pair, 0.5, 0, 1)
-        assert min(before.values()) > 100
-        gates.close("pa", 0)
-        assert counted(pair, 0.5, 0, 1, 6)[6] > 100
-        closed = counted(pair, 0.5, 0, 1)
-        gates.close_sockets()
-    assert closed == {0: 0, 1: 0}
 
 
 def probes(pair: PortPair) -> tuple[socket.socket, socket.socket]:
