@@ -10,6 +10,7 @@ import ctypes
 import heapq
 import os
 import select
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
 from typing import Final, NamedTuple, Protocol
@@ -124,39 +125,54 @@ class Work(NamedTuple):
     row: int
 
 
-class Loop(Deadlines, Protocol):
+class Loop(ABC):
     """Deadlines, events and descriptors of one agent."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
 
     def add(self, fd: int) -> None:
         """Report when this descriptor is readable."""
+        self._epoll.register(fd, select.EPOLLIN)
 
     def remove(self, fd: int) -> None:
         """Report it no more; do it before it is closed."""
+        self._epoll.unregister(fd)
 
+    @abstractmethod
+    def push(self, when: int, kind: int, index: int) -> None:
+        """Set a deadline, in place of an earlier one of the same kind and index."""
+
+    @abstractmethod
+    def cancel(self, kind: int, index: int) -> None:
+        """Remove a deadline, if there is one."""
+
+    @abstractmethod
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that. Empty when a signal came."""
 
-    def rules_changed(self) -> None:
+    def rules_changed(self) -> None:  # noqa: B027 - handlers in Python read the rules themselves
         """Use the rules as they are now."""
 
-    def forget(self, node: str) -> None:
+    def forget(self, node: str) -> None:  # noqa: B027 - handlers in Python look into World
         """Use the sockets of this node no more."""
 
     def close(self) -> None:
         """Close its own descriptors."""
+        self._epoll.close()
 
 
-class ReferenceLoop:
+class ReferenceLoop(Loop):
     """The loop in Python."""
 
     def __init__(
         self, page: Page, events: int, take: Callable[[], None], hot: Mapping[int, Callable[[int, int], None]]
     ) -> None:
         """events: their descriptor. take: handles all of them. hot: kind of deadline -> handler (index, now)."""
+        super().__init__()
         self._page, self._take, self._hot = page, take, hot
         self._timers = Timers()
         self._events, self._timer = events, self._timers.fileno()
-        self._epoll = select.epoll()
         self.add(self._events)
         self.add(self._timer)
 
@@ -169,14 +185,6 @@ class ReferenceLoop:
     def cancel(self, kind: int, index: int) -> None:
         """Remove a deadline, if there is one."""
         self._timers.cancel(kind, index)
-
-    def add(self, fd: int) -> None:
-        """Report when this descriptor is readable."""
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def remove(self, fd: int) -> None:
-        """Report it no more."""
-        self._epoll.unregister(fd)
 
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that."""
@@ -203,13 +211,7 @@ class ReferenceLoop:
             if works:
                 return works
 
-    def rules_changed(self) -> None:
-        """Nothing to do: the handlers read the rules."""
-
-    def forget(self, node: str) -> None:
-        """Nothing to do: the handlers look into World."""
-
     def close(self) -> None:
         """Close its own descriptors."""
-        self._epoll.close()
+        super().close()
         self._timers.close()
