@@ -230,7 +230,7 @@ class LabDesk:
     def _scraped_lab(self, name: str) -> ScrapedLab:
         """The last reading of a lab's reader where it runs, else one now."""
         watch = self._viewers[name].watch if name in self._viewers else None
-        opened = watch.opened() if watch is not None and watch.running else None
+        opened = watch.opened if watch is not None else None
         source, reading, run = None, None, None
         try:
             if opened is not None and opened.last is not None:

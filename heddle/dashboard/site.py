@@ -173,7 +173,7 @@ async def _labs(request: Request) -> Response:
 async def _opened(request: Request) -> OpenedLab:
     """The lab of an address, while its reader has it open; InputError when it has not."""
     lab = request.path_params["lab"]
-    opened = _desk(request).viewers(lab).watch.opened()
+    opened = _desk(request).viewers(lab).watch.opened
     if opened is None:
         raise InputError(Problem("", f"lab {lab}", "is not read now", "open its page first"))
     return opened

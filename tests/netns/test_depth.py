@@ -6,11 +6,13 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from heddle.base.process import run
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LINK_DOWN
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import LOSSLESS
@@ -67,14 +69,13 @@ def test_a_link_that_takes_packets_with_it_is_settled_to_the_last_byte() -> None
         made.reaches(130)
         assert made.cell()["depth"] > 50 * SIZE
         made.lab.ip(made.target.node, "link", "set", made.target.name, "down")
-        q.set_down(port, True)
+        q.links["flags"][port] |= np.uint32(LINK_DOWN)
         made.reaches(0, made.backlog)
         time.sleep(0.05)
         q.reset_port(port)
         made.at_rest()
         lost = int(made.cell()["drops"][4])
         assert lost > 50 and made.cell()["in_packets"] == made.cell()["out_packets"] == 130
-        q.set_down(port, False)
 
 
 @pytest.mark.deep

@@ -267,16 +267,6 @@ class LabQueues:
             for field in fields:
                 self._views[name][field] = 0
 
-    def set_down(self, port_id: int, down: bool) -> None:
-        """Mark a port as down, or up again. The programs at both ends of its queue drop the packets of a port that is
-        down, and do not count them in the queue.
-
-        Returns when no packet is in flight that has read the old state.
-        """
-        flags = self.links["flags"]
-        flags[port_id] = flags[port_id] | LINK_DOWN if down else flags[port_id] & ~np.uint32(LINK_DOWN)
-        grace()
-
     def reset_port(self, port_id: int) -> None:
         """Remove all packets that waited at a port from the counters, by ingress port and class: the link lost them.
 
