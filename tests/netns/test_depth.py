@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,8 +103,8 @@ def test_packets_lost_with_their_qdisc_are_noticed_and_removed_from_the_counters
 def test_policies_change_under_load_and_no_packet_is_lost() -> None:
     with rack(link={"host": "100mbit", "fabric": "100mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
         usual = policies_of(made.lab.fabric)
-        changed = {"kmin": 1000, "kmax": 2000, "pmax": 1.0, "reserve": 200_000, "alpha": 2.0, "xoff": 500_000,
-                   "xon": 400_000}  # fmt: skip
+        changed: dict[str, Any] = {"kmin": 1000, "kmax": 2000, "pmax": 1.0, "reserve": 200_000, "alpha": 2.0}
+        changed |= {"xoff": 500_000, "xon": 400_000}
         other = {
             ref: tuple(replace(each, **changed) if each.kind != "unused" else each for each in rows)
             for ref, rows in usual.items()
