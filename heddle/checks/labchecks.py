@@ -142,10 +142,10 @@ def faults(subject: Subject) -> Answer:
         wrong = differences(lab.fabric, subject.handles, live, wanted)
     count = _ports(lab)
     notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
-    said = (
+    checked = (
         f"{len(notes)} of {count} ports have a fault, as it was set" if notes else f"no fault is set on {count} ports"
     )
-    return Answer(said, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
+    return Answer(checked, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
 
 
 def links(subject: Subject) -> Found:
@@ -237,8 +237,8 @@ def polarisation(subject: Subject) -> Found:
     modes = [mode for pair in polarised if (mode := rules[pair.switch].mode) in seeded]
     if modes:
         wrong[0] += f"; try routing.seed: per-switch, or ./inv hashing {modes[0]} --set seed=per-switch"
-    said = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
-    return f"{said} over {flows_needed(fabric)} flows", wrong
+    checked = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
+    return f"{checked} over {flows_needed(fabric)} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:

@@ -105,10 +105,10 @@ class NewsDesk:
         down = reading.slow.down
         found = set()
         for port in self._ports:
-            mine, other = down.get(port.ref), down.get(port.peer_ref)
-            if mine:
+            here, there = down.get(port.ref), down.get(port.peer_ref)
+            if here:
                 found.add(port.ref)  # it was taken down here
-            elif mine is False and not other and (other is None or port.ref < port.peer_ref):
+            elif here is False and not there and (there is None or port.ref < port.peer_ref):
                 found.add(port.ref)  # only the carrier is gone, at both ends or at a host's switch
         return found
 

@@ -190,21 +190,21 @@ def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
     from heddle.switch.queues.cells import LINK_DOWN
 
     flags = live.links["flags"]
-    mine = [number for number in ports if not int(flags[number]) & LINK_DOWN]
-    for number in mine:
+    taken = [number for number in ports if not int(flags[number]) & LINK_DOWN]
+    for number in taken:
         flags[number] = int(flags[number]) | LINK_DOWN
     grace()
     try:
         yield
         grace()  # what left just before has arrived
-        for number in mine:
+        for number in taken:
             live.reset_port(number)
             rows = slice(row(number, 0), row(number + 1, 0))
             for what in ("packets", "bytes"):
                 live.cells[f"out_{what}"][rows] = live.cells[f"in_{what}"][rows]
             live.cells["strays"][rows] = 0
     finally:
-        for number in mine:
+        for number in taken:
             flags[number] = int(flags[number]) & ~LINK_DOWN
     live.settle()
 

@@ -107,14 +107,14 @@ class CompiledLoop(Loop):
             setattr(core, name, structs.FieldStruct(view.ctypes.data, view.strides[0]))
         for gate in self._gates:
             gate.netlink = gate.kicker = -1
-        for mine in self._ports:
-            mine.control = -1
+        for entry in self._ports:
+            entry.control = -1
         for number, port in world.ports.items():
-            space, mine = world.spaces.get(port.node), self._ports[number]
-            mine.quantum_ns = self._rules.quantum_ns[number]
+            space, entry = world.spaces.get(port.node), self._ports[number]
+            entry.quantum_ns = self._rules.quantum_ns[number]
             if space is not None:
-                mine.control = space.control.fileno()
-                mine.address[:], mine.mac[:] = space.addresses[port.name], space.macs[port.name]
+                entry.control = space.control.fileno()
+                entry.address[:], entry.mac[:] = space.addresses[port.name], space.macs[port.name]
         for index, (space, name, number) in world.gates.items():
             gate, messages = self._gates[index], space.gates[name, number]
             gate.netlink, gate.kicker = space.netlink.fileno(), space.kicker.fileno()

@@ -274,9 +274,9 @@ class LabQueues:
         """
         for number in range(CLASSES):
             self._credit(port_id, number)
-        mine = slice(row(port_id, 0), row(port_id + 1, 0))
-        self.ingress["state"][mine] = 0
-        self.ingress["since_ns"][mine] = 0
+        own = slice(row(port_id, 0), row(port_id + 1, 0))
+        self.ingress["state"][own] = 0
+        self.ingress["since_ns"][own] = 0
 
     def reconcile(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
         """Remove packets from the counters that were lost behind their queue: a CPU's backlog was full, or a qdisc was
@@ -346,9 +346,9 @@ class LabQueues:
             same.setdefault(id(each), []).append(row(self.ids[ref], 0))
         tuples = {id(each): each for each in policies.values()}
         for key, starts in same.items():
-            mine, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
-            for name in mine.dtype.names or ():
-                rows[name][where] = np.tile(mine[name], len(starts))
+            classes, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
+            for name in classes.dtype.names or ():
+                rows[name][where] = np.tile(classes[name], len(starts))
 
 
 def htb_priority(number: int) -> int:

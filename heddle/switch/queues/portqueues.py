@@ -92,16 +92,16 @@ class Setup:
             return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
         if found.burst > (wanted_burst := burst_bytes(port.mtu, self.plan.burst, port.rate_bps)) + 1:
             return [f"{port.ref} may burst {found.burst} bytes, not {wanted_burst}"]
-        said: list[str] = []
+        differences: list[str] = []
         for number in self.plan.numbers:
             gate = self.discipline.gated and self.plan.kind(number) == "lossless"
             wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.plan, number))
             leaf = found.leaves.get(number)
             if leaf is None:
-                said.append(f"{port.ref} has no queue for class {number}")
+                differences.append(f"{port.ref} has no queue for class {number}")
             elif leaf != wanted:
-                said.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
-        return said
+                differences.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
+        return differences
 
 
 def rate_text(rate_bps: int) -> str:
