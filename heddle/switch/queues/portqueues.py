@@ -20,6 +20,7 @@ from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import red
+from heddle.switch.queues.attached import PortProgram, programs_of
 from heddle.switch.queues.classes import ClassPlan, burst_bytes, class_plan, held_bps
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, is_ets_band, number_of, read_ets_turn
 from heddle.switch.queues.portids import PortRef, classid, port_ids
@@ -59,11 +60,12 @@ class PortQueue:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings that all ports of a lab share, and the id of each port.
+    """The settings that all ports of a lab share, and the id of each port. lab: its name.
 
     curves: of the classes that the kernel's RED marks; empty if the program marks.
     """
 
+    lab: str
     plan: ClassPlan
     discipline: Discipline
     ids: Mapping[PortRef, int]
@@ -82,7 +84,7 @@ class Setup:
         if spec.ecn.marker == "red":
             red.require()
             curves = red.curves_of(spec)
-        return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
+        return cls(fabric.name, class_plan(spec), chosen(spec), port_ids(fabric), curves)
 
     def faults(self, port: Port, found: PortQueue) -> list[str]:
         """Differences between a port's shaper and queues, as read, and the configured ones; a line each."""
@@ -112,26 +114,13 @@ def rate_text(rate_bps: int) -> str:
     return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); lower prefs run first.
-
-    numbered: the program reads its port's id from the filter's classid.
-    """
-
-    hook: str
-    pref: int
-    program: Path
-    numbered: bool = False
-
-
-def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str]:
-    """The tc lines of clsact and its programs. number: the port's id."""
+def program_lines(port: Port, programs: Iterable[PortProgram], lab: str, number: int) -> list[str]:
+    """The tc lines of clsact and the programs of a port. number: the port's id."""
     lines = [f"qdisc add dev {port.name} clsact"]
-    for each in filters:
+    for each in programs:
         line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
         own = f" classid {classid(number)}" if each.numbered else ""
-        lines.append(f"{line} object-pinned {each.program}{own}")
+        lines.append(f"{line} object-pinned {each.pin(lab)}{own}")
     return lines
 
 
@@ -145,7 +134,6 @@ def apply(
     netns: Path,
     node: Node,
     setup: Setup,
-    filters: Iterable[Filter],
     journal: Journal,
     ports: Sequence[Port] | None = None,
 ) -> None:
@@ -156,14 +144,14 @@ def apply(
     MachineError with tc's message, which names the line. `tc -n` would mount a new /sys and so hide the pins;
     nsenter changes only the network namespace.
     """
-    wanted = tuple(filters)
+    programs = programs_of(node)
     some = node.ports if ports is None else ports
-    ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
+    ports_a_batch = _PROGRAMS_A_BATCH // len(programs)
     for start in range(0, len(some), ports_a_batch):
         lines: list[str] = []
         for port in some[start : start + ports_a_batch]:
             lines += setup.discipline.lines(port, setup.plan)
-            lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
+            lines += program_lines(port, programs, setup.lab, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
     if setup.curves and node.role is Role.SWITCH:
         red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
