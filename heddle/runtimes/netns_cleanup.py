@@ -16,8 +16,7 @@ from typing import Final
 from heddle.base import mounts as trees
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import run
-from heddle.base.processes import end_all
+from heddle.base.process import end_all, run
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.netns_space import PROVIDED
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import resources, state
 from heddle.base.problems import MachineError, Problem
-from heddle.base.processes import end_all
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -130,6 +129,8 @@ def _pids(place: Path) -> tuple[int | None, int | None]:
 
 
 def _end(pids: Iterable[int]) -> None:
+    from heddle.base.process import end_all
+
     fds: list[int] = []
     for pid in pids:
         with suppress(ProcessLookupError):
