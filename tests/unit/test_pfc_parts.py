@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -184,18 +183,3 @@ def test_running_processes_are_recognised_by_locks_and_not_by_files(tmp_path: Pa
     for each in held:
         assert each.stdout is not None
         each.stdout.close()
-
-
-def test_a_lock_is_one_processs(tmp_path: Path) -> None:
-    made = world.World.__new__(world.World)
-    made._locks = os.open(tmp_path / world.LOCKS, os.O_RDWR | os.O_CREAT)
-    made.lock(world.AGENT)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            made.lock(world.AGENT)
-        except BlockingIOError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    os.close(made._locks)

@@ -118,7 +118,7 @@ def a_reaction_slower_than_assumed(maps: Maps) -> QueuesResult:
     return maps.result()
 
 
-def set_on_a_switch(maps: Maps, key: str, text: str, value: object) -> QueuesResult:
+def set_on_a_switch(maps: Maps, key: str, text: str, value: str | int) -> QueuesResult:
     own = {"ctsw1": load_fabric("tiny", overrides=[f"queues.{key}={text}", *RATES]).fabric.policy.queues}
     return result_of(maps.fabric, maps.state(), policies_of(maps.fabric, own=own), ALIVE, {"ctsw1": {key: value}})
 
