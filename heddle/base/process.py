@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -197,3 +198,33 @@ def _signal(proc: subprocess.Popen[str], number: signal.Signals) -> None:
     """Signal the whole process group: mmdebstrap, for example, waits for its apt-get before it handles a signal."""
     with suppress(ProcessLookupError):
         os.killpg(proc.pid, number)
+
+
+_KILLED_S: Final = 10.0  # to wait for a process that was killed: it may be in a system call
+
+
+def end_all(pidfds: Iterable[int], patience_s: float) -> None:
+    """End processes: SIGTERM, and SIGKILL where one runs `patience_s` later. Waits for them, and closes the pidfds."""
+    left = list(pidfds)
+    for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILLED_S)):
+        for fd in left:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, number)
+                signal.pidfd_send_signal(fd, signal.SIGCONT)  # a stopped process handles no other signal
+        left = _still_running(left, seconds)
+    for fd in left:
+        os.close(fd)
+
+
+def _still_running(pidfds: Iterable[int], seconds: float) -> list[int]:
+    """Wait at most `seconds` for these processes to end; the pidfds of the others, still open."""
+    left, poll = set(pidfds), select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    end = time.monotonic() + seconds
+    while left and (rest := end - time.monotonic()) > 0:
+        for fd, _ in poll.poll(rest * 1000):
+            poll.unregister(fd)
+            os.close(fd)
+            left.discard(fd)
+    return sorted(left)

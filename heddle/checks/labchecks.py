@@ -1,9 +1,10 @@
-"""Checks of sysctls, links, daemons, routes and paths, against the fabric file or the imported topology."""
+"""Checks of the machine, links and their faults, daemons, routes and paths, against the file of the fabric."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import CheckError, InputError
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
@@ -11,14 +12,20 @@ from heddle.checks.probe import probe
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line
 from heddle.fabric import hashmodes
 from heddle.fabric.model import Node, Role
+from heddle.host import delivery
+from heddle.kernel import inorder
 from heddle.kernel import offloads as port_offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.lab.health import overriding_routes
+from heddle.lab.impairments import fault_lines, wanted_faults
 from heddle.runs.past import has_run, paths_of
+from heddle.switch.links.portfaults import differences
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+
+_ONLINE: Final = Path("/sys/devices/system/cpu/online")
 
 
 def sysctls(subject: Subject) -> Answer:
@@ -107,6 +114,39 @@ def offloads(subject: Subject) -> Found:
         if on
     ]
     return f"{', '.join(port_offloads.FEATURES)} off on {_ports(subject.lab)} ports", faults
+
+
+def order(subject: Subject) -> Found:
+    """Every port receives through one queue, with the settings that this kernel supports."""
+    wanted = delivery.chosen()
+    online = inorder.online_cpus(_ONLINE.read_text(encoding="ascii"))
+    faults: list[str] = []
+    count = 0
+    for node in subject.lab.fabric.nodes:
+        found = inorder.read(subject.handles[node.name].netns, _names(node), wanted.delivery)
+        count += len(found)
+        faults += [
+            f"{node.name}:{port} {why}"
+            for port, row in found.items()
+            if (why := inorder.fault(row, wanted.delivery, online))
+        ]
+    return f"{count} ports keep packet order, by {wanted.delivery.settings} ({wanted.reason})", faults
+
+
+def faults(subject: Subject) -> Answer:
+    """Compare the programs' faults and the delay lines with what was set. A fault that was set is named in a note."""
+    from heddle.switch.queues.cells import LabQueues
+
+    lab = subject.lab
+    wanted = wanted_faults(lab)
+    with LabQueues.pinned(lab.fabric) as live:
+        wrong = differences(lab.fabric, subject.handles, live, wanted)
+    count = _ports(lab)
+    notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
+    checked = (
+        f"{len(notes)} of {count} ports have a fault, as it was set" if notes else f"no fault is set on {count} ports"
+    )
+    return Answer(checked, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
 
 
 def links(subject: Subject) -> Found:
@@ -198,8 +238,8 @@ def polarisation(subject: Subject) -> Found:
     modes = [mode for pair in polarised if (mode := rules[pair.switch].mode) in seeded]
     if modes:
         wrong[0] += f"; try routing.seed: per-switch, or ./inv hashing {modes[0]} --set seed=per-switch"
-    said = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
-    return f"{said} over {flows_needed(fabric)} flows", wrong
+    checked = f"{len(found.pairs)} pairs of switches share at most {bits:.4f} bits of their choices"
+    return f"{checked} over {flows_needed(fabric)} flows", wrong
 
 
 def _names(node: Node) -> Iterable[str]:

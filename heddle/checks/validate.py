@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import HeddleError
-from heddle.checks import faultcheck, labchecks, ordercheck, queuechecks
+from heddle.checks import labchecks, queuechecks
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ CHECKS: Final[Mapping[str, Check]] = {
     "hashing": labchecks.hashing,
     "queues": queuechecks.shapers,
     "offloads": labchecks.offloads,
-    "order": ordercheck.order,
+    "order": labchecks.order,
     "programs": queuechecks.programs,
     "thresholds": queuechecks.thresholds,
-    "faults": faultcheck.faults,
+    "faults": labchecks.faults,
     "links": labchecks.links,
     "daemons": labchecks.daemons,
     "bgp": labchecks.bgp,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from heddle.base import resources
@@ -47,8 +47,7 @@ class Action:
 
     def to_json(self) -> dict[str, Any]:
         """The message `action`."""
-        return {"number": self.number, "kind": self.kind, "what": self.what, "state": self.state, "text": self.text,
-                "lines": list(self.lines)}  # fmt: skip
+        return asdict(self)
 
 
 class Actions:
@@ -61,11 +60,6 @@ class Actions:
         self._thread: threading.Thread | None = None
         self._group: int | None = None  # process group of the run
         self._count = 0
-
-    @property
-    def current(self) -> Action | None:
-        """The action that goes on, or the last one."""
-        return self._current
 
     def run(self, asked: Mapping[str, object]) -> Action:
         """Start a run. InputError for options that are not possible, and while another action goes on."""

@@ -47,9 +47,9 @@ class _Buckets:
     """Two gauges with the same labels. Inspector takes the geometric mean of bandwidths, and the mean of times."""
 
     def __init__(self, bandwidth: str, time: str, what: str, labels: tuple[str, ...]) -> None:
-        said = "emulated; mean over ranks"
-        self._bandwidth = GaugeMetricFamily(bandwidth, f"NCCL {what}bus bandwidth in GB/s, {said}", labels=labels)
-        self._time = GaugeMetricFamily(time, f"NCCL {what}execution time in microseconds, {said}", labels=labels)
+        about = "emulated; mean over ranks"
+        self._bandwidth = GaugeMetricFamily(bandwidth, f"NCCL {what}bus bandwidth in GB/s, {about}", labels=labels)
+        self._time = GaugeMetricFamily(time, f"NCCL {what}execution time in microseconds, {about}", labels=labels)
         self._samples: defaultdict[tuple[str, ...], list[SizeRow]] = defaultdict(list)
 
     def add(self, labels: tuple[str, ...], row: SizeRow) -> None:

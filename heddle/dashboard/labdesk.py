@@ -10,11 +10,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -23,15 +22,145 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.progname import as_started
 from heddle.dashboard.actions import Action, Actions
-from heddle.dashboard.liveanswers import PathsOfRuns
-from heddle.dashboard.livenews import NewsItem
-from heddle.dashboard.livesource import LiveSource
-from heddle.dashboard.metrics import ScrapedLab, families
-from heddle.dashboard.monotonic import MonotonicCounters
-from heddle.dashboard.viewers import Viewers
+from heddle.dashboard.labwatch import LabWatch, OpenedLab
+from heddle.dashboard.metrics import MonotonicCounters, ScrapedLab, families
+from heddle.dashboard.news import NewsItem
+from heddle.dashboard.reading import LiveSource
 from heddle.lab.opening import check_version, open_lab
+from heddle.lab.queues import rows_of_port
+from heddle.predict.spread import ports_of
+from heddle.runs import past
 from heddle.runs.history import History
 from heddle.runs.runrecord import RunRecord
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.proof.verdict import FlowProof, PathsResult
+
+
+_WAITING: Final = 20  # messages for one viewer; then it is too slow
+_BEAT_S: Final = 15.0  # between two lines to a silent connection, so that it is known to be open
+
+
+class Viewers:
+    """The open pages of one lab."""
+
+    def __init__(self, lab: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.watch = LabWatch(lab, self.send)
+        self._loop = loop
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+        self._closed = False
+
+    def send(self, kind: str, text: str) -> None:
+        """Give a message to all viewers; from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, message(kind, text))
+
+    def _deliver(self, data: bytes) -> None:
+        for queue in self._queues:
+            if queue.full():
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(message("hello", self.watch.hello()))
+            else:
+                queue.put_nowait(data)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Everything for one viewer, until it goes or the server ends."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
+        if self._closed:
+            return
+        self._queues.add(queue)
+        self.watch.join()
+        try:
+            yield message("hello", self.watch.hello())
+            while True:
+                try:
+                    data = await asyncio.wait_for(queue.get(), _BEAT_S)
+                except TimeoutError:
+                    data = b": open\n\n"
+                if data is None:
+                    return
+                yield data
+        finally:
+            self._queues.discard(queue)
+            self.watch.leave()
+
+    def end_streams(self) -> None:
+        """End the streams of all viewers."""
+        self._closed = True
+        for queue in self._queues:
+            while not queue.empty():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+
+def message(kind: str, text: str) -> bytes:
+    """One server-sent event; the text is one line of JSON."""
+    return f"event: {kind}\ndata: {text}\n\n".encode()
+
+
+def port_answer(opened: OpenedLab, ref: str) -> dict[str, Any]:
+    """Rows and history of a port. InputError when the lab has no such port, or was not read yet."""
+    number = next((at for at, port in enumerate(opened.source.ports, 1) if port.ref == ref), None)
+    last = opened.last
+    if number is None or last is None:
+        why = "is not a port of this lab" if number is None else "was not read yet"
+        raise InputError(Problem("", ref, why))
+    port = opened.source.ports[number - 1]
+    rows = rows_of_port(last.queues, number, port, opened.source.policies)
+    sessions = last.slow.sessions.get(port.node) or {}
+    return {
+        "port": ref,
+        "peer": port.peer_ref,
+        "rate_bps": port.rate_bps,
+        "mtu": port.mtu,
+        "bgp": sessions.get(port.name),
+        "down": bool(port.ref in last.slow.down or port.peer_ref in last.slow.down),
+        "rows": [row.to_json() for row in rows],
+        "history": opened.history.of(number),
+    }
+
+
+class PathsOfRuns:
+    """The paths of the last run of each lab, computed once a run: the proof of many QPs takes a moment."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[object, str], dict[str, Any]]] = {}
+
+    def of(self, lab: Lab, mark: object) -> dict[str, Any]:
+        """The QPs of the last run. mark: changes when the lab is another one. InputError when there was no run."""
+        run = History.of(lab).find()
+        key = mark, run
+        known = self._known.get(lab.name)
+        if known is None or known[0] != key:
+            known = key, paths_json(run, past.paths_of(lab, run))
+            self._known[lab.name] = known
+        return known[1]
+
+
+def paths_json(run: str, found: PathsResult) -> dict[str, Any]:
+    """The verdict and a row a QP: its ends, its path, or why it is not proven.
+
+    counted: False for a QP that sent no packet; its path is then the one that it would take.
+    """
+    return {
+        "run": run,
+        "agree": found.agree,
+        "mmr": found.mmr.bytes,
+        "notes": list(found.notes),
+        "qps": [_qp(found, proof) for proof in found.flows],
+    }
+
+
+def _qp(found: PathsResult, proof: FlowProof) -> dict[str, Any]:
+    src, dst = found.nics_of(proof)
+    flow = proof.flow
+    return {
+        "src": src, "dst": dst, "qpn": flow.qpn, "sport": flow.sport, "packets": proof.sent.packets,
+        "path": list(proof.measured or proof.expected), "counted": bool(proof.measured), "why": proof.why,
+        "ports": sorted({port for step in (proof.measured or proof.expected) for port in ports_of(step)}),
+    }  # fmt: skip
 
 
 class LabDesk:
@@ -94,30 +223,27 @@ class LabDesk:
     def scrape(self, accept: str) -> tuple[bytes, str]:
         """/metrics of all labs: text and content type. accept: the header of the request."""
         encoder, kind = choose_encoder(accept)
-        with self._scraping, ExitStack() as stack:
-            labs = [self._scraped_lab(name, stack) for name in state.labs()]
-            registry = CollectorRegistry()
-            registry.register(_Once(list(families(labs, self._counters))))
-            return encoder(registry), kind
+        with self._scraping:
+            labs = [self._scraped_lab(name) for name in state.labs()]
+            return encoder(_Once(list(families(labs, self._counters)))), kind
 
-    def _scraped_lab(self, name: str, stack: ExitStack) -> ScrapedLab:
-        """The last reading of a lab's reader where it runs, else one now. The caller closes the stack."""
-        viewers = self._viewers.get(name)
-        opened = viewers.watch.opened() if viewers is not None and viewers.watch.running else None
-        seen = viewers.watch if viewers is not None else None
+    def _scraped_lab(self, name: str) -> ScrapedLab:
+        """The last reading of a lab's reader where it runs, else one now."""
+        watch = self._viewers[name].watch if name in self._viewers else None
+        opened = watch.opened if watch is not None else None
         source, reading, run = None, None, None
         try:
             if opened is not None and opened.last is not None:
                 source, reading = opened.source, opened.last
             else:
-                source = stack.enter_context(LiveSource(open_lab(name)))
-                reading = source.read(every=True)
+                with closing(LiveSource(open_lab(name))) as source:
+                    reading = source.read(every=True)
                 self._scraped[name] = self._scraped.get(name, 0) + 1
             run = _last_run(source)
         except (HeddleError, OSError):
             reading = None  # heddle_lab_up is 0
-        readings = self._scraped.get(name, 0) + (seen.readings if seen else 0)
-        return ScrapedLab(name, source, reading, run, readings, seen.viewers if seen else 0)
+        readings = self._scraped.get(name, 0) + (watch.readings if watch else 0)
+        return ScrapedLab(name, source, reading, run, readings, watch.viewers if watch else 0)
 
 
 class _Once(Collector):
@@ -126,9 +252,9 @@ class _Once(Collector):
     def __init__(self, made: list[Metric]) -> None:
         self._made = made
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         """All of them."""
-        return iter(self._made)
+        return self._made
 
 
 def _last_run(source: LiveSource) -> RunRecord | None:

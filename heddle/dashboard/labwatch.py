@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.problems import HeddleError, MachineError, trouble
 from heddle.base.progname import as_started
-from heddle.dashboard.livefigures import LiveTotals, PortFigures
-from heddle.dashboard.livehistory import LiveHistory
-from heddle.dashboard.livenews import NewsDesk, NewsItem
-from heddle.dashboard.livesource import LiveReading, LiveSource
+from heddle.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle.dashboard.pageplan import plan_json
-from heddle.dashboard.runlist import RunList
+from heddle.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
 from heddle.lab.opening import open_lab
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER
@@ -55,8 +52,7 @@ class LiveView:
 
     def to_json(self) -> dict[str, Any]:
         """The message `state`: everything."""
-        return {name: getattr(self, name) for name in ("plan", "trouble", "up", "rows", "totals", "missing", "runs",
-                                                       "when")}  # fmt: skip
+        return dict(vars(self))
 
 
 class LabWatch:
@@ -65,37 +61,22 @@ class LabWatch:
     def __init__(self, name: str, send: Send) -> None:
         self.name = name
         self.readings = 0  # of the lab's maps, for viewers and for scrapes
+        self.viewers = 0  # people who look now
+        self.opened: OpenedLab | None = None  # for questions about its ports; None while it is not read
         self._send = send
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._viewers = 0
         self._left = 0.0  # when the last viewer left
         self._view = LiveView()
         self._news: deque[NewsItem] = deque(maxlen=_NEWS)
-        self._opened: OpenedLab | None = None
         self._closing = False
         self._gone = False  # viewers know that the lab is not up any more
-
-    @property
-    def view(self) -> LiveView:
-        """The last view."""
-        return self._view
-
-    @property
-    def viewers(self) -> int:
-        """How many people look now."""
-        return self._viewers
-
-    @property
-    def running(self) -> bool:
-        """Whether the reader runs now."""
-        return self._thread is not None
 
     def join(self) -> None:
         """A viewer comes; the reader starts if it does not run."""
         with self._lock:
-            self._viewers += 1
+            self.viewers += 1
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name=f"watch-{self.name}", daemon=True)
                 self._thread.start()
@@ -103,7 +84,7 @@ class LabWatch:
     def leave(self) -> None:
         """A viewer goes."""
         with self._lock:
-            self._viewers -= 1
+            self.viewers -= 1
             self._left = time.monotonic()
 
     def close(self) -> None:
@@ -129,10 +110,6 @@ class LabWatch:
         """Read soon: something has just been changed."""
         self._wake.set()
 
-    def opened(self) -> OpenedLab | None:
-        """The open lab, for questions about its ports; None while it is not read."""
-        return self._opened
-
     def _run(self) -> None:
         try:
             while self._wanted():
@@ -151,7 +128,7 @@ class LabWatch:
     def _wanted(self) -> bool:
         """Whether the reader goes on. It ends with the lock held, so that no viewer comes in between."""
         with self._lock:
-            if self._closing or (not self._viewers and time.monotonic() - self._left > LINGER_S):
+            if self._closing or (not self.viewers and time.monotonic() - self._left > LINGER_S):
                 self._end()
                 return False
             return True
@@ -166,8 +143,8 @@ class LabWatch:
         """One reading, or the reason why there is none."""
         try:
             self._reopen()
-            if self._opened is not None:
-                self._read(self._opened)
+            if self.opened is not None:
+                self._read(self.opened)
         except HeddleError as error:
             self._trouble(str(error))
         except OSError as error:  # a namespace or a map that goes away while it is read
@@ -176,18 +153,18 @@ class LabWatch:
     def _reopen(self) -> None:
         """Open the lab when it was not open, or is another one now. HeddleError when it is not up."""
         mark = mark_of(self.name)
-        if self._opened is not None and self._opened.mark == mark:
+        if self.opened is not None and self.opened.mark == mark:
             return
         self._shut()
         lab = open_lab(self.name)
         if lost := lab.runtime.missing_nodes(self.name, lab.topology):
             raise MachineError(*lost)
-        self._opened = OpenedLab(lab, mark, self._view.plan + 1)
+        self.opened = OpenedLab(lab, mark, self._view.plan + 1)
 
     def _shut(self) -> None:
-        if self._opened is not None:
-            self._opened.source.close()
-            self._opened = None
+        if self.opened is not None:
+            self.opened.source.close()
+            self.opened = None
 
     def _trouble(self, text: str) -> None:
         with suppress(OSError):
@@ -232,7 +209,7 @@ class OpenedLab:
     def __init__(self, lab: Lab, mark: object, plan: int) -> None:
         self.lab, self.mark, self.plan = lab, mark, plan
         self.source = LiveSource(lab)
-        self.history = LiveHistory(len(self.source.ports))
+        self.history = LiveHistory()
         self.desk = NewsDesk(self.source.ports)
         self.runs = RunList(lab)
         self.last: LiveReading | None = None

@@ -7,6 +7,7 @@ second times heddle_scale_factor are those of the emulated hardware.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from heddle.base.ethernet import CLASSES
 from heddle.base.version import VERSION
 from heddle.dashboard.inspectornames import INSPECTOR, INSPECTOR_P2P, inspector_families
-from heddle.dashboard.livesource import LiveReading, LiveSource
-from heddle.dashboard.monotonic import MonotonicCounters
+from heddle.dashboard.reading import LiveReading, LiveSource
 from heddle.lab.daemons import ESTABLISHED
 from heddle.switch.pfc import control as pfc
 
@@ -108,6 +108,35 @@ METRICS: Final = (
     _READINGS, _VIEWERS, *LEVELS.values(), *(spec for spec, _ in COUNTERS.values()),
 )  # fmt: skip
 NAMES: Final = (*(spec.shown for spec in METRICS), *INSPECTOR, *INSPECTOR_P2P)
+
+
+class MonotonicCounters:
+    """Counters that never go back, from counters of many labs that may be reset: by `./inv queues reset`, or by `up`.
+
+    Prometheus takes a smaller value for a new start and counts from 0, which loses what was counted before; a reset in
+    Heddle is the user's, for their next experiment, and no new start of the exporter. A lab whose ports are others than
+    before starts again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: dict[str, tuple[object, dict[str, I64]]] = {}
+        self._base: dict[str, dict[str, I64]] = {}
+
+    def of(self, lab: str, ports: object, now: Mapping[str, I64]) -> dict[str, I64]:
+        """The counters of a lab, monotonic. ports: what the rows are; compared by ==. now: name -> counters by row."""
+        with self._lock:
+            known, last = self._last.get(lab, (None, {}))
+            if known != ports:
+                last, self._base[lab] = {}, {}
+            base = self._base.setdefault(lab, {})
+            for name, values in now.items():
+                before = last.get(name)
+                offset = base.setdefault(name, np.zeros_like(values))
+                if before is not None:
+                    base[name] = np.where(values < before, offset + before, offset)
+            self._last[lab] = (ports, {name: values.copy() for name, values in now.items()})
+            return {name: values + base[name] for name, values in now.items()}
 
 
 @dataclass(frozen=True, eq=False)

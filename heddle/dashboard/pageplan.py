@@ -121,13 +121,13 @@ def _place(
         left += widths[node.name] + gap
 
 
-def _end(spot: Spot, node: Node, port: Port, up: set[tuple[str, str]]) -> tuple[float, float]:
+def _end(box: Spot, node: Node, port: Port, up: set[tuple[str, str]]) -> tuple[float, float]:
     """Where a port's link leaves its node: the ports of one side are placed side by side."""
     upwards = (node.name, port.name) in up
     side = [each.name for each in node.ports if ((node.name, each.name) in up) == upwards]
-    step = 0.86 * spot.width / len(side)
-    x = spot.x + (side.index(port.name) - (len(side) - 1) / 2) * step
-    return x, spot.y + (-1 if upwards else 1) * spot.height / 2
+    step = 0.86 * box.width / len(side)
+    x = box.x + (side.index(port.name) - (len(side) - 1) / 2) * step
+    return x, box.y + (-1 if upwards else 1) * box.height / 2
 
 
 def plan_json(fabric: Fabric, ports: Sequence[Port], policies: Policies) -> dict[str, Any]:

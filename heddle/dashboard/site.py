@@ -31,8 +31,7 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
 from heddle.dashboard.access import HEADERS, PageAccess
-from heddle.dashboard.labdesk import LabDesk, problems_of
-from heddle.dashboard.liveanswers import port_answer
+from heddle.dashboard.labdesk import LabDesk, port_answer, problems_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -174,7 +173,7 @@ async def _labs(request: Request) -> Response:
 async def _opened(request: Request) -> OpenedLab:
     """The lab of an address, while its reader has it open; InputError when it has not."""
     lab = request.path_params["lab"]
-    opened = _desk(request).viewers(lab).watch.opened()
+    opened = _desk(request).viewers(lab).watch.opened
     if opened is None:
         raise InputError(Problem("", f"lab {lab}", "is not read now", "open its page first"))
     return opened

@@ -143,8 +143,7 @@ _ALL: Final = (
 )
 PARTS: Final = {p.name: p for p in _ALL}
 # What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what every test of a suite
-# needs. What only some tests need is in TEST_EXTRAS: those have the mark `needs` (tests/unit/test_suite_packages.py
-# looks for every program that a test starts).
+# needs. What only some tests need is in TEST_EXTRAS: those have the mark `needs`.
 LAB: Final = ("iproute2", "libbpf", "libdeflate", "util-linux")
 FABRIC: Final = ("frr", *LAB)
 # What people type first in a host: optional parts of what labs need.

@@ -300,11 +300,6 @@ def reactions_of(agent: npt.NDArray[Any]) -> Reactions:
     return Reactions(count, min(most, _median(agent)), most)
 
 
-def reaction_bin(reaction_ns: int) -> int:
-    """The histogram bin in which the agent counts a reaction: 0 below 62.5 us; each bin ends at twice the last one."""
-    return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
-
-
 def _median(agent: npt.NDArray[Any]) -> int:
     """Median in ns, interpolated linearly within its bin."""
     bins = np.ascontiguousarray(agent["spare"]).view("<u4").reshape(-1, REACTION_BINS).sum(axis=0, dtype=np.int64)

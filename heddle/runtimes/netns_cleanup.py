@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import glob
 import os
-import select
-import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -19,7 +16,7 @@ from typing import Final
 from heddle.base import mounts as trees
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import run
+from heddle.base.process import end_all, run
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.netns_space import PROVIDED
 
@@ -77,7 +74,7 @@ def end_processes(lab: str, spaces: list[Path], *, of_containers: bool = True) -
             return ended
         rounds += len(found) < _AT_ONCE
         ended += len(found)
-        _end(found)
+        end_all(found, _PATIENCE_S)
     raise MachineError(Problem("", "processes", "of the lab keep starting others", "run ./inv down again"))
 
 
@@ -127,29 +124,3 @@ def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[
         return False
     fields = (line.split(" ", 5) for line in mounts)
     return any(f"/heddle/{lab}/" in root and target in PROVIDED for _, _, _, root, target, _ in fields)
-
-
-def _end(pidfds: list[int]) -> None:
-    """End these processes and wait until they are gone; closes the pidfds."""
-    for sent, patience in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, 10.0)):
-        for fd in pidfds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, sent)
-        pidfds = _wait(pidfds, patience)
-    for fd in pidfds:
-        os.close(fd)
-
-
-def _wait(pidfds: list[int], seconds: float) -> list[int]:
-    """Wait at most `seconds` for these processes to end; returns the pidfds of the others, still open."""
-    poll = select.poll()
-    left = set(pidfds)
-    for fd in left:
-        poll.register(fd, select.POLLIN)
-    end = time.monotonic() + seconds
-    while left and (rest := end - time.monotonic()) > 0:
-        for fd, _ in poll.poll(rest * 1000):
-            poll.unregister(fd)
-            left.discard(fd)
-            os.close(fd)
-    return sorted(left)

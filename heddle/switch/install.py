@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +27,7 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.fib import port_names
+from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Map, ensure_bpffs, loaded
 from heddle.switch import counters
@@ -36,13 +37,13 @@ from heddle.switch.links.portfaults import file_faults, require_netem, set_fault
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
+from heddle.switch.queues.attached import HOSTS, programs_of
 from heddle.switch.queues.classes import policies_of
-from heddle.switch.queues.portids import OWNER, PortRef
+from heddle.switch.queues.portids import OWNER, PortRef, row
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
-_HOSTS: Final = "_hosts"  # not a valid node name
 _STEP: Final = "queues, hashing, counters"
 
 
@@ -125,35 +126,20 @@ def _apply_node(
 ) -> None:
     if node.role is Role.SWITCH:
         _pin_switch(fabric, node, setup.ids, handle, journal, kept.get(node.name, ()))
-    _give(fabric, node, setup, handle, node.ports, journal)
+    _give(node, setup, handle, node.ports, journal)
 
 
-def _give(
-    fabric: Fabric, node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal
-) -> None:
+def _give(node: Node, setup: queues.Setup, handle: NodeHandle, ports: Sequence[Port], journal: Journal) -> None:
     """Offloads, order, queues and programs of these ports. What is attached is pinned already."""
     offloads.switch_off(handle.netns, (port.name for port in ports))
     numbers = {port.name: setup.ids[port.node, port.name] for port in ports}
     inorder.apply(handle.netns, numbers, delivery.chosen().delivery, inorder.cpus_here())
-    queues.apply(handle.netns, node, setup, _filters(fabric, node), journal, ports)
-
-
-def _filters(fabric: Fabric, node: Node) -> list[queues.Filter]:
-    """The programs of a node's ports, by their pins. `count` runs before `enqueue`, to count all packets that are sent,
-    dropped or not.
-    """
-    shared = hashing.pin_dir(fabric.name, OWNER)
-    dequeue = queues.Filter("ingress", 5, shared / "dequeue", numbered=True)
-    enqueue = queues.Filter("egress", 20, shared / "enqueue", numbered=True)
-    if node.role is Role.HOST:
-        return [dequeue, queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, _HOSTS) / "nic"), enqueue]
-    own = queues.Filter("ingress", 10, hashing.pin_dir(fabric.name, node.name) / "hash")
-    return [dequeue, own, queues.Filter("egress", 10, shared / "count", numbered=True), enqueue]
+    queues.apply(handle.netns, node, setup, journal, ports)
 
 
 def pins_of(fabric: Fabric) -> list[Path]:
     """The pins of all programs that a running lab's ports have."""
-    return list(dict.fromkeys(each.program for node in fabric.nodes for each in _filters(fabric, node)))
+    return list(dict.fromkeys(each.pin(fabric.name) for node in fabric.nodes for each in programs_of(node)))
 
 
 def reinstall(
@@ -168,16 +154,44 @@ def reinstall(
     are. MachineError for the first port that fails.
     """
     from heddle.switch.queues.cells import LabQueues
-    from heddle.switch.queues.recount import recounted
 
     setup = queues.Setup.of(fabric)
     ends = [end for ports in broken.values() for port in ports for end in (port, _peer(fabric, port))]
-    with LabQueues.pinned(fabric) as live, recounted(live, {setup.ids[end.node, end.name] for end in ends}):
+    with LabQueues.pinned(fabric) as live, _recounted(live, {setup.ids[end.node, end.name] for end in ends}):
         for name, ports in broken.items():
             node, handle = fabric.by_name[name], handles[name]
             curves = red.curves_of(own.get(name, fabric.policy.queues)) if setup.curves else {}
             queues.clear(handle.netns, ports)
-            _give(fabric, node, replace(setup, curves=curves), handle, ports, Journal())
+            _give(node, replace(setup, curves=curves), handle, ports, Journal())
+
+
+@contextmanager
+def _recounted(live: LabQueues, ports: Collection[int]) -> Iterator[None]:
+    """Take these ports out of service for a with block. Packets that come there meanwhile are dropped. Afterwards the
+    ports are empty, and as many bytes were counted out as in.
+
+    A port whose link is down is not counted in any case: the PFC agent takes care of it (pfc/linkwatch.py).
+    """
+    from heddle.switch.queues.cells import LINK_DOWN
+
+    flags = live.links["flags"]
+    taken = [number for number in ports if not int(flags[number]) & LINK_DOWN]
+    for number in taken:
+        flags[number] = int(flags[number]) | LINK_DOWN
+    grace()
+    try:
+        yield
+        grace()  # what left just before has arrived
+        for number in taken:
+            live.reset_port(number)
+            rows = slice(row(number, 0), row(number + 1, 0))
+            for what in ("packets", "bytes"):
+                live.cells[f"out_{what}"][rows] = live.cells[f"in_{what}"][rows]
+            live.cells["strays"][rows] = 0
+    finally:
+        for number in taken:
+            flags[number] = int(flags[number]) & ~LINK_DOWN
+    live.settle()
 
 
 def _peer(fabric: Fabric, port: Port) -> Port:
@@ -233,7 +247,7 @@ def _depths(fabric: Fabric) -> Iterator[dict[str, Map]]:
 
 
 def _pin_nic(lab: str) -> None:
-    pins = _pin_dir(lab, _HOSTS)
+    pins = _pin_dir(lab, HOSTS)
     with loaded(resources.HERE.bpf_object("nic")) as made:
         made.map("taken", 4, 16).pin(pins / "taken")
         made.program("nic").pin(pins / "nic")

@@ -71,7 +71,7 @@ def assert_mmr_below(paths: PathsResult, limit: float, *, by: Literal["bytes", "
         f"the MMR of {by} is above {limit:g}" if value is not None else f"there is no MMR of {by}",
         expected=f"at most {limit:g} ({over})",
         observed=f"{value:g}" if value is not None else "no uplink carried anything",
-        where=[*_table(("uplink", "flows", "bytes", f"{by} / mean"), rows[:ROWS]), *rest(len(rows) - ROWS, "uplink")],
+        where=_table(("uplink", "flows", "bytes", f"{by} / mean"), rows, "uplink"),
         more=_PATHS,
     )
 
@@ -114,10 +114,7 @@ def _lossless_queues(result: QueuesResult) -> None:
             "queues dropped packets",
             expected="no drop",
             observed=f"{many(sum(row.dropped for row in rows), 'packet')} at {many(len(rows), 'queue')}",
-            where=[
-                *_table(("port", "class", "kind", "packets", "cause"), shown[:ROWS]),
-                *rest(len(rows) - ROWS, "queue"),
-            ],
+            where=_table(("port", "class", "kind", "packets", "cause"), shown, "queue"),
             more=_QUEUES,
         )
 
@@ -133,7 +130,7 @@ def _lossless_paths(paths: PathsResult) -> None:
             "packets were lost between two counters",
             expected="every packet that one counter saw is also seen by the next one",
             observed=f"missing: {many(sum(lost.values()), 'packet')}",
-            where=[*_table(("lost after", "packets"), rows[:ROWS]), *rest(len(rows) - ROWS, "port")],
+            where=_table(("lost after", "packets"), rows, "port"),
             more=_PATHS,
         )
 
@@ -191,7 +188,7 @@ def assert_no_wrong(result: RunResult) -> None:
             observed=f"{many(result.wrong, 'wrong element')} at {len(bad)} of {many(len(result.rows), 'size')}",
             where=[
                 run_text(result),
-                *_table(("size", "wrong"), [(f"{row.size:,}", f"{row.wrong:,}") for row in bad[:ROWS]]),
+                *_table(("size", "wrong"), [(f"{row.size:,}", f"{row.wrong:,}") for row in bad[:ROWS]], "size"),
             ],
             more=f"./inv runs {result.lab} shows the runs; pytest --heddle-keep leaves the lab up for it",
         )
@@ -214,9 +211,9 @@ def assert_busbw_above(result: RunResult, gb_per_s: float, *, size: int | None =
                 run_text(result),
                 *_table(
                     ("size", "time (us)", "busbw (GB/s)"),
-                    [(f"{row.size:,}", f"{row.time_us:,.0f}", f"{row.busbw:.4g}") for row in rows[:ROWS]],
+                    [(f"{row.size:,}", f"{row.time_us:,.0f}", f"{row.busbw:.4g}") for row in rows],
+                    "size",
                 ),
-                *rest(len(rows) - ROWS, "size"),
             ],
             more="./inv run prints the whole table; compare figures with the same k only",
         )
@@ -229,24 +226,13 @@ def assert_marked_below(result: RunResult, share: float) -> None:
     marked = sum(flow.ce for flow in result.flows)
     if packets and marked / packets > share:
         most = sorted((flow for flow in result.flows if flow.ce), key=lambda flow: -flow.ce)
-        rows = [
-            (
-                f"{flow.sent.flow.src} to {flow.sent.flow.dst}",
-                str(flow.sent.flow.qpn),
-                f"{flow.ce:,}",
-                f"{flow.sent.packets:,}",
-            )
-            for flow in most
-        ]
+        ends = [(flow.sent.flow, flow.ce, flow.sent.packets) for flow in most]
+        rows = [(f"{at.src} to {at.dst}", str(at.qpn), f"{ce:,}", f"{packets:,}") for at, ce, packets in ends]
         failed(
             f"more than {share:.1%} of the packets were marked",
             expected=f"at most {share:.1%} with CE",
             observed=f"{marked / packets:.1%}: {marked:,} of {packets:,} packets",
-            where=[
-                run_text(result),
-                *_table(("hosts", "QP", "marked", "packets"), rows[:ROWS]),
-                *rest(len(rows) - ROWS, "queue pair"),
-            ],
+            where=[run_text(result), *_table(("hosts", "QP", "marked", "packets"), rows, "queue pair")],
             more=_QUEUES,
         )
 
@@ -301,10 +287,11 @@ def _all(count: int) -> str:
     return f"all {count:,} queue pairs" if count != 1 else "the queue pair"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], word: str) -> list[str]:
+    """The first rows, and how many more there are. word: for one row."""
     from heddle.base.tables import table
 
-    return table(header, rows, width=1 << 16).splitlines()
+    return [*table(header, rows[:ROWS], width=1 << 16).splitlines(), *rest(len(rows) - ROWS, word)]
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -51,7 +51,7 @@ def new_name() -> str:
 
 def claim(lab: str, state_dir: Path) -> None:
     """Write the claim of this process to a lab that is about to be made. MachineError when it cannot be written."""
-    mine = LabClaim(lab, os.getpid(), start_of(os.getpid()) or 0, str(state_dir))
+    own = LabClaim(lab, os.getpid(), start_of(os.getpid()) or 0, str(state_dir))
     with machine_errors(str(CLAIMS_DIR)):
         for attempt in range(_ATTEMPTS):
             try:
@@ -63,7 +63,7 @@ def claim(lab: str, state_dir: Path) -> None:
                 if attempt == _ATTEMPTS - 1:
                     raise
         with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(asdict(mine), file)
+            json.dump(asdict(own), file)
         Path(beside).replace(CLAIMS_DIR / lab)
 
 

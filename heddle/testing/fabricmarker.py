@@ -50,9 +50,9 @@ def request_of(
     """
     problems: list[Problem] = []
     if len(args) != 1 or not isinstance(args[0], str | os.PathLike) or not os.fspath(args[0]):
-        said = ", ".join(map(repr, args))
+        shown = ", ".join(map(repr, args))
         why = "needs one argument: a preset's name or the path of a fabric file"
-        problems.append(Problem(where, f"fabric({said})", why, f"write {EXAMPLE}"))
+        problems.append(Problem(where, f"fabric({shown})", why, f"write {EXAMPLE}"))
     if "name" in keys:
         why = "cannot be set: the plugin chooses the names of its labs"
         problems.append(Problem(where, f"name: {keys['name']}", why, "remove it"))

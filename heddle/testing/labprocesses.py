@@ -6,20 +6,19 @@ In:  a Lab. Out: one LabProcess per process. Later sets are compared with the se
 from __future__ import annotations
 
 import os
-import select
-import signal
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.process import end_all
 from heddle.base.processes import start_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-_PATIENCE_MS: Final = 1000  # between SIGTERM and SIGKILL
+_PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL
 _SHOWN: Final = 60  # characters of a command
 
 
@@ -72,14 +71,7 @@ def _in_lab(pid: int, nodes: dict[tuple[int, int], str]) -> LabProcess | None:
 
 def end_processes(lab: Lab, processes: Collection[LabProcess]) -> None:
     """Send SIGTERM to each, then SIGKILL to those that still run; processes that have left the lab are not touched."""
-    waiting = list(_opened(processes, processes_of(lab)))
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for fd in waiting:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
-        waiting = [fd for fd in waiting if not _ended(fd)]
-    for fd in waiting:
-        os.close(fd)
+    end_all(_opened(processes, processes_of(lab)), _PATIENCE_S)
 
 
 def _opened(processes: Iterable[LabProcess], now: Collection[LabProcess]) -> Iterable[int]:
@@ -90,13 +82,3 @@ def _opened(processes: Iterable[LabProcess], now: Collection[LabProcess]) -> Ite
                 yield fd
             else:
                 os.close(fd)
-
-
-def _ended(fd: int) -> bool:
-    """Wait some time for the process of a pidfd; close the pidfd when the process has ended."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    if not poll.poll(_PATIENCE_MS):
-        return False
-    os.close(fd)
-    return True

@@ -109,10 +109,6 @@ class Pool:
         """Take down every lab that waits."""
         self._make_room(0)
 
-    def abandon(self, lab: Lab) -> None:
-        """Take a lab back and take it down, without a look at it."""
-        self._discard(self._entry(lab))
-
     def keep(self, lab: Lab) -> None:
         """Leave a lab up for the user to look at; the pool forgets it, and no later session removes it."""
         from heddle.base import state
@@ -136,10 +132,6 @@ class Pool:
         finally:
             found = self.release(lab)
             left += [*found.ended, *found.damage]
-
-    def title(self, lab: Lab) -> str:
-        """The fabric of a lab and its overrides, as they were asked for."""
-        return self._entry(lab).title
 
     def close(self) -> None:
         """Take every lab down, those in use too. What cannot be removed is noted; a later session tries again."""

@@ -34,14 +34,9 @@ def page(tmp_path: Path) -> Page:
     return write
 
 
-def test_a_good_page_passes_every_check(browser: Browser, page: Page) -> None:
-    browser.open(page(GOOD))
-    assert browser.one("h1").text == "A page"
-    assert browser.violations() == []
-    browser.check()
-
-
 def test_axe_names_the_rule_the_element_and_what_to_do(browser: Browser, page: Page) -> None:
+    browser.open(page(GOOD))
+    assert browser.violations() == []
     browser.open(page('<main><h1>A page</h1><img src="data:,"><p style="color:#ccc">pale</p></main>'))
     found = browser.violations()
     assert any("image-alt (critical)" in each and "at img" in each for each in found)
@@ -61,52 +56,14 @@ def test_errors_of_the_console_are_found(browser: Browser, page: Page) -> None:
     browser.check()  # taken once, they are not found again
 
 
-@pytest.mark.parametrize("address", ["http://heddle.example/x.png", "http://192.0.2.7/x.png"])
-def test_a_request_that_leaves_the_machine_is_found_and_goes_nowhere(
-    browser: Browser, page: Page, address: str
-) -> None:
-    browser.open(page(f'{GOOD}<img alt="" src="{address}">'))
+def test_a_request_that_leaves_the_machine_is_found_and_goes_nowhere(browser: Browser, page: Page) -> None:
+    browser.open(page(f'{GOOD}<img alt="" src="http://192.0.2.7/x.png">'))
     with pytest.raises(AssertionError, match="the page asked for"):
         browser.check()
     errors = browser.console()
     assert len(errors) == 1
     assert "ERR_NAME_NOT_RESOLVED" in errors[0]
     browser._requests.clear()
-
-
-def test_media_queries_see_the_scheme_and_print(browser: Browser, page: Page) -> None:
-    style = (
-        "<style>@media (prefers-color-scheme: dark) {h1 {color: rgb(1, 2, 3)}} @media print {p {display: none}}</style>"
-    )
-    browser.open(page(style + GOOD))
-    assert browser.style("h1", "color") == "rgb(0, 0, 0)"
-    browser.media("dark")
-    assert browser.style("h1", "color") == "rgb(1, 2, 3)"
-    assert browser.one("p").is_displayed()
-    browser.media("light", print_=True)
-    assert browser.style("h1", "color") == "rgb(0, 0, 0)"
-    assert not browser.one("p").is_displayed()
-
-
-def test_keys_mouse_and_window_size(browser: Browser, page: Page) -> None:
-    style = "<style>button:hover {color: rgb(9, 9, 9)}</style>"
-    browser.open(page(f"{style}<main><h1>A</h1><button id=a onclick='this.textContent=1'>x</button></main>"))
-    browser.hover("button")
-    assert browser.style("button", "color") == "rgb(9, 9, 9)"
-    browser.press("TAB", "ENTER")
-    assert browser.focused.get_attribute("id") == "a"
-    assert browser.one("button").text == "1"
-    browser.size(390, 844)
-    assert browser.run("return [innerWidth, innerHeight]") == [390, 844]
-
-
-def test_screenshots_and_prints_are_written(browser: Browser, page: Page) -> None:
-    browser.open(page(GOOD + '<div style="height: 3000px"></div>'))
-    whole, part, paper = browser.screenshot("whole"), browser.screenshot("part", "h1"), browser.printed("paper")
-    assert [path.name for path in (whole, part, paper)] == ["whole.png", "part.png", "paper.pdf"]
-    assert _height(whole) > 3000
-    assert _height(part) < 100
-    assert paper.read_bytes().startswith(b"%PDF")
 
 
 @pytest.fixture
@@ -131,7 +88,3 @@ def test_a_page_of_loopback_starts_with_empty_storage(browser: Browser, page: Pa
         browser.open(served + name)
         assert browser.run("return [document.cookie, localStorage.length]") == ["", 0]
         browser.run("document.cookie = 'a=b'; localStorage.setItem('a', 'b')")
-
-
-def _height(png: Path) -> int:
-    return int.from_bytes(png.read_bytes()[20:24], "big")  # of the chunk IHDR

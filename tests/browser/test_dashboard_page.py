@@ -175,17 +175,14 @@ def test_without_a_lab_the_page_says_what_to_do(
     browser.assert_accessible()
 
 
-def test_the_token_of_the_address_opens_the_page_and_leaves_the_address(browser: Browser) -> None:
+def test_the_token_of_the_address_opens_the_page_and_without_it_the_page_asks_for_it(browser: Browser) -> None:
     with dashboard(TOKEN) as locked:
         browser.open(f"http://127.0.0.1:{locked.port}/#token={TOKEN}")
         browser.wait_for("!location.hash")
         browser.wait_for("document.querySelector('#login').hidden")
         assert browser.run("return fetch('/api/labs').then((answer) => answer.status)") == 200
-        browser.open("about:blank")  # before its server ends
-
-
-def test_without_the_token_the_page_asks_for_it(browser: Browser) -> None:
-    with dashboard(TOKEN) as locked:
+        browser.open("about:blank")
+        browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
         browser.open(f"http://127.0.0.1:{locked.port}/")
         browser.wait_for("!document.querySelector('#login').hidden")
         browser.assert_accessible()

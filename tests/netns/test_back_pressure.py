@@ -34,11 +34,10 @@ pytestmark = pytest.mark.root
 FRAMES: Final = 60
 UPLINKS: Final = ("eth1", "eth2")
 MODES: Final[dict[str, dict[str, Any]]] = {
-    "flow": {}, "flow resilient": {"resilient": True}, "e-ecmp": {}, "e-ecmp resilient": {"resilient": True},
-    "pinned": {}, "exact-match": {}, "adaptive": {}, "flowlet": {}, "flowlet by load": {"first": "load"},
-    "spray": {}, "spray in turn": {"choice": "round-robin"},
+    "flow": {}, "e-ecmp resilient": {"resilient": True}, "pinned": {}, "exact-match": {}, "adaptive": {},
+    "flowlet by load": {"first": "load"}, "spray in turn": {"choice": "round-robin"},
 }  # fmt: skip
-STEERED: Final = {name for name in MODES if name not in ("flow", "e-ecmp", "flowlet", "spray")}
+STEERED: Final = {name for name in MODES if name != "flow"}
 _ETH_P_ALL: Final = 3
 _SO_SNDBUFFORCE: Final = 32
 

@@ -9,7 +9,6 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.limits import HERE, HYSTERESIS
 from heddle.lab import lifecycle as life
-from tests.marks import deep
 from tests.netns.flood import flood
 
 pytestmark = pytest.mark.root
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.root
 RATE, COUNT = 10_000_000, 120  # a packet of 4 KB takes 3.3 ms, much longer than a timer is late
 
 
-@pytest.mark.parametrize("burst", [1, 2, deep(4)])
+@pytest.mark.parametrize("burst", [1, 2])
 def test_a_backlog_leaves_in_groups_of_the_size_of_a_burst(burst: int, name: str) -> None:
     # Only links between switches are slow, all alike: the first of them forms the groups.
     overrides = [f"queues.burst={burst}", "link.host=1gbit", f"link.fabric={RATE}bit", "queues.pfc.enabled=false"]

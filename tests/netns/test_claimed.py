@@ -15,7 +15,6 @@ from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.testing import claims
 from heddle.testing.pool import sweep
 from tests.machine import patience
-from tests.marks import deep
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace
 
@@ -87,28 +86,13 @@ def own_lab(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         session.kill()
 
 
-@pytest.mark.parametrize("number", [deep(signal.SIGINT), signal.SIGTERM])
 def test_a_lab_that_a_test_brought_up_itself_goes_down_when_its_session_ends_early(
-    own_lab: tuple[subprocess.Popen[str], str], number: signal.Signals, leftovers: Leftovers
+    own_lab: tuple[subprocess.Popen[str], str], leftovers: Leftovers
 ) -> None:
     session, lab = own_lab
     assert [each.pid for each in claims.claims() if each.lab == lab] == [session.pid]
-    session.send_signal(number)
+    session.send_signal(signal.SIGTERM)
     out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(lab) == []
     assert lab not in {each.lab for each in claims.claims()}
-
-
-@pytest.mark.deep
-def test_a_lab_that_a_killed_test_brought_up_itself_is_swept(
-    own_lab: tuple[subprocess.Popen[str], str], leftovers: Leftovers
-) -> None:
-    session, lab = own_lab
-    session.kill()
-    session.communicate()
-    assert leftovers(lab)
-    notes: list[str] = []
-    sweep(notes.append)
-    assert f"lab {lab} was removed: pytest (process {session.pid}) had ended without doing so" in notes
-    assert leftovers(lab) == []

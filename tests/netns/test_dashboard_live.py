@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -21,7 +20,6 @@ from heddle.base.events import Silent
 from heddle.base.process import run as command
 from heddle.base.resources import HERE
 from heddle.dashboard import labwatch
-from heddle.dashboard.grafana import dashboard_json
 from heddle.dashboard.inspectornames import INSPECTOR_P2P
 from heddle.dashboard.metrics import NAMES
 from heddle.fabric.fabricfile import load_fabric
@@ -131,11 +129,6 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
         for column, name in columns.items():
             assert found[name, labels] == row[column], (name, row["port"])
         assert found["heddle_pfc_paused_seconds_total", labels] == pytest.approx(row["paused_ms"] / 1e3, abs=1e-3)
-    panels = json.loads(dashboard_json())["panels"]
-    queries = " ".join(target["expr"] for panel in panels for target in panel["targets"])
-    used = set(re.findall(r"\b(?:heddle|nccl)_[a-z_]+", queries))
-    assert used
-    assert used <= ours
     sessions = [value for (name, _), value in found.items() if name == "heddle_bgp_session_up"]
     assert sessions == [1.0] * 8
     (busbw,) = [value for (name, _), value in found.items() if name == "nccl_bus_bandwidth_gbs"]
@@ -143,19 +136,6 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
     assert record is not None
     assert record.outcome is not None
     assert busbw == pytest.approx(record.outcome.rows[0].busbw)
-
-
-@pytest.mark.parametrize("checker", ["promtool"])
-def test_prometheus_finds_no_fault_but_in_the_names_of_nccl_inspector(page: WebClient, checker: str) -> None:
-    """Where promtool is installed: the package would start a server of its own, so suites do not install it."""
-    if shutil.which(checker) is None:
-        pytest.skip(f"{checker} is not installed (Debian's package prometheus has it)")
-    text = page.get("/metrics")
-    done = subprocess.run([checker, "check", "metrics"], input=text, text=True, capture_output=True, check=False)
-    # 3: remarks on style. Inspector's time is in microseconds, and its name has to stay.
-    lines = (done.stdout + done.stderr).splitlines()
-    assert [line for line in lines if not line.startswith("nccl_collective_exec_time")] == []
-    assert done.returncode in (0, 3)
 
 
 def test_counters_do_not_go_back_when_a_user_resets_them(page: WebClient, lab: Lab) -> None:
@@ -230,11 +210,10 @@ def test_a_run_of_the_page_is_a_run_of_the_verb_and_is_shown(page: WebClient, vi
     assert page.get(f"/api/labs/{lab.name}/qps")["run"] == kept.id
 
 
-@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
-def test_a_run_is_stopped_as_by_ctrl_c(handler: Any, page: WebClient, viewer: EventStream, lab: Lab) -> None:
+def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     """A shell starts a job in the background of a script with SIGINT ignored, and its children inherit that."""
     asked = {"collective": "all-reduce", "size": "4M", "iters": 500}
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert page.post(f"/api/labs/{lab.name}/run", asked)[0] == 202
         viewer.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
@@ -368,8 +347,7 @@ def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_nam
         life.down(name)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.Signals) -> None:
+def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:
     argv = [*HERE.command(), "dashboard", lab.name, "--format=json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
         assert proc.stdout is not None
@@ -385,7 +363,7 @@ def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab, number: signal.S
         stream.wait_for("update")
         assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
         stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
-        proc.send_signal(number)
+        proc.send_signal(signal.SIGINT)
         out, err = proc.communicate(timeout=patience(60))
     assert stream.ended.wait(10)
     stream.close()

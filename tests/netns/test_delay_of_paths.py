@@ -16,7 +16,6 @@ from heddle.lab.lab import Lab
 from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
-from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
@@ -30,18 +29,16 @@ def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
-@pytest.mark.parametrize("fastpath", ["on", deep("off")])
-def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab, fastpath: str) -> None:
+def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab) -> None:
     """6 steps of 4 ranks: a chunk passes 3 paths in a rack (4 ms each) and 3 between racks (12 ms)."""
-    result = run(lab, RunOptions(sizes=(16,), iters=2, warmup=0, fastpath=fastpath), Silent())  # type: ignore[arg-type]
+    result = run(lab, RunOptions(sizes=(16,), iters=2, warmup=0), Silent())
     assert result.wrong == 0
     assert result.rows[0].time_us >= 6 * 8_000
     assert result.propagation is not None and result.propagation.bdp_packets == 73
     assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
     assert paths_of(lab).agree
 
-
-def test_data_keeps_its_order_and_comes_whole(lab: Lab) -> None:
+    # Larger messages keep their order and come whole.
     result = run(lab, RunOptions(sizes=(1 << 20,), iters=1, warmup=0, qps=4), Silent())
     assert result.wrong == 0
     assert {(flow.counters["out_of_order"], flow.counters["retransmitted"]) for flow in result.flows} == {(0, 0)}

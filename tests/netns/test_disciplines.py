@@ -19,10 +19,10 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
-from heddle.switch.queues import ets, red
 from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import class_plan
-from heddle.switch.queues.disciplines import DISCIPLINES, chosen
+from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
 from tests.machine import patience
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE
@@ -31,7 +31,7 @@ from tests.netns.queue_traffic import SIZE, Rack, rack
 pytestmark = pytest.mark.root
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
-NO_ETS: Final = ets.missing()
+NO_ETS: Final = ets_missing()
 NO_RED: Final = red.missing()
 needs_ets = pytest.mark.skipif(bool(NO_ETS), reason=NO_ETS)
 needs_red = pytest.mark.skipif(bool(NO_RED), reason=NO_RED)
@@ -48,16 +48,6 @@ def pair_with(name: str) -> AbstractContextManager[PortPair]:
         return DISCIPLINES[name].lines(Port("a", dev, "", "b", dev, parse_rate(rate), MTU), plan)
 
     return port_pair("10mbit", lines, priorities.__getitem__)
-
-
-def counted(pair: PortPair, seconds: float, *classes: int) -> dict[int, int]:
-    """Class -> frames that came in so much time, while these classes always have something to send."""
-    with pair.listening() as arrivals, pair.loading(*classes):
-        time.sleep(0.3)
-        start = realtime()
-        time.sleep(seconds)
-        end = realtime()
-    return {number: len(arrivals.times(number, start, end)) for number in classes}
 
 
 def served(pair: PortPair, waiting: Mapping[int, int]) -> list[int]:
@@ -115,35 +105,6 @@ def test_without_sch_ets_auto_is_htb_and_ets_is_refused() -> None:
         MachineError, match=r"scheduler: ets is not possible: this kernel has no sch_ets\n.*scheduler: htb"
     ):
         chosen(replace(LOSSY, scheduler="ets"))
-
-
-@needs_ets
-def test_a_closed_gate_below_ets_would_stop_all_weighted_classes() -> None:
-    """Why labs with lossless classes have HTB: should a kernel ever do better, this fails and says so."""
-
-    def lines(
-        dev: str, rate: str
-    ) -> list[str]:  # band 1 is strict; the last one has the gate, at a class that Gates knows
-        shape = f"htb rate {rate} ceil {rate} burst 8000b cburst 8000b quantum {MTU}"
-        queues = {"1": "bfifo", "f": "bfifo", "10": "tbf rate 40gbit burst 100000b"}
-        made = [
-            f"qdisc add dev {dev} root handle 9: htb default 1",
-            f"class add dev {dev} parent 9: classid 9:1 {shape}",
-        ]
-        made += [f"qdisc add dev {dev} parent 9:1 handle 1: ets bands 16 strict 1 quanta {' '.join(['4042'] * 15)}"]
-        return made + [f"qdisc add dev {dev} parent 1:{band} {q} limit 4000000b" for band, q in queues.items()]
-
-    bands = {6: 0x10001, 1: 0x1000F, 0: 0x10010}
-    with port_pair("50mbit", lines, bands.__getitem__) as pair:
-        gates = Gates(pair.a)
-        assert list(gates.gates) == [("pa", 0)]
-        before = counted(pair, 0.5, 0, 1)
-        assert min(before.values()) > 100
-        gates.close("pa", 0)
-        assert counted(pair, 0.5, 0, 1, 6)[6] > 100
-        closed = counted(pair, 0.5, 0, 1)
-        gates.close_sockets()
-    assert closed == {0: 0, 1: 0}
 
 
 def probes(pair: PortPair) -> tuple[socket.socket, socket.socket]:

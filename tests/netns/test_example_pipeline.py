@@ -20,7 +20,6 @@ from tests.wheels import InstalledWheel, install_with
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "fabric-pipeline"
 HASH_TEST = "tests/test_paths.py::test_all_uplinks_are_used"
-ECN_TEST = "tests/test_congestion.py::test_an_incast_is_marked"
 # A network namespace with nothing in it but loopback.
 LOOPBACK = 'ip link set lo up; exec "$@"'
 OFFLINE = ["unshare", "--net", "sh", "-c", LOOPBACK, "x"]
@@ -161,24 +160,3 @@ def check_capture(path: Path, queue_pairs: int) -> None:
     pairs = {row[4] for row in rows if row[1:3] == ("10.0.0.1", "10.0.1.1")}
     assert len(pairs) == queue_pairs
     assert len({row[3] for row in rows}) == 1
-
-
-@pytest.mark.deep
-def test_a_change_of_ecn_fails_with_what_it_does(repository: Repository) -> None:
-    repository.change("{kmin: 40KB, kmax: 160KB, pmax: 0.2}", "{kmin: 400KB, kmax: 800KB, pmax: 0.2}")
-    done = repository.job(ECN_TEST, BASE="HEAD")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "ECN marked 0.0% of the packets of an incast; expected at least 5.0%" in done.stdout
-    summary = (repository.path / "results" / "summary.md").read_text()
-    assert "| passed -> FAILED |" in summary
-    assert "% -> 0.0% |" in summary
-
-
-@pytest.mark.deep
-def test_a_mistake_in_the_fabric_file_names_file_and_line(repository: Repository) -> None:
-    repository.change("ecmp: e-ecmp", "ecmp: eecmp")
-    done = repository.job("tests/test_paths.py")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "\nfabrics/training.yml:9  routing.ecmp: eecmp is not one of flow, e-ecmp" in done.stdout
-    assert "hint: did you mean e-ecmp?" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr

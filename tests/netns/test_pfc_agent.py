@@ -57,7 +57,7 @@ def test_an_incast_of_a_lossless_class_loses_nothing_and_pauses_reach_the_sender
 def test_a_pause_closes_its_gate_for_its_time_and_no_longer(net: PfcLab) -> None:
     """Expiry without Xon: quanta of 512 bit times of the emulated rate."""
     source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
-    port, quanta = net.down_port(sink), 40_000  # 0.8 s
+    port, quanta = net.down_port(sink), 25_000  # 0.5 s
     with net.loading([(source, sink, LOSSLESS), (source, sink, 0)]):
         until(lambda: net.out(port) > 20)
         start = time.monotonic()

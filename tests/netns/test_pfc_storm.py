@@ -19,12 +19,11 @@ _ETH_P_IP = 0x0800
 DETECT_S = 0.4
 
 
-@pytest.fixture(scope="module", params=["drop", "drop, loop in Python", deep("forward")])
+@pytest.fixture(scope="module", params=["drop", deep("forward")])
 def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
-    watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param.partition(",")[0]}
+    watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
     one_way: dict[str, Any] = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
-    place, compiled = tmp_path_factory.mktemp("pfc"), "Python" not in request.param
-    with pfc_lab(place, compiled=compiled, queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
         yield found
 
 

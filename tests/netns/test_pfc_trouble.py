@@ -14,14 +14,14 @@ import pytest
 
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.classes import policies_of
-from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
-def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    """With the compiled loop; test_pfc_agent.py has both."""
     roomy = {"pfc": {"reaction": "300ms"}}  # the machine may be busy, and the amount of headroom is not tested here
-    with pfc_lab(tmp_path_factory.mktemp("pfc"), compiled=request.param, queues=roomy) as found:
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
 
@@ -57,10 +57,9 @@ def test_the_two_run_in_a_namespace_of_the_lab_where_down_finds_them(net: PfcLab
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
 
 
-@pytest.mark.parametrize("victim", ["agent", deep("keeper")])
-def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net: PfcLab, victim: str) -> None:
+def test_whichever_is_killed_the_other_replaces_it_and_no_gate_stays_closed(net: PfcLab) -> None:
     with incast(net) as port:
-        for _ in range(3):
+        for victim in ("agent", "keeper", "agent"):
             old = getattr(net.agent(), victim)
             os.kill(old, signal.SIGKILL)
             until(lambda: both(net) and getattr(net.agent(), victim) != old)  # noqa: B023
@@ -78,10 +77,7 @@ def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: Pf
         until(lambda: both(net) and net.agent().agent != old)
         goes_on(net, port)
     assert "is unresponsive" in net.log()
-
-
-@pytest.mark.deep
-def test_a_keeper_that_is_stopped_is_replaced(net: PfcLab) -> None:
+    # And so is a keeper.
     old = net.agent().keeper
     assert old is not None
     os.kill(old, signal.SIGSTOP)

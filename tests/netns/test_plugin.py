@@ -61,8 +61,13 @@ def test_ten_lines_pass_in_containers(place: UserPlace, leftovers: Leftovers, en
     assert leftovers(*names(place)) == []
 
 
+# The user's own fixture builds on the plugin's.
 NOTE_NAMES = """
 import pathlib, pytest
+
+@pytest.fixture
+def heddle_lab(heddle_lab):
+    yield heddle_lab
 
 @pytest.fixture(autouse=True)
 def note(request):
@@ -146,55 +151,6 @@ def test_tests_share_a_lab_that_is_reset_between_them(place: UserPlace, leftover
     )
 
 
-@pytest.mark.deep
-def test_leftovers_of_a_test_can_be_made_an_error(place: UserPlace) -> None:
-    text = SHARED[: SHARED.index("def test_1")] + SHARED[SHARED.index("def test_3") : SHARED.index("def test_4")]
-    place.write(test_shared=text.replace('fabric("tiny")', 'fabric("tiny", racks=1)'))
-    done = place.pytest(*PLUGIN, "-q", "-W", "error::heddle.testing.LeftoverWarning")
-    assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
-    assert "left process" in section(done.stdout, "ERRORS")
-
-
-TWICE = """
-import pytest
-
-pytestmark = pytest.mark.fabric("tiny", racks=1)
-
-
-def test_one(heddle_lab): ...
-
-
-def test_two(heddle_lab):
-    assert heddle_lab.handle("rtsw1").netns.exists()
-"""
-
-DESTROYER = (
-    NOTE_NAMES
-    + """
-import subprocess
-
-def pytest_runtest_logstart(nodeid):
-    if nodeid.endswith("two"):
-        name = (pathlib.Path(__file__).parent / "names").read_text().split()[-1]
-        for path in pathlib.Path("/run/netns").glob(f"heddle-{name}-*"):
-            subprocess.run(["ip", "netns", "del", path.name], check=True)
-"""
-)
-
-
-@pytest.mark.deep
-def test_a_lab_that_was_destroyed_by_hand_is_built_again_and_that_is_said(
-    place: UserPlace, leftovers: Leftovers
-) -> None:
-    place.write(test_twice=TWICE, conftest=DESTROYER)
-    done = place.pytest(*PLUGIN, "-q")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = names(place)
-    assert first != second
-    assert f"lab {first} (tiny, racks=1) is built again for test_twice.py::test_two: " in section(done.stdout, "heddle")
-    assert (leftovers(first), leftovers(second)) == ([], [])
-
-
 FAILING = """
 import pytest
 from heddle.lab.outages import link_down
@@ -271,7 +227,7 @@ def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM), deep(signal.SIGHUP)])
+@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
 def test_a_session_that_is_interrupted_leaves_no_lab(
     place: UserPlace, leftovers: Leftovers, number: signal.Signals
 ) -> None:
@@ -318,12 +274,3 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     line = f"lab {lab} was removed: pytest (process {session.pid}) had ended without doing so"
     assert line in section(done.stdout, "heddle")
     assert leftovers(lab) == []
-
-
-@pytest.mark.deep
-def test_a_fixture_of_the_users_may_build_on_the_plugins(place: UserPlace) -> None:
-    conftest = "import pytest\n@pytest.fixture\ndef heddle_lab(heddle_lab):\n    yield heddle_lab\n"
-    text = 'import pytest\n@pytest.mark.fabric("tiny", racks=1)\ndef test_mine(heddle_run):\n'
-    place.write(conftest=conftest, test_mine=f'{text}    assert heddle_run(sizes="64K", iters=1).wrong == 0\n')
-    done = place.pytest(*PLUGIN, "-q")
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -29,7 +29,13 @@ def test_b(heddle_lab):
     while not subprocess.run(["ip", "netns", "pids", lab.handle("host1").netns.name], capture_output=True).stdout:
         time.sleep(0.02)
 """
-KEPT = f"{HEAD}def test_c(heddle_lab):\n    lab = heddle_lab\n{NOTE}    assert lab.name == 'mine'\n"
+KEPT = f"""{HEAD}
+def test_c(heddle_lab):
+    lab = heddle_lab
+{NOTE}
+    pathlib.Path("kept").write_text(lab.name)
+    assert lab.name == "mine"
+"""
 SLOW = f"{HEAD}def test_slow(heddle_lab):\n    lab = heddle_lab\n{NOTE}    time.sleep(100)\n"
 
 
@@ -41,32 +47,24 @@ def labs(place: UserPlace) -> dict[int, str]:
 # `./inv test` itself has two workers, each with a pool of its own.
 @pytest.mark.deep
 def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers: Leftovers) -> None:
-    place = UserPlace.below(tmp_path, test_first=FIRST, test_left=LEFT)
+    place = UserPlace.below(tmp_path, test_first=FIRST, test_left=LEFT, test_kept=KEPT)
     (place.path / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\n")
-    done = place.pytest(*PLUGIN, "-n", "2", "--dist", "loadfile", "--junit-xml=out.xml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].strip("= ").startswith("2 passed, 1 warning in ")
-    assert "test_left.py::test_b left process " in section(done.stdout, "warnings summary")
-    named = labs(place)
-    assert len(named) == 2 and len(set(named.values())) == 2, named
-    assert [left for lab in named.values() for left in leftovers(lab)] == []
-    assert not {each.pid for each in claims()} & set(named)
-    found = {each.get("name"): each.get("value") for each in ET.parse(place.path / "out.xml").iter("property")}
-    assert found["heddle.run1.sizes"] == "65536" and found["heddle.fabric"] == "tiny, racks=1", found
-
-
-@pytest.mark.deep
-def test_what_workers_note_is_in_the_one_summary(tmp_path: Path, leftovers: Leftovers) -> None:
-    place = UserPlace.below(tmp_path, test_kept=KEPT, test_first=FIRST)
-    done = place.pytest(*PLUGIN, "-n", "2", "--dist", "loadfile", "--heddle-keep")
-    (kept,) = (lab for lab in labs(place).values() if leftovers(lab))
+    done = place.pytest(*PLUGIN, "-n", "2", "--dist", "loadfile", "--junit-xml=out.xml", "--heddle-keep")
+    kept = (place.path / "kept").read_text()
     try:
-        assert done.returncode == 1
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 2 passed, 1 warning in ")
         assert f"test_kept.py::test_c: lab {kept} is left up" in section(done.stdout, "heddle")
-        assert "1 failed, 1 passed in " in done.stdout.splitlines()[-1]
+        assert "test_left.py::test_b left process " in section(done.stdout, "warnings summary")
+        named = labs(place)
+        assert len(named) == 2 and len(set(named.values())) == 2, named
+        assert [left for lab in named.values() if lab != kept for left in leftovers(lab)] == []
+        assert not {each.pid for each in claims()} & set(named)
     finally:
         life.down(kept)
     assert leftovers(kept) == []
+    found = {each.get("name"): each.get("value") for each in ET.parse(place.path / "out.xml").iter("property")}
+    assert found["heddle.run1.sizes"] == "65536" and found["heddle.fabric"] == "tiny, racks=1", found
 
 
 @pytest.mark.deep

@@ -20,12 +20,11 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import links
-from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS
 
 pytestmark = pytest.mark.root
 
-PAUSED = 1.5  # seconds
+PAUSED = 0.9  # seconds
 MARKS = ("queues.ecn.kmin=0", "queues.ecn.kmax=0", "queues.pfc.watchdog.enabled=false")
 
 
@@ -38,9 +37,8 @@ def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
         life.down(name)
 
 
-@pytest.mark.parametrize("collective", ["all-reduce", deep("all-to-all"), deep("incast")])
-def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: str) -> None:
-    result = run(net, RunOptions(collective, sizes=(64 << 10,), iters=2, qps=2), Silent())
+def test_every_data_packet_that_arrives_marked_is_counted(net: Lab) -> None:
+    result = run(net, RunOptions(sizes=(64 << 10,), iters=2, qps=2), Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
     assert sum(f.counters["retransmitted"] for f in result.flows) == 0
     assert all(f.ce == f.sent.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
@@ -50,7 +48,7 @@ def test_every_data_packet_that_arrives_marked_is_counted(net: Lab, collective: 
 
 @pytest.mark.deep
 def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: Lab) -> None:
-    """The switch pauses a host for five times the time-out that is asked for, 0.27 s."""
+    """The switch pauses a host for three times the time-out that is asked for, 0.27 s."""
     host = net.fabric.hosts[0]
     quanta = 50_000  # 1.02 s
     peer = net.fabric.by_name[host.ports[0].peer_node].port(host.ports[0].peer_port)
@@ -74,7 +72,7 @@ def test_ranks_neither_send_again_nor_die_while_their_own_port_is_paused(net: La
         thread = threading.Thread(target=pause)
         thread.start()
         try:
-            result = run(net, RunOptions(sizes=(1 << 20,), iters=3, timeout=16), Silent())
+            result = run(net, RunOptions(sizes=(1 << 19,), iters=2, timeout=16), Silent())
         finally:
             stop.set()
             thread.join()

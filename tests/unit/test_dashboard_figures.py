@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +15,13 @@ import pytest
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError
+from heddle.base.resources import HERE, TEMPLATES
 from heddle.dashboard.actions import Actions, _run_flags
-from heddle.dashboard.livefigures import PortFigures, PortFlag, added
-from heddle.dashboard.livehistory import KEPT, LiveHistory
-from heddle.dashboard.livenews import NewsDesk
-from heddle.dashboard.livesource import LiveReading
-from heddle.dashboard.metrics import METRICS, NAMES
-from heddle.dashboard.monotonic import MonotonicCounters
+from heddle.dashboard.labdesk import Viewers, message
+from heddle.dashboard.metrics import METRICS, NAMES, MonotonicCounters
+from heddle.dashboard.news import NewsDesk
 from heddle.dashboard.pageplan import plan_json, plan_page
-from heddle.dashboard.viewers import Viewers, message
+from heddle.dashboard.reading import KEPT, LiveHistory, LiveReading, PortFigures, PortFlag, added
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.daemons import ESTABLISHED
@@ -178,9 +177,14 @@ def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
         assert not set(spec.labels) & set(spec.name.split("_")) - {"run", "lab", "port"}
 
 
-def test_every_metric_is_in_the_page_about_it() -> None:
+def test_every_metric_is_in_the_page_about_it_and_every_one_of_the_dashboard_for_grafana_is_exported() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
+    panels = json.loads((HERE.content(TEMPLATES) / "grafana" / "heddle.json").read_text(encoding="utf-8"))["panels"]
+    for target in (target for panel in panels for target in panel["targets"]):
+        names = set(re.findall(r"\b(?:heddle|nccl)_[a-z_]+", target["expr"]))
+        assert names, target
+        assert names <= set(NAMES), target
 
 
 @pytest.mark.parametrize("preset", ["tiny", "zone", "rail", "dc"])
@@ -209,7 +213,7 @@ def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[
 
 
 def test_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
-    history = LiveHistory(len(ports))
+    history = LiveHistory()
     before = None
     for at in range(KEPT + 5):
         now = reading(fabric, at / 2, {("cells", "rtsw1:eth1", 3, "depth"): at})

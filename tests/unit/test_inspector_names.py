@@ -82,22 +82,8 @@ def test_nodes_are_those_of_one_communicator() -> None:
         assert (labels["n_nodes"], labels["nranks"]) == ("2", "2")
 
 
-@pytest.mark.parametrize(
-    ("count", "bucket"),
-    [
-        (0, "0B"),
-        (1, "1-2B"),
-        (1023, "1023-1024B"),
-        (1024, "1-2KB"),
-        (1 << 20, "1-2MB"),
-        ((5 << 20) - 1, "4-5MB"),
-        (4 << 30, "4-5GB"),
-    ],
-)
-def test_message_sizes_are_the_buckets_of_nccl_inspector(count: int, bucket: str) -> None:
-    assert message_size(count) == bucket
-
-
-def test_collectives_have_the_names_of_nccl() -> None:
+def test_message_sizes_and_collectives_have_the_names_of_nccl_inspector() -> None:
+    buckets = {0: "0B", 1: "1-2B", 1023: "1023-1024B", 1024: "1-2KB", 1 << 20: "1-2MB", (5 << 20) - 1: "4-5MB"}
+    assert {count: message_size(count) for count in buckets} == buckets
     names = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]
     assert [collective_name(name) for name in names] == ["AllReduce", "ReduceScatter", "AllGather", "AlltoAll"]

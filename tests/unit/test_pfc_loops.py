@@ -23,12 +23,12 @@ from heddle.kernel.native.objects import MACHINES, clang_version
 from heddle.kernel.ringbuffer import Event
 from heddle.switch.compiled import layouts, makeswitch
 from heddle.switch.pfc import compiledloop
-from heddle.switch.pfc.agent import Agent, reaction_bin
+from heddle.switch.pfc.agent import Agent
 from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
-from heddle.switch.pfc.loop import ReferenceLoop
-from heddle.switch.pfc.timers import DETECT, LINK, RESTORE, TICK, Timers
+from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, ReferenceLoop, Timers
+from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.shapes import clos
-from heddle.lab.queues import reaction_bin as bin_that_is_read
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
-from heddle.switch.pfc.agent import reaction_bin
 from heddle.switch.pfc.control import AgentState, alive, stop
-from heddle.switch.pfc.timers import Timers
+from heddle.switch.pfc.loop import Timers
 from heddle.switch.queues.portids import port_ids
 
 HOLD = """
@@ -186,23 +183,3 @@ def test_running_processes_are_recognised_by_locks_and_not_by_files(tmp_path: Pa
     for each in held:
         assert each.stdout is not None
         each.stdout.close()
-
-
-def test_a_lock_is_one_processs(tmp_path: Path) -> None:
-    made = world.World.__new__(world.World)
-    made._locks = os.open(tmp_path / world.LOCKS, os.O_RDWR | os.O_CREAT)
-    made.lock(world.AGENT)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            made.lock(world.AGENT)
-        except BlockingIOError:
-            os._exit(7)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    os.close(made._locks)
-
-
-@pytest.mark.parametrize("took", [0, 1, 62_499, 62_500, 124_999, 125_000, 999_999, 1_000_000, 15_999_999, 10**12])
-def test_reactions_count_in_the_bin_that_they_are_read_from(took: int) -> None:
-    assert reaction_bin(took) == bin_that_is_read(took)

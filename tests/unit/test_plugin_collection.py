@@ -15,7 +15,6 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.host import capacity
 from heddle.host.doctor import Check
 from heddle.testing import skipreasons
-from tests.marks import deep
 from tests.userplace import PLUGIN, ROOT, UserPlace, section
 
 BAD = """
@@ -59,12 +58,6 @@ def test_mistakes_of_markers_are_errors_of_the_collection(tmp_path: Path, golden
     golden("testing/bad_markers.txt", text)
 
 
-def test_a_marker_of_that_name_is_free_for_tests_without_a_lab(tmp_path: Path) -> None:
-    text = 'import pytest\n@pytest.mark.fabric("silk", 7)\ndef test_mine(): ...\n'
-    done = UserPlace.below(tmp_path, test_mine=text).pytest(*PLUGIN, "-q", "--strict-markers")
-    assert done.returncode == 0, done.stdout
-
-
 OWN = """
 import pytest
 
@@ -81,19 +74,14 @@ def test_a_fixture_of_the_users_with_the_same_name_comes_first_and_what_does_not
     done = place.pytest(*PLUGIN, "-q")
     assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
     said = section(done.stdout, "ERRORS")
-    where = f"{place.path}/conftest.py:5"
-    assert f"{where}  heddle_lab replaces the fixture of Heddle, and gives a str in place of a Lab" in said
-    assert "hint: rename your fixture, or have it take heddle_lab as an argument and give that" in said
-    assert "Traceback" not in said and "calls.py" not in said
+    assert f"{place.path}/conftest.py:5  heddle_lab replaces the fixture of Heddle, and gives a str" in said
+    assert "hint: " in said and "Traceback" not in said and "calls.py" not in said
 
 
 @pytest.mark.parametrize(
     ("how", "installed"),
-    [
-        ("both", True), deep("both", False), deep("option", True), deep("option", False),
-        deep("conftest", True), deep("conftest", False),
-    ],
-)  # fmt: skip
+    [("both", True), ("option", False), ("conftest", True)],
+)
 def test_the_plugin_is_loaded_once_however_often_it_is_named(tmp_path: Path, how: str, installed: bool) -> None:
     text = "def test_mine(request):\n    assert request.config.getoption('--heddle-runtime') == 'netns'\n"
     place = UserPlace.below(tmp_path, test_mine=text)
@@ -122,8 +110,7 @@ def test_loading_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        deep(["--heddle-runtime", "docker"], "invalid choice: 'docker'"),
-        deep(["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
+        (["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
         (
             ["--heddle-pcap", "test_mine.py"],
             "--heddle-pcap took test_mine.py as its directory: write --heddle-pcap=DIR",
@@ -193,12 +180,9 @@ def test_a_reason_is_doctors_and_only_what_the_test_needs(monkeypatch: pytest.Mo
     assert skipreasons.cannot_run(plain, "netns") == frr
     assert skipreasons.cannot_run(ets, "netns") == f"{frr}; ets: sch_ets: not in this kernel (without it)"
     assert skipreasons.cannot_run(plain, "containerlab") == "engine: no engine answers (./inv setup containerlab)"
-
-
-def test_memory_counts_by_the_switches_of_the_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Memory counts by the switches of the fabric.
     monkeypatch.setattr(skipreasons, "_checks", lambda: ())
     monkeypatch.setattr(skipreasons, "_refused", lambda *_: [])
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(capacity, "free_bytes", lambda: 700 << 20)
     assert skipreasons.cannot_run(load_fabric("tiny").fabric, "netns") == ""
     reason = "memory: 700 MB free, and 12 switches need about 992 MB (free some memory)"

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from heddle.switch.pfc.rowstate import RowState
-from heddle.switch.pfc.timers import DETECT, Timers
+from heddle.switch.pfc.loop import DETECT, Timers
+from heddle.switch.pfc.rows import RowState
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
 

@@ -133,7 +133,7 @@ def load() -> ctypes.CDLL | str:
     layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, PfcEventStruct, ReaderStruct)
     sizes = (c_uint32 * len(layouts))()
     code.hd_switch_sizes(sizes)
-    mine = [ctypes.sizeof(each) for each in layouts]
-    if code.hd_switch_version() != _VERSION or list(sizes) != mine:
+    expected = [ctypes.sizeof(each) for each in layouts]
+    if code.hd_switch_version() != _VERSION or list(sizes) != expected:
         return f"{path.name} belongs to another version of Heddle"
     return code

@@ -5,7 +5,7 @@
 #include "field.h"
 
 #define CLASSES 8u
-#define REFRESH 0u /* kinds of deadlines, as in pfc/timers.py; Python handles the others */
+#define REFRESH 0u /* kinds of deadlines, as in pfc/loop.py; Python handles the others */
 #define EXPIRE 1u
 #define DETECT 2u
 #define FRAME_BYTES 60
@@ -63,7 +63,7 @@ struct core {
 	u8 *pfc;
 	u32 *quanta;
 	i64 *detect_ns;
-	/* pfc/rowstate.py, by row */
+	/* pfc/rows.py, by row */
 	u8 *asked, *storming;
 	i64 *heard, *waiting, *checked, *arrived, *shut;
 	/* fields of the lab's maps, by row */

@@ -120,27 +120,27 @@ def differences(
 ) -> dict[str, str]:
     """Port -> how its fault, as read from program and kernel, differs from the wanted one; empty when none does."""
     now = _faulty(fabric, live)
-    said = {ref: "has a fault that was not set with ./inv fault" for ref in now if not wanted.get(ref)}
+    wrong = {ref: "has a fault that was not set with ./inv fault" for ref in now if not wanted.get(ref)}
     ports = {port.ref: port for node in fabric.nodes for port in node.ports}
     lines: dict[str, dict[int, delaylines.LineState]] = {}
     for ref, fault in wanted.items():
         if not fault or ref not in ports:
             continue
         if ref not in now:
-            said[ref] = "has lost the fault that was set on it"
+            wrong[ref] = "has lost the fault that was set on it"
             continue
         port, number = now[ref]
         row = live.faults[number]
         if any(int(row[name]) != _chance(getattr(fault, name)) for name in _CHANCES):
-            said[ref] = "loses, corrupts or duplicates other shares of packets than were set"
+            wrong[ref] = "loses, corrupts or duplicates other shares of packets than were set"
         elif fault.needs_netem:
             node = port.peer_node
             if node not in lines:
                 lines[node] = delaylines.read(handles[node].netns)
             line = line_of(port, number, fault, fabric.policy.k)
             if why := _line_fault(lines[node].get(number), line, int(row["line"])):
-                said[ref] = why
-    return said
+                wrong[ref] = why
+    return wrong
 
 
 def _line_fault(found: delaylines.LineState | None, wanted: DelayLine, ifindex: int) -> str:

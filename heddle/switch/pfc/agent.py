@@ -21,12 +21,10 @@ from heddle.base.ethernet import CLASSES
 from heddle.switch.compiled import layouts
 from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
-from heddle.switch.pfc.loop import Loop, ReferenceLoop
+from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK, Loop, ReferenceLoop
 from heddle.switch.pfc.pauses import Pauses
-from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
-from heddle.switch.pfc.rowstate import RowState
-from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK
+from heddle.switch.pfc.reaction import reaction_bin
+from heddle.switch.pfc.rows import PfcPolicies, RowState
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.pfc.world import World
 
@@ -274,14 +272,6 @@ class Agent:
         if not self._world.spaces:
             self._world.page.end()
             raise Ended
-
-
-def reaction_bin(reaction_ns: int) -> int:
-    """The histogram bin of a reaction time: bin 0 ends at 62.5 us, and each next bin ends at twice the time.
-
-    The same as in heddle/lab/queues.py, which is not imported because it would import half of Heddle.
-    """
-    return min(REACTION_BINS - 1, (reaction_ns // REACTION_STEP_NS).bit_length())
 
 
 def quiet_signals(stop: Callable[[], None]) -> None:

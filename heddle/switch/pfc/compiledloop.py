@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 from contextlib import suppress
 from typing import Any, Final
@@ -16,19 +15,18 @@ from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import library
 from heddle.kernel.ringbuffer import open_ring
 from heddle.switch.compiled import layouts as structs
-from heddle.switch.pfc.loop import Work
-from heddle.switch.pfc.rowstate import RowState
-from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import KINDS, new_timer
+from heddle.switch.pfc.loop import KINDS, Loop, Work, new_timer
+from heddle.switch.pfc.rows import PfcPolicies, RowState
 from heddle.switch.pfc.world import World
 
 _ROOM: Final = 64
 
 
-class CompiledLoop:
+class CompiledLoop(Loop):
     """The loop in C. RowState and World outlive it; the maps stay mapped."""
 
     def __init__(self, code: ctypes.CDLL, world: World, rules: PfcPolicies, rows: RowState) -> None:
+        super().__init__()
         self._code, self._world, self._rules = code, world, rules
         count = len(world.queues.agent)
         self._ports = (structs.PortStruct * (count // CLASSES))()
@@ -38,7 +36,6 @@ class CompiledLoop:
         self._heap, self._position = ((ctypes.c_uint32 * (KINDS * count))() for _ in range(2))
         self._when = (ctypes.c_int64 * (KINDS * count))()
         self._works = (structs.WorkStruct * _ROOM)()
-        self._epoll = select.epoll()
         # A signal that comes before the system call of a wait does not interrupt it: this pipe ends the wait.
         self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._core = core = structs.CoreStruct(rows=count, epoll=self._epoll.fileno(), timer=new_timer())
@@ -59,22 +56,12 @@ class CompiledLoop:
         """Remove a deadline, if there is one."""
         self._code.hd_pfc_cancel(self._core, kind, index)
 
-    def add(self, fd: int) -> None:
-        """Report when this descriptor is readable."""
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def remove(self, fd: int) -> None:
-        """Report it no more."""
-        self._epoll.unregister(fd)
-
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that. Empty when a signal came."""
         count = self._code.hd_pfc_wait(self._core, self._works, _ROOM)
         if count < 0:
-            what = (
-                ("the ring of events", "cannot be read") if count == -1 else ("epoll", os.strerror(ctypes.get_errno()))
-            )
-            raise MachineError(Problem("bpf", *what))
+            ring, epoll = ("the ring of events", "cannot be read"), ("epoll", os.strerror(ctypes.get_errno()))
+            raise MachineError(Problem("bpf", *(ring if count == -1 else epoll)))
         works = [Work(each.fd, each.kind, each.row) for each in self._works[:count]]
         if any(each.fd == self._signals for each in works):
             with suppress(BlockingIOError):
@@ -98,14 +85,14 @@ class CompiledLoop:
         """Close its own descriptors."""
         signal.set_wakeup_fd(-1)
         library().ring_buffer__free(self._ring)
-        self._epoll.close()
+        super().close()
         for fd in (self._signals, self._wake, self._core.timer):
             os.close(fd)
 
     def _fill(self, core: structs.CoreStruct, rows: RowState) -> None:
         queues, world = self._world.queues, self._world
         core.consume = ctypes.cast(library().ring_buffer__consume, ctypes.c_void_p)
-        core.heartbeat = world.page.address
+        core.heartbeat = ctypes.addressof(world.page)
         for name in ("ports", "gates", "heap", "position", "when"):
             setattr(core, name, ctypes.addressof(getattr(self, f"_{name}")))
         for name in ("pfc", "quanta", "detect_ns"):
@@ -113,33 +100,27 @@ class CompiledLoop:
         for name in ("asked", "storming", "heard", "waiting", "checked", "arrived", "shut"):
             setattr(core, name, ctypes.addressof(getattr(rows, name)))
         tables: dict[str, Any] = dict.fromkeys(structs.FIELDS, queues.agent)
-        tables |= {
-            "state": queues.ingress,
-            "depth": queues.cells,
-            "last_out_ns": queues.cells,
-            "since_ns": queues.gates,
-        }
+        tables |= {"state": queues.ingress, "depth": queues.cells, "last_out_ns": queues.cells}
+        tables |= {"since_ns": queues.gates}
         for name, table in tables.items():
             view = table["spare" if name == "histogram" else name]
             setattr(core, name, structs.FieldStruct(view.ctypes.data, view.strides[0]))
         for gate in self._gates:
             gate.netlink = gate.kicker = -1
-        for mine in self._ports:
-            mine.control = -1
+        for entry in self._ports:
+            entry.control = -1
         for number, port in world.ports.items():
-            space, mine = world.spaces.get(port.node), self._ports[number]
-            mine.quantum_ns = self._rules.quantum_ns[number]
+            space, entry = world.spaces.get(port.node), self._ports[number]
+            entry.quantum_ns = self._rules.quantum_ns[number]
             if space is not None:
-                mine.control = space.control.fileno()
-                mine.address[:], mine.mac[:] = space.addresses[port.name], space.macs[port.name]
+                entry.control = space.control.fileno()
+                entry.address[:], entry.mac[:] = space.addresses[port.name], space.macs[port.name]
         for index, (space, name, number) in world.gates.items():
             gate, messages = self._gates[index], space.gates[name, number]
             gate.netlink, gate.kicker = space.netlink.fileno(), space.kicker.fileno()
             gate.opening_bytes, gate.closing_bytes = len(messages.opening), len(messages.closing)
-            gate.opening[: len(messages.opening)], gate.closing[: len(messages.closing)] = (
-                messages.opening,
-                messages.closing,
-            )
+            gate.opening[: len(messages.opening)] = messages.opening
+            gate.closing[: len(messages.closing)] = messages.closing
             gate.address[:] = space.addresses[name]
             core.kick_bytes = len(space.kick_frame)
             core.kick[: len(space.kick_frame)] = space.kick_frame

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import resource
-import select
 import signal
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,28 +128,11 @@ def _pids(place: Path) -> tuple[int | None, int | None]:
     return holder(place, AGENT), holder(place, KEEPER)
 
 
-def _end(pids: list[int]) -> None:
-    """Send SIGTERM to all of them, then SIGKILL to those that still run."""
+def _end(pids: Iterable[int]) -> None:
+    from heddle.base.process import end_all
+
     fds: list[int] = []
     for pid in pids:
         with suppress(ProcessLookupError):
             fds.append(os.pidfd_open(pid))
-    for number, patience in ((signal.SIGTERM, _PATIENCE_S), (signal.SIGKILL, 10.0)):
-        for fd in fds:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
-                signal.pidfd_send_signal(fd, signal.SIGCONT)  # a stopped process handles no other signal
-        end = time.monotonic() + patience
-        while fds and time.monotonic() < end:
-            fds = [fd for fd in fds if not _ended(fd)]
-            time.sleep(0.005)
-    for fd in fds:
-        os.close(fd)
-
-
-def _ended(fd: int) -> bool:
-    """Whether the process behind a pidfd has ended; if so, close the descriptor."""
-    if not select.select([fd], [], [], 0)[0]:
-        return False
-    os.close(fd)
-    return True
+    end_all(fds, _PATIENCE_S)

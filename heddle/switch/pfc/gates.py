@@ -231,8 +231,8 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
                 continue
             parms = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             limit = _LIMITS.unpack_from(parms, _LIMIT_AT)[0]
-            spot = (ifindex, handle, parent)
-            opening, closing = _opened(spot, limit), _closed(spot, limit, mtus[ifindex])
+            qdisc = (ifindex, handle, parent)
+            opening, closing = _opened(qdisc, limit), _closed(qdisc, limit, mtus[ifindex])
             gates[names[ifindex], ((parent & 0xFFFF) >> 4) - 1] = Gate(names[ifindex], opening, closing)
     return names, macs, gates
 
@@ -250,14 +250,14 @@ def of_lab(spaces: Mapping[str, Path]) -> dict[str, Gates]:
     return made
 
 
-def _opened(spot: tuple[int, int, int], limit: int) -> bytes:
+def _opened(qdisc: tuple[int, int, int], limit: int) -> bytes:
     """The message that opens a gate: all packets pass."""
     wide = attribute(TCA_TBF_RATE64, struct.pack("=Q", _OPEN_BYTES_PER_S))
     burst = attribute(_TCA_TBF_BURST, struct.pack("=I", _OPEN_BURST)) + wide
-    return _message(spot, limit, 0xFFFFFFFF, 0, 0, burst)
+    return _message(qdisc, limit, 0xFFFFFFFF, 0, 0, burst)
 
 
-def _closed(spot: tuple[int, int, int], limit: int, mtu: int) -> bytes:
+def _closed(qdisc: tuple[int, int, int], limit: int, mtu: int) -> bytes:
     """The message that closes a gate: no packet passes.
 
     TBF charges each packet as 65,535 bytes (mpu) at 20,000 bytes/s. The bucket never holds as much: its size is mtu +
@@ -266,12 +266,12 @@ def _closed(spot: tuple[int, int, int], limit: int, mtu: int) -> bytes:
     more packet would pass.
     """
     ticks = (mtu + 200) * 10**9 // _CLOSED_BYTES_PER_S // _TICK_NS
-    return _message(spot, limit, _CLOSED_BYTES_PER_S, _CLOSED_MPU, ticks, b"")
+    return _message(qdisc, limit, _CLOSED_BYTES_PER_S, _CLOSED_MPU, ticks, b"")
 
 
-def _message(spot: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks: int, more: bytes) -> bytes:
+def _message(qdisc: tuple[int, int, int], limit: int, rate: int, mpu: int, ticks: int, more: bytes) -> bytes:
     """RTM_NEWQDISC for an existing qdisc, which keeps its packets. No answer is requested."""
-    ifindex, handle, parent = spot
+    ifindex, handle, parent = qdisc
     rates = _RATESPEC.pack(0, _LINKLAYER_ETHERNET, 0, 0, mpu, rate) + _RATESPEC.pack(0, 0, 0, 0, 0, 0)
     parms = attribute(TCA_TBF_PARMS, rates + _LIMITS.pack(limit, ticks, 0))
     body = TCMSG.pack(0, ifindex, handle, parent, 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.pfc.timers import LINK, Deadlines
+from heddle.switch.pfc.loop import LINK, Deadlines
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_DOWN
 
@@ -53,7 +53,7 @@ class Links:
             return
         if not usable:
             self._down.add(number)
-            # Not by set_down: it waits for all CPUs, and gates must not wait.
+            # Without grace(): it waits for all CPUs, and gates must not wait.
             self._flags[number] = int(self._flags[number]) | LINK_DOWN
             for index in range(number * CLASSES, (number + 1) * CLASSES):
                 self._lost(index, now)

@@ -8,9 +8,8 @@ import numpy as np
 
 from heddle.base.ethernet import CLASSES
 from heddle.switch.pfc.frame import build
-from heddle.switch.pfc.rowstate import RowState
-from heddle.switch.pfc.thresholds import PfcPolicies
-from heddle.switch.pfc.timers import REFRESH, Deadlines
+from heddle.switch.pfc.loop import REFRESH, Deadlines
+from heddle.switch.pfc.rows import PfcPolicies, RowState
 from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_HOST
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.switch.pfc.rowstate import NOT_WATCHED, RowState
-from heddle.switch.pfc.thresholds import DROP, PfcPolicies
-from heddle.switch.pfc.timers import DETECT, RESTORE, Deadlines
+from heddle.switch.pfc.loop import DETECT, RESTORE, Deadlines
+from heddle.switch.pfc.rows import DROP, NOT_WATCHED, PfcPolicies, RowState
 from heddle.switch.pfc.world import World
 
 # Checks per detection time, while nothing waits. A storm fills the upstream ports within milliseconds, and those have

@@ -106,44 +106,17 @@ class Log:
             os.write(self._fd, f"{stamp} {os.getpid()} {kind}: {text}{more}\n".encode())
 
 
-class Page:
-    """Three numbers in shared memory: the last heartbeat of each process, and whether both must end."""
+class Page(ctypes.Structure):
+    """Numbers that both processes see: their last heartbeats, on CLOCK_MONOTONIC, and whether both must end."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._words = memoryview(self._memory).cast("Q")
-
-    @property
-    def heartbeat_ns(self) -> int:
-        """The agent's last heartbeat, on CLOCK_MONOTONIC."""
-        return self._words[0]
-
-    @heartbeat_ns.setter
-    def heartbeat_ns(self, now: int) -> None:
-        self._words[0] = now
-
-    @property
-    def keeper_ns(self) -> int:
-        """The keeper's last heartbeat, on CLOCK_MONOTONIC."""
-        return self._words[2]
-
-    @keeper_ns.setter
-    def keeper_ns(self, now: int) -> None:
-        self._words[2] = now
-
-    @property
-    def address(self) -> int:
-        """Where the agent's heartbeat is in memory."""
-        return ctypes.addressof(ctypes.c_uint64.from_buffer(self._memory))
-
-    @property
-    def ending(self) -> bool:
-        """Whether one of the two was asked to end."""
-        return bool(self._words[1])
+    _fields_ = (("heartbeat_ns", ctypes.c_uint64), ("ending", ctypes.c_uint64), ("keeper_ns", ctypes.c_uint64))
+    heartbeat_ns: int  # the agent's
+    ending: int
+    keeper_ns: int
 
     def end(self) -> None:
         """Make both processes end."""
-        self._words[1] = 1
+        self.ending = 1
 
 
 def enter_any(spaces: Mapping[str, Path]) -> str:
@@ -165,7 +138,7 @@ class World:
     def __init__(self, layout: AgentConfig, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
-        self.page = Page()
+        self.page = Page.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
         self._node = enter_any(layout.spaces)
         self.tell = -1  # a pipe to the process that waits until both are running
         self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o644)

@@ -1,6 +1,6 @@
-"""Read from the kernel which programs are attached to ports, in which order, and which gates are closed.
+"""The programs at a port: which there are, and which are attached, as read from the kernel; and which gates are closed.
 
-In:  a namespace and its ports. Out: values read by netlink; nothing is changed.
+In:  a node; a namespace and its ports. Out: values; nothing is changed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,44 @@ from heddle.fabric.model import Node, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTFILTER, RouteSocket, attributes
 from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_TBF_PARMS, TCA_TBF_RATE64, TCMSG
+from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.disciplines import number_of
+from heddle.switch.queues.portids import OWNER
 
+HOSTS: Final = "_hosts"  # the owner of what all hosts share; not a valid node name
 _HOOKS: Final = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), ..._EGRESS
 _TCA_BPF_CLASSID, _TCA_BPF_NAME = 3, 7
 _SLOW: Final = 10**6  # bytes/s: the rate of an open gate is far above this, that of a closed one far below (gates.py)
+
+
+@dataclass(frozen=True, slots=True)
+class PortProgram:
+    """A BPF program for a clsact hook (`ingress`, `egress`); lower prefs run first. owner: of its pin.
+
+    numbered: the program reads its port's id from the filter's classid.
+    """
+
+    hook: str
+    pref: int
+    owner: str
+    name: str
+    numbered: bool = False
+
+    def pin(self, lab: str) -> Path:
+        """Where it is pinned."""
+        return pin_dir(lab, self.owner) / self.name
+
+
+def programs_of(node: Node) -> tuple[PortProgram, ...]:
+    """The programs of a node's ports, in the order in which they run, ingress first.
+
+    `count` runs before `enqueue`, to count all packets that are sent, dropped or not.
+    """
+    own = [PortProgram("ingress", 10, HOSTS, "nic")]
+    if node.role is Role.SWITCH:
+        own = [PortProgram("ingress", 10, node.name, "hash"), PortProgram("egress", 10, OWNER, "count", numbered=True)]
+    dequeue = PortProgram("ingress", 5, OWNER, "dequeue", numbered=True)
+    return (dequeue, *own, PortProgram("egress", 20, OWNER, "enqueue", numbered=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +66,11 @@ class Attached:
     def text(self) -> str:
         """`ingress:dequeue as port 7`."""
         return f"{self.hook}:{self.program}" + (f" as port {self.number}" if self.number else "")
+
+
+def expected(node: Node, number: int) -> tuple[Attached, ...]:
+    """The programs that a port of a node has, in their order. number: the port's."""
+    return tuple(Attached(each.hook, each.name, number if each.numbered else 0) for each in programs_of(node))
 
 
 def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached, ...]]:
@@ -55,15 +93,6 @@ def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached
                             rows.append((place, priority, Attached(hook, name, number)))
             found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
     return found
-
-
-def expected(node: Node, number: int) -> tuple[Attached, ...]:
-    """The programs that a port of a node has, in their order. number: the port's."""
-    own = [Attached("ingress", "nic", 0)] if node.role is Role.HOST else [Attached("ingress", "hash", 0)]
-    counted = [] if node.role is Role.HOST else [Attached("egress", "count", number)]
-    return (
-        Attached("ingress", "dequeue", number), *own, *counted, Attached("egress", "enqueue", number),
-    )  # fmt: skip
 
 
 def read_closed(netns: Path) -> set[tuple[str, int]]:

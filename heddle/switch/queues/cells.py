@@ -267,16 +267,6 @@ class LabQueues:
             for field in fields:
                 self._views[name][field] = 0
 
-    def set_down(self, port_id: int, down: bool) -> None:
-        """Mark a port as down, or up again. The programs at both ends of its queue drop the packets of a port that is
-        down, and do not count them in the queue.
-
-        Returns when no packet is in flight that has read the old state.
-        """
-        flags = self.links["flags"]
-        flags[port_id] = flags[port_id] | LINK_DOWN if down else flags[port_id] & ~np.uint32(LINK_DOWN)
-        grace()
-
     def reset_port(self, port_id: int) -> None:
         """Remove all packets that waited at a port from the counters, by ingress port and class: the link lost them.
 
@@ -284,9 +274,9 @@ class LabQueues:
         """
         for number in range(CLASSES):
             self._credit(port_id, number)
-        mine = slice(row(port_id, 0), row(port_id + 1, 0))
-        self.ingress["state"][mine] = 0
-        self.ingress["since_ns"][mine] = 0
+        own = slice(row(port_id, 0), row(port_id + 1, 0))
+        self.ingress["state"][own] = 0
+        self.ingress["since_ns"][own] = 0
 
     def reconcile(self, waits: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
         """Remove packets from the counters that were lost behind their queue: a CPU's backlog was full, or a qdisc was
@@ -356,9 +346,9 @@ class LabQueues:
             same.setdefault(id(each), []).append(row(self.ids[ref], 0))
         tuples = {id(each): each for each in policies.values()}
         for key, starts in same.items():
-            mine, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
-            for name in mine.dtype.names or ():
-                rows[name][where] = np.tile(mine[name], len(starts))
+            classes, where = packed(tuples[key]), np.add.outer(starts, np.arange(CLASSES)).ravel()
+            for name in classes.dtype.names or ():
+                rows[name][where] = np.tile(classes[name], len(starts))
 
 
 def htb_priority(number: int) -> int:

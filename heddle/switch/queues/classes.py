@@ -138,20 +138,20 @@ def policies_of(
     """
     usual = queues or fabric.policy.queues
     found: dict[PortKey, tuple[ClassPolicy, ...]] = {}
-    made: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
+    known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes:
-        mine = (own or {}).get(node.name, usual)
-        budget = None if node.role is Role.HOST else budget_of(node, mine)
+        policy = (own or {}).get(node.name, usual)
+        budget = None if node.role is Role.HOST else budget_of(node, policy)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
-            why, hint = too_small(mine, node.name, len(node.ports), budget, frame - HEADER)
+            why, hint = too_small(policy, node.name, len(node.ports), budget, frame - HEADER)
             problems.append(Problem(node.name, "queues.buffer", why, hint))
         for port in node.ports:
-            key = (id(mine), budget, port.rate_bps, port.mtu)
-            if key not in made:
-                made[key] = _policies(mine, budget, port.rate_bps, port.mtu)
-            found[node.name, port.name] = made[key]
+            key = (id(policy), budget, port.rate_bps, port.mtu)
+            if key not in known:
+                known[key] = _policies(policy, budget, port.rate_bps, port.mtu)
+            found[node.name, port.name] = known[key]
     if problems:
         raise InputError(*problems)
     return found

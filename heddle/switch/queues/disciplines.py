@@ -4,6 +4,11 @@ In:  a port and the ClassPlan of its lab.
 Out: lines for `tc -batch`, and the skb->priority by which the program `enqueue` selects each class's queue.
 Common to all: the root is HTB 1: with class 1:1 at the port's rate. The leaf of class n is a qdisc with handle (n+1)0:
 and a limit larger than any buffer, since `enqueue` does the dropping. A gate contains a FIFO of that limit.
+
+`ets` is the kernel's own 802.1Qaz scheduler: control strict, the others by weight. HTB stays above it, only as the
+shaper. No gate can be below it: if the band whose turn it is returns no packet, sch_ets returns none at all
+(ets_qdisc_dequeue), so one paused class would stop all weighted classes. HTB goes on to the next class. So labs with
+lossless classes use HTB.
 """
 
 from __future__ import annotations
@@ -11,15 +16,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
-from heddle.kernel.netlink import attribute
+from heddle.kernel.netlink import attribute, attributes
 from heddle.kernel.tried import refusal
-from heddle.switch.queues import ets
 from heddle.switch.queues.classes import ClassPlan, burst_bytes, held_bps
 
 ROOT: Final = "1:"
@@ -30,6 +35,9 @@ LEAF_LIMIT: Final = 1 << 30  # bytes; larger than any buffer (queuespec.py)
 _OPEN: Final = "rate 40gbit burst 100000b"
 _HTB_MAJOR: Final = 0x10000
 _TCA_HTB_INIT: Final = 2
+_ETS_MAJOR: Final = 2
+_PRIORITIES: Final = 16  # TC_PRIO_MAX + 1
+_TCA_ETS_NBANDS, _TCA_ETS_NSTRICT, _TCA_ETS_QUANTA_BAND = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,12 @@ class Discipline:
     lines: Callable[[Port, ClassPlan], list[str]]
     priorities: Callable[[ClassPlan], tuple[int, ...]]
     turn: Callable[[Port, ClassPlan, int], tuple[int, int]]
+
+
+@cache
+def ets_missing() -> str:
+    """Empty when this kernel has sch_ets, else the reason."""
+    return refusal("ets", attribute(_TCA_ETS_NBANDS, b"\2") + attribute(_TCA_ETS_NSTRICT, struct.pack("=B", 1)))
 
 
 def load() -> None:
@@ -69,14 +83,17 @@ def number_of(leaf_number: int) -> int | None:
     return number - 1 if rest == 0 and 1 <= number <= CLASSES else None
 
 
-def shaper_lines(port: Port, plan: ClassPlan) -> list[str]:
-    """The lines of the HTB class below the root, at the port's rate, which all traffic shares.
+def _shaper_lines(port: Port, plan: ClassPlan, default: str) -> list[str]:
+    """The lines of HTB and of the class below it, at the port's rate, which all traffic shares. default: a leaf.
 
     Its burst is small, so that a port that was idle does not send for long above its rate.
     """
     rate, burst = held_bps(port.rate_bps), burst_bytes(port.mtu, plan.burst, port.rate_bps)
     shape = f"rate {rate}bit ceil {rate}bit burst {burst}b cburst {burst}b quantum {port.mtu + HEADER}"
-    return [f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}"]
+    return [
+        f"qdisc add dev {port.name} root handle {ROOT} htb default {default}",
+        f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}",
+    ]
 
 
 def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
@@ -91,7 +108,7 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     frame, name = port.mtu + HEADER, port.name
     burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
     own = f"htb rate 8bit burst 1b ceil {held_bps(port.rate_bps)}bit cburst {burst}b"
-    lines = [f"qdisc add dev {name} root handle {ROOT} htb default {leaf(plan.best_effort)}", *shaper_lines(port, plan)]
+    lines = _shaper_lines(port, plan, leaf(plan.best_effort))
     for number, kind in zip(plan.numbers, plan.kinds, strict=True):
         turn = "quantum {} prio {}".format(*_htb_turn(port, plan, number))
         queue = f"tbf {_OPEN}" if kind == "lossless" else "bfifo"
@@ -117,17 +134,53 @@ def _htb_priorities(plan: ClassPlan) -> tuple[int, ...]:
     return tuple(_HTB_MAJOR | leaf_id(number) if number in plan.numbers else 0 for number in range(CLASSES))
 
 
+def bands(plan: ClassPlan) -> tuple[int, ...]:
+    """Classes in the order of their bands of ETS: control, which is strict, then the others, which share the rest."""
+    return (plan.control, *(number for number in plan.numbers if number != plan.control))
+
+
+def is_ets_band(class_id: int) -> bool:
+    """Whether a class id is a band of ETS."""
+    return class_id >> 16 == _ETS_MAJOR
+
+
+def read_ets_turn(options: bytes) -> tuple[int, int]:
+    """Bytes per turn and rank of a band, from the options of a class that the kernel returned."""
+    quantum = attributes(options, 0).get(_TCA_ETS_QUANTA_BAND)
+    return (struct.unpack("=I", quantum)[0], 1) if quantum is not None else (0, 0)
+
+
+def _ets_turn(port: Port, plan: ClassPlan, number: int) -> tuple[int, int]:
+    """Rank 0 for the strict band, which has no turns, and 1 for the others."""
+    return (0, 0) if number == plan.control else (plan.weight(number) * (port.mtu + HEADER), 1)
+
+
 def _ets_lines(port: Port, plan: ClassPlan) -> list[str]:
-    return ets.lines(port, plan, LEAF_LIMIT)
+    """HTB as the shaper, ETS below it, and a FIFO per band, with the same handles as below HTB.
+
+    Packets that no program has classified are best effort.
+    """
+    order, name = bands(plan), port.name
+    quanta = " ".join(str(_ets_turn(port, plan, number)[0]) for number in order[1:])
+    others = " ".join([str(order.index(plan.best_effort))] * _PRIORITIES)
+    ets = f"ets bands {len(order)} strict 1 quanta {quanta} priomap {others}"
+    return [
+        *_shaper_lines(port, plan, default="1"),
+        f"qdisc add dev {name} parent {RATE_CLASS} handle {_ETS_MAJOR}: {ets}",
+        *(f"qdisc add dev {name} parent {_ETS_MAJOR}:{band:x} handle {leaf(number)}: bfifo limit {LEAF_LIMIT}b"
+          for band, number in enumerate(order, 1)),
+    ]  # fmt: skip
 
 
 def _ets_priorities(plan: ClassPlan) -> tuple[int, ...]:
-    return tuple(ets.priority(plan, number) if number in plan.numbers else 0 for number in range(CLASSES))
+    """The ids of the bands' classes: 2:1 for the first."""
+    order = bands(plan)
+    return tuple(_ETS_MAJOR << 16 | order.index(each) + 1 if each in order else 0 for each in range(CLASSES))
 
 
 DISCIPLINES: Final[Mapping[str, Discipline]] = {
     "htb": Discipline("htb", True, _htb_lines, _htb_priorities, _htb_turn),
-    "ets": Discipline("ets", False, _ets_lines, _ets_priorities, ets.turn),
+    "ets": Discipline("ets", False, _ets_lines, _ets_priorities, _ets_turn),
 }
 
 
@@ -137,9 +190,9 @@ def chosen(queues: QueuePolicy) -> Discipline:
     If selected by name, ETS may have lossless classes with PFC off: they have no gates, and PFC cannot be enabled
     later. MachineError when it is selected by name and this kernel does not have it.
     """
-    if queues.scheduler == "htb" or (queues.scheduler == "auto" and not ets.may_hold(queues)):
+    if queues.scheduler == "htb" or (queues.scheduler == "auto" and queues.lossless):
         return DISCIPLINES["htb"]
-    if not (why := ets.missing()):
+    if not (why := ets_missing()):
         return DISCIPLINES["ets"]
     if queues.scheduler == "ets":
         hint = "use scheduler: htb, which serves the same classes by the same weights"

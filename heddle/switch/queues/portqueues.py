@@ -19,9 +19,10 @@ from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
 from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
-from heddle.switch.queues import ets, red
+from heddle.switch.queues import red
+from heddle.switch.queues.attached import PortProgram, programs_of
 from heddle.switch.queues.classes import ClassPlan, burst_bytes, class_plan, held_bps
-from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, number_of
+from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, is_ets_band, number_of, read_ets_turn
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
 _PROGRAMS_A_BATCH: Final = 200  # tc keeps each program of a batch open until its end, and may open at least 256 files
@@ -59,11 +60,12 @@ class PortQueue:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings that all ports of a lab share, and the id of each port.
+    """The settings that all ports of a lab share, and the id of each port. lab: its name.
 
     curves: of the classes that the kernel's RED marks; empty if the program marks.
     """
 
+    lab: str
     plan: ClassPlan
     discipline: Discipline
     ids: Mapping[PortRef, int]
@@ -82,7 +84,7 @@ class Setup:
         if spec.ecn.marker == "red":
             red.require()
             curves = red.curves_of(spec)
-        return cls(class_plan(spec), chosen(spec), port_ids(fabric), curves)
+        return cls(fabric.name, class_plan(spec), chosen(spec), port_ids(fabric), curves)
 
     def faults(self, port: Port, found: PortQueue) -> list[str]:
         """Differences between a port's shaper and queues, as read, and the configured ones; a line each."""
@@ -92,16 +94,16 @@ class Setup:
             return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
         if found.burst > (wanted_burst := burst_bytes(port.mtu, self.plan.burst, port.rate_bps)) + 1:
             return [f"{port.ref} may burst {found.burst} bytes, not {wanted_burst}"]
-        said: list[str] = []
+        differences: list[str] = []
         for number in self.plan.numbers:
             gate = self.discipline.gated and self.plan.kind(number) == "lossless"
             wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.plan, number))
             leaf = found.leaves.get(number)
             if leaf is None:
-                said.append(f"{port.ref} has no queue for class {number}")
+                differences.append(f"{port.ref} has no queue for class {number}")
             elif leaf != wanted:
-                said.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
-        return said
+                differences.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
+        return differences
 
 
 def rate_text(rate_bps: int) -> str:
@@ -112,26 +114,13 @@ def rate_text(rate_bps: int) -> str:
     return f"{format_rate(rate_bps)} (the shaper holds {format_rate(held)}: whole bytes a second)"
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A pinned BPF program to be attached at a clsact hook (`ingress`, `egress`); lower prefs run first.
-
-    numbered: the program reads its port's id from the filter's classid.
-    """
-
-    hook: str
-    pref: int
-    program: Path
-    numbered: bool = False
-
-
-def filter_lines(port: Port, filters: Iterable[Filter], number: int) -> list[str]:
-    """The tc lines of clsact and its programs. number: the port's id."""
+def program_lines(port: Port, programs: Iterable[PortProgram], lab: str, number: int) -> list[str]:
+    """The tc lines of clsact and the programs of a port. number: the port's id."""
     lines = [f"qdisc add dev {port.name} clsact"]
-    for each in filters:
+    for each in programs:
         line = f"filter add dev {port.name} {each.hook} pref {each.pref} handle 1 bpf direct-action"
         own = f" classid {classid(number)}" if each.numbered else ""
-        lines.append(f"{line} object-pinned {each.program}{own}")
+        lines.append(f"{line} object-pinned {each.pin(lab)}{own}")
     return lines
 
 
@@ -145,7 +134,6 @@ def apply(
     netns: Path,
     node: Node,
     setup: Setup,
-    filters: Iterable[Filter],
     journal: Journal,
     ports: Sequence[Port] | None = None,
 ) -> None:
@@ -156,14 +144,14 @@ def apply(
     MachineError with tc's message, which names the line. `tc -n` would mount a new /sys and so hide the pins;
     nsenter changes only the network namespace.
     """
-    wanted = tuple(filters)
+    programs = programs_of(node)
     some = node.ports if ports is None else ports
-    ports_a_batch = _PROGRAMS_A_BATCH // len(wanted)
+    ports_a_batch = _PROGRAMS_A_BATCH // len(programs)
     for start in range(0, len(some), ports_a_batch):
         lines: list[str] = []
         for port in some[start : start + ports_a_batch]:
             lines += setup.discipline.lines(port, setup.plan)
-            lines += filter_lines(port, wanted, setup.ids[port.node, port.name])
+            lines += program_lines(port, programs, setup.lab, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
     if setup.curves and node.role is Role.SWITCH:
         red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
@@ -187,13 +175,13 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
                 _, _, handle, _, queue = TCMSG.unpack_from(body)
                 attrs = attributes(body, TCMSG.size)
                 # A band of ETS is identified by its queue, or by the RED over that queue.
-                number = number_of(queue >> 16 & ~red.BESIDE if ets.is_band(handle) else handle & 0xFFFF)
+                number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
                 if handle == _RATE_CLASS_ID:
                     found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
                 elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
                     own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
-                elif ets.is_band(handle) and number in own:
-                    quantum, prio = ets.read_turn(attrs[TCA_OPTIONS])
+                elif is_ets_band(handle) and number in own:
+                    quantum, prio = read_ets_turn(attrs[TCA_OPTIONS])
                     own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 

@@ -157,14 +157,14 @@ def read_curves(netns: Path) -> dict[Key, Curve]:
 def differences(netns: Path, curves: Mapping[Key, Curve]) -> list[str]:
     """The REDs that are missing, or use a curve different from the configured one: a line each."""
     found = read_curves(netns)
-    said: list[str] = []
+    lines: list[str] = []
     for (port, number), curve in sorted(curves.items()):
         now, wanted = found.get((port, number)), _shown(curve)
         if now is None:
-            said.append(f"{port}, class {number}, has no RED")
+            lines.append(f"{port}, class {number}, has no RED")
         elif _shown(now) != wanted:
-            said.append(f"{port}, class {number}: RED marks {_shown(now)}, not {wanted}")
-    return said
+            lines.append(f"{port}, class {number}: RED marks {_shown(now)}, not {wanted}")
+    return lines
 
 
 def _shown(curve: Curve) -> str:

@@ -1,12 +1,14 @@
-"""Events on the live page: what has changed from one reading to the next, in sentences.
+"""News of the live page: what has changed from one reading to the next, and the runs of the lab.
 
-In:  readings of one lab, in order, with their figures.
-Out: NewsItem. Links and sessions are reported one by one, and several of them as one line. Pauses, marks and drops come
-by the thousand, so a line tells when they begin and another one, with their number, when there were none for a while.
+In:  readings of one lab, in order, with their figures; its runs.
+Out: NewsItem, a sentence each; the latest runs as plain data. Links and sessions are reported one by one, and several
+of them as one line. Pauses, marks and drops come by the thousand, so a line tells when they begin and another one, with
+their number, when there were none for a while. Records of runs are read when the runs' directory changes.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from heddle.base.arrays import I64
-from heddle.dashboard.livefigures import PortFigures
-from heddle.dashboard.livesource import LiveReading
+from heddle.base.units import format_size
+from heddle.dashboard.reading import LiveReading, PortFigures
 from heddle.lab.daemons import ESTABLISHED
+from heddle.runs.history import History, KeptRun
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Port
+    from heddle.lab.lab import Lab
 
 Kind = Literal["link", "bgp", "pause", "mark", "drop", "run", "lab", "action"]
 _QUIET_S: Final = 2.0  # without a pause, a mark or a drop: then the episode has ended
 _NAMED: Final = 4  # links or sessions in one line
+_SHOWN: Final = 8  # runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +105,10 @@ class NewsDesk:
         down = reading.slow.down
         found = set()
         for port in self._ports:
-            mine, other = down.get(port.ref), down.get(port.peer_ref)
-            if mine:
+            here, there = down.get(port.ref), down.get(port.peer_ref)
+            if here:
                 found.add(port.ref)  # it was taken down here
-            elif mine is False and not other and (other is None or port.ref < port.peer_ref):
+            elif here is False and not there and (there is None or port.ref < port.peer_ref):
                 found.add(port.ref)  # only the carrier is gone, at both ends or at a host's switch
         return found
 
@@ -132,3 +137,69 @@ class NewsDesk:
 def _several(when: float, kind: Kind, refs: Sequence[str], text: str, good: bool) -> NewsItem:
     more = f" and {len(refs) - _NAMED} more" if len(refs) > _NAMED else ""
     return NewsItem(when, kind, text.format(", ".join(refs[:_NAMED]) + more), good, refs[0])
+
+
+class RunList:
+    """Follows the history of one lab."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._history = History.of(lab)
+        self._changed: int | None = None
+        self._runs: tuple[KeptRun, ...] = ()
+        self._busy = False
+        self._seen: str | None = None
+        self._news: list[NewsItem] = []
+
+    def read(self) -> dict[str, Any]:
+        """`running`, and `last`: the latest runs, newest first."""
+        busy = self._history.writing()
+        if busy and not self._busy:
+            self._news.append(NewsItem(time.time(), "run", "a run began"))
+        self._busy = busy
+        changed = self._history.changed_ns()
+        if changed != self._changed:
+            self._changed = changed
+            self._runs = tuple(reversed(self._history.newest(_SHOWN)))
+            newest = self._runs[0].id if self._runs else ""
+            if self._seen is not None and newest > self._seen:
+                self._news.append(_ended(self._runs[0]))
+            self._seen = newest
+        return {"running": busy, "last": [run_json(each) for each in self._runs]}
+
+    def news(self) -> list[NewsItem]:
+        """What has happened since the last call."""
+        found, self._news = self._news, []
+        return found
+
+
+def run_json(kept: KeptRun) -> dict[str, Any]:
+    """One run in a few values. busbw: GB/s of its largest size, emulated; None when it has none."""
+    record = kept.record
+    if record is None:
+        return {"id": kept.id, "what": f"cannot be read: {kept.damage}", "ok": False}
+    o, rows = record.header.options, record.outcome.rows if record.outcome else record.rows
+    sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
+    done = record.outcome
+    failed = "interrupted" if record.interrupted else (record.failure[0].partition("\n")[0] if record.failure else "")
+    return {
+        "id": kept.id,
+        "when": record.header.when,
+        "what": f"{o.collective} ({o.algorithm}), {len(record.header.ranks)} ranks, {sizes}, QPs {o.qps}",
+        "ecmp": record.header.ecmp,
+        "seconds": record.seconds,
+        "ok": done is not None and not done.wrong,
+        "why": failed,
+        "wrong": done.wrong if done else None,
+        "agree": done.proof.agree if done and done.proof else None,
+        "mmr": done.proof.mmr_bytes if done and done.proof else None,
+        "rows": [[row.size, row.time_us, row.algbw, row.busbw, row.wrong] for row in rows],
+    }
+
+
+def _ended(kept: KeptRun) -> NewsItem:
+    row = run_json(kept)
+    if not row.get("rows") or row["why"]:
+        return NewsItem(time.time(), "run", f"run {kept.id} {row.get('why') or row['what']}")
+    busbw = max(row["rows"])[3]
+    text = f"run {kept.id} ended: {row['what']}; busbw {busbw:.4g} GB/s emulated"
+    return NewsItem(time.time(), "run", text, row["ok"])
