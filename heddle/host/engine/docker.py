@@ -14,6 +14,7 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, find_program, follow, run
+from heddle.base.resources import HERE
 
 SOCKET: Final = Path("/var/run/docker.sock")
 SETUP: Final = "./inv setup containerlab"
@@ -83,7 +84,9 @@ def answers() -> bool:
 
 def start_hint() -> str:
     """The command that starts the engine here."""
-    return "systemctl start docker" if SYSTEMD.is_dir() else SETUP
+    if SYSTEMD.is_dir():
+        return "systemctl start docker"
+    return SETUP if HERE.engine_by_hand is not None else "start it as this system does: service docker start"
 
 
 def failure(done: Done) -> Problem:
