@@ -26,10 +26,9 @@ from typing import Any, Final
 from heddle.base import mounts as trees
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, MachineError, Problem, machine_errors
-from heddle.base.process import find_program, search_path
-from heddle.base.processes import start_of
-from heddle.host.chroot import check_engine_possible
+from heddle.base.process import find_program, search_path, start_of
 from heddle.host.engine import docker as engine
+from heddle.host.engine.docker import check_engine_possible
 from heddle.host.engine.lockfile import locked
 
 PLACE: Final = engine.RUN_DIR

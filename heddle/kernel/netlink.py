@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.uapi import IFINFOMSG, IFLA_EXT_MASK, NLMSGHDR
+from heddle.kernel.uapi import IFF_LOWER_UP, IFF_UP, IFINFOMSG, IFLA_EXT_MASK, IFLA_IFNAME, NLMSGHDR
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
@@ -165,3 +166,23 @@ class RouteSocket:
                     if code:
                         raise NetlinkError(code, os.strerror(code))
                 yield kind, flags, body
+
+
+def down_ports(handle: NodeHandle) -> dict[str, bool]:
+    """Interfaces that carry no traffic -> whether they were set down at this end.
+
+    Raises MachineError when the namespace does not exist.
+    """
+    with RouteSocket(handle.netns) as netlink:
+        return ports_down(netlink)
+
+
+def ports_down(netlink: RouteSocket) -> dict[str, bool]:
+    """The same, read by an open socket."""
+    found: dict[str, bool] = {}
+    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        flags = IFINFOMSG.unpack_from(message)[3]
+        if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
+            name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
+            found[name] = not flags & IFF_UP
+    return found

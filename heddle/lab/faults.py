@@ -25,8 +25,8 @@ from heddle.base.problems import CheckError, InputError, MachineError, Problem, 
 from heddle.base.process import run
 from heddle.base.state import lock
 from heddle.fabric.model import Fabric, Node, Role
-from heddle.kernel.carrier import down_ports
 from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab import daemons as bgp
 from heddle.lab.daemons import GRACEFUL_SHUTDOWN

@@ -16,7 +16,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.fabric.model import Node, Port
-from heddle.kernel.carrier import down_ports
+from heddle.kernel.netlink import down_ports
 from heddle.lab import health
 from heddle.lab.linkfaults import reinstall_faults
 from heddle.lab.onpurpose import taken_down

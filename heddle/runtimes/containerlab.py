@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +19,7 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Journal, left_to_child
+from heddle.base.process import Journal, attached
 from heddle.fabric.model import Fabric
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
@@ -43,7 +41,7 @@ from heddle.runtimes.clab_containers import (
 )
 from heddle.runtimes.clab_deploy import deploy, note
 from heddle.runtimes.clab_network import free_subnet
-from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.netns_topology import known_node, read_topology
 
 _SHOWN: Final = 5  # nodes that are listed by name
 _PROC: Final = Path("/proc")
@@ -133,10 +131,7 @@ class ContainerlabRuntime:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
         self._check(lab, topology, node)
         flags = ["-i", "-t"] if sys.stdin.isatty() and os.isatty(1) else ["-i"]
-        process = subprocess.Popen([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
-        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
-            code = process.wait()
-        return 128 - code if code < 0 else code
+        return attached([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
@@ -148,8 +143,8 @@ class ContainerlabRuntime:
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
             self._check(lab, topology, node)  # the node may not be running
-            said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
-            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
+            why = f"failed with exit code {done.code}: {done.reason}"
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
@@ -157,9 +152,7 @@ class ContainerlabRuntime:
         return remove_lab(lab, observer)
 
     def _check(self, lab: str, topology: Path, node: str) -> None:
-        nodes = read_topology(topology).nodes
-        if node not in nodes:
-            raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
+        known_node(lab, topology, node)
         if lost := [problem for problem in self.missing_nodes(lab, topology) if problem.where == node]:
             raise MachineError(*lost)
 

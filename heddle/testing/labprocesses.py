@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

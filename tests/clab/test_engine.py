@@ -19,7 +19,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 from heddle.host.engine import docker, images, setup
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames

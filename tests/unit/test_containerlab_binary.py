@@ -177,22 +177,6 @@ def test_setup_never_replaces_a_binary_of_the_user(target: Path, monkeypatch: py
     assert got == []
 
 
-def test_setup_installs_before_a_package_in_path_only_if_the_kernel_needs_it(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    packaged = _program(tmp_path / "bin/containerlab", "0.50.0")
-    _obtains("0.79.0+heddle", monkeypatch)
-    with pytest.raises(MachineError, match=r"Heddle needs 0\.68\.0"):
-        setup._containerlab(Silent(), None)
-    _program(packaged, "0.79.0")
-    assert not setup._containerlab(Silent(), None).done
-    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
-    assert setup._containerlab(Silent(), None).done
-    assert binary.find() == target
-    assert binary.version(packaged) == (0, 79, 0)
-
-
 def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base import resources
-from heddle.base.extras import EXTRAS
-from heddle.base.howinstalled import HowInstalled, how_installed
+from heddle.base.extras import EXTRAS, HowInstalled, how_installed
 from tests.wheels import InstalledWheel, install
 
 URL = "file:///home/u/my%20dist/heddle_fabric-1-py3-none-any.whl"
@@ -76,7 +75,7 @@ def test_this_one_is_a_checkout() -> None:
 
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:
     """How the installed Heddle finds itself installed: installer and URL."""
-    code = "import json; from heddle.base.howinstalled import how_installed"
+    code = "import json; from heddle.base.extras import how_installed"
     code += "; found = how_installed(); print(json.dumps([found.installer, found.url]))"
     tool, url = json.loads(subprocess.check_output([str(made.python), "-P", "-c", code], cwd=cwd, text=True))
     return tool, url

@@ -16,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
+from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
 from heddle.render.render import mgmt_subnet, render, rendered
 from heddle.runtimes.netns_topology import read_topology
 from heddle.spec.load import presets
@@ -223,7 +223,6 @@ def test_a_subnet_that_is_given_takes_the_place_of_the_computed_one(spec: Fabric
 
 @pytest.mark.parametrize("version", [None, (0, 68, 0), (0, 79, 0), (0, 80, 0), (0, 81, 2)])
 def test_every_version_gets_kind_linux_by_default(version: Version | None) -> None:
-    assert dialect_for(version) == "linux"
     assert render_options(version=version).dialect == "linux"
     check_deployable(render_options(version=version), "netns", version)
 

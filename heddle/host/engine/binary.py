@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import HeddleError, MachineError, Problem
-from heddle.base.process import find_program, run, search_path
+from heddle.base.process import find_program, run
 from heddle.base.resources import HERE
 from heddle.host.engine.docker import SETUP
 
@@ -37,17 +37,6 @@ def find() -> Path | None:
         return Path(chosen) if os.access(chosen, os.X_OK) and Path(chosen).is_file() else None
     found = find_program("containerlab", *_PLACES)
     return Path(found) if found else None
-
-
-def places() -> list[str]:
-    """The directories that are searched, in order."""
-    return search_path(*_PLACES)
-
-
-def is_recent(path: Path) -> bool:
-    """True from MINIMUM on."""
-    found = version(path)
-    return found is not None and found >= MINIMUM
 
 
 def version(path: Path) -> Version | None:

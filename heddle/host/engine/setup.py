@@ -27,9 +27,9 @@ from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import Journal, run
 from heddle.base.resources import HERE
 from heddle.host import packages
-from heddle.host.chroot import check_engine_possible
 from heddle.host.engine import binary, images, release
 from heddle.host.engine import docker as engine
+from heddle.host.engine.docker import check_engine_possible
 
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
@@ -176,20 +176,10 @@ def _check_replaceable(path: Path | None, wrong: Problem | None) -> None:
         return
     if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
         return
-    # Ours goes before that of a package only if the latter cannot run on this kernel. Otherwise the user upgrades it.
-    in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
-    if path is not None and in_front and _precedes(path) and binary.is_recent(path) and not binary.runs_here(path):
-        return
     about = wrong or Problem("containerlab", str(TARGET), "exists and is not a program")
     hint = f"Heddle did not install it and does not change it: run containerlab version upgrade, or move it away\n\
 and run {engine.SETUP}"
     raise MachineError(Problem(about.where, about.what, about.why, hint))
-
-
-def _precedes(path: Path) -> bool:
-    """True when a program of that name at TARGET would be found first."""
-    order = binary.places()
-    return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
 
 
 def _obtain(
@@ -220,10 +210,7 @@ def _obtain(
 
 def is_ours(path: Path) -> bool:
     """True when _place has installed this file."""
-    try:
-        return _sum(path) in _known()
-    except OSError:
-        return False
+    return path.is_file() and _sum(path) in _known()
 
 
 def _known() -> list[str]:
