@@ -5,7 +5,6 @@ RUN/heddle-limits.json, root's. A process holds RUN/heddle-limits.lock while it 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
+from heddle.base.state import try_lock
 
 _LOCK_S: Final = 30.0  # a holder needs milliseconds
 
@@ -106,7 +106,7 @@ class RecordFile:
         path = self.path.with_suffix(".lock")
         end = time.monotonic() + _LOCK_S
         with machine_errors(str(path)):
-            while (fd := _try_lock(path)) is None:
+            while (fd := try_lock(path, 0o600)) is None:
                 if time.monotonic() > end:
                     raise MachineError(Problem("", str(path), f"has been locked for {_LOCK_S:g} s", "try again"))
                 time.sleep(0.01)
@@ -116,21 +116,6 @@ class RecordFile:
             with suppress(OSError):
                 path.unlink()
             os.close(fd)
-
-
-def _try_lock(path: Path) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.stat().st_ino == os.fstat(fd).st_ino:
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass  # another process holds it, or has removed it between open and stat
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
 
 
 def _parsed(data: Mapping[str, Any]) -> LimitRecord:

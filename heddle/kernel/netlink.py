@@ -15,7 +15,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from heddle.base.problems import MachineError, Problem
@@ -96,9 +95,7 @@ class RouteSocket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
