@@ -34,5 +34,26 @@ class Observer(Protocol):
         """Show something that the user may not expect, but that is not an error."""
 
 
-class Silent(Observer):
-    """An observer that ignores all reports: the methods of the protocol do nothing."""
+class Silent:
+    """An observer that ignores all reports."""
+
+    def begin(self, step: str, total: int | None = None) -> None:
+        """Ignore."""
+
+    def advance(self, step: str, done: int) -> None:
+        """Ignore."""
+
+    def waiting(self, step: str, reason: str) -> None:
+        """Ignore."""
+
+    def end(self, step: str, note: str = "") -> None:
+        """Ignore."""
+
+    def drop(self, step: str) -> None:
+        """Ignore."""
+
+    def say(self, text: str) -> None:
+        """Ignore."""
+
+    def warn(self, text: str) -> None:
+        """Ignore."""

@@ -8,10 +8,11 @@ Other rooms work on that namespace and do not depend on containers. containerlab
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Journal, attached
+from heddle.base.process import Journal, attached, run
 from heddle.fabric.model import Fabric
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
@@ -40,11 +41,11 @@ from heddle.runtimes.clab_containers import (
     same_space,
 )
 from heddle.runtimes.clab_deploy import deploy, note
-from heddle.runtimes.clab_network import free_subnet
 from heddle.runtimes.netns_topology import known_node, read_topology
 
 _SHOWN: Final = 5  # nodes that are listed by name
 _PROC: Final = Path("/proc")
+_SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))  # of management networks
 # The node's shell starts the command: for a missing command, engines print to stdout and use their own exit codes.
 _AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
 
@@ -185,3 +186,48 @@ def _why_not(lab: str, node: str, container: Container | None) -> Problem:
         return Problem(node, "its container", f"is running, but its namespace is not at {_netns(lab, node)}", hint)
     why = f"is not running: {container.status}"
     return Problem(node, "its container", why, f"check docker logs {container.name}; {hint}")
+
+
+def free_subnet(wanted: IPv4Network, inside: Iterable[IPv4Network]) -> IPv4Network:
+    """The first free network from `wanted` on, of its size, in its own space and then in the other.
+
+    wanted: the network derived from the lab's name. inside: networks of the lab itself. MachineError when all networks
+    overlap with others of this machine.
+    """
+    taken = [*inside, *_networks_of_the_engine(), *_routes_of_the_machine()]
+    for candidate in _candidates(wanted):
+        if not any(candidate.overlaps(other) for other in taken):
+            return candidate
+    spaces = " and ".join(map(str, _SPACES))
+    why = f"for a /{wanted.prefixlen} in {spaces}: networks and routes of this machine use it all"
+    hint = "remove unused networks (docker network ls), or use --mgmt none"
+    raise MachineError(Problem("", "management network", f"has no room {why}", hint))
+
+
+def _candidates(wanted: IPv4Network) -> Iterator[IPv4Network]:
+    size = wanted.num_addresses
+    for space in sorted(_SPACES, key=lambda each: not wanted.subnet_of(each)):
+        slots = space.num_addresses // size
+        first = (int(wanted.network_address) - int(space.network_address)) // size if wanted.subnet_of(space) else 0
+        for number in range(slots):
+            base = int(space.network_address) + (first + number) % slots * size
+            yield IPv4Network((base, wanted.prefixlen))
+
+
+def _networks_of_the_engine() -> list[IPv4Network]:
+    """Subnets of all docker networks, with or without a running container."""
+    names = docker(["network", "ls", "-q"]).out.split()
+    if not names:
+        return []
+    # A network that is removed meanwhile is not an error: the output has the others.
+    done = docker(["network", "inspect", *names], check=False)
+    found = (json.loads(done.out or "[]")) or []
+    texts = [row.get("Subnet", "") for net in found for row in (net.get("IPAM") or {}).get("Config") or []]
+    return [IPv4Network(text, strict=False) for text in texts if text and ":" not in text]
+
+
+def _routes_of_the_machine() -> list[IPv4Network]:
+    """Destinations of this machine's routes, without the default route."""
+    rows = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"]).out or "[]")
+    texts = [str(row.get("dst", "default")) for row in rows]
+    return [IPv4Network(text, strict=False) for text in texts if text[:1].isdigit() and text != "0.0.0.0/0"]

@@ -31,7 +31,7 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
-from heddle.runtimes.clab_network import free_subnet
+from heddle.runtimes.containerlab import free_subnet
 from heddle.traffic.options import run_options
 from tests.conftest import Up
 

@@ -29,9 +29,9 @@ def others(tmp_path: Path) -> Iterator[Path]:
         yield directory
         assert (directory / "file").read_text() == "precious"
     finally:
-        for each in reversed(trees.mounts()):
-            if each.target.is_relative_to(tmp_path):
-                subprocess.run(["umount", str(each.target)], check=True)
+        for each in reversed(trees.mount_points()):
+            if each.is_relative_to(tmp_path):
+                subprocess.run(["umount", str(each)], check=True)
 
 
 def test_nothing_is_removed_while_something_is_mounted_in_it(others: Path, tmp_path: Path) -> None:
