@@ -76,6 +76,7 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
         assert check.fix
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
     try:
@@ -107,26 +108,6 @@ def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
         subprocess.run([made, "destroy", "-t", topology, "--cleanup"], env=env, capture_output=True, check=False)
     assert ask(["ps", "--all", "--quiet", "--filter", "name=clab-clabtrial-"]).out == ""
     assert ask(["network", "ls", "--quiet", "--filter", "name=clabtrial"]).out == ""
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(1200)
-def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    if packages.missing(packages.IMAGE):
-        pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
-    before = set(Path("/var/tmp").iterdir())
-    name = f"heddle/base:trial{os.getpid()}"
-    monkeypatch.setattr(images, "OWN_BASE", name)
-    try:
-        images._bootstrap(Silent(), None)
-        said = ask(["run", "--rm", "--network", "none", name, "cat", "/etc/os-release"]).out
-        assert "VERSION_CODENAME=trixie" in said
-        assert ask(["run", "--rm", "--network", "none", name, "find", "/usr/share/man", "-type", "f"]).out == ""
-        assert ask(["inspect", "--format", '{{index .Config.Labels "heddle"}}', name]).out == "base\n"
-    finally:
-        ask(["image", "rm", name], check=False)
-    left = {path.name for path in set(Path("/var/tmp").iterdir()) - before}
-    assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
 
 
 @pytest.mark.deep
