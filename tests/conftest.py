@@ -39,7 +39,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.host import packages
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as docker_engine
-from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.setup import engine_running
 from heddle.host.preflight import frr_dir
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
@@ -211,7 +211,7 @@ def engine(state_home: Path, heddle_pool: Pool) -> Iterator[None]:
     if (wrong := binary.trouble()) is not None:
         pytest.skip(str(wrong))
     observer = PlainObserver(sys.stderr)
-    with daemon.engine_running(observer):
+    with engine_running(observer):
         images.ensure_images(observer)
         yield
         heddle_pool.close()  # labs in containers need the engine for that

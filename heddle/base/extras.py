@@ -1,18 +1,120 @@
 """Python packages that only some verbs need: the extras of the distribution `heddle-fabric` (see pyproject.toml).
 
 `./inv` installs all of them. `pip install heddle-fabric` installs none, and runs the main job (up, run, paths, down).
-howinstalled.py has the command that adds one.
+HowInstalled has the command that adds one to this installation, as a line to type or a short instruction. It is found
+from the environment of the running interpreter: sys.prefix, files that its installer left there, and direct_url.json
+of the distribution (PEP 610):
+
+    checkout   ./inv made .venv, or another Python runs the checkout
+    pipx       pipx_metadata.json in the environment
+    uv tool    uv-receipt.toml in the environment
+    uv         `uv venv` made the environment (pyvenv.cfg says so): it has no pip
+    debian     an environment without pip on top of Debian's packages: the container image (Containerfile)
+    pip        all others
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
 
-from heddle.base.howinstalled import how_installed
 from heddle.base.problems import MachineError, Problem
+from heddle.base.resources import FRONT_DOOR, HERE
+
+DISTRIBUTION: Final = "heddle-fabric"
+_NOT_IN_DEBIAN: Final = "install the wheel with pip, pipx or uv: Debian's packages do not have this one"
+Installer = Literal["checkout", "pipx", "uv tool", "uv", "debian", "pip"]
+
+
+@dataclass(frozen=True, slots=True)
+class HowInstalled:
+    """prefix: sys.prefix. checkout: its root, None for a wheel. pip: whether the environment has it.
+
+    url: where the distribution was installed from; empty if from a package index, or if the file is gone.
+    """
+
+    prefix: Path
+    checkout: Path | None
+    pip: bool
+    url: str = ""
+
+    @property
+    def installer(self) -> Installer:
+        """The installer."""
+        if self.checkout is not None:
+            return "checkout"
+        if (self.prefix / "pipx_metadata.json").is_file():
+            return "pipx"
+        if (self.prefix / "uv-receipt.toml").is_file():
+            return "uv tool"
+        settings = self._settings()
+        if "uv" in settings:
+            return "uv"
+        return "debian" if not self.pip and settings.get("include-system-site-packages") == "true" else "pip"
+
+    def add(self, extra: str, present: Sequence[str], debian: Sequence[str]) -> str:
+        """The command that adds an extra. present: extras that are installed; debian: the extra's packages there."""
+        wanted = f"{DISTRIBUTION}[{extra}]"
+        if self.checkout is not None:
+            return self._again(self.checkout)
+        if self.installer == "debian":
+            return f"apt-get install {' '.join(debian)}" if debian else _NOT_IN_DEBIAN
+        if self.installer == "pip":
+            return f"{self._pip()} install {shlex.quote(wanted)}"
+        if self.installer == "uv":
+            python = shlex.quote(str(self.prefix))
+            return f"uv pip install --python {python} {shlex.quote(self._located(wanted))}"
+        # These two replace the installation: with the extras that are there, and from the same file.
+        both = f"{DISTRIBUTION}[{','.join(sorted({extra, *present}))}]"
+        tool = "pipx" if self.installer == "pipx" else "uv tool"
+        return f"{tool} install --force {shlex.quote(self._located(both))}"
+
+    def _again(self, checkout: Path) -> str:
+        """For a checkout: ./inv installs all extras, so either it was not used, or its environment is damaged."""
+        own = checkout / ".venv"
+        if self.prefix == own:
+            return f"rm -r {shlex.quote(str(own))}, then start ./{FRONT_DOOR}: it installs all extras again"
+        return f"start {shlex.quote(str(checkout / FRONT_DOOR))}: it installs all extras, in .venv"
+
+    def _pip(self) -> str:
+        """`pip` of the environment: by its path, because another one may come first in PATH."""
+        return f"{shlex.quote(str(self.prefix / 'bin' / 'python'))} -m pip"
+
+    def _located(self, requirement: str) -> str:
+        return f"{requirement} @ {self.url}" if self.url else requirement
+
+    def _settings(self) -> dict[str, str]:
+        try:
+            lines = (self.prefix / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return {}
+        return {key.strip(): value.strip() for key, found, value in (line.partition("=") for line in lines) if found}
+
+
+@cache
+def how_installed() -> HowInstalled:
+    """This one."""
+    checkout = HERE.root if HERE.is_checkout else None
+    return HowInstalled(Path(sys.prefix), checkout, find_spec("pip") is not None, "" if checkout else _url())
+
+
+def _url() -> str:
+    try:
+        text = distribution(DISTRIBUTION).read_text("direct_url.json")
+        url = str(json.loads(text)["url"]) if text else ""
+    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+    parts = urlsplit(url)
+    return "" if parts.scheme == "file" and not Path(unquote(parts.path)).exists() else url
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,34 +24,9 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A line of proc(5)'s mountinfo. root: the directory of its file system that is visible at `target`."""
-
-    number: int
-    parent: int
-    device: str
-    root: Path
-    target: Path
-    kind: str
-
-    def shows_itself(self, others: Sequence[Mount]) -> bool:
-        """True for a directory that is mounted over itself; unmounting it changes nothing visible."""
-        below = next((each for each in others if each.number == self.parent), None)
-        if below is None or not self.target.is_relative_to(below.target):
-            return False
-        return self.device == below.device and self.root == below.root / self.target.relative_to(below.target)
-
-
-def mounts() -> list[Mount]:
-    """All mounts, in the order of mounting."""
-    found = []
-    for line in _MOUNTS.read_bytes().splitlines():
-        fields, _, source = line.partition(b" - ")
-        number, parent, device, root, target = fields.split(b" ")[:5]
-        kind = source.split(b" ")[0].decode()
-        found.append(Mount(int(number), int(parent), device.decode(), _path(root), _path(target), kind))
-    return found
+def mount_points() -> list[Path]:
+    """Where something is mounted in this mount namespace, in the order of mounting (proc(5), mountinfo)."""
+    return [_path(line.split(b" ")[4]) for line in _MOUNTS.read_bytes().splitlines()]
 
 
 def _path(field: bytes) -> Path:
@@ -67,7 +41,7 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.exists():
         return
     real = path.resolve()
-    if inside := [each.target for each in mounts() if each.target.is_relative_to(real)]:
+    if inside := [each for each in mount_points() if each.is_relative_to(real)]:
         why = f"is not removed, because something is mounted at {inside[-1]}"
         raise MachineError(Problem("", str(path), why, f"run umount {inside[-1]} when nothing uses it"))
     with machine_errors(str(path)), suppress(FileNotFoundError):

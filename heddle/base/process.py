@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem, trouble
@@ -25,6 +26,7 @@ from heddle.base.problems import MachineError, Problem, trouble
 log = logging.getLogger("heddle.process")
 _SLOW: Final = "uptime shows how busy this machine is: end other work, then try again"
 _PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts what it mounted
+_START_FIELD: Final = 19  # starttime of proc(5), counted behind the command's closing parenthesis
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Done:
     out: str
     err: str
     seconds: float
+
+    @property
+    def reason(self) -> str:
+        """The first three lines of its errors, else of its output."""
+        return first_lines(self.err or self.out)
 
 
 @dataclass(slots=True)
@@ -92,9 +99,26 @@ def run(
     done = Done(tuple(argv), proc.returncode, proc.stdout, proc.stderr, time.monotonic() - start)
     log.debug("%s -> %d in %.3f s", shlex.join(argv), done.code, done.seconds)
     if check and done.code != 0:
-        said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
-        raise MachineError(Problem("", called, f"failed with exit code {done.code}: {said}"))
+        raise MachineError(Problem("", called, f"failed with exit code {done.code}: {done.reason}"))
     return done
+
+
+def first_lines(text: str) -> str:
+    """The first three lines of a command's output, for an error."""
+    return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
+
+
+def start_of(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None when there is no such process, or it has ended.
+
+    It tells processes apart whose pid is used again.
+    """
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
+    return None if fields[0] in "ZX" else int(fields[_START_FIELD])
 
 
 def search_path(*more: str) -> list[str]:
@@ -121,6 +145,14 @@ def left_to_child(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
+
+
+def attached(argv: Sequence[str]) -> int:
+    """Run a command with this terminal's streams; its exit code, 128 + n after signal n."""
+    process = subprocess.Popen(list(argv))
+    with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
+        code = process.wait()
+    return 128 - code if code < 0 else code
 
 
 def follow(

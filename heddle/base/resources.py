@@ -73,6 +73,12 @@ class Installation:
             raise MachineError(Problem("", str(found), "is missing from this installation", _REINSTALL))
         return found
 
+    @property
+    def engine_by_hand(self) -> Path | None:
+        """`.engine/` of a checkout: Docker and containerlab for locked-down machines. None in a wheel."""
+        found = self.package.parent / ".engine"
+        return found if self.is_checkout and found.is_dir() else None
+
     def bpf_object(self, name: str) -> Path:
         """The built BPF program NAME.o. MachineError when it is missing."""
         return self._there(self.package / "switch" / "bpf" / f"{name}.o")

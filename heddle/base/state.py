@@ -206,27 +206,36 @@ def lock(lab: str, what: str = "") -> Iterator[None]:
 def _locked(path: Path, lab: str) -> int:
     """The locked file. For a moment, it waits for the children of a killed holder, see _is_alive."""
     end = time.monotonic() + _ORPHANS_S
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while (fd := try_lock(path)) is None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(fd).st_ino:
-                with suppress(OSError):  # on a full disk the lock works too; only the holder's number is missing
-                    os.ftruncate(fd, 0)
-                    os.write(fd, f"{os.getpid()}\n".encode())
-                return fd
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
-            os.close(fd)
-            if not _is_alive(holder) and time.monotonic() < end:
-                time.sleep(0.01)
-                continue
+            holder = path.read_text(encoding="utf-8", errors="replace").strip()
+        except FileNotFoundError:
+            continue  # removed by its holder
+        if _is_alive(holder) or time.monotonic() > end:
             process = f" (process {holder})" if holder else ""
             why = f"is being worked on by another Heddle{process}"
-            raise InputError(Problem("", f"lab {lab}", why, "wait until it ends, or end it, then try again")) from None
-        except FileNotFoundError:
-            pass  # removed by its holder between open and stat
+            raise InputError(Problem("", f"lab {lab}", why, "wait until it ends, or end it, then try again"))
+        time.sleep(0.01)
+    with suppress(OSError):  # on a full disk the lock works too; only the holder's number is missing
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+def try_lock(path: Path, mode: int = 0o644) -> int | None:
+    """Lock a file that its holder removes; None while another process holds it, or has removed it just now."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.stat().st_ino == os.fstat(fd).st_ino:
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
         os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
 def _is_alive(holder: str) -> bool:

@@ -1,4 +1,4 @@
-"""Text for people on stdout: aligned columns, and an error with the reason if it cannot be written."""
+"""Text for people on stdout: aligned columns, values in words, and an error if it cannot be written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.progname import as_started
@@ -46,3 +47,31 @@ def written(text: str = "", *, verbatim: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more at exit, and would fail again
         hint = "free some space for the output"
         raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested plain data -> `queues.ecn.kmin`, 40000. An empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{before}{key}.") if nested else {f"{before}{key}": value}
+    return found
+
+
+def value_text(value: Any) -> str:
+    """`yes`, `40,000`, `a, b`, `none`; `default` for None."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {value_text(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(str(each) if isinstance(each, int) else value_text(each) for each in value) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def some_of(texts: Sequence[str], most: int = 4, joint: str = ", ") -> str:
+    """The first of several texts: `a, b, c, d and 3 more`; joined by `; `, `a; b; c; d; and 3 more`."""
+    more = f"{joint.rstrip(' ,')} and {len(texts) - most} more" if len(texts) > most else ""
+    return joint.join(texts[:most]) + more

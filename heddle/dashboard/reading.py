@@ -26,8 +26,8 @@ import numpy.typing as npt
 from heddle.base.arrays import F64, I64, Bools
 from heddle.base.ethernet import CLASSES
 from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.thresholds import wanted_policies
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.lab.thresholds import wanted_policies
 from heddle.switch.queues.cells import LINK_DOWN, LabQueues
 from heddle.switch.queues.portids import numbered_ports
 from heddle.switch.queues.queuestate import QueueState

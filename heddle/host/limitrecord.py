@@ -5,7 +5,6 @@ RUN/heddle-limits.json, root's. A process holds RUN/heddle-limits.lock while it 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.process import start_of
+from heddle.base.state import try_lock
 
 _LOCK_S: Final = 30.0  # a holder needs milliseconds
 
@@ -30,7 +31,7 @@ class Claim:
     @classmethod
     def of_this_process(cls, needs: Mapping[str, int]) -> Claim:
         """The claim of a lab that this process makes."""
-        return cls((os.getpid(), _began(os.getpid())), needs)
+        return cls((os.getpid(), start_of(os.getpid()) or 0), needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class LimitRecord:
     def without_dead(self, here: Callable[[str], bool]) -> LimitRecord:
         """The record without labs whose `up` has ended or was killed and that have no part on this machine (`here`)."""
         alive = {
-            name: each for name, each in self.labs.items() if _began(each.process[0]) == each.process[1] or here(name)
+            name: each for name, each in self.labs.items() if start_of(each.process[0]) == each.process[1] or here(name)
         }
         return replace(self, labs=alive)
 
@@ -105,7 +106,7 @@ class RecordFile:
         path = self.path.with_suffix(".lock")
         end = time.monotonic() + _LOCK_S
         with machine_errors(str(path)):
-            while (fd := _try_lock(path)) is None:
+            while (fd := try_lock(path, 0o600)) is None:
                 if time.monotonic() > end:
                     raise MachineError(Problem("", str(path), f"has been locked for {_LOCK_S:g} s", "try again"))
                 time.sleep(0.01)
@@ -115,21 +116,6 @@ class RecordFile:
             with suppress(OSError):
                 path.unlink()
             os.close(fd)
-
-
-def _try_lock(path: Path) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if path.stat().st_ino == os.fstat(fd).st_ino:
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass  # another process holds it, or has removed it between open and stat
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
 
 
 def _parsed(data: Mapping[str, Any]) -> LimitRecord:
@@ -146,13 +132,3 @@ def _parsed(data: Mapping[str, Any]) -> LimitRecord:
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, int]:
     return {str(key): int(value) for key, value in data.items()}
-
-
-def _began(pid: int) -> int:
-    """A process's start time in ticks since boot (proc(5), stat); -1 when there is no such process, or a zombie."""
-    try:
-        text = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return -1
-    fields = text.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
-    return -1 if fields[0] in "ZX" else int(fields[19])

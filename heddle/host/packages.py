@@ -388,7 +388,7 @@ def _no_starts(wanted: bool) -> Iterator[None]:
     """Where systemd does not run, keep packages from starting their services while we install them.
 
     invoke-rc.d asks policy-rc.d, and 101 means no; an existing policy is not changed. Docker's engine
-    would fail or change the firewall; Heddle starts it itself, see engine/byhand/dockerd.py.
+    would fail or change the firewall; where Heddle starts it itself, that is done otherwise (.engine/dockerd.py).
     """
     if not wanted or SYSTEMD.is_dir() or POLICY.exists() or os.geteuid() != 0:
         yield

@@ -8,6 +8,7 @@ import platform
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libc import libc
 
 _MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}  # the system call's number
 _MEMBARRIER_CMD_GLOBAL: Final = 1
@@ -19,7 +20,6 @@ def grace() -> None:
     MachineError when the kernel does not offer this to user space.
     """
     number = _MEMBARRIER.get(platform.machine())
-    libc = ctypes.CDLL(None, use_errno=True)
     if number is not None and libc.syscall(number, _MEMBARRIER_CMD_GLOBAL, 0, 0) == 0:
         return
     why = os.strerror(ctypes.get_errno()) if number is not None else f"is not known on {platform.machine()}"

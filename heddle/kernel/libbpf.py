@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libc import libc
 
 BPFFS: Final = Path("/sys/fs/bpf")
 BPF_ANY: Final = 0
@@ -109,7 +109,6 @@ def ensure_bpffs() -> None:
     hint = f"run mount -t bpf bpf {BPFFS}"
     if not BPFFS.is_dir():
         raise MachineError(Problem("", str(BPFFS), "is missing: sysfs or BPF is not in this kernel", hint))
-    libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"bpf", str(BPFFS).encode(), b"bpf", ctypes.c_ulong(0), b"mode=0700") != 0:
         raise MachineError(Problem("", str(BPFFS), f"cannot be mounted: {os.strerror(ctypes.get_errno())}", hint))
 
@@ -144,9 +143,7 @@ class _Descriptor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def pin(self, path: Path) -> None:

@@ -15,12 +15,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.uapi import IFINFOMSG, IFLA_EXT_MASK, NLMSGHDR
+from heddle.kernel.uapi import IFF_LOWER_UP, IFF_UP, IFINFOMSG, IFLA_EXT_MASK, IFLA_IFNAME, NLMSGHDR
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
@@ -95,9 +95,7 @@ class RouteSocket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
@@ -165,3 +163,23 @@ class RouteSocket:
                     if code:
                         raise NetlinkError(code, os.strerror(code))
                 yield kind, flags, body
+
+
+def down_ports(handle: NodeHandle) -> dict[str, bool]:
+    """Interfaces that carry no traffic -> whether they were set down at this end.
+
+    Raises MachineError when the namespace does not exist.
+    """
+    with RouteSocket(handle.netns) as netlink:
+        return ports_down(netlink)
+
+
+def ports_down(netlink: RouteSocket) -> dict[str, bool]:
+    """The same, read by an open socket."""
+    found: dict[str, bool] = {}
+    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        flags = IFINFOMSG.unpack_from(message)[3]
+        if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
+            name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
+            found[name] = not flags & IFF_UP
+    return found

@@ -29,7 +29,6 @@ _MODULE: Final = Path("/sys/module/rdma_rxe")
 _PORTS: Final = ("rxe_ns_init", (7, 1))
 _MOVES: Final = ("rxe_disassociate_ucontext", (7, 3))
 QPS_BEFORE_FIRST: Final = 16  # a new rxe device numbers its queue pairs from 17 (rxe_param.h: RXE_MIN_QP_INDEX)
-PSN_WINDOW: Final = 128  # packets that rxe sends without an acknowledgement (rxe_param.h: RXE_MAX_UNACKED_PSNS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, Problem
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Port
 from heddle.fabric.nexthops import edges_of
 from heddle.fabric.ucmp import RELEASES, next_hop_groups, weights_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from heddle.base.problems import first_lines
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 
 if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
     from heddle.lab.lab import Lab

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.requested import Requested
 from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults

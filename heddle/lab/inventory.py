@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from heddle.fabric.model import Node, Port, Role
-from heddle.kernel.carrier import down_ports
+from heddle.kernel.netlink import down_ports
 from heddle.lab.daemons import BgpPeer
 from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.lab import Lab

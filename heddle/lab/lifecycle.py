@@ -21,7 +21,7 @@ from heddle.base import state
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, machine_errors, trouble
 from heddle.base.process import Journal
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import limits

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Final, Self
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
 from heddle.base.state import lock
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Role
-from heddle.kernel.carrier import down_ports
 from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
 from heddle.lab.requested import Requested

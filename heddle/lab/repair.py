@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
-from heddle.base.valuetext import some_of
+from heddle.base.tables import some_of
 from heddle.fabric.model import Node, Port
-from heddle.kernel.carrier import down_ports
+from heddle.kernel.netlink import down_ports
 from heddle.lab import health
 from heddle.lab.impairments import end_run_faults, reinstall_faults
 from heddle.lab.requested import Requested

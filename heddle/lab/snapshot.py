@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.host.capacity import backlog_drops
-from heddle.kernel.carrier import ports_down
 from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import RouteSocket
+from heddle.kernel.netlink import RouteSocket, ports_down
 from heddle.lab.daemons import Daemons
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir

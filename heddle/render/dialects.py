@@ -63,7 +63,7 @@ def render_options(
     for another machine; `check_deployable` checks this one.
     """
     problems = Problems()
-    word = dialect_for(version) if dialect is None else dialect
+    word = DIALECTS[0] if dialect is None else dialect  # every version accepts `kind: linux`
     for flag, given, legal, why in (
         ("--dialect", word, DIALECTS, "is not a dialect"),
         ("--mgmt", mgmt, MGMTS, "is not a management network"),
@@ -81,15 +81,6 @@ def render_options(
 
 _DIALECT: Final[Mapping[str, Dialect]] = {each: each for each in DIALECTS}
 _MGMT: Final[Mapping[str, Mgmt]] = {each: each for each in MGMTS}
-
-
-def dialect_for(version: Version | None) -> Dialect:
-    """The default dialect for an installed containerlab.
-
-    Every version accepts `kind: linux`. For `frr`, 0.80 and 0.81 need different keys; older versions do not have it.
-    """
-    del version  # no version so far needs another dialect
-    return "linux"
 
 
 def check_deployable(options: RenderOptions, runtime: str, version: Version | None) -> None:

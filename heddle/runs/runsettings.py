@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.valuetext import flat, value_text
+from heddle.base.tables import flat, value_text
 from heddle.fabric.policydata import dump_policy
 
 if TYPE_CHECKING:

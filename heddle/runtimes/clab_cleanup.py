@@ -12,17 +12,16 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from heddle.base import mounts as trees
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, machine_errors
 from heddle.base.process import run
 from heddle.host.engine import binary
 from heddle.host.engine import docker as engine
+from heddle.host.engine.lockfile import locked
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.runtimes.clab_containers import (
     CLAB_DIR,
@@ -36,7 +35,7 @@ from heddle.runtimes.clab_containers import (
     own_namespaces,
 )
 from heddle.runtimes.clab_deploy import environment
-from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes
+from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories
 
 _HOSTS: Final = Path("/etc/hosts")
 _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
@@ -71,13 +70,7 @@ def remove_lab(lab: str, observer: Observer) -> int:
     if (newest := marked_link(lab)) is not None:
         _remove_orphans(newest)
     _forget(lab)
-    for directory in (CLAB_DIR / lab, BPF_DIR / lab):
-        if directory.exists() and not directory.parent.is_symlink():
-            trees.remove(directory)
-            count += 1
-    for parent in (CLAB_DIR, BPF_DIR):
-        with suppress(OSError):  # it has files of another lab, or does not exist
-            parent.rmdir()
+    count += remove_directories(CLAB_DIR / lab, BPF_DIR / lab)
     observer.end("remove", f"{len(containers)} containers")
     return count
 
@@ -201,18 +194,9 @@ def _forget(lab: str) -> None:
     with suppress(FileNotFoundError):
         (_SSH_CONFIGS / f"clab-{lab}.conf").unlink()
     start, end = (f"###### CLAB-{lab}-{word} ######" for word in ("START", "END"))
-    with machine_errors(str(_HOSTS)), _locked(_HOSTS_LOCK):
+    with machine_errors(str(_HOSTS)), locked(_HOSTS_LOCK, fcntl.LOCK_EX):
         text = _HOSTS.read_text(encoding="utf-8", errors="surrogateescape") if _HOSTS.exists() else ""
         kept = re.sub(f"{re.escape(start)}\n.*?{re.escape(end)}\n?", "", text, flags=re.DOTALL)
         if kept != text:
             # In place, as containerlab does: in a container this file is a mount, which cannot be replaced.
             _HOSTS.write_text(kept, encoding="utf-8", errors="surrogateescape")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock that containerlab takes when it edits /etc/hosts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

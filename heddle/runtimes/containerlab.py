@@ -8,12 +8,11 @@ Other rooms work on that namespace and do not depend on containers. containerlab
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Journal, left_to_child
+from heddle.base.process import Journal, attached, run
 from heddle.fabric.model import Fabric
 from heddle.host.engine import binary, images
 from heddle.host.engine import docker as engine
@@ -42,11 +41,11 @@ from heddle.runtimes.clab_containers import (
     same_space,
 )
 from heddle.runtimes.clab_deploy import deploy, note
-from heddle.runtimes.clab_network import free_subnet
-from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.netns_topology import known_node, read_topology
 
 _SHOWN: Final = 5  # nodes that are listed by name
 _PROC: Final = Path("/proc")
+_SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))  # of management networks
 # The node's shell starts the command: for a missing command, engines print to stdout and use their own exit codes.
 _AS_SHELL: Final = ("sh", "-c", 'exec "$0" "$@"')
 
@@ -133,10 +132,7 @@ class ContainerlabRuntime:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
         self._check(lab, topology, node)
         flags = ["-i", "-t"] if sys.stdin.isatty() and os.isatty(1) else ["-i"]
-        process = subprocess.Popen([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
-        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
-            code = process.wait()
-        return 128 - code if code < 0 else code
+        return attached([*engine.client(), "exec", *flags, _container(lab, node), *_AS_SHELL, *argv])
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         """The argument list that runs argv in the node, without a terminal; MachineError when the node is stopped."""
@@ -148,8 +144,8 @@ class ContainerlabRuntime:
         done = docker(["exec", _container(lab, node), *_AS_SHELL, *argv], check=False, timeout=timeout)
         if done.code != 0:
             self._check(lab, topology, node)  # the node may not be running
-            said = "; ".join((done.err or done.out).strip().splitlines()[:3]) or "it printed nothing"
-            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
+            why = f"failed with exit code {done.code}: {done.reason}"
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
@@ -157,9 +153,7 @@ class ContainerlabRuntime:
         return remove_lab(lab, observer)
 
     def _check(self, lab: str, topology: Path, node: str) -> None:
-        nodes = read_topology(topology).nodes
-        if node not in nodes:
-            raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
+        known_node(lab, topology, node)
         if lost := [problem for problem in self.missing_nodes(lab, topology) if problem.where == node]:
             raise MachineError(*lost)
 
@@ -192,3 +186,48 @@ def _why_not(lab: str, node: str, container: Container | None) -> Problem:
         return Problem(node, "its container", f"is running, but its namespace is not at {_netns(lab, node)}", hint)
     why = f"is not running: {container.status}"
     return Problem(node, "its container", why, f"check docker logs {container.name}; {hint}")
+
+
+def free_subnet(wanted: IPv4Network, inside: Iterable[IPv4Network]) -> IPv4Network:
+    """The first free network from `wanted` on, of its size, in its own space and then in the other.
+
+    wanted: the network derived from the lab's name. inside: networks of the lab itself. MachineError when all networks
+    overlap with others of this machine.
+    """
+    taken = [*inside, *_networks_of_the_engine(), *_routes_of_the_machine()]
+    for candidate in _candidates(wanted):
+        if not any(candidate.overlaps(other) for other in taken):
+            return candidate
+    spaces = " and ".join(map(str, _SPACES))
+    why = f"for a /{wanted.prefixlen} in {spaces}: networks and routes of this machine use it all"
+    hint = "remove unused networks (docker network ls), or use --mgmt none"
+    raise MachineError(Problem("", "management network", f"has no room {why}", hint))
+
+
+def _candidates(wanted: IPv4Network) -> Iterator[IPv4Network]:
+    size = wanted.num_addresses
+    for space in sorted(_SPACES, key=lambda each: not wanted.subnet_of(each)):
+        slots = space.num_addresses // size
+        first = (int(wanted.network_address) - int(space.network_address)) // size if wanted.subnet_of(space) else 0
+        for number in range(slots):
+            base = int(space.network_address) + (first + number) % slots * size
+            yield IPv4Network((base, wanted.prefixlen))
+
+
+def _networks_of_the_engine() -> list[IPv4Network]:
+    """Subnets of all docker networks, with or without a running container."""
+    names = docker(["network", "ls", "-q"]).out.split()
+    if not names:
+        return []
+    # A network that is removed meanwhile is not an error: the output has the others.
+    done = docker(["network", "inspect", *names], check=False)
+    found = (json.loads(done.out or "[]")) or []
+    texts = [row.get("Subnet", "") for net in found for row in (net.get("IPAM") or {}).get("Config") or []]
+    return [IPv4Network(text, strict=False) for text in texts if text and ":" not in text]
+
+
+def _routes_of_the_machine() -> list[IPv4Network]:
+    """Destinations of this machine's routes, without the default route."""
+    rows = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"]).out or "[]")
+    texts = [str(row.get("dst", "default")) for row in rows]
+    return [IPv4Network(text, strict=False) for text in texts if text[:1].isdigit() and text != "0.0.0.0/0"]

@@ -12,8 +12,6 @@ import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +20,14 @@ from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Done, Journal, left_to_child, run
+from heddle.base.process import Done, Journal, attached, first_lines, run
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
 from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
-from heddle.runtimes.netns_topology import NodeDef, Topology, read_topology
+from heddle.runtimes.netns_topology import NodeDef, Topology, known_node, read_topology
 
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
@@ -135,10 +133,7 @@ class NetnsRuntime:
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
         """Run argv in the node with this terminal's streams and return its exit code, 128 + n after signal n."""
-        process = subprocess.Popen(self.command(lab, topology, node, argv))
-        with left_to_child(signal.SIGINT):  # Ctrl-C belongs to the command: vtysh uses it to clear its line
-            code = process.wait()
-        return 128 - code if code < 0 else code
+        return attached(self.command(lab, topology, node, argv))
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         """The argument list that runs argv in the node; MachineError when the node is stopped."""
@@ -148,8 +143,8 @@ class NetnsRuntime:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
         done = run(self.command(lab, topology, node, argv), check=False, timeout=timeout)
         if done.code != 0:
-            said = _first_lines(done.err or done.out)
-            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", f"failed with exit code {done.code}: {said}"))
+            why = f"failed with exit code {done.code}: {done.reason}"
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
         return done.out
 
     def destroy(self, lab: str, observer: Observer) -> int:
@@ -166,12 +161,10 @@ class NetnsRuntime:
             journal.note(["ip", "netns", "exec", _netns(lab, node.name).name, *argv])
 
     def _job_of(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> dict[str, Any]:
-        nodes = read_topology(topology).nodes
-        if node not in nodes:
-            raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
+        known = known_node(lab, topology, node)
         if not _netns(lab, node).exists():
             raise MachineError(Problem("", node, "is not running", f"run ./inv down {lab}, then up again"))
-        return self._job(lab, nodes[node], [list(argv)])
+        return self._job(lab, known, [list(argv)])
 
     @staticmethod
     def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
@@ -260,7 +253,7 @@ def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) 
 
 
 def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) -> Problem:
-    said = _first_lines("\n".join(line for line in done.err.splitlines() if not _BATCH_LINE.match(line)))
+    said = first_lines("\n".join(line for line in done.err.splitlines() if not _BATCH_LINE.match(line)))
     if match := _BATCH_LINE.search(done.err):
         culprits = pairs[int(match.group(1)) - 1 :]
     else:  # for a word that ip cannot read, it prints the word, but not the line number
@@ -275,16 +268,12 @@ def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) ->
 def _raise_failures(failed: Mapping[str, Mapping[str, Any]]) -> None:
     problems = []
     for node, f in failed.items():
-        why = f"failed with exit code {f['code']}: {_first_lines(f['output'])}"
+        why = f"failed with exit code {f['code']}: {first_lines(f['output'])}"
         problems.append(Problem(node, shlex.join(f["command"]) or "entering", why))
     if len(problems) > _SHOWN:
         problems[_SHOWN:] = [Problem("", f"and {len(problems) - _SHOWN} more nodes", "failed as well")]
     if problems:
         raise MachineError(*problems)
-
-
-def _first_lines(text: str) -> str:
-    return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
 
 
 def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:

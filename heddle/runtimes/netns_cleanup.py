@@ -49,15 +49,21 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
                 Problem(lab, names, "cannot be removed", f"run ip netns del {left[0].name} to see the reason")
             )
         count += len(spaces)
-    for directory in (run_dir, BPF_DIR / lab):
+    count += remove_directories(run_dir, BPF_DIR / lab)
+    if spaces:
+        observer.end("remove", f"{len(spaces)} namespaces")
+    return count
+
+
+def remove_directories(*directories: Path) -> int:
+    """Remove a lab's directories, and their parents if no other lab has files there. Returns the number of them."""
+    count = 0
+    for directory in directories:
         if directory.exists() and not directory.parent.is_symlink():
             trees.remove(directory)
             count += 1
-    for parent in (run_dir.parent, BPF_DIR):
         with suppress(OSError):  # it has files of another lab, or does not exist
-            parent.rmdir()
-    if spaces:
-        observer.end("remove", f"{len(spaces)} namespaces")
+            directory.parent.rmdir()
     return count
 
 

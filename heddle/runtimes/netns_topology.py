@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import yaml
 
-from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 
 HONOURED: Final = frozenset({"sysctls", "binds", "exec", "labels", "env", "group", "kind"})
 _LEFT_ALONE: Final = frozenset(
@@ -88,8 +88,17 @@ def read_topology(path: Path) -> Topology:
     try:
         stamp = path.stat().st_mtime_ns
     except OSError:
-        raise InputError(_missing(path)) from None
+        hint = "./inv down removes what is left of its lab"
+        raise InputError(Problem("", str(path), "is not there", hint)) from None
     return _read(path, stamp)
+
+
+def known_node(lab: str, topology: Path, node: str) -> NodeDef:
+    """A node of a lab's topology; MachineError when it has none of that name."""
+    nodes = read_topology(topology).nodes
+    if node not in nodes:
+        raise MachineError(Problem("", node, f"is not a node of {lab}", "its nodes: " + ", ".join(nodes)))
+    return nodes[node]
 
 
 @lru_cache(maxsize=8)
@@ -113,12 +122,6 @@ def _read(path: Path, _stamp: int) -> Topology:
     if problems.found:
         raise InputError(*foreign, *problems.found)
     return Topology(str(data["name"]), nodes, tuple(link for link in links if link is not None), tuple(foreign))
-
-
-def _missing(path: Path) -> Any:
-    problems = Problems()
-    problems.add(where="", what=str(path), why="is not there", hint="./inv down removes what is left of its lab")
-    return problems.found[0]
 
 
 class _TopologyReader:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 
 CLAIMS_DIR: Final = Path("/run/heddle-pytest")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.process import end_all
-from heddle.base.processes import start_of
+from heddle.base.process import end_all, start_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -44,20 +44,18 @@ def containerlab(*argv: str) -> str:
     return subprocess.run([program, *argv], env=env, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_inspect_exec_and_save_know_the_lab(tiny: Lab) -> None:
+def test_containerlab_and_docker_know_the_lab(tiny: Lab) -> None:
     lab = tiny
-    found = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))
-    assert {row["name"] for row in found[lab.name]} == {f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes}
-    assert {row["state"] for row in found[lab.name]} == {"running"}
+    names = [f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes]
+    rows = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))[lab.name]
+    assert {row["name"] for row in rows} == set(names)
+    assert {row["state"] for row in rows} == {"running"}
+    assert Path(rows[0]["absLabPath"]) == lab.topology
+    assert (CLAB_DIR / lab.name / f"clab-{lab.name}" / "topology-data.json").exists()
     cmd = ["--label", "clab-node-name=rtsw1", "--cmd", "ip -br link show eth1", "--format", "json"]
     assert "eth1" in containerlab("exec", "-t", str(lab.topology), *cmd)
     containerlab("save", "-t", str(lab.topology))
     assert health.faults(lab) == []
-
-
-def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
-    lab = tiny
-    names = [f"clab-{lab.name}-{node.name}" for node in lab.fabric.nodes]
     for container in json.loads(docker(["inspect", *names]).out):
         assert container["HostConfig"]["Privileged"] is False
         wanted = {"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}
@@ -67,25 +65,33 @@ def test_nodes_are_not_privileged_and_have_no_way_out(tiny: Lab) -> None:
         assert "default" not in lab.output(node, ["ip", "-6", "route"])
 
 
-def test_a_lab_destroyed_by_hand_is_reported_and_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
-    containerlab("destroy", "-t", str(lab.topology), "--cleanup")
+def test_a_lab_destroyed_by_hand_is_reported_and_made_again_and_goes_down_clean(
+    lab: Lab, up: Up, leftovers: Leftovers
+) -> None:
+    containerlab("destroy", "-t", str(lab.topology))
     (row,) = status(lab.name)
     assert row.state == "broken"
     assert "all of its nodes are missing or stopped" in row.faults[0]
     with pytest.raises(InputError, match=f"down {lab.name} removes the rest of it"):
         open_lab(lab.name)
+    assert up(lab.name).created
+    assert health.faults(lab) == []
+    containerlab("destroy", "-t", str(lab.topology), "--cleanup")
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
 
 
-@pytest.mark.deep
-def test_up_after_a_destroy_by_hand_recreates_it(lab: Lab, up: Up) -> None:
-    containerlab("destroy", "-t", str(lab.topology))
-    assert up(lab.name).created
-    assert health.faults(lab) == []
+def test_what_is_changed_by_hand_is_named_and_down_leaves_nothing(
+    lab: Lab, up: Up, leftovers: Leftovers, bystander: subprocess.Popen[bytes], unmoved_links: tuple[str, str]
+) -> None:
+    replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]
+    subprocess.run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *replace], check=True)
+    (row,) = status(lab.name)
+    assert (row.converged, row.faults) == (False, ("rtsw1:eth2  the root qdisc is not Heddle's, but tbf",))
+    with pytest.raises(CheckError, match="but tbf"):
+        run(lab, run_options(size="8"), Silent())
 
-
-def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_back(lab: Lab, up: Up) -> None:
+    # A node that is stopped, and what it has lost when it comes back.
     containerlab("stop", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert (row.state, row.converged, row.switches) == ("broken", False, 4)
@@ -93,10 +99,9 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     nodes, *others = validate(lab)
     assert (nodes.ok, nodes.detail) == (False, row.faults[0])
     assert all(check.skipped for check in others)
-    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
-        lab.output("rtsw1", ["true"])
-    with pytest.raises(MachineError, match="rtsw1  its container is not running"):
-        run(lab, run_options(size="8"), Silent())
+    for use in (lambda: lab.output("rtsw1", ["true"]), lambda: run(lab, run_options(size="8"), Silent())):
+        with pytest.raises(MachineError, match="rtsw1  its container is not running"):
+            use()
     containerlab("start", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert not row.converged
@@ -104,83 +109,47 @@ def test_a_node_that_was_stopped_is_named_and_so_is_what_it_lost_when_it_comes_b
     with pytest.raises(CheckError, match=r"the root qdisc is missing\n.*\./inv up --repair"):
         up(lab.name)
 
-
-@pytest.mark.deep
-def test_a_lab_with_a_stopped_node_goes_down_clean(lab: Lab, leftovers: Leftovers) -> None:
+    # Containers that died, were removed or stopped; names that lead to the namespace of another process: a container
+    # that dies leaves its link to /proc/PID, and that number goes to the next process that comes.
     containerlab("stop", "-t", str(lab.topology), "--node", "host1")
-    containerlab("stop", "-t", str(lab.topology), "--node", "ctsw2")
-    docker(["rm", "-f", f"clab-{lab.name}-ctsw2"])
     assert any("park" in text for text in leftovers(lab.name)), "containerlab parks a stopped node's ports"
-    assert life.down(lab.name)
-    assert leftovers(lab.name) == []
-
-
-def test_a_container_that_died_or_was_removed_is_named(lab: Lab, leftovers: Leftovers) -> None:
     docker(["kill", f"clab-{lab.name}-ctsw1"])
     docker(["rm", "-f", f"clab-{lab.name}-host2"])
-    (row,) = status(lab.name)
-    assert row.faults[0].startswith("ctsw1  its container is not running: Exited (137)")
-    assert row.faults[1] == "host2  its container is missing: it was removed"
+    for node in ("ctsw1", "host3"):  # host3 still runs: as after `docker restart`
+        link = lab.handle(node).netns
+        link.unlink()
+        link.symlink_to(f"/proc/{bystander.pid}/ns/net")
+    faults = " ".join(status(lab.name)[0].faults)
+    assert "ctsw1  its container is not running: Exited (137)" in faults
+    assert "host2  its container is missing: it was removed" in faults
+    assert "host3  its container is running, but its namespace is not at /run/netns/" in faults
+
     assert life.down(lab.name)
     assert leftovers(lab.name) == []
+    assert bystander.poll() is None, "no process of another namespace is ended"
+    here = {path.name for path in Path("/sys/class/net").iterdir()}
+    temporary, other = unmoved_links
+    assert temporary not in here
+    assert other in here
 
 
-@pytest.mark.deep
-def test_a_name_of_another_process_namespace_is_reported_and_no_process_there_is_ended(
-    lab: Lab, leftovers: Leftovers
-) -> None:
-    """A container that dies leaves its link to /proc/PID, and that number goes to the next process that comes."""
-    bystander = subprocess.Popen(["unshare", "--net", "sleep", "300"])
-    try:
-        docker(["kill", f"clab-{lab.name}-ctsw1"])
-        for node in ("ctsw1", "host1"):  # host1 still runs: as after `docker restart`
-            name = lab.handle(node).netns
-            name.unlink()
-            name.symlink_to(f"/proc/{bystander.pid}/ns/net")
-        (row,) = status(lab.name)
-        assert row.faults[0].startswith("ctsw1  its container is not running")
-        assert row.faults[1].startswith("host1  its container is running, but its namespace is not at /run/netns/")
-        assert life.down(lab.name)
-        assert leftovers(lab.name) == []
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a network namespace of its own."""
+    with subprocess.Popen(["unshare", "--net", "sleep", "300"]) as process:
+        yield process
+        process.kill()
 
 
-@pytest.mark.deep
-def test_links_that_a_killed_deployment_had_not_moved_go_with_the_lab_and_no_other_links(lab: Lab) -> None:
-    """containerlab names them so, and leaves them where it stood when it is ended."""
+@pytest.fixture
+def unmoved_links(lab: Lab) -> Iterator[tuple[str, str]]:
+    """One end of a link with a temporary name of containerlab, as a killed deployment leaves it; and another link's."""
     pairs = ("clab-0a1b2c3d", "clab-3d2c1b0a"), ("clab-t1", "clab-t2")
     for one, other in pairs:
         subprocess.run(["ip", "link", "add", one, "type", "veth", "peer", "name", other], check=True)
-    try:
-        assert life.down(lab.name)
-        here = {path.name for path in Path("/sys/class/net").iterdir()}
-        assert not here & set(pairs[0])
-        assert here >= set(pairs[1])
-    finally:
-        for one, _ in pairs:
-            subprocess.run(["ip", "link", "del", one], check=False, capture_output=True)
-
-
-def test_a_foreign_root_qdisc_is_named_and_no_run_is_measured_over_it(lab: Lab) -> None:
-    netns = lab.handle("rtsw1").netns
-    replace = ["tc", "qdisc", "replace", "dev", "eth2", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "90k"]
-    subprocess.run(["nsenter", f"--net={netns}", *replace], check=True)
-    said = "rtsw1:eth2  the root qdisc is not Heddle's, but tbf"
-    (row,) = status(lab.name)
-    assert (row.converged, row.faults) == (False, (said,))
-    with pytest.raises(CheckError, match="but tbf"):
-        run(lab, run_options(size="8"), Silent())
-
-
-def test_files_of_the_lab_are_where_containerlab_looks_for_them(tiny: Lab) -> None:
-    """`containerlab inspect --all` tells the lab's directory; what is there goes with the lab."""
-    lab = tiny
-    (row, *_) = json.loads(containerlab("inspect", "-t", str(lab.topology), "--format", "json"))[lab.name]
-    assert Path(row["absLabPath"]) == lab.topology
-    assert (CLAB_DIR / lab.name / f"clab-{lab.name}" / "topology-data.json").exists()
+    yield pairs[0][0], pairs[1][0]
+    for one, _ in pairs:
+        subprocess.run(["ip", "link", "del", one], check=False, capture_output=True)
 
 
 def state_of(lab: Lab, node: str) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import dockerd as daemon
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
+from heddle.base.process import start_of
 from heddle.host.engine import docker, images, setup
-from heddle.host.engine.byhand import dockerd as daemon
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames
 
@@ -77,83 +78,60 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
         shutil.rmtree(made.data)
 
 
-def test_an_engine_is_started_and_ended_and_leaves_nothing(place: Place) -> None:
-    firewall = _firewall()
-    assert docker.down()
-    daemon.start()
-    assert docker.answers()
-    known = daemon.record()
-    assert known is not None
-    assert os.getsid(known.pid) == known.pid, "away from the terminal"
-    daemon.start()
-    assert daemon.record() == known, "a second start finds it"
-    networks = ask(["network", "ls", "--format", "{{.Name}}"]).out.split()
-    assert sorted(networks) == ["host", "none"]
-    assert _firewall() == firewall
-    assert daemon.stop()
-    assert not docker.answers()
-    assert not daemon.stop(), "twice is as good as once"
-    assert place.processes() == []
-    assert place.mounts() == []
-    assert not place.socket.exists()
-
-
-def test_setup_starts_a_daemon_by_hand_and_ends_that_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_by_hand_starts_once_and_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "SYSTEMD", place.run / "none")
+    firewall = _firewall()
+    with setup.engine_running(Silent()):
+        known = daemon.record()
+        assert known is not None
+        assert known.temporary
+        assert os.getsid(known.pid) == known.pid, "away from the terminal"
+        with setup.engine_running(Silent()):
+            assert daemon.record() == known
+        assert not setup._daemon(Silent(), stays=False).done
+        assert sorted(ask(["network", "ls", "--format", "{{.Name}}"]).out.split()) == ["host", "none"]
+    assert not docker.answers(), "it ends with the last test run that uses it"
+    assert not daemon.PLACE.exists()
     first = setup._daemon(Silent(), stays=True)
     assert first.done
     assert "--stop" in first.detail
-    assert not setup._daemon(Silent(), stays=True).done
+    with setup.engine_running(Silent()):
+        assert not setup._daemon(Silent(), stays=True).done
+    assert docker.answers(), "a test run does not end an engine that ran before"
+    assert _firewall() == firewall
     assert setup.stop_engine().done
+    assert not setup.stop_engine().done, "twice is as good as once"
     assert place.processes() == []
-    assert not setup.stop_engine().done
+    assert place.mounts() == []
+    assert not place.socket.exists()
 
 
 def test_what_a_killed_dockerd_left_is_removed(place: Place) -> None:
-    daemon.start()
-    known = daemon.record()
+    with setup.engine_running(Silent()):
+        setup._daemon(Silent(), stays=True)
+    assert docker.answers(), "setup keeps the engine that a test run has started"
+    known, pid = daemon.record(), _start_sleeper(place)
     assert known is not None
-    pid = _start_sleeper(place)
+    with pytest.raises(CheckError, match="sleeper runs in that engine"):
+        daemon.stop()
+    assert Path(f"/proc/{pid}").exists()
     os.kill(known.pid, signal.SIGKILL)
     _until(lambda: daemon.record() is None)
     assert any("containerd-shim" in line for line in place.processes()), "it outlives its dockerd"
-    assert place.mounts() != []
     assert daemon.stop()
     assert place.processes() == []
     assert place.mounts() == []
-    assert daemon._began(pid) is None
+    assert start_of(pid) is None
     assert not place.socket.exists()
-    daemon.start()
-    assert docker.answers()
 
 
-def test_a_test_runs_engine_ends_with_the_last_that_uses_it(place: Place) -> None:
-    with daemon.engine_running():
-        first = daemon.record()
-        with daemon.engine_running():
-            assert daemon.record() == first
-        assert docker.answers()
-    assert not docker.answers()
-    assert place.processes() == []
-    assert not daemon.PLACE.exists()
-
-
-def test_an_engine_that_was_running_before_keeps_running_after_a_test_run(place: Place) -> None:
-    daemon.start()
-    with daemon.engine_running():
-        pass
-    assert docker.answers()
-
-
-def test_setup_keeps_the_engine_that_a_test_run_has_started(place: Place) -> None:
-    with daemon.engine_running():
+def test_a_dockerd_that_cannot_start_says_why_and_another_process_is_left_alone(place: Place) -> None:
+    daemon.CONFIG.write_text('{"no-such-key": 1}')
+    with pytest.raises(MachineError, match="no-such-key"):
         daemon.start()
-    assert docker.answers()
-
-
-def test_a_number_that_another_process_has_by_now_is_left_alone(place: Place) -> None:
-    with subprocess.Popen(["sleep", "60"]) as other:
-        daemon.PLACE.mkdir()
+    assert place.processes() == []
+    assert daemon.record() is None
+    with subprocess.Popen(["sleep", "60"]) as other:  # has the pid of a record, and another start
         daemon._write(daemon.DockerdRecord(other.pid, 1, temporary=False))
         assert daemon.record() is None
         daemon.stop(force=True)
@@ -161,63 +139,10 @@ def test_a_number_that_another_process_has_by_now_is_left_alone(place: Place) ->
         other.kill()
 
 
-def test_a_dockerd_that_cannot_start_says_why(place: Place) -> None:
-    daemon.CONFIG.write_text('{"no-such-key": 1}')
-    with pytest.raises(MachineError, match="no-such-key"):
-        daemon.start()
-    assert place.processes() == []
-    assert daemon.record() is None
-
-
-def test_an_engine_in_use_is_not_ended_unasked(place: Place) -> None:
-    daemon.start()
-    pid = _start_sleeper(place)
-    with pytest.raises(CheckError, match="sleeper runs in that engine"):
-        daemon.stop()
-    assert Path(f"/proc/{pid}").exists()
-    assert daemon.stop(force=True)
-    assert daemon._began(pid) is None
-    assert place.processes() == []
-    assert place.mounts() == []
-
-
-def test_pruning_removes_only_our_own_old_images(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon.start()
-    mine = imagenames.image_names()["switch"]
-    for name, label in ((mine, "LABEL heddle=switch"), ("heddle/switch:old", "LABEL heddle=old"), ("theirs:1", "")):
-        _scratch_image(place, name, label)
-    _scratch_image(place, "heddle/switch:used", "LABEL heddle=used")
-    ask(["create", "--network", "none", "heddle/switch:used", "/file"])
-    assert images.prune() == ["heddle/switch:old"]
-    left = ask(["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]).out.split()
-    assert sorted(left) == sorted([mine, "heddle/switch:used", "theirs:1"])
-    assert images.prune() == []
-
-
-def test_a_base_that_is_there_is_used_and_a_failed_build_leaves_nothing(
+def test_images_are_built_from_the_base_that_is_there_and_old_ones_are_pruned(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon.start()
-    _scratch_image(place, imagenames.PUBLIC_BASE, "")
-    templates = place.data / "templates"
-    templates.mkdir()
-    (templates / "node.sh").write_text("")
-    for role in imagenames.REPOSITORIES:
-        text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
-        (templates / f"{role}.Dockerfile").write_text(text + ('RUN ["/none"]\n' if role == "host" else ""))
-    monkeypatch.setattr(imagenames, "TEMPLATES", templates)
-    with pytest.raises(MachineError, match="could not be built") as caught:
-        images.ensure_images()
-    assert "/none" in str(caught.value)
-    assert images.missing() == [imagenames.image_names()["host"]]
-    assert ask(["ps", "--all", "--quiet"]).out == ""
-    assert ask(["image", "ls", "--filter", "dangling=true", "--quiet"]).out == ""
-    (templates / "host.Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n")
-    assert [each.built for each in images.ensure_images()] == [False, True]
-
-
-def test_a_disk_that_fills_up_while_building_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Really full: where this engine keeps its images, 8 MB fit."""
+    """On a disk of 8 MB, which one of the builds fills."""
     disk, templates = place.data / "docker", place.data / "templates"
     disk.mkdir()
     templates.mkdir()
@@ -225,19 +150,41 @@ def test_a_disk_that_fills_up_while_building_is_named(place: Place, monkeypatch:
     try:
         daemon.start()
         _scratch_image(place, imagenames.PUBLIC_BASE, "")
-        (templates / "node.sh").write_bytes(b"x" * (16 << 20))
-        for role in imagenames.REPOSITORIES:
-            text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
-            (templates / f"{role}.Dockerfile").write_text(text)
         monkeypatch.setattr(imagenames, "TEMPLATES", templates)
-        with pytest.raises(MachineError, match="is full: the image could not be built") as caught:
+        text = "ARG BASE\nFROM ${BASE}\nLABEL heddle=x\nCOPY node.sh /node.sh\n"
+        (templates / "node.sh").write_text("")
+        (templates / "switch.Dockerfile").write_text(text)
+        (templates / "host.Dockerfile").write_text(text + 'RUN ["/none"]\n')
+        with pytest.raises(MachineError, match=r"could not be built(?s:.*)/none"):
+            images.ensure_images()
+        assert images.missing() == [imagenames.image_names()["host"]]
+        _nothing_unfinished()
+        (templates / "host.Dockerfile").write_text(text)
+        assert [each.built for each in images.ensure_images()] == [False, True]
+
+        for name, label in (("heddle/switch:old", "LABEL heddle=old"), ("heddle/switch:used", "LABEL heddle=used")):
+            _scratch_image(place, name, label)
+        ask(["create", "--network", "none", "heddle/switch:used", "/file"])
+        assert images.prune() == ["heddle/switch:old"]
+        assert images.prune() == []
+        assert images.missing() == []
+        assert images.present("heddle/switch:used")
+        assert images.present(imagenames.PUBLIC_BASE)
+
+        ask(["container", "prune", "--force"])
+        (templates / "node.sh").write_bytes(b"x" * (16 << 20))
+        with pytest.raises(MachineError, match=r"is full: the image could not be built(?s:.*)df -h") as caught:
             images.ensure_images()
         assert caught.value.problems[0].what == str(disk)
-        assert "df -h" in caught.value.problems[0].hint
-        assert ask(["image", "ls", "--filter", "dangling=true", "--quiet"]).out == ""
+        _nothing_unfinished()
         daemon.stop(force=True)
     finally:
         subprocess.run(["umount", disk], check=False)
+
+
+def _nothing_unfinished() -> None:
+    assert ask(["ps", "--all", "--quiet"]).out == ""
+    assert ask(["image", "ls", "--filter", "dangling=true", "--quiet"]).out == ""
 
 
 def test_ctrl_c_leaves_nothing_of_a_build(engine: None) -> None:
@@ -265,13 +212,6 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
     _until(lambda: "sleep 600" not in _commands())
     assert not images.present("heddle/trial:1")
     assert ask(["image", "ls", "--all", "--filter", "label=heddle=trial", "--quiet"]).out == ""
-
-
-def test_images_are_built_once(engine: None) -> None:
-    found = images.ensure_images()
-    assert [each.built for each in found] == [False, False]
-    assert {each.role: each.name for each in found} == dict(imagenames.image_names())
-    assert all(20e6 < each.bytes < 400e6 for each in found)
 
 
 @pytest.mark.parametrize("role", ["switch", "host"])
@@ -328,22 +268,6 @@ done
     assert out[3] == "seen"
 
 
-def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that accepts connections but never answers is reported within a time limit."""
-    import socket
-
-    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
-        path = Path(name, "docker.sock")
-        door.bind(str(path))
-        door.listen()
-        monkeypatch.setattr(docker, "SOCKET", path)
-        monkeypatch.setattr(docker, "_ANSWER_S", 1.0)
-        wrong = docker.trouble()
-        assert wrong is not None
-        assert "did not answer" in wrong.why
-        assert not docker.down()
-
-
 def test_a_failed_command_is_reported_with_the_engines_message(engine: None) -> None:
     with pytest.raises(MachineError, match=r"docker inspect failed .*no-such-thing"):
         ask(["inspect", "no-such-thing"])
@@ -362,21 +286,8 @@ def _start_sleeper(place: Place) -> int:
     """A container that lives on this machine's own files; its first process, as this machine numbers it."""
     _scratch_image(place, "sleeper:1", "")
     files = [word for name in ("/usr", "/lib", "/lib64") for word in ("--volume", f"{name}:{name}:ro")]
-    argv = [
-        "run",
-        "--detach",
-        "--stop-timeout",
-        "1",
-        "--network",
-        "none",
-        *files,
-        "--name",
-        "sleeper",
-        "sleeper:1",
-        "/usr/bin/sleep",
-        "300",
-    ]
-    ask(argv)
+    options = ["--detach", "--stop-timeout", "1", "--network", "none", "--name", "sleeper"]
+    ask(["run", *options, *files, "sleeper:1", "/usr/bin/sleep", "300"])
     return int(ask(["inspect", "--format", "{{.State.Pid}}", "sleeper"]).out)
 
 

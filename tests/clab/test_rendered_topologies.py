@@ -86,17 +86,11 @@ def test_containerlab_takes_what_is_rendered(fabric: str, way: str, containerlab
     assert done.code == 0, done.err
     size = f"nodes={len(build(FABRICS[fabric]).nodes)} links={len(build(FABRICS[fabric]).links)}"
     assert size in done.err + done.out
-    done = containerlab("deploy", "--dry-run", "--topo", topology)
-    assert done.code == 0, done.err
-
-
-def test_a_dry_run_makes_nothing(containerlab: Containerlab, tmp_path: Path) -> None:
-    before = present()
-    topology = str(render(load_fabric("tiny", name="dryrun").fabric, tmp_path / "out"))
-    done = containerlab("deploy", "--dry-run", "--topo", topology)
-    assert done.code == 0, done.err
-    assert "dryrun" in done.out
-    assert present() == before
+    if fabric in KEYS:
+        before = present()
+        done = containerlab("deploy", "--dry-run", "--topo", topology)
+        assert done.code == 0, done.err
+        assert present() == before, "a dry run makes nothing"
 
 
 def test_a_key_that_containerlab_does_not_know_is_refused(containerlab: Containerlab, tmp_path: Path) -> None:

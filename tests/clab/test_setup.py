@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import clabbuild as build
+import dockerd as daemon
 import pytest
 
 from heddle.base import mounts as trees
@@ -19,9 +21,6 @@ from heddle.base.problems import MachineError
 from heddle.base.process import Journal
 from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
-from heddle.host.engine.byhand import compile as build
-from heddle.host.engine.byhand import dockerd as daemon
-from heddle.host.engine.byhand import toolchain
 from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
@@ -40,28 +39,18 @@ def engine_of_this_run() -> Iterator[daemon.DockerdRecord | None]:
         daemon._write(before)
 
 
-def test_an_engine_that_a_test_run_has_started_ends_with_it_unless_set_up_by_the_user(
-    engine_of_this_run: daemon.DockerdRecord | None,
-) -> None:
-    setup_containerlab(Silent(), stays=False)
-    assert daemon.record() == engine_of_this_run
-    setup_containerlab(Silent())
-    now = daemon.record()
-    assert now is None or not now.temporary
-
-
-@pytest.mark.usefixtures("engine_of_this_run")
-def test_where_all_is_there_setup_changes_nothing() -> None:
+def test_where_all_is_there_setup_changes_nothing(engine_of_this_run: daemon.DockerdRecord | None) -> None:
     before = binary.find()
     assert before is not None
     stamp = before.stat().st_mtime_ns
+    setup_containerlab(Silent(), stays=False)
+    assert daemon.record() == engine_of_this_run
     steps = _inv("setup", "containerlab")["steps"]
     assert [step["name"] for step in steps] == ["docker", "daemon", "containerlab", "images"]
     assert not any(step["done"] for step in steps)
     assert before.stat().st_mtime_ns == stamp
-
-
-def test_image_says_what_is_there() -> None:
+    now = daemon.record()
+    assert now is None or not now.temporary, "an engine that the user has set up stays"
     found = _inv("image")["images"]
     assert {each["role"]: each["name"] for each in found} == dict(imagenames.image_names())
     assert not any(each["built"] for each in found)
@@ -87,17 +76,18 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
         assert check.fix
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
     try:
-        toolchain.find_go()
+        build.find_go()
     except MachineError as error:
         pytest.skip(str(error))
     journal = Journal()
     made, version = build.build(tmp_path, Silent(), journal)
-    corrected = build.needs_correction()
+    corrected = binary.needs_correction()
     assert version == ("0.79.0+heddle" if corrected else "0.79.0")
-    assert binary.version(made) == build.RELEASE
+    assert binary.version(made) == binary.RELEASE
     assert binary.runs_here(made)
     assert (tmp_path / "source").exists() == corrected
     assert ("-replace" in journal.script()) == corrected
@@ -118,26 +108,6 @@ def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
         subprocess.run([made, "destroy", "-t", topology, "--cleanup"], env=env, capture_output=True, check=False)
     assert ask(["ps", "--all", "--quiet", "--filter", "name=clab-clabtrial-"]).out == ""
     assert ask(["network", "ls", "--quiet", "--filter", "name=clabtrial"]).out == ""
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(1200)
-def test_a_base_is_made_where_no_registry_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    if packages.missing(packages.IMAGE):
-        pytest.skip("needs mmdebstrap (apt-get install mmdebstrap)")
-    before = set(Path("/var/tmp").iterdir())
-    name = f"heddle/base:trial{os.getpid()}"
-    monkeypatch.setattr(images, "OWN_BASE", name)
-    try:
-        images._bootstrap(Silent(), None)
-        said = ask(["run", "--rm", "--network", "none", name, "cat", "/etc/os-release"]).out
-        assert "VERSION_CODENAME=trixie" in said
-        assert ask(["run", "--rm", "--network", "none", name, "find", "/usr/share/man", "-type", "f"]).out == ""
-        assert ask(["inspect", "--format", '{{index .Config.Labels "heddle"}}', name]).out == "base\n"
-    finally:
-        ask(["image", "rm", name], check=False)
-    left = {path.name for path in set(Path("/var/tmp").iterdir()) - before}
-    assert not [path for path in left if path.startswith(("heddle-base-", "mmdebstrap"))]
 
 
 @pytest.mark.deep

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from heddle.runs.past import paths_of
 from heddle.runs.run import run
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
-from heddle.runtimes.clab_network import free_subnet
+from heddle.runtimes.containerlab import free_subnet
 from heddle.traffic.options import run_options
 from tests.conftest import Up
 
@@ -46,8 +47,8 @@ def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
     life.down(chosen)
 
 
-@pytest.fixture
-def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
+@contextmanager
+def foreign_lab(name: str, tmp_path: Path) -> Iterator[Path]:
     """A containerlab lab of that name that is not Heddle's."""
     topology = tmp_path / "theirs.clab.yml"
     image = image_names()["host"]
@@ -55,21 +56,25 @@ def foreign(name: str, tmp_path: Path) -> Iterator[Path]:
         f"name: {name}\nmgmt: {{network: {name}, skip-when-unused: true}}\n"
         f"topology: {{nodes: {{their: {{kind: linux, privileged: false, image: '{image}', network-mode: none}}}}}}\n"
     )
-    program = str(binary.require())
-    env = ["env", "CLAB_VERSION_CHECK=disable", program]
+    env = ["env", "CLAB_VERSION_CHECK=disable", str(binary.require())]
     subprocess.run([*env, "deploy", "-t", str(topology)], check=True, capture_output=True, timeout=120)
     yield topology
     subprocess.run([*env, "destroy", "-t", str(topology), "--cleanup"], check=True, capture_output=True, timeout=120)
 
 
-def test_a_lab_of_that_name_that_is_not_ours_is_named_and_never_touched(name: str, foreign: Path, up: Up) -> None:
-    said = rf"lab {name} is already a containerlab lab that Heddle did not deploy, from {foreign}"
-    with pytest.raises(InputError, match=said):
+def test_labs_of_that_name_that_are_not_ours_or_of_another_runtime_are_named_and_never_touched(
+    name: str, tmp_path: Path, up: Up
+) -> None:
+    with foreign_lab(name, tmp_path) as theirs:
+        with pytest.raises(
+            InputError, match=rf"lab {name} is already a containerlab lab that Heddle did not deploy, from {theirs}"
+        ):
+            up(name)
+        assert not life.down(name)
+        life.up(load_fabric("tiny", name=name))  # namespaces have other names
+        assert docker(["inspect", f"clab-{name}-their", "--format", "{{.State.Status}}"]).out.strip() == "running"
+    with pytest.raises(InputError, match="runtime: containerlab was requested, but the running lab uses netns"):
         up(name)
-    assert not life.down(name)
-    life.up(load_fabric("tiny", name=name))  # namespaces have other names
-    assert life.down(name)
-    assert docker(["inspect", f"clab-{name}-their", "--format", "{{.State.Status}}"]).out.strip() == "running"
 
 
 def test_a_foreign_container_with_a_nodes_name_is_reported_and_never_touched(
@@ -94,30 +99,42 @@ def test_a_foreign_container_with_a_nodes_name_is_reported_and_never_touched(
     assert leftovers(name) == []
 
 
-def test_a_name_used_by_the_other_runtime_is_reported(name: str, up: Up) -> None:
-    life.up(load_fabric("tiny", name=name))
-    with pytest.raises(InputError, match="runtime: containerlab was requested, but the running lab uses netns"):
-        up(name)
-
-
 @pytest.mark.deep
 def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
-    lab_name: Callable[[], str], up: Up, leftovers: Leftovers
+    lab_name: Callable[[], str], up: Up, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The first finds its management network taken, and its image gone."""
     names = [lab_name() for _ in range(3)]
     before = outside()
+    taken = mgmt_subnet(load_fabric("tiny", name=names[0]).fabric)
+    image, listener = image_names()["host"], Listener()
+    docker(["network", "create", "--subnet", str(taken), f"heddle-{names[0]}-theirs"])
+    docker(["tag", image, "heddle-test-layers"])  # so that building it again takes its layers
+    docker(["image", "rm", "-f", image])
     try:
         labs = [
-            up(names[0]).lab,
+            up(names[0], observer=listener).lab,
             up(names[1], "routing.ecmp=e-ecmp").lab,
             life.up(load_fabric("tiny", name=names[2])).lab,
         ]
+        assert any("building the image for host" in text for text in listener.lines), listener.lines
+        assert not IPv4Network(subnet_of(labs[0])).overlaps(taken)
         for lab in labs:
             assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
         assert all(paths_of(lab).agree for lab in labs)
         assert len({subnet_of(lab) for lab in labs[:2]}) == 2
         bridges = {bridge_of(lab) for lab in labs[:2]}
         assert all(path.exists() for path in bridges)
+        with monkeypatch.context() as patch:
+            patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+            kept = marker(names[0]).read_text()
+            for verb in (open_lab, life.down):
+                with pytest.raises(MachineError, match=r"none\.sock does not answer"):
+                    verb(names[0])
+            marker(names[0]).unlink()  # as after a restart of the machine
+            with pytest.raises(MachineError, match=r"none\.sock does not answer"):
+                life.down(names[0])
+            marker(names[0]).write_text(kept)
         assert life.down(names[0])
         assert leftovers(names[0]) == []
         for lab in labs[1:]:
@@ -126,8 +143,20 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
     finally:
         for each in names:
             life.down(each)
+        docker(["network", "rm", f"heddle-{names[0]}-theirs"])
+        docker(["image", "rm", "heddle-test-layers"], check=False)
     assert outside() == before
     assert not any(path.exists() for path in bridges)
+
+
+class Listener(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def outside() -> dict[str, str]:
@@ -159,18 +188,6 @@ def network_of(lab: Lab) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.deep
-def test_a_management_network_in_use_is_avoided(name: str, up: Up) -> None:
-    wanted = mgmt_subnet(load_fabric("tiny", name=name).fabric)
-    docker(["network", "create", "--subnet", str(wanted), f"{name}-theirs"])
-    try:
-        lab = up(name).lab
-        assert not IPv4Network(subnet_of(lab)).overlaps(wanted)
-    finally:
-        life.down(name)
-        docker(["network", "rm", f"{name}-theirs"])
-
-
 def test_where_every_network_is_taken_that_is_said(name: str, runtime: str) -> None:
     with pytest.raises(MachineError, match=r"has no room for a /13 .*\n.*--mgmt none"):
         free_subnet(IPv4Network("172.24.0.0/13"), [IPv4Network("172.16.0.0/12")])
@@ -182,21 +199,6 @@ def test_a_management_network_keeps_clear_of_the_labs_own(runtime: str) -> None:
     found = free_subnet(wanted, inside)
     assert found.prefixlen == 24
     assert not any(found.overlaps(each) for each in inside)
-
-
-@pytest.mark.deep
-def test_an_image_that_is_gone_is_made_again(name: str, up: Up) -> None:
-    image = image_names()["host"]
-    docker(["image", "rm", "-f", image])
-    said: list[str] = []
-
-    class Listener(Silent):
-        def say(self, text: str) -> None:
-            said.append(text)
-
-    up(name, observer=Listener())
-    assert any("host" in text for text in said), said
-    assert docker(["image", "inspect", image], check=False).code == 0
 
 
 @pytest.mark.parametrize(
@@ -218,31 +220,12 @@ def test_a_missing_or_too_old_containerlab_is_reported(
 
 
 @pytest.mark.deep
-def test_a_stopped_engine_is_reported_with_the_command_to_start_it(
-    name: str, up: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lab = up(name).lab
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
-        open_lab(name)
-    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
-        life.down(name)
-    kept = marker(name).read_text()
-    marker(name).unlink()  # as after a restart of the machine: stopped containers are left
-    with pytest.raises(MachineError, match=r"none\.sock does not answer"):
-        life.down(name)
-    marker(name).write_text(kept)
-    monkeypatch.undo()
-    assert open_lab(name).name == lab.name
-
-
-@pytest.mark.deep
 def test_a_command_of_a_node_that_does_not_end_is_not_waited_for(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "own.clab.yml"
     file.write_text("name: own\ntopology:\n  defaults: {kind: linux}\n  nodes:\n    h1: {exec: [sleep 3600]}\n")
-    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 8.0)  # the command would end after an hour
-    with pytest.raises(MachineError, match="did not end within 8 s"):
+    monkeypatch.setattr(clab_deploy, "_DEPLOY_S", 4.0)  # the command would end after an hour
+    with pytest.raises(MachineError, match="did not end within 4 s"):
         life.up(import_topology(file, runtime, name), runtime=runtime)
     assert leftovers(name) == []

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from heddle.base.resources import HERE
-from heddle.host.chroot import check_engine_possible, in_chroot
+from heddle.host.engine.docker import check_engine_possible, in_chroot
 
 pytestmark = pytest.mark.root
 
-PROGRAM = "from heddle.host.chroot import in_chroot, check_engine_possible as check; print(in_chroot()); check()"
+PROGRAM = "from heddle.host.engine.docker import in_chroot, check_engine_possible as check; print(in_chroot()); check()"
 
 
 def test_the_root_of_a_namespace_is_no_chroot() -> None:

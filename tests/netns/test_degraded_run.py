@@ -95,7 +95,6 @@ def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(lab: Lab) -> N
     assert [each.ok for each in validate(lab, ["routes"])] == [True, True]
 
 
-@pytest.mark.containers
 def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
     """A management network with a default route, as containers have it."""
     inside = ["nsenter", f"--net={tiny.handle('rtsw1').netns}", "ip"]

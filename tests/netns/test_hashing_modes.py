@@ -105,7 +105,6 @@ def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -
     assert result.ecmp == "flow, rtsw1: pinned" and healthy(lab)
 
 
-@pytest.mark.containers
 def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match")
     for port in ("eth3", "eth1"):

@@ -206,9 +206,7 @@ def test_ctrl_c_at_other_steps_of_up_leaves_nothing(step: str, name: str, leftov
 
 
 @pytest.mark.containers
-def test_a_killed_up_is_broken_and_goes_down_clean_and_up_just_works(
-    name: str, up: Up, runtime: str, leftovers: Leftovers
-) -> None:
+def test_a_killed_up_is_broken_and_goes_down_clean(name: str, runtime: str, leftovers: Leftovers) -> None:
     """tests/netns/test_killed.py kills it at every step."""
     assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
     (row,) = status(name)
@@ -218,6 +216,9 @@ def test_a_killed_up_is_broken_and_goes_down_clean_and_up_just_works(
     assert life.down(name)
     assert leftovers(name) == []
     assert not life.down(name), "the second time there is nothing"
+
+
+def test_after_a_killed_up_another_one_just_works(name: str, up: Up, runtime: str) -> None:
     assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
     assert up(name).created
 
@@ -229,7 +230,6 @@ def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Left
     assert leftovers(name) == [f"namespace heddle-{name}-rtsw1"]
 
 
-@pytest.mark.containers
 def test_down_ends_whatever_runs_in_the_lab(name: str, leftovers: Leftovers, up: Up) -> None:
     lab = up(name).lab
     netns = lab.handle("host1").netns

@@ -110,7 +110,6 @@ def mode(path: Path) -> int:
     return 0 if path.is_symlink() else path.stat().st_mode
 
 
-@pytest.mark.containers
 def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str, up: Up) -> None:
     lab = up(name).lab
     end(lab, "rtsw1", "zebra")
@@ -184,7 +183,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.containers
 def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers, up: Up) -> None:
     up(name)
     subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)

@@ -19,8 +19,8 @@ from heddle.checks.validate import CheckResult, validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.delivery import Delivery
 from heddle.kernel import inorder, offloads
+from heddle.kernel.inorder import net_devices
 from heddle.kernel.namespace import inside
-from heddle.kernel.sysfs import net_devices
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down

@@ -1,4 +1,4 @@
-"""The agent runs from `up` to `down`, whichever process is killed in between, in both runtimes."""
+"""The agent runs from `up` to `down`, whichever process is killed; tests/clab/test_life.py has containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from socket import if_nameindex
 import pytest
 
 from heddle.base.process import run
-from heddle.host.engine.docker import docker
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
@@ -52,10 +51,7 @@ def pause(lab: Lab, host: str, quanta: int) -> None:
 
 def take_away(lab: Lab, node: str) -> None:
     """Remove a node by hand."""
-    if lab.runtime.name == "containerlab":
-        docker(["rm", "-f", f"clab-{lab.name}-{node}"])
-    else:
-        run(["ip", "netns", "del", lab.handle(node).netns.name])
+    run(["ip", "netns", "del", lab.handle(node).netns.name])
 
 
 def kill_both(lab: Lab) -> None:
@@ -68,7 +64,6 @@ def kill_both(lab: Lab) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.containers
 def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     name: str, up: Up, leftovers: Callable[[str], list[str]]
 ) -> None:

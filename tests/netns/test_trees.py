@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,8 +13,6 @@ import pytest
 
 from heddle.base import mounts as trees
 from heddle.base.problems import MachineError
-from heddle.host.engine import docker
-from heddle.host.engine.byhand import dockerd as daemon
 
 pytestmark = pytest.mark.needs("mount")
 
@@ -32,9 +29,9 @@ def others(tmp_path: Path) -> Iterator[Path]:
         yield directory
         assert (directory / "file").read_text() == "precious"
     finally:
-        for each in reversed(trees.mounts()):
-            if each.target.is_relative_to(tmp_path):
-                subprocess.run(["umount", str(each.target)], check=True)
+        for each in reversed(trees.mount_points()):
+            if each.is_relative_to(tmp_path):
+                subprocess.run(["umount", str(each)], check=True)
 
 
 def test_nothing_is_removed_while_something_is_mounted_in_it(others: Path, tmp_path: Path) -> None:
@@ -88,24 +85,3 @@ with trees.scratch("trial-") as place:
         with trees.scratch("trial-"):
             assert not left.exists()
     assert [path.name for path in tmp_path.glob("trial-*")] == ["trial-link"]
-
-
-def test_a_disk_for_images_stays_mounted_when_a_killed_engine_is_cleared_away(
-    others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images, place = tmp_path / "docker", tmp_path / "engine"
-    for path in (images, place):
-        path.mkdir()
-    monkeypatch.setattr(daemon, "PLACE", place)
-    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
-    (place / "daemon.json").write_text(json.dumps({"data-root": str(images)}))
-    subprocess.run(["mount", "-t", "tmpfs", "disk", str(images)], check=True)
-    for name, kind in (("overlay2/x/merged", "tmpfs"), ("volumes", "ramfs")):
-        (images / name).mkdir(parents=True)
-        subprocess.run(["mount", "-t", kind, "trial", str(images / name)], check=True)
-    # dockerd does this to be alone with its mounts.
-    (images / "overlay2/y").mkdir()
-    subprocess.run(["mount", "--bind", str(images / "overlay2/y"), str(images / "overlay2/y")], check=True)
-    assert not daemon.stop()
-    left = [each.target for each in trees.mounts() if each.target.is_relative_to(tmp_path)]
-    assert left == [images, images / "volumes"]

@@ -20,7 +20,7 @@ from heddle.workshop.unitlife import write_files
 from tests.machine import patience
 from tests.typed import typed
 
-FIRST = "01-clos-by-hand"  # in `./inv test`, and in containers
+FIRST = "01-clos-by-hand"  # in `./inv test`
 
 
 def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
@@ -79,7 +79,6 @@ def go_through(
     assert not leftovers(name)
 
 
-@pytest.mark.containers
 def test_a_unit_from_start_to_stop(
     runtime: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

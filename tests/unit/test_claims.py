@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 from heddle.base.state import check_name
 from heddle.testing import claims
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import clabbuild
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import find_program
+from heddle.host import packages
 from heddle.host.engine import binary, release, setup
-from heddle.host.engine.byhand import compile as build
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,6 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(binary, "_PLACES", (str(place.parent),))
     monkeypatch.setenv("PATH", f"{place.parent}:{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(binary, "PROC_MODULES", tmp_path)
-    monkeypatch.setattr(build, "PROC_MODULES", tmp_path)
     return place
 
 
@@ -177,22 +177,6 @@ def test_setup_never_replaces_a_binary_of_the_user(target: Path, monkeypatch: py
     assert got == []
 
 
-def test_setup_installs_before_a_package_in_path_only_if_the_kernel_needs_it(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    packaged = _program(tmp_path / "bin/containerlab", "0.50.0")
-    _obtains("0.79.0+heddle", monkeypatch)
-    with pytest.raises(MachineError, match=r"Heddle needs 0\.68\.0"):
-        setup._containerlab(Silent(), None)
-    _program(packaged, "0.79.0")
-    assert not setup._containerlab(Silent(), None).done
-    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
-    assert setup._containerlab(Silent(), None).done
-    assert binary.find() == target
-    assert binary.version(packaged) == (0, 79, 0)
-
-
 def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
@@ -205,13 +189,14 @@ def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest
         return directory / "containerlab", "0.79.0"
 
     monkeypatch.setattr(release, "fetch", fetch)
-    monkeypatch.setattr(build, "build", make)
-    monkeypatch.setattr(build, "PROC_MODULES", tmp_path)
-    setup._obtain(tmp_path, Silent(), None)
+    monkeypatch.setattr(clabbuild, "build", make)
+    monkeypatch.setattr(packages, "missing", lambda _: [])
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path)
+    setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
     assert tried == ["release", "build"]
     tried.clear()
-    monkeypatch.setattr(build, "PROC_MODULES", tmp_path / "none")
-    setup._obtain(tmp_path, Silent(), None)
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
+    setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
     assert tried == ["build"]
 
 

@@ -6,6 +6,8 @@ import fcntl
 import os
 import re
 import shutil
+import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -15,13 +17,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done
 from heddle.host import packages
-from heddle.host.engine import binary, docker, images
-from heddle.host.engine.byhand import compile
-from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine import docker, images
 from heddle.host.engine.lockfile import locked
 from heddle.render import imagenames
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -156,24 +154,6 @@ def test_a_remote_engine_behind_a_local_socket_is_detected(
     assert (wrong is None) == (not why)
 
 
-def test_settings_of_the_machine_apply_unless_heddle_sets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tmp_path / "daemon.json"
-    monkeypatch.setattr(daemon, "CONFIG", config)
-    assert daemon._settings()["iptables"] is False
-    config.write_text(
-        '{"registry-mirrors": ["https://mirror"], "bridge": "br0", "bip": "10.0.0.1/8", "hosts": ["tcp://x"]}'
-    )
-    settings = daemon._settings()
-    assert settings["registry-mirrors"] == ["https://mirror"]
-    assert settings["bridge"] == "none"
-    assert settings["hosts"] == [f"unix://{docker.SOCKET}"]
-    assert "bip" not in settings
-    for text in ("[]", "{"):
-        config.write_text(text)
-        with pytest.raises(MachineError, match=r"daemon\.json cannot be read"):
-            daemon._settings()
-
-
 def test_packages_of_one_name_are_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [packages.PARTS[name] for name in packages.ENGINE]
     monkeypatch.setattr(packages, "_has", lambda name: name != "docker-cli")
@@ -182,13 +162,19 @@ def test_packages_of_one_name_are_installed_once(monkeypatch: pytest.MonkeyPatch
     assert packages._known(parts) == ["docker.io", "docker-cli"]
 
 
-def test_only_setup_imports_the_code_for_locked_down_machines_and_it_has_a_page() -> None:
-    importers = [p for p in (ROOT / "heddle").rglob("*.py") if "engine.byhand" in p.read_text()]
-    assert [str(p.relative_to(ROOT)) for p in importers if p.parent.name != "byhand"] == ["heddle/host/engine/setup.py"]
-    page = (ROOT / "heddle/host/engine/byhand/README.md").read_text()
-    for name in ("dockerd.py", "compile.py", "module/"):
-        assert f"| `{name}` |" in page
-    assert f"{binary.text(compile.RELEASE)}+{binary.MARK}" in page
+def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that accepts connections but never answers is reported within a time limit."""
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
+        path = Path(name, "docker.sock")
+        door.bind(str(path))
+        door.listen()
+        monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
+        monkeypatch.setattr(docker, "SOCKET", path)
+        monkeypatch.setattr(docker, "_ANSWER_S", 1.0)
+        wrong = docker.trouble()
+        assert wrong is not None
+        assert "did not answer" in wrong.why
+        assert not docker.down()
 
 
 def test_one_process_holds_a_lock_even_if_its_file_is_removed(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.base.process import Journal
+from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.shapes import build
 from heddle.host import doctor, limits
-from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, needs_of
+from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, at_once, needs_of
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.queues.classes import burst_bytes, class_plan
 
 DEFAULTS = {
     **{f"net.{family}.neigh.default.gc_thresh{i}": n for family in ("ipv4", "ipv6")
@@ -165,17 +167,16 @@ def test_neighbours_that_belong_to_no_lab_count_too(machine: Machine) -> None:
     assert machine.limits.value(NDISC.key) == 4096
 
 
-def test_a_value_that_the_user_has_set_meanwhile_stays(machine: Machine) -> None:
+def test_a_value_of_the_user_stays_and_is_the_one_to_restore(machine: Machine) -> None:
+    second = "net.ipv6.neigh.default.gc_thresh2"
     machine.up("big")
     machine.set(NDISC.key, 9000)
     machine.down("big")
-    assert machine.limits.value(NDISC.key) == 9000
-    assert machine.limits.value("net.ipv6.neigh.default.gc_thresh2") == 512
+    assert (machine.limits.value(NDISC.key), machine.limits.value(second)) == (9000, 512)
     assert machine.limits.value(BACKLOG) == 1000
     assert f"{NDISC.key} = 9000 was set by the user or another program, and stays" in machine.messages.lines
-
-
-def test_a_value_of_the_user_is_the_one_to_restore_when_more_is_needed_later(machine: Machine) -> None:
+    # Set while labs run, and raised for another one.
+    machine.set(NDISC.key, 1024)
     machine.up("one")
     machine.set(NDISC.key, 2000)
     machine.up("two", {NDISC.key: 5000})
@@ -183,14 +184,12 @@ def test_a_value_of_the_user_is_the_one_to_restore_when_more_is_needed_later(mac
     machine.down("one")
     machine.down("two")
     assert machine.limits.value(NDISC.key) == 2000
-
-
-def test_a_limit_is_never_lowered(machine: Machine) -> None:
-    machine.set("net.ipv6.neigh.default.gc_thresh2", 60000)
+    # Higher than any need: never lowered.
+    machine.set(second, 60000)
     machine.up("big")
-    assert machine.limits.value("net.ipv6.neigh.default.gc_thresh2") == 60000
+    assert machine.limits.value(second) == 60000
     machine.down("big")
-    assert machine.limits.value("net.ipv6.neigh.default.gc_thresh2") == 60000
+    assert machine.limits.value(second) == 60000
 
 
 def test_after_a_restart_an_old_record_does_not_count(machine: Machine) -> None:
@@ -368,3 +367,80 @@ def test_doctor_reports_the_limits_and_who_has_raised_them(machine: Machine, mon
     assert not found.ok
     assert found.detail.endswith("enough for 125 links; it cannot be raised here: the sysctl is read-only")
     assert found.fix == f"sysctl -w {ARP.key}=1024 {NDISC.key}=1024"
+
+
+@pytest.fixture
+def htb(machine: Machine) -> Path:
+    """The parameter of a module that has been loaded."""
+    path = machine.limits.sys / "module/sch_htb/parameters/htb_hysteresis"
+    path.parent.mkdir(parents=True)
+    path.write_text("0\n")
+    return path
+
+
+def test_the_mode_of_htb_is_set_and_restored_without_a_word(machine: Machine, htb: Path) -> None:
+    needs = {HYSTERESIS: 1}
+    assert "echo 1 > /sys/module/sch_htb/parameters/htb_hysteresis" in machine.up("one", needs)
+    assert "echo" not in machine.up("two", needs), "two labs need no more than one"
+    machine.down("one")
+    assert machine.limits.value(HYSTERESIS) == 1
+    machine.down("two")
+    assert machine.limits.value(HYSTERESIS) == 0
+    assert list(machine.limits.run.iterdir()) == []
+    htb.write_text("1\n")
+    assert "echo" not in machine.up("one", needs)
+    machine.down("one")
+    assert machine.limits.value(HYSTERESIS) == 1, "where it is on already it stays on"
+    assert machine.messages.lines + machine.messages.warned == []
+
+
+def test_where_the_mode_of_htb_cannot_be_set_a_lab_comes_up_without_a_warning(
+    machine: Machine, htb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_only(htb.name, monkeypatch)
+    machine.up("one", {HYSTERESIS: 1})
+    assert machine.limits.value(HYSTERESIS) == 0
+    machine.down("one")
+    assert machine.messages.lines + machine.messages.warned == []
+
+
+def test_a_lab_whose_ports_send_single_packets_does_not_need_the_mode_of_htb() -> None:
+    fabric = build(ClosSpec.model_validate({"name": "q", "racks": 2, "ctsw": 2, "queues": {"burst": 1}}))
+    assert needs_of(fabric)[HYSTERESIS] == 0
+
+
+def test_doctor_tells_what_up_does_with_the_mode_of_htb(
+    machine: Machine, htb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.limits.bursts() == "htb_hysteresis = 0; up sets it to 1: fewer timer interrupts"
+    machine.up("one", {HYSTERESIS: 1})
+    assert machine.limits.bursts() == "htb_hysteresis = 1, until the last lab is down: fewer timer interrupts"
+    machine.down("one")
+    monkeypatch.setattr(MachineLimits, "writable", lambda self, key: False)
+    assert "read-only: every packet of a backlog has its own timer interrupt" in machine.limits.bursts()
+    htb.unlink()
+    assert machine.limits.bursts() == "htb_hysteresis is not visible here"
+
+
+@pytest.mark.parametrize("rate", [1_000_000, 33_300_000, 50_000_000, 100_000_000, 999_999_999, 10**9])
+@pytest.mark.parametrize("packets", range(1, 17))
+def test_htb_sends_as_many_packets_as_the_burst_has(packets: int, rate: int) -> None:
+    """A model of htb_class_mode with hysteresis, in bytes: send until tokens are below -cburst, then wait for 0."""
+    frame, mtu = 4170, 4200
+    burst = burst_bytes(mtu, packets, rate) * 8_000_000 // rate * rate / 8_000_000  # tc: in whole microseconds
+    groups = []
+    tokens = 0.0
+    for _ in range(5):
+        sent = 0
+        while tokens >= -burst:
+            tokens -= frame
+            sent += 1
+        groups.append(sent)
+        tokens = 0.0
+    assert groups == [packets] * 5
+    tokens, sent = burst, 0
+    while tokens >= -burst:
+        tokens -= frame
+        sent += 1
+    assert sent <= at_once(packets), "an idle port"
+    assert class_plan(QueuePolicy(burst=packets)).burst == packets

@@ -16,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, dialect_for, render_options
+from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
 from heddle.render.render import mgmt_subnet, render, rendered
 from heddle.runtimes.netns_topology import read_topology
 from heddle.spec.load import presets
@@ -126,55 +126,38 @@ def test_the_same_fabric_gives_the_same_bytes(spec: FabricSpec, tmp_path: Path) 
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_names_are_legal_in_containerlab_and_c9s(spec: FabricSpec, options: RenderOptions) -> None:
-    data = topology_of(spec, options)
+def test_what_holds_for_every_fabric_in_every_dialect(spec: FabricSpec, options: RenderOptions, tmp_path: Path) -> None:
+    fabric, data = built(spec), topology_of(spec, options)
+    part = data["topology"]
     assert re.fullmatch(r"[a-z][a-z0-9]{0,19}", data["name"])
-    for node in data["topology"]["nodes"]:
-        assert re.fullmatch(r"[a-z][a-z0-9]{0,11}", node)
-    for _, interface in ports(data):
-        assert re.fullmatch(r"eth[0-9]+", interface)
-        assert len(interface) < 16
+    assert all(re.fullmatch(r"[a-z][a-z0-9]{0,11}", node) for node in part["nodes"])
 
-
-def test_every_port_is_used_once_and_has_a_mac_of_its_own(spec: FabricSpec, options: RenderOptions) -> None:
-    data = topology_of(spec, options)
     used = ports(data)
-    assert len(used) == len(set(used)) == sum(len(node.ports) for node in built(spec).nodes)
-    said = macs_of(data)
-    assert said == {(node.name, port.name): port.mac for node in built(spec).nodes for port in node.ports}
-    macs = list(said.values())
-    assert len(macs) == len(set(macs))
-    assert all(int(mac[:2], 16) & 3 == 2 for mac in macs), "locally administered and unicast"
+    assert all(re.fullmatch(r"eth[0-9]{1,12}", interface) for _, interface in used)
+    assert len(used) == len(set(used)) == sum(len(node.ports) for node in fabric.nodes)
+    macs = macs_of(data)
+    assert macs == {(node.name, port.name): port.mac for node in fabric.nodes for port in node.ports}
+    assert len(set(macs.values())) == len(macs)
+    assert all(int(mac[:2], 16) & 3 == 2 for mac in macs.values()), "locally administered and unicast"
+    assert {link["mtu"] for link in part["links"]} == {spec.link.mtu}
 
+    # The groups that containerlab's graph knows.
+    groups = {node["group"] for node in part["nodes"].values()}
+    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in fabric.switches})]
+    assert groups == set(rows) == set(part["groups"])
 
-def test_every_link_has_an_mtu(spec: FabricSpec, options: RenderOptions) -> None:
-    assert {link["mtu"] for link in topology_of(spec, options)["topology"]["links"]} == {spec.link.mtu}
+    for each in [*part["groups"].values(), *part["nodes"].values()]:
+        assert all(isinstance(value, str) for value in each.get("sysctls", {}).values()), "a sysctl is not quoted"
+    assert part["defaults"]["privileged"] is False
+    assert part["defaults"]["cap-add"] == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
 
-
-def test_groups_are_those_that_the_graph_knows(spec: FabricSpec, options: RenderOptions) -> None:
-    data = topology_of(spec, options)["topology"]
-    groups = {node["group"] for node in data["nodes"].values()}
-    rows = ["server", "leaf", "spine", "superspine"][: 1 + len({node.level for node in built(spec).switches})]
-    assert groups == set(rows) == set(data["groups"])
-
-
-def test_no_sysctl_is_unquoted_and_nothing_is_privileged(spec: FabricSpec, options: RenderOptions) -> None:
-    data = topology_of(spec, options)["topology"]
-    for part in [*data["groups"].values(), *data["nodes"].values()]:
-        assert all(isinstance(value, str) for value in part.get("sysctls", {}).values())
-    defaults = data["defaults"]
-    assert defaults["privileged"] is False
-    assert defaults["cap-add"] == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
-
-
-def test_every_bind_is_rendered_too(spec: FabricSpec, options: RenderOptions, tmp_path: Path) -> None:
-    topology = render(built(spec), tmp_path / "out", options)
-    nodes = yaml.load(topology.read_text(), QUICK_YAML)["topology"]["nodes"]
-    named = [bind.split(":")[0] for node in nodes.values() for bind in node.get("binds", [])]
-    named += [node["startup-config"] for node in nodes.values() if "startup-config" in node]
+    topology = render(fabric, tmp_path / "out", options)
+    nodes = part["nodes"].values()
+    named = [bind.split(":")[0] for node in nodes for bind in node.get("binds", [])]
+    named += [node["startup-config"] for node in nodes if "startup-config" in node]
     there = [str(path.relative_to(topology.parent)) for path in topology.parent.rglob("*") if path.is_file()]
     assert sorted([*named, topology.name]) == sorted(there), "what is bound is there, and nothing else is"
-    assert len(named) == (2 if options.dialect == "frr" else 4) * len(built(spec).switches)
+    assert len(named) == (2 if options.dialect == "frr" else 4) * len(fabric.switches)
 
 
 def test_every_node_says_which_lab_it_is_of(spec: FabricSpec, tmp_path: Path) -> None:
@@ -215,15 +198,14 @@ def test_without_a_management_network_no_node_is_in_one(spec: FabricSpec) -> Non
     assert set(older["mgmt"]) == {"network", "ipv4-subnet", "external-access"}, "0.75 does not know how to skip it"
 
 
-def test_a_subnet_that_is_given_takes_the_place_of_the_computed_one(spec: FabricSpec, options: RenderOptions) -> None:
+def test_a_subnet_that_is_given_takes_the_place_of_the_computed_one(options: RenderOptions) -> None:
     subnet = IPv4Network("10.99.0.0/16")
-    mgmt = topology_of(spec, replace(options, subnet=subnet))["mgmt"]
+    mgmt = topology_of(SMALL, replace(options, subnet=subnet))["mgmt"]
     assert mgmt.get("ipv4-subnet") == (None if options.mgmt == "none" else str(subnet))
 
 
 @pytest.mark.parametrize("version", [None, (0, 68, 0), (0, 79, 0), (0, 80, 0), (0, 81, 2)])
 def test_every_version_gets_kind_linux_by_default(version: Version | None) -> None:
-    assert dialect_for(version) == "linux"
     assert render_options(version=version).dialect == "linux"
     check_deployable(render_options(version=version), "netns", version)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 from heddle.places.vm.booting import QemuProcess, process_in
 from tests.vm.conftest import Machine
 

@@ -18,7 +18,7 @@ import pytest
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import MachineError
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 from heddle.places.vm import imagebuild, imagecache, leftovers
 from heddle.places.vm.imagecache import ensure_image
 from heddle.places.vm.initramfs import MODULES

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import HeddleError, MachineError, Problem
-from heddle.base.process import find_program, run, search_path
+from heddle.base.process import find_program, run
+from heddle.base.resources import HERE
 from heddle.host.engine.docker import SETUP
 
 Version = tuple[int, int, int]
 
 MINIMUM: Final[Version] = (0, 68, 0)  # `inspect --format json` is keyed by lab from here on
 RECOMMENDED: Final[Version] = (0, 78, 0)  # `validate`, and `privileged: false`
+RELEASE: Final[Version] = (0, 79, 0)  # what setup installs
 PROC_MODULES: Final = Path("/proc/modules")
 MARK: Final = "heddle"  # as in 0.79.0+heddle: built by setup, with the correction for kernels without modules
 _FLAWED: Final[Version] = (0, 79, 0)  # up to this version deploy stops where there is no /proc/modules
@@ -35,17 +37,6 @@ def find() -> Path | None:
         return Path(chosen) if os.access(chosen, os.X_OK) and Path(chosen).is_file() else None
     found = find_program("containerlab", *_PLACES)
     return Path(found) if found else None
-
-
-def places() -> list[str]:
-    """The directories that are searched, in order."""
-    return search_path(*_PLACES)
-
-
-def is_recent(path: Path) -> bool:
-    """True from MINIMUM on."""
-    found = version(path)
-    return found is not None and found >= MINIMUM
 
 
 def version(path: Path) -> Version | None:
@@ -80,8 +71,8 @@ def parse(said: str) -> tuple[Version | None, str]:
 
 
 def runs_here(path: Path) -> bool:
-    """False when this kernel has no modules and this containerlab stops because of that (byhand/compile.py)."""
-    if PROC_MODULES.exists():
+    """False when this kernel has no modules and this containerlab stops because of that (.engine/README.md)."""
+    if not needs_correction():
         return True
     numbers, more = printed_version(path)
     if more == f"+{MARK}":
@@ -90,6 +81,19 @@ def runs_here(path: Path) -> bool:
         return True  # the user's own build of a changed source
     known = version(path)
     return known is not None and known > _FLAWED
+
+
+def needs_correction() -> bool:
+    """True on kernels without module support: no containerlab up to 0.79 deploys there unless it is corrected."""
+    return not PROC_MODULES.exists()
+
+
+def flaw(what: str, number: str = "") -> Problem:
+    """The problem of a containerlab that needs the correction."""
+    why = f"{number}cannot deploy on this kernel: it needs /proc/modules, and this kernel has no modules"
+    able = HERE.engine_by_hand is not None
+    hint = f"{SETUP} builds one that works" if able else "use a kernel with module support"
+    return Problem("containerlab", what, why, hint)
 
 
 def trouble() -> Problem | None:
@@ -111,8 +115,7 @@ def trouble() -> Problem | None:
             "containerlab", str(path), why, f"run containerlab version upgrade, or remove it and run {SETUP}"
         )
     if not runs_here(path):
-        why = f"{text(found)} cannot deploy on this kernel: it needs /proc/modules, and this kernel has no modules"
-        return Problem("containerlab", str(path), why, f"{SETUP} builds one that works")
+        return flaw(str(path), f"{text(found)} ")
     return None
 
 

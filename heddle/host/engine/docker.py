@@ -14,6 +14,7 @@ from typing import Final
 
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, find_program, follow, run
+from heddle.base.resources import HERE
 
 SOCKET: Final = Path("/var/run/docker.sock")
 SETUP: Final = "./inv setup containerlab"
@@ -83,7 +84,9 @@ def answers() -> bool:
 
 def start_hint() -> str:
     """The command that starts the engine here."""
-    return "systemctl start docker" if SYSTEMD.is_dir() else SETUP
+    if SYSTEMD.is_dir():
+        return "systemctl start docker"
+    return SETUP if HERE.engine_by_hand is not None else "start it as this system does: service docker start"
 
 
 def failure(done: Done) -> Problem:
@@ -146,3 +149,24 @@ def _connect_error() -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def in_chroot() -> bool:
+    """Whether `/` is not the root of this mount namespace; False where that cannot be found out, as without root.
+
+    setns(2) into a mount namespace changes the root directory to the root of that namespace.
+    """
+    done = run(["nsenter", "--mount=/proc/self/ns/mnt", "stat", "--format=%d:%i", "/"], check=False)
+    here = Path("/").stat()
+    return done.code == 0 and done.out.strip() != f"{here.st_dev}:{here.st_ino}"
+
+
+def check_engine_possible() -> None:
+    """MachineError in a chroot.
+
+    An engine that runs in one starts containers, but pivot_root(2) then leaves the old root as the root of the mount
+    namespace: `docker exec` enters that one, and not the root of the container.
+    """
+    if in_chroot():
+        why = "cannot start a docker engine: `docker exec` would enter the root of the machine, not of the container"
+        raise MachineError(Problem("", "a chroot", why, "use a container, a virtual machine or pivot_root instead"))

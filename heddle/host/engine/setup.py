@@ -13,9 +13,11 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +25,11 @@ from heddle.base.events import Observer
 from heddle.base.mounts import scratch
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.process import Journal, run
+from heddle.base.resources import HERE
 from heddle.host import packages
-from heddle.host.chroot import check_engine_possible
 from heddle.host.engine import binary, images, release
 from heddle.host.engine import docker as engine
-from heddle.host.engine.byhand import compile as build
-from heddle.host.engine.byhand import dockerd as daemon
+from heddle.host.engine.docker import check_engine_possible
 
 TARGET: Final = Path("/usr/local/bin/containerlab")
 RECORD: Final = Path("/usr/local/share/heddle/containerlab.json")
@@ -87,17 +88,32 @@ def setup_containerlab(
     ]
 
 
+def by_hand(module: str) -> Any:
+    """A module of a checkout's `.engine/`, `dockerd` or `clabbuild`: for locked-down machines. None in a wheel."""
+    folder = HERE.engine_by_hand
+    if folder is None:
+        return None
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return import_module(module)
+
+
 @contextmanager
 def engine_running(observer: Observer) -> Iterator[None]:
     """An engine for a with block: the running one, else one that is started, and stopped afterwards."""
+    if (daemon := by_hand("dockerd")) is None:
+        _daemon(observer, stays=False)
+        yield
+        return
     with daemon.engine_running(observer):
         yield
 
 
 def stop_engine() -> SetupStep:
     """Stop the engine that Heddle started, and no other."""
-    known = daemon.record()
-    if not daemon.stop():
+    daemon = by_hand("dockerd")
+    known = daemon.record() if daemon else None
+    if daemon is None or not daemon.stop():
         return SetupStep("daemon", False, "no engine started by Heddle is running")
     return SetupStep(
         "daemon", True, f"dockerd {known.pid} stopped" if known else "leftovers of a killed dockerd were removed"
@@ -114,8 +130,10 @@ def _packages(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> Setu
 
 
 def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
-    if engine.answers():
-        if stays:
+    daemon = by_hand("dockerd")
+    wrong = engine.trouble()
+    if wrong is None:
+        if stays and daemon is not None:
             daemon.start(observer)
         return SetupStep("daemon", False, "answers")
     if engine.SYSTEMD.is_dir() and engine.down():
@@ -124,6 +142,8 @@ def _daemon(observer: Observer, *, stays: bool) -> SetupStep:
         if (wrong := engine.trouble()) is not None:
             raise MachineError(wrong)
         return SetupStep("daemon", True, "started: systemctl stop docker stops it")
+    if daemon is None:
+        raise MachineError(wrong)
     daemon.start(observer)
     known = daemon.record()
     number = f" {known.pid}" if known else ""
@@ -143,7 +163,7 @@ def _containerlab(
         return SetupStep("containerlab", False, f"{path} is version {binary.version_text(path)}")
     _check_replaceable(path, wrong)
     with machine_errors(), scratch("heddle-clab-") as place:
-        made, how = _obtain(place, observer, journal, lambda: _go(observer, yes, ask))
+        made, how = _obtain(place, observer, journal, yes, ask)
         _place(made)
     if (left := binary.trouble()) is not None:
         raise MachineError(left)
@@ -156,52 +176,41 @@ def _check_replaceable(path: Path | None, wrong: Problem | None) -> None:
         return
     if path is not None and path.resolve() == TARGET.resolve() and is_ours(TARGET):
         return
-    # Ours goes before that of a package only if the latter cannot run on this kernel. Otherwise the user upgrades it.
-    in_front = path is not None and not TARGET.exists() and "HEDDLE_CONTAINERLAB" not in os.environ
-    if path is not None and in_front and _precedes(path) and binary.is_recent(path) and not binary.runs_here(path):
-        return
     about = wrong or Problem("containerlab", str(TARGET), "exists and is not a program")
     hint = f"Heddle did not install it and does not change it: run containerlab version upgrade, or move it away\n\
 and run {engine.SETUP}"
     raise MachineError(Problem(about.where, about.what, about.why, hint))
 
 
-def _precedes(path: Path) -> bool:
-    """True when a program of that name at TARGET would be found first."""
-    order = binary.places()
-    return str(TARGET.parent) in order and order.index(str(TARGET.parent)) < order.index(str(path.parent))
-
-
-def _go(observer: Observer, yes: bool, ask: Callable[[str], bool]) -> None:
-    """Install the distribution's Go if there is none; the build reports one that is too old."""
-    if packages.missing(packages.GO):
-        packages.ensure(packages.GO, yes=yes, ask=ask, say=observer.say)
-
-
 def _obtain(
-    directory: Path, observer: Observer, journal: Journal | None, need_go: Callable[[], None] = lambda: None
+    directory: Path, observer: Observer, journal: Journal | None, yes: bool, ask: Callable[[str], bool]
 ) -> tuple[Path, str]:
     """The binary and its origin; the release first, unless it is known not to run on this kernel."""
-    if not build.needs_correction():
+    build = by_hand("clabbuild")
+    if binary.needs_correction():
+        if build is None:
+            raise MachineError(binary.flaw(f"containerlab {binary.text(binary.RELEASE)}"))
+    else:
         observer.begin("containerlab's release")
         try:
-            made = release.fetch(build.RELEASE, directory)
+            made = release.fetch(binary.RELEASE, directory)
         except release.Unreachable as error:
             observer.end("containerlab's release", f"not available: {error}")
+            if build is None:
+                hint = "install containerlab's own package: containerlab.dev/install"
+                raise MachineError(Problem("containerlab", "its release", f"is not available: {error}", hint)) from None
         else:
             observer.end("containerlab's release", "downloaded, checksum correct")
             return made, "from its release"
-    need_go()
+    if packages.missing(packages.GO):  # the build reports one that is too old
+        packages.ensure(packages.GO, yes=yes, ask=ask, say=observer.say)
     made, _ = build.build(directory, observer, journal)
     return made, "built from its Go module"
 
 
 def is_ours(path: Path) -> bool:
     """True when _place has installed this file."""
-    try:
-        return _sum(path) in _known()
-    except OSError:
-        return False
+    return path.is_file() and _sum(path) in _known()
 
 
 def _known() -> list[str]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.base.processes import start_of
+from heddle.base.process import start_of
 from heddle.base.state import write_json
 from heddle.places.vm import monitor
 from heddle.places.vm.bootkeys import HOST, BootKeys

@@ -58,7 +58,7 @@ def remove(path: Path) -> None:
     try:
         mounts.remove(path)
     except MachineError:
-        if os.geteuid() == 0 or any(each.target.is_relative_to(path.resolve()) for each in mounts.mounts()):
+        if os.geteuid() == 0 or any(each.is_relative_to(path.resolve()) for each in mounts.mount_points()):
             raise
         argv = [*with_all_ids(), "rm", "-rf", "--one-file-system", "--", str(path)]
         run(argv, timeout=_REMOVE_S)

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.tables import flat, value_text
 from heddle.base.units import emulated_words, format_bytes
-from heddle.base.valuetext import flat, value_text
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions, parse_sizes
 from heddle.views.report.section import Table, Values

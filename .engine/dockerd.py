@@ -2,8 +2,8 @@
 
 All users of the machine share it: /run/heddle-engine has its record (pid, and start time, as a pid can be reused), its
 log and its run directory. That directory is in the arguments of dockerd, of containerd and of every shim below it. So
-the processes that a killed engine leaves are found by it. The settings of /etc/docker/daemon.json (mirrors, directory
-of images) apply here, too.
+the processes that a killed engine leaves are found by it. Its mounts are in a mount namespace of its own, which ends
+with its last process. The settings of /etc/docker/daemon.json (mirrors, directory of images) apply here, too.
 The firewall, the machine's forwarding and the default bridge are not changed: labs have their own networks without
 external access, and images are built on the machine's network. So it also runs on kernels without ip_tables.
 """
@@ -26,9 +26,9 @@ from typing import Any, Final
 from heddle.base import mounts as trees
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, MachineError, Problem, machine_errors
-from heddle.base.process import find_program, run, search_path
-from heddle.host.chroot import check_engine_possible
+from heddle.base.process import find_program, search_path, start_of
 from heddle.host.engine import docker as engine
+from heddle.host.engine.docker import check_engine_possible
 from heddle.host.engine.lockfile import locked
 
 PLACE: Final = engine.RUN_DIR
@@ -36,18 +36,11 @@ CONFIG: Final = Path("/etc/docker/daemon.json")
 # The settings here, and keys that dockerd refuses together with them.
 _SETTINGS: Final[Mapping[str, Any]] = {"iptables": False, "ip6tables": False, "ip-forward": False, "bridge": "none"}
 _AGAINST: Final = (
-    "bip",
-    "fixed-cidr",
-    "fixed-cidr-v6",
-    "default-gateway",
-    "default-gateway-v6",
-    "ipv6",
-    "live-restore",
-)
+    "bip", "fixed-cidr", "fixed-cidr-v6", "default-gateway", "default-gateway-v6", "ipv6", "live-restore",
+)  # fmt: skip
 _START_S: Final = 60.0
 _STOP_S: Final = 60.0  # it gives its containers 10 s each, all at once
 _STEP_S: Final = 0.1
-_CONTAINERS_MOUNTS: Final = ("overlay", "tmpfs", "mqueue", "nsfs", "fuse.fuse-overlayfs")  # a root, and its /dev/shm
 _PLUGINS: Final = (Path("/run/docker/plugins"), Path("/run/docker"))  # dockerd creates them in any configuration
 
 
@@ -97,7 +90,7 @@ def record() -> DockerdRecord | None:
         known = DockerdRecord(**json.loads(_file("engine.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return known if _began(known.pid) == known.began else None
+    return known if start_of(known.pid) == known.began else None
 
 
 def stop(*, force: bool = False) -> bool:
@@ -147,7 +140,8 @@ def _file(name: str) -> Path:
 def _spawn(dockerd: str, *, temporary: bool) -> int:
     config = _file("daemon.json")
     config.write_text(json.dumps(_settings()), encoding="utf-8")
-    argv = [dockerd, f"--config-file={config}"]
+    # Mounts of the machine are visible in there, but not the other way round.
+    argv = ["unshare", "--mount", "--propagation", "slave", dockerd, f"--config-file={config}"]
     # Variables of sudo and of a test suite are not for a daemon that outlives them.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SUDO_", "HEDDLE_", "PYTEST_", "DOCKER_"))}
     env["PATH"] = os.pathsep.join(search_path(*engine.PLACES, "/usr/bin", "/bin"))
@@ -156,7 +150,7 @@ def _spawn(dockerd: str, *, temporary: bool) -> int:
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=env
         )
     _children[proc.pid] = proc
-    _write(DockerdRecord(proc.pid, _began(proc.pid) or 0, temporary))
+    _write(DockerdRecord(proc.pid, start_of(proc.pid) or 0, temporary))
     return proc.pid
 
 
@@ -214,26 +208,12 @@ def _end(known: DockerdRecord) -> bool:
     return False
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of proc(5)'s stat after the name, which may have blanks and brackets; empty without a process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def _began(pid: int) -> int | None:
-    """The process's start time; None when it has ended, or is a zombie."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] not in "ZX" else None
-
-
 def _signal(known: DockerdRecord, number: signal.Signals) -> None:
     """Send a signal to that process, and not to another that has its pid now."""
     with suppress(ProcessLookupError):
         fd = os.pidfd_open(known.pid)
         try:
-            if _began(known.pid) == known.began:
+            if start_of(known.pid) == known.began:
                 signal.pidfd_send_signal(fd, number)
         finally:
             os.close(fd)
@@ -244,7 +224,7 @@ def _gone(known: DockerdRecord, seconds: float) -> bool:
     while time.monotonic() < end:
         if (child := _children.get(known.pid)) is not None and child.poll() is not None:
             del _children[known.pid]
-        if _began(known.pid) != known.began:
+        if start_of(known.pid) != known.began:
             return True
         time.sleep(_STEP_S)
     return False
@@ -264,15 +244,16 @@ def _leftovers() -> list[DockerdRecord]:
         pid = int(path.name)
         try:
             program, *words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            parents[pid] = int(_stat(pid)[1])
-        except (OSError, IndexError):
+            stat = (path / "stat").read_text(encoding="utf-8", errors="replace")
+            parents[pid] = int(stat.rpartition(")")[2].split()[1])  # the name may have blanks and brackets
+        except OSError:
             continue
         named = Path(program).name.startswith(("dockerd", "containerd")) and _same_run_dir(path)
-        if named and any(f"{PLACE}/" in word for word in words) and (began := _began(pid)) is not None:
+        if named and any(f"{PLACE}/" in word for word in words) and (began := start_of(pid)) is not None:
             found[pid] = DockerdRecord(pid, began, temporary=True)
     # A container's first process is a child of its shim; when it ends, all processes of the container end.
     for pid, parent in parents.items():
-        if parent in found and (began := _began(pid)) is not None:
+        if parent in found and (began := start_of(pid)) is not None:
             found[pid] = DockerdRecord(pid, began, temporary=True)
     return list(found.values())
 
@@ -287,7 +268,7 @@ def _same_run_dir(process: Path) -> bool:
 
 
 def _clear() -> None:
-    """Remove what our ended engine left: processes, mounts, sockets, its run directory."""
+    """Remove what our ended engine left: processes, sockets, its run directory."""
     if record() is not None:
         return
     left: list[DockerdRecord] = []
@@ -297,7 +278,6 @@ def _clear() -> None:
             _signal(each, number)
         if all(_gone(each, patience) for each in left):
             break
-    _unmount()
     trees.remove(_file("exec"))
     for name in ("engine.json", "daemon.json", "dockerd.pid", "dockerd.log"):
         _file(name).unlink(missing_ok=True)
@@ -306,28 +286,6 @@ def _clear() -> None:
         for directory in _PLUGINS:
             with suppress(OSError):  # missing, or with plugins of the user
                 directory.rmdir()
-
-
-def _unmount() -> None:
-    """Unmount the mounts of a killed dockerd: below our directory, and those of containers in its directory of images.
-
-    The directory of images may be a disk of the user, with other mounts below it: they stay. dockerd mounts that
-    directory over itself; this mount is removed.
-    """
-    images: Path | None = None
-    with suppress(OSError, ValueError):  # exists only while our engine runs, or after it was killed
-        settings = json.loads(_file("daemon.json").read_text(encoding="utf-8"))
-        images = Path(settings.get("data-root", "/var/lib/docker")).resolve()
-    if _listens(engine.SOCKET):
-        images = None
-    place = PLACE.resolve()
-    found = trees.mounts()
-    for each in reversed(found):  # the inner ones first
-        of_image = images is not None and each.target.is_relative_to(images)
-        if of_image and not each.shows_itself(found):
-            of_image = each.kind in _CONTAINERS_MOUNTS and each.target != images
-        if each.target.is_relative_to(place) or of_image:
-            run(["umount", "--lazy", str(each.target)], check=False)
 
 
 def _listens(path: Path) -> bool:
