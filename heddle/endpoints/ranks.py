@@ -28,6 +28,7 @@ from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
+EPOCH_SHIFT: Final = _STEP_BITS + _OFFSET_BITS
 
 
 def rkey_of(lab: str, nic: str) -> int:
@@ -37,7 +38,7 @@ def rkey_of(lab: str, nic: str) -> int:
 
 def address_of(epoch: int, step: int, element: int) -> int:
     """The virtual address of an array element that a step sends."""
-    return (epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | element * ELEMENT_BYTES
+    return (epoch & 0xFFFF) << EPOCH_SHIFT | step << _OFFSET_BITS | element * ELEMENT_BYTES
 
 
 def announced_by(epoch: int, key: Key) -> int:
@@ -219,7 +220,7 @@ class Rank:
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
         """The destination of a write; None for a wrong key, or an address in no message of this or the next epoch."""
-        epoch = self._near_epoch(va >> (_STEP_BITS + _OFFSET_BITS), 16)
+        epoch = self._near_epoch(va >> EPOCH_SHIFT, 16)
         step = (va >> _OFFSET_BITS) & ((1 << _STEP_BITS) - 1)
         offset = va & ((1 << _OFFSET_BITS) - 1)
         schedule = self._schedule_of(epoch) if epoch is not None else None

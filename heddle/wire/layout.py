@@ -81,6 +81,7 @@ LAYOUTS: Final[Mapping[int, FrameLayout]] = {
 }
 
 PSN_MASK: Final = 0xFFFFFF
+PSN_HALF: Final = 0x800000  # a larger difference of two PSNs is one in the other direction
 QPN_MASK: Final = 0xFFFFFF
 DEFAULT_PKEY: Final = 0xFFFF
 ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class

@@ -23,8 +23,8 @@ from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.wire import layout as wire
 
 _PER_S: Final = 1_000_000_000
-_LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
-_CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
+LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
+CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
 _HALF_SPACE: Final = 0x800000  # of PSNs: a larger difference is one in the other direction
 
 
@@ -35,7 +35,7 @@ def to_ns(seconds: float) -> int:
 
 def to_seconds(ns: int) -> float:
     """A deadline in seconds that is not before `ns`."""
-    return NEVER if ns >= FAR_NS else (ns + _LATE_NS) / _PER_S
+    return NEVER if ns >= FAR_NS else (ns + LATE_NS) / _PER_S
 
 
 class Flight:
@@ -146,7 +146,7 @@ class PacedSender(QpEnd):
                 self._flight.add(word & wire.PSN_MASK, now_ns)
         self._control.sent(size, now_ns)
         if paced:
-            self._start, self._bits = max(self._at, now_ns - _CATCH_UP_NS), 8 * size
+            self._start, self._bits = max(self._at, now_ns - CATCH_UP_NS), 8 * size
             self._schedule(now_ns)
         self._record.add(now_ns, self._control.rate_bps)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_FINEST_NS: Final = 1_000_000
+FINEST_NS: Final = 1_000_000
 _LEAST_STEPS: Final = 16
 _MOST_STEPS: Final = 1024
 _ALL_STEPS: Final = 1 << 17  # of all queue pairs of a worker together
@@ -29,7 +29,7 @@ class RateRecord:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._resolution = _FINEST_NS
+        self._resolution = FINEST_NS
         self._ends: list[int] = []
         self._rates: list[float] = []
 

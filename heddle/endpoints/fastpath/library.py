@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.base.problems import MachineError
 
-_VERSION: Final = 4
+VERSION: Final = 4
 # libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
@@ -171,7 +171,7 @@ def load() -> Library | str:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         return f"{path.name} cannot be loaded: {error}"
-    if code.hd_version() != _VERSION:
+    if code.hd_version() != VERSION:
         return f"{path.name} belongs to another version of Heddle"
     return Library(code, *crc)
 

@@ -24,7 +24,7 @@ from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
-_TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
+TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
 _ACK_EVERY: Final = 8
 _ACK_DELAY_FRAMES: Final = 16  # frames that the slowest NIC sends while an acknowledgement waits
 _ACK_DELAY_S: Final = 0.02
@@ -68,7 +68,7 @@ class RcSender(QpEnd):
     def deadline(self) -> float:
         """When the retransmission timer expires, rounded up to its resolution."""
         exact = self._requester.deadline
-        return exact if exact == NEVER else -(-exact // _TIMER_S) * _TIMER_S
+        return exact if exact == NEVER else -(-exact // TIMER_S) * TIMER_S
 
     @property
     def idle(self) -> bool:

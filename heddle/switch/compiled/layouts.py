@@ -16,7 +16,7 @@ from heddle.base import resources
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError
 
-_VERSION: Final = 1
+VERSION: Final = 1
 ADDRESS_BYTES: Final = 20
 MESSAGE_BYTES: Final = 160
 FIELDS: Final = (
@@ -134,6 +134,6 @@ def load() -> ctypes.CDLL | str:
     sizes = (c_uint32 * len(layouts))()
     code.hd_switch_sizes(sizes)
     mine = [ctypes.sizeof(each) for each in layouts]
-    if code.hd_switch_version() != _VERSION or list(sizes) != mine:
+    if code.hd_switch_version() != VERSION or list(sizes) != mine:
         return f"{path.name} belongs to another version of Heddle"
     return code
