@@ -22,14 +22,14 @@ from heddle.kernel.libbpf import Map, Object
 from heddle.switch.hashing.steering import PrefixRule, Steering
 
 _BASES: Final = ("l3", "l4", "bth")
-RULE_CLEAR, RULE_RESILIENT, RULE_LOAD, RULE_ROUND_ROBIN, RULE_UDF = 1, 2, 4, 8, 16  # rules.h: RULE_*
+RULE_CLEAR, RULE_RESILIENT, RULE_LOAD, RULE_ROUND_ROBIN, RULE_UDF = 1, 2, 4, 8, 16  # in rules.h
 _CELL: Final = struct.Struct("=I")
 _RULE: Final = struct.Struct("=4IQ9Ixxxx")
 _GROUP: Final = struct.Struct("=4I")
 _PREFIX_KEY: Final = struct.Struct("=2I16s")
 _PREFIX_RULE: Final = struct.Struct("=4IQ")
 _EXACT_KEY: Final = struct.Struct("=3I")
-STATS: Final = ("steered", "fell_back", "repicks", "misses")  # rules.h: STAT_*
+STATS: Final = ("steered", "fell_back", "repicks", "misses")  # STAT_* in rules.h
 _FLOWLET_BYTES: Final = 128  # kernel memory of one entry of the LRU hash
 _FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
 _MOST_FLOWLETS: Final = 8192  # queue pairs that a switch remembers; the least recently used are evicted
@@ -135,7 +135,8 @@ class Tables:
         )
         options = HashOptions(
             policy=_word(POLICIES, policy), fields=fields, udf=Udf(_base(base), offset, size), gap_ns=gap,
-            first="load" if flags & RULE_LOAD else "hash", choice="round-robin" if flags & RULE_ROUND_ROBIN else "random",
+            first="load" if flags & RULE_LOAD else "hash",
+            choice="round-robin" if flags & RULE_ROUND_ROBIN else "random",
             resilient=bool(flags & RULE_RESILIENT), buckets=buckets,
         )  # fmt: skip
         return ProgramRule(
