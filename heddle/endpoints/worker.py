@@ -139,7 +139,7 @@ class Worker:
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
                 self._ranks[rank] = Rank(
                     plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
-                    places=loop.places(rank), wants=loop.wants(rank),
+                    destinations=loop.destinations(rank), wants=loop.wants(rank),
                     bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8,
                 )  # fmt: skip
         for q in plan.qps:

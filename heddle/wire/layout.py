@@ -210,3 +210,8 @@ NAK_INVALID: Final = 0x61
 NAK_ACCESS: Final = 0x62
 NAK_OPERATION: Final = 0x63
 SYNDROME_KIND: Final = 0xE0  # 0x00 ACK, 0x20 receiver not ready, 0x60 NAK
+
+
+def psn_after(psn: int, reference: int) -> int:
+    """How far a PSN of 24 bits is ahead of another one, of any size; negative when it is behind."""
+    return (psn - reference + PSN_HALF & PSN_MASK) - PSN_HALF

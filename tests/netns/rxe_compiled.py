@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import address, opcodes
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
-from heddle.endpoints.verbs import verbslib as ib
-from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsQp
+from heddle.endpoints.rdma import verbslib as ib
+from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsQp
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA, WRITE_MIDDLE
 from tests.netns.rxe_pair import HALF, PSN, RKEY, RxeLink, rxe_link, some_bytes, turned_until
 

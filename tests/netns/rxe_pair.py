@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import IPPROTO_UDP
+from socket import AF_INET, AF_INET6, IPPROTO_UDP, SOCK_DGRAM, socket
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,13 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.transports.rcops import Operation, OpKind
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
-from heddle.wire.layout import ACK, ECN_CE, TOS_ANSWER, TOS_DATA
+from heddle.wire.layout import ACK, ECN_CE, ROCE_PORT, TOS_ANSWER, TOS_DATA
 from heddle.wire.sport import sport_for_qps
 from tests.machine import patience
 from tests.netns.claimed import claimed, namespace_of
@@ -219,7 +219,11 @@ def rxe_link(version: int = 4) -> Iterator[RxeLink]:
             rdma.add_links([(spaces[1], link.device, "eth1")])
             # The kernel gives the first neighbour discovery of `modify_qp` a second, which a slow machine may exceed.
             run(["nsenter", f"--net={spaces[1]}", "ping", "-c", "1", "-W", "10", ips[0]])
-            yield link
+            with inside(spaces[0]):
+                listener = socket(AF_INET if version == 4 else AF_INET6, SOCK_DGRAM)
+            with listener:
+                listener.bind(("", ROCE_PORT))  # else this host's own stack answers with ICMP port unreachable
+                yield link
         finally:
             rdma.remove_links(link.device, spaces)
             for name in names:

@@ -18,9 +18,9 @@ import pytest
 
 from heddle.base.process import run
 from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.rdma import verbslib as ib
+from heddle.endpoints.rdma.verbsdevice import gid_index, gid_of
 from heddle.endpoints.transports.rcops import OpKind
-from heddle.endpoints.verbs import verbslib as ib
-from heddle.endpoints.verbs.verbsdevice import gid_index, gid_of
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
 from heddle.wire import layout as wire

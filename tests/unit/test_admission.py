@@ -214,9 +214,9 @@ class Sink(QpEnd):
     def post(self, message: Message) -> None:
         self.posted.append(message)
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         self.frames += 1
-        return index + 1
+        return True
 
     def hold(self, seconds: float) -> None:
         self.held += seconds

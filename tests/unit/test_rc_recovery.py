@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
@@ -152,17 +151,6 @@ def test_selective_repeat_requests_a_packet_once_while_its_repetition_may_still_
         pair.responder.receive(packet, payload, 0.0)
         pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet
     assert pair.answers() == [("nak", 3), ("ack", 2)]
-
-
-def test_selective_repeat_takes_kept_packets_once_also_in_blocks() -> None:
-    pair = Pair("selective-repeat")
-    packets = packets_of(pair.requester, 0.0)
-    for number in (0, 3):
-        pair.responder.receive(*packets[number], 0.0)
-    block = np.stack([np.frombuffer(packets[number][1], np.uint8) for number in (1, 2, 3, 4)])
-    pair.responder.receive_middles(packets[1][0].psn, block, [False] * 4, 0.0)
-    assert (pair.responder.counters.received, pair.responder.counters.duplicates) == (5, 1)
-    assert pair.memory.data[: 5 * 256] == DATA[: 5 * 256]
 
 
 def test_selective_repeat_keeps_no_packet_beyond_the_window() -> None:

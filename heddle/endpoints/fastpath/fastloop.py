@@ -31,7 +31,7 @@ from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
-from heddle.endpoints.ranks import Places, Rank, address_of, announced_by
+from heddle.endpoints.ranks import Destinations, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good
@@ -106,7 +106,7 @@ class _Expected:
 
 
 class FastNic:
-    """One rank's NIC. It is the rank's `Places`."""
+    """One rank's NIC. It is the rank's `Destinations`."""
 
     def __init__(
         self, loop: FastLoop, endpoint: Endpoint, index: int, data: PacketSocket, answers: PacketSocket
@@ -158,7 +158,7 @@ class FastNic:
         self.memory.delivered(epoch, made.keys[place], data, used)
 
     def _view(self, at: int, size: int) -> NDArray[np.uint8]:
-        """The bytes of a message in the memory of the compiled code, which uses the same few places again."""
+        """The bytes of a message in the memory of the compiled code, which uses the same few addresses again."""
         view = self._views.get((at, size))
         if view is None:
             if len(self._views) >= _VIEWS:
@@ -248,7 +248,7 @@ class FastLoop:
         """The queue pairs to one peer."""
         return FastQps(self, self._by_rank[rank], ends, mode)
 
-    def places(self, rank: int) -> Places | None:
+    def destinations(self, rank: int) -> Destinations | None:
         """The NIC: it writes messages without asking the rank."""
         return self.nics[self._by_rank[rank]]
 

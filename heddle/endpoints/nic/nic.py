@@ -255,10 +255,7 @@ class Nic:
             self.look(qp)
 
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
-        beyond = 0  # frames before this index were taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
-            if i < beyond:
-                continue
             qp = self.qps.get(qpn)
             if not sound or qp is None or kind.src != qp.peer_ip:
                 self._reject(got.oks[i], sound)
@@ -266,14 +263,12 @@ class Nic:
             if qp.delay and not late:
                 self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
                 continue
-            beyond = qp.end.receive(got, i, now)
-            if beyond == i:
+            if not qp.end.receive(got, i, now):
                 self.counters.stray += 1
                 continue
             touched[qpn] = qp
-            qp.taken += beyond - i
-            if kind.ce:
-                qp.ce += beyond - i
+            qp.taken += 1
+            qp.ce += kind.ce
 
     def _release(self, now: float) -> None:
         """Receive the frames whose delay is over."""

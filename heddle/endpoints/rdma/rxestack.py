@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from heddle.endpoints.loops import NicLoop
-from heddle.endpoints.verbs.verbsloop import VerbsLoop
+from heddle.endpoints.rdma.verbsloop import VerbsLoop
 from heddle.kernel import rdma
 from heddle.switch import stackcounts
 from heddle.traffic.plan import Plan

@@ -22,7 +22,7 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import find_program
-from heddle.endpoints.verbs.verbsdevice import gid_index
+from heddle.endpoints.rdma.verbsdevice import gid_index
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
