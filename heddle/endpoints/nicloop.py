@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from heddle.endpoints.admission.admitted import Admitted
-from heddle.endpoints.admission.grant import CTS_BYTES
+from heddle.endpoints.admission.grants import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.loops import NicError

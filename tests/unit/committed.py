@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from heddle.kernel.native.objects import clang_version
+from heddle.kernel.native.objects import SharedObject, clang_version
 
 
 def require(*programs: str) -> None:
@@ -31,6 +32,11 @@ def compare(committed: Path, build: Callable[[Path], bytes], made_by: Path, out:
     if here != there:
         not_compared(f"{here} here, built by {there}")
     assert built == committed.read_bytes(), f"{committed.name} is not what its sources build: build it again"
+
+
+def compare_shared(each: SharedObject, machine: str, out: Path) -> None:
+    """The same for a shared object."""
+    compare(each.path(machine), partial(each.build, machine), each.made_by, out)
 
 
 def not_compared(why: str) -> NoReturn:

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from scapy.utils import wrpcap
 
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import CTS_BASE, CTS_BYTES, Grant, cts_rkey, pack_entry, read_entry
-from heddle.endpoints.admission.slots import Slots
+from heddle.endpoints.admission.grants import (
+    CTS_BASE,
+    CTS_BYTES,
+    Grant,
+    GrantGate,
+    Slots,
+    cts_rkey,
+    pack_entry,
+    read_entry,
+)
 from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch

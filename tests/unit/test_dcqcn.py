@@ -10,8 +10,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier
-from heddle.endpoints.congestion.raterecord import RateRecord, steps_for
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier, RateRecord, steps_for
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import random
 import time
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,12 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.fastpath import constants, library, makefast
+from heddle.endpoints.fastpath import constants, library
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.kernel.native.objects import MACHINES
+from heddle.kernel.native.objects import FASTPATH, MACHINES
 from heddle.wire import layout as wire
 from tests.unit import committed
 from tests.unit.fastpath_bench import (
@@ -265,9 +264,7 @@ def test_the_loop_returns_when_a_message_is_complete(version: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: Path) -> None:
-    committed.compare(
-        makefast.SOURCES / f"fastpath-{machine}.so", partial(makefast.build, machine), makefast.MADE_BY, tmp_path / "so"
-    )
+    committed.compare_shared(FASTPATH, machine, tmp_path / "built.so")
 
 
 def test_the_header_of_shared_constants_is_what_python_has() -> None:

@@ -11,7 +11,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -19,9 +18,9 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
-from heddle.kernel.native.objects import MACHINES
+from heddle.kernel.native.objects import MACHINES, SWITCH
 from heddle.kernel.ringbuffer import Event
-from heddle.switch.compiled import layouts, makeswitch
+from heddle.switch.compiled import layouts
 from heddle.switch.pfc import compiledloop
 from heddle.switch.pfc.agent import Agent, reaction_bin
 from heddle.switch.pfc.compiledloop import CompiledLoop
@@ -342,12 +341,7 @@ def test_reaction_bins_are_those_of_the_compiled_code() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: Path) -> None:
-    committed.compare(
-        makeswitch.HERE / f"switch-{machine}.so",
-        partial(makeswitch.build, machine),
-        makeswitch.MADE_BY,
-        tmp_path / "so",
-    )
+    committed.compare_shared(SWITCH, machine, tmp_path / "built.so")
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")

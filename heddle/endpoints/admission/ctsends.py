@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import (
+from heddle.endpoints.admission.grants import (
     CTS_BASE,
     CTS_BYTES,
     Grant,
+    GrantGate,
     cts_psn,
     cts_rkey,
     pack_entry,

@@ -15,8 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, Notifier, SendControl
-from heddle.endpoints.congestion.raterecord import RateRecord, RateSteps
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, Notifier, RateRecord, RateSteps, SendControl
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, QpEnd, QpInfo, WrappedEnd

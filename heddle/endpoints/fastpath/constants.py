@@ -2,7 +2,7 @@
 
 In:  constants of the Python code.
 Out: heddle/kernel/native/constants.h, which every compiled object includes. A test compares the file with `header()`.
-After a change, build the objects again: makefast.py, heddle/switch/compiled/makeswitch.py, heddle/switch/bpf/build.py.
+After a change, build the objects again: heddle/kernel/native/objects.py and heddle/switch/bpf/build.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from heddle.base import ethernet
 from heddle.endpoints import ranks
-from heddle.endpoints.congestion import pacing, ratecontrol, raterecord
+from heddle.endpoints.congestion import pacing, ratecontrol
 from heddle.endpoints.fastpath import fastloop, library
 from heddle.endpoints.nic import framebuffer, nic
 from heddle.endpoints.transports import rc
@@ -143,7 +143,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "FAR_NS": f"((i64)1 << {ratecontrol.FAR_NS.bit_length() - 1})",
         "CATCH_UP_NS": pacing.CATCH_UP_NS,
         "LATE_NS": pacing.LATE_NS,
-        "FINEST_NS": raterecord.FINEST_NS,
+        "FINEST_NS": ratecontrol.FINEST_NS,
     },
 }
 

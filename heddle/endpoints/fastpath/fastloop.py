@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from heddle.base.problems import MachineError, Problem
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.raterecord import RateSteps
+from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct

@@ -6,8 +6,8 @@ anything starts. Therefore each run makes its devices again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from heddle.endpoints.loops import NicLoop
@@ -15,6 +15,24 @@ from heddle.endpoints.rdma.verbsloop import VerbsLoop
 from heddle.kernel import rdma
 from heddle.switch import stackcounts
 from heddle.traffic.plan import Plan
+
+
+@contextmanager
+def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, Path], rows: int) -> Iterator[None]:
+    """Counting programs and a device on each NIC, for a with block. What an earlier, killed run left is removed.
+
+    ports: (host, port), of the named lab. netns: by host. rows: flows to count at each NIC.
+    """
+    places = [(netns[host], port) for host, port in ports]
+    spaces = list(dict.fromkeys(space for space, _ in places))
+    rdma.remove_links(rdma.prefix_of(lab), spaces)
+    try:
+        stackcounts.attach(lab, places, rows)
+        rdma.add_links([(netns[host], rdma.link_name(lab, host, port), port) for host, port in ports])
+        yield
+    finally:
+        rdma.remove_links(rdma.prefix_of(lab), spaces)
+        stackcounts.detach(lab, places)
 
 
 class RxeStack:
@@ -28,20 +46,9 @@ class RxeStack:
         """MachineError when this kernel cannot make soft-RoCE devices in namespaces."""
         rdma.require()
 
-    @contextmanager
-    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> Iterator[None]:
-        """Counting programs and a device on each NIC of the plan. What an earlier, killed run left is removed."""
-        ports = [(netns[each.host], each.port) for each in plan.endpoints]
-        names = [rdma.link_name(plan.lab, each.host, each.port) for each in plan.endpoints]
-        spaces = list(dict.fromkeys(space for space, _ in ports))
-        rdma.remove_links(rdma.prefix_of(plan.lab), spaces)
-        try:
-            stackcounts.attach(plan.lab, ports, 2 * len(plan.qps))
-            rdma.add_links([(space, name, port) for (space, port), name in zip(ports, names, strict=True)])
-            yield
-        finally:
-            rdma.remove_links(rdma.prefix_of(plan.lab), spaces)
-            stackcounts.detach(plan.lab, ports)
+    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
+        """A device on each NIC of the plan."""
+        return rxe_devices(plan.lab, [(each.host, each.port) for each in plan.endpoints], netns, 2 * len(plan.qps))
 
     def loop(self, plan: Plan) -> NicLoop:
         """A loop over completion queues."""

@@ -1,6 +1,6 @@
 """The compiled object of switches: the layouts of its headers, and the types of its functions.
 
-In:  switch-MACHINE.so in this directory (built by `makeswitch`).
+In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
 Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
 """
 
