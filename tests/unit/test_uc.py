@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.base.problems import InputError
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Parser
@@ -152,11 +151,6 @@ def test_a_run_is_as_patient_as_a_sender_of_rc() -> None:
     assert transport.fast() is None
     assert transport.patience_s() == pytest.approx(3 * 4.096e-6 * 2**14)
     assert plan_run(fabric, RunOptions())[1].patience_s() is None
-
-
-def test_congestion_control_by_acknowledgements_is_refused() -> None:
-    with pytest.raises(InputError, match="--cc swift measures the delay of acknowledgements, and uc has none"):
-        plan_run(load_fabric("tiny").fabric, RunOptions(transport="uc", congestion="swift"))
 
 
 def test_a_worker_is_still_when_no_packet_moves_for_long_enough() -> None:
