@@ -50,7 +50,6 @@ from heddle.wire.layout import (
 Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
 Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
 
-ACKREQ: Final = 1 << 31  # in the PSN word
 _DONT_FRAGMENT: Final = 0x4000
 _TEMPLATES_KEPT: Final = 512  # per flow; limits the memory of a sweep over many sizes
 
