@@ -53,7 +53,7 @@ def doctor(out: Console) -> None:
 
     Exit code 3 when something that a fabric needs is missing. Nothing on the machine is changed.
     """
-    from heddle.endpoints.verbs.verbscheck import rxe_check, verbs_check
+    from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
     from heddle.host.doctor import examine
     from heddle.places.vm.vmcheck import vm_check
     from heddle.predict.selftest import doctor_check

@@ -10,10 +10,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Self
-
-from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
@@ -21,7 +19,7 @@ from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
-from heddle.endpoints.transports.protocol import HostStack, Transport
+from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
@@ -83,9 +81,9 @@ class WaitingSender(QpEnd):
         self._timer, self._next_at = now + self._params.timeout_s, now + self._params.gap_s
         return 1
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         if got.kinds[index].opcode != wire.ACK:
-            return index
+            return False
         if self._waits and got.psns[index] == self._psn:
             self._at += self._params.mtu
             if self._at >= len(self._messages[0].payload):
@@ -93,7 +91,7 @@ class WaitingSender(QpEnd):
                 self._at = 0
             self._psn = self._psn + 1 & wire.PSN_MASK
             self._waits, self._timer, self._tries = False, NEVER, 0
-        return index + 1
+        return True
 
     def expire(self, now: float) -> None:
         if self._paused and now >= self._next_at:
@@ -126,32 +124,32 @@ class WaitingReceiver(QpEnd):
         batch.put_ack(slot, self._flow, self._psn - 1, wire.ACK_NO_LIMIT, 0)
         self._answers = False
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         opcode = got.kinds[index].opcode
         if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
-            return index
+            return False
         self._seen += 1
         if self._params.ignore_every and self._seen % self._params.ignore_every == 0:
             self._ignored += 1
-            return index + 1
+            return True
         if got.psns[index] == self._psn:
             payload = got.payload(index)
             target = self._memory.resolve(*got.reth(index))
             if target is None:
-                return index
+                return False
             target[:] = payload
             self._psn = self._psn + 1 & wire.PSN_MASK
             if opcode == wire.WRITE_ONLY_IMM:
                 self._memory.arrived(got.imm(index))
         self._answers = True
-        return index + 1
+        return True
 
     def counters(self) -> Mapping[str, int]:
         return {"ignored": self._ignored}
 
 
-@dataclass(frozen=True)
-class StopAndWait:
+@dataclass(frozen=True, slots=True)
+class StopAndWait(Transport):
     params: WaitParams
 
     columns: ClassVar[tuple[Column, ...]] = (
@@ -159,10 +157,6 @@ class StopAndWait:
         Column("ignored", "packets", "ignored on purpose", "packets"),
         Column("pauses", "times", "pauses of the rate limiter"),
     )
-    answer_bytes: ClassVar[int] = 0
-    any_order: ClassVar[bool] = False
-    addressed: ClassVar[bool] = False
-    stack: ClassVar[HostStack | None] = None
     ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
 
     @classmethod
@@ -170,19 +164,6 @@ class StopAndWait:
         if plan.options.window not in (None, 1):
             raise InputError(Problem("", f"--window {plan.options.window}", f"is not 1, as {NAME} needs"))
         return cls(WaitParams(plan.ib_mtu, plan.timeout_s, ignore_every=cls.ignore_every))
-
-    @classmethod
-    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
-        return cls(TypeAdapter(WaitParams).validate_python(parameters))
-
-    def parameters(self) -> dict[str, JsonValue]:
-        return asdict(self.params)
-
-    def fast(self) -> None:
-        return None
-
-    def patience_s(self) -> None:
-        pass
 
     def sender(self, qp: QpInfo) -> QpEnd:
         return WaitingSender(self.params, qp)

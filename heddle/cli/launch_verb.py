@@ -31,7 +31,7 @@ def launch(out: Console, client: str, server: str, cmd: Sequence[str] = (), lab:
     The kernel needs soft-RoCE in namespaces: ./inv doctor shows whether it has it, and --place vm has it.
     """
     from heddle.base.problems import InputError, Problem
-    from heddle.endpoints.verbs.launching import launch as run
+    from heddle.endpoints.rdma.launching import launch as run
     from heddle.lab.opening import open_lab
 
     if not cmd:

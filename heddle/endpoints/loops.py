@@ -4,7 +4,7 @@
 |---|---|---|
 | nicloop.py | packet sockets, in Python | every transport that builds its own frames |
 | fastpath/fastloop.py | packet sockets, compiled | those whose ends it knows (`Transport.fast`) |
-| verbs/verbsloop.py | the hosts' own RDMA stack | those that have a `Transport.stack` |
+| rdma/verbsloop.py | the hosts' own RDMA stack | those that have a `Transport.stack` |
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Places, Rank, Wants
+from heddle.endpoints.ranks import Destinations, Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import QpMode
@@ -45,7 +45,7 @@ class NicLoop(Protocol):
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs to one peer."""
 
-    def places(self, rank: int) -> Places | None:
+    def destinations(self, rank: int) -> Destinations | None:
         """The object that needs the destinations of messages in advance, or None if the rank is asked per message."""
 
     def wants(self, rank: int) -> Wants | None:

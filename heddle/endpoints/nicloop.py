@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from heddle.endpoints.admission.admitted import Admitted
-from heddle.endpoints.admission.grant import CTS_BYTES
+from heddle.endpoints.admission.grants import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.loops import NicError
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Places, Rank, Wants
+from heddle.endpoints.ranks import Destinations, Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.endpoint import Endpoint
@@ -51,9 +51,9 @@ def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSoc
     """Two sockets: one sends data and receives all frames, one sends answers."""
     # The program at the NIC's ingress hides RoCE from the host's own stack, so no socket has to bind its UDP port.
     mtu, version = plan.ib_mtu, plan.ip_version
-    data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, hush=False, version=version)
+    data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, version=version)
     try:
-        return data, PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, hush=False, version=version)
+        return data, PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, version=version)
     except OSError:
         data.close()
         raise
@@ -108,7 +108,7 @@ class PythonLoop:
         connection = QpConnection(pairs, mode)
         return connection if self._admitted is None else self._admitted.link(connection, pairs[0])
 
-    def places(self, rank: int) -> Places | None:
+    def destinations(self, rank: int) -> Destinations | None:
         """None: receiving ends ask the rank for each message."""
         return None
 

@@ -28,6 +28,7 @@ from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
+EPOCH_SHIFT: Final = _STEP_BITS + _OFFSET_BITS
 
 
 def rkey_of(lab: str, nic: str) -> int:
@@ -37,7 +38,7 @@ def rkey_of(lab: str, nic: str) -> int:
 
 def address_of(epoch: int, step: int, element: int) -> int:
     """The virtual address of an array element that a step sends."""
-    return (epoch & 0xFFFF) << (_STEP_BITS + _OFFSET_BITS) | step << _OFFSET_BITS | element * ELEMENT_BYTES
+    return (epoch & 0xFFFF) << EPOCH_SHIFT | step << _OFFSET_BITS | element * ELEMENT_BYTES
 
 
 def announced_by(epoch: int, key: Key) -> int:
@@ -70,7 +71,7 @@ class Waits:
     peer: int
 
 
-class Places(Protocol):
+class Destinations(Protocol):
     """An object that needs the destinations of messages in advance: a NIC that writes them without asking the rank."""
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
@@ -116,7 +117,7 @@ class Rank:
         peer_keys: Mapping[int, int],
         totals: Mapping[int, Floats],
         clock: Callable[[], float] = time.monotonic,
-        places: Places | None = None,
+        destinations: Destinations | None = None,
         wants: Wants | None = None,
         bytes_per_s: float = 0.0,
     ) -> None:
@@ -130,7 +131,7 @@ class Rank:
         self._peer_keys = peer_keys
         self._totals = totals
         self._clock = clock
-        self._places = places
+        self._destinations = destinations
         self._wants = wants
         self._pace: Pace[tuple[int, Key]] | None = Pace(bytes_per_s) if bytes_per_s else None
         self._epoch = -1  # of the whole run
@@ -152,8 +153,8 @@ class Rank:
         self._ends: list[float] = []  # of the timed iterations of this size
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
-        if places is not None:
-            places.expect(0, self._schedule(0))
+        if destinations is not None:
+            destinations.expect(0, self._schedule(0))
 
     # called by the worker
 
@@ -178,8 +179,8 @@ class Rank:
         room = max(piece.hi for piece in self._pieces)
         separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
         self._work = separate or self._source
-        if self._places is not None:
-            self._places.keep(self._source)
+        if self._destinations is not None:
+            self._destinations.keep(self._source)
         self._iteration = 0
 
     def begin(self) -> None:
@@ -219,7 +220,7 @@ class Rank:
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
         """The destination of a write; None for a wrong key, or an address in no message of this or the next epoch."""
-        epoch = self._near_epoch(va >> (_STEP_BITS + _OFFSET_BITS), 16)
+        epoch = self._near_epoch(va >> EPOCH_SHIFT, 16)
         step = (va >> _OFFSET_BITS) & ((1 << _STEP_BITS) - 1)
         offset = va & ((1 << _OFFSET_BITS) - 1)
         schedule = self._schedule_of(epoch) if epoch is not None else None
@@ -248,7 +249,7 @@ class Rank:
             self._complete(epoch, key)
 
     def delivered(self, low_bits: int, key: Key, data: NDArray[np.uint8], used: Callable[[], None]) -> None:
-        """Handle a complete message that was announced to `Places`.
+        """Handle a complete message that was announced to `Destinations`.
 
         low_bits: the lower 16 of its epoch. used: called when `data` is not needed any more.
         """
@@ -276,8 +277,8 @@ class Rank:
         self._epoch += 1
         schedule = self._schedule(self._size_index)
         after = self._schedule_of(self._epoch + 1)
-        if self._places is not None and after is not None:
-            self._places.expect(self._epoch + 1, after)
+        if self._destinations is not None and after is not None:
+            self._destinations.expect(self._epoch + 1, after)
         source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
         np.add(self._input, more_in(self._epoch), out=source)
         for piece in self._pieces if work is not source else ():

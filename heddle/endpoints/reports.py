@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from heddle.base.problems import Problem
 from heddle.endpoints.admission.waits import WaitCounts
-from heddle.endpoints.congestion.raterecord import RateSteps
+from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.ranks import SizeResult
 from heddle.host.saturation import WorkerUse
@@ -68,7 +68,7 @@ class WorkerMessage:
 
     ready: its ranks can begin the next size, and its NICs are idle. use: all its ranks have finished a size; the
     resources that it used. done: that was the last size, and its NICs are idle. results: of the size that was
-    checked, by rank; none before the first size. still: its NICs have stopped (stillness.py), and this is what its
+    checked, by rank; none before the first size. still: its NICs have stopped (waiting.py), and this is what its
     ranks wait for; nothing if they have finished. moving: they are not still any more. waits: what its ranks wait for
     now, because the parent process asked.
     """

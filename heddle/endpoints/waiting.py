@@ -1,12 +1,15 @@
-"""Describe what a rank waits for, when a run stops or one of its workers ends: the peer, the QPs, the last good PSNs.
+"""Detect that a run has stopped, and describe what a rank waits for: the peer, the QPs, the last good PSNs.
 
 In:  a plan, a rank, its Waits, and how far each receiving end has come (QpEnd.standing).
 Out: text, and problems for the report of a run.
+With a transport that never sends again, ranks may wait for ever, and a rank alone cannot tell a lost message from one
+that waits for other ranks. So each worker reports when none of its NICs has sent or received a packet for a while, and
+when they move again. The run has lost data when all workers are still at the same time (crew.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from heddle.base.problems import Problem
@@ -14,6 +17,7 @@ from heddle.endpoints.ranks import Waits
 from heddle.traffic.plan import Plan
 
 _NAMED: Final = 2  # QPs that the text names
+_LOOKS: Final = 8  # in the time after which NICs count as still
 NOT_SENT_AGAIN: Final = "use --transport rc, or ./inv queues to find what was dropped"
 
 
@@ -52,3 +56,24 @@ def waiting_problem(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int
         return Problem("", what, why)
     lost = f"packets were lost, and {plan.options.transport} does not send them again"
     return Problem("", what, f"{why}, but no packet moves any more: {lost}", NOT_SENT_AGAIN)
+
+
+class Stillness:
+    """Whether a number of packets stays the same for `patience_s` seconds."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._count = -1
+        self._since = self._next = 0.0
+        self.still = False
+
+    def changed(self, now: float, count: Callable[[], int]) -> bool:
+        """Look again, if it is time; True when `still` has changed. count: packets so far."""
+        if now < self._next:
+            return False
+        self._next = now + self._patience_s / _LOOKS
+        before, found = self.still, count()
+        if found != self._count:
+            self._count, self._since = found, now
+        self.still = now - self._since >= self._patience_s
+        return self.still != before

@@ -39,10 +39,9 @@ from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
 from heddle.endpoints.ranks import Rank, rkey_of
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
-from heddle.endpoints.stillness import Stillness
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.endpoints.waiting import NOT_SENT_AGAIN, qp_text, waiting_problem, waiting_text
+from heddle.endpoints.waiting import NOT_SENT_AGAIN, Stillness, qp_text, waiting_problem, waiting_text
 from heddle.host import capacity as machine
 from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
@@ -139,7 +138,7 @@ class Worker:
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
                 self._ranks[rank] = Rank(
                     plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
-                    places=loop.places(rank), wants=loop.wants(rank),
+                    destinations=loop.destinations(rank), wants=loop.wants(rank),
                     bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8,
                 )  # fmt: skip
         for q in plan.qps:

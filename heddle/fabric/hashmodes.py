@@ -11,7 +11,7 @@ from typing import Final
 from heddle.base.sysctls import HASH_SEED, sysctl_path
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
 
-MODES: Final[Mapping[str, int]] = {  # rules.h: MODE_*
+MODES: Final[Mapping[str, int]] = {  # MODE_* of C
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
 }  # fmt: skip
 SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths

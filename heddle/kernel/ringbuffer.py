@@ -14,7 +14,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libbpf import Map, library
 
 _EVENT: Final = struct.Struct("=QIBBxx8H")
-_KINDS: Final[dict[int, Literal["xoff", "xon", "pfc"]]] = {1: "xoff", 2: "xon", 3: "pfc"}
+KINDS: Final[dict[int, Literal["xoff", "xon", "pfc"]]] = {1: "xoff", 2: "xon", 3: "pfc"}
 
 
 class Event(NamedTuple):
@@ -69,7 +69,7 @@ class Events:
 
     def _take(self, _: Any, data: int, size: int) -> int:
         ns, port, kind, number, *quanta = _EVENT.unpack(ctypes.string_at(data, size)[: _EVENT.size])
-        self._found.append(Event(ns, port, _KINDS[kind], number, tuple(quanta)))
+        self._found.append(Event(ns, port, KINDS[kind], number, tuple(quanta)))
         return 0
 
 

@@ -13,18 +13,16 @@ have 1 MB of packet buffer and pause a port from 60 KB on, and the budget should
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size, parse_size
-from heddle.traffic.tunables import Tunable, values_of
+from heddle.traffic.tunables import NOT_ON_OFF, ON_OFF, Tunable, Wrong, chosen, settings_from, values_of
 
 CtsClass = Literal["control", "data"]
-Wrong = Callable[[str, str, str], None]
 _LEAST_SLOT: Final = 4096  # bytes: the least --chunk
 _SLOT_ALIGN: Final = 128
 CTS_TIMEOUT: Final = "cts_timeout"
@@ -92,46 +90,31 @@ def parse_admission(
 
     fastpath: that option, which excludes admission. wrong: takes what, why and hint of an error.
     """
-    if admission not in ("on", "off"):
-        wrong(f"--admission {admission}", "is not on or off", did_you_mean(admission, ("on", "off")))
-    classes = get_args(CtsClass)
-    if cts_class not in classes:
-        wrong(f"--cts-class {cts_class}", "is not control or data", did_you_mean(cts_class, classes))
+    chosen("--admission", admission, ON_OFF, NOT_ON_OFF, wrong)
+    cts: CtsClass = chosen("--cts-class", cts_class, get_args(CtsClass), "is not control or data", wrong)
     on = admission == "on"
     if on and fastpath == "on":
         wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
     if not on and given:
         wrong("--admission-set", "needs admission", "add --admission on")
-    if not on and cts_class == "data":
+    if not on and cts == "data":
         wrong("--cts-class data", "needs admission", "add --admission on")
-    found: dict[str, float] = {}
-    for text in given:
-        name, _, number = text.partition("=")
-        value = _number(number)
-        if not name or not math.isfinite(value):
-            wrong(f"--admission-set {text}", "is not NAME=NUMBER", "write --admission-set buffsize=64K")
-        else:
-            found[name] = value
-    pairs = tuple(found.items())
+    pairs = settings_from("--admission-set", given, _number, "buffsize=64K", wrong)
     if on:
         try:
             admission_from(pairs, "control")
         except InputError as error:
             for each in error.problems:
                 wrong(each.what, each.why, each.hint)
-    return on, "data" if cts_class == "data" else "control", pairs
+    return on, cts, pairs
 
 
 def _number(text: str) -> float:
-    """A number, or a size as `64K`; NaN for other texts."""
+    """A number, or a size as `64K`; ValueError for other texts."""
     try:
         return float(text)
     except ValueError:
-        pass
-    try:
         return float(parse_size(text))
-    except ValueError:
-        return math.nan
 
 
 def parse_slow(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:

@@ -6,18 +6,18 @@ Out: RunOptions, frozen. InputError with all errors in them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypedDict, get_args
+from typing import Final, Literal, TypedDict, TypeVar, get_args
 
-from heddle.base.problems import InputError, Problems, did_you_mean
+from heddle.base.problems import InputError, Problems
 from heddle.base.units import parse_duration, parse_size
 from heddle.spec.impairments import parse_run_faults
 from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
 from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
+from heddle.traffic.tunables import NOT_ON_OFF, ON_OFF, Wrong, chosen, settings_from
 
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
@@ -33,6 +33,8 @@ TRANSPORT: Final = "rc"  # the default
 SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
 MAX_ENTROPY: Final = 256
 FIXED_SPORT: Final = 49152  # OTG's default
+_USUAL_WINDOW: Final = "64 packets per connection, and what a delay keeps in flight"
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +223,21 @@ def run_options(
     def wrong(flag: str, why: str, hint: str = "") -> None:
         problems.add(where="", what=flag, why=why, hint=hint)
 
-    def parsed(flag: str, text: str, parser: object, default: object) -> object:
+    def parsed(flag: str, text: str, parser: Callable[[str], Value], default: Value) -> Value:
         try:
-            return parser(text)  # type: ignore[operator]
+            return parser(text)
         except ValueError as error:
             why, _, hint = str(error).partition("; ")
             wrong(f"{flag} {text}", why, hint)
             return default
 
-    sizes = parsed("--size", size, parse_sizes, (4,))
+    sizes: tuple[int, ...] = parsed("--size", size, parse_sizes, ())
     ports = parsed("--sport", sport, parse_source_ports, SourcePorts())
     chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
     communicators = parsed("--split", split, parse_split, AUTO)
     bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
-    if qp_mode not in get_args(QpMode):
-        wrong(f"--qp-mode {qp_mode}", "is not a mode of QPs", did_you_mean(qp_mode, get_args(QpMode)))
-    if fastpath not in get_args(FastPath):
-        wrong(f"--fastpath {fastpath}", "is not one of auto, on and off", did_you_mean(fastpath, get_args(FastPath)))
+    mode: QpMode = chosen("--qp-mode", qp_mode, get_args(QpMode), "is not a mode of QPs", wrong)
+    loop: FastPath = chosen("--fastpath", fastpath, get_args(FastPath), "is not one of auto, on and off", wrong)
     congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
@@ -262,33 +262,21 @@ def run_options(
         ("--iters", iters, 1, 10_000, "the default is 5"),
         ("--warmup", warmup, 0, 1_000, "the default is 1"),
         ("--ranks", ranks, 2, 2048, "leave it out for one rank per NIC"),
-        (
-            "--window",
-            window,
-            1,
-            1 << 14,
-            "leave it out for 64 packets per connection, and what a delay keeps in flight",
-        ),
+        ("--window", window, 1, 1 << 14, f"leave it out for {_USUAL_WINDOW}"),
         ("--timeout", timeout, *TIMEOUTS, "leave it out for a timeout that follows rates, queues and pauses"),
         ("--entropy", entropy, 1, MAX_ENTROPY, "the default is 1: no spraying by NICs"),
     ):
         if value is not None and not low <= value <= high:
             wrong(f"{flag} {value}", f"is outside {low} to {high}", hint)
-    assert isinstance(sizes, tuple)  # noqa: S101  (for the type checker)
-    assert isinstance(ports, SourcePorts)  # noqa: S101
-    assert isinstance(chunk_bytes, int)  # noqa: S101
-    assert isinstance(bucket_ns, int)  # noqa: S101
     if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
         wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "try 128K, the chunk of NCCL")
     if not BUCKETS_NS[0] <= bucket_ns <= BUCKETS_NS[1]:
         wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
     problems.raise_if_any()
-    mode: QpMode = "split" if qp_mode == "split" else "round-robin"
-    loop: FastPath = "on" if fastpath == "on" else "off" if fastpath == "off" else "auto"
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=str(communicators), recovery=recovers, entropy=entropy, congestion=congestion,
+        split=communicators, recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
         admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
         faults=faults,
@@ -304,49 +292,31 @@ def _faults(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _recovery(recovery: str, transport: str, fastpath: str, wrong: Callable[[str, str, str], None]) -> Recovery:
-    """The checked `--recovery`. wrong: takes what, why and hint of an error."""
-    for known in get_args(Recovery):
-        if recovery != known:
-            continue
-        found: Recovery = known
-        if found != "go-back-n" and transport != TRANSPORT:
-            wrong(f"--recovery {found}", f"is not for --transport {transport}", f"use --transport {TRANSPORT}")
-        elif found != "go-back-n" and fastpath == "on":
-            wrong("--fastpath on", f"is not possible with --recovery {found}", "leave --fastpath out")
-        return found
-    wrong(f"--recovery {recovery}", "is not a recovery from loss", did_you_mean(recovery, get_args(Recovery)))
-    return "go-back-n"
+def _recovery(recovery: str, transport: str, fastpath: str, wrong: Wrong) -> Recovery:
+    """The checked `--recovery`."""
+    found: Recovery = chosen("--recovery", recovery, get_args(Recovery), "is not a recovery from loss", wrong)
+    if found != "go-back-n" and transport != TRANSPORT:
+        wrong(f"--recovery {found}", f"is not for --transport {transport}", f"use --transport {TRANSPORT}")
+    elif found != "go-back-n" and fastpath == "on":
+        wrong("--fastpath on", f"is not possible with --recovery {found}", "leave --fastpath out")
+    return found
 
 
 def _congestion(
-    dcqcn: str, cc: str, cc_set: Sequence[str], wrong: Callable[[str, str, str], None]
+    dcqcn: str, cc: str, cc_set: Sequence[str], wrong: Wrong
 ) -> tuple[CongestionName, tuple[tuple[str, float], ...]]:
     """The controller of `--dcqcn` and `--cc`, and the `NAME=NUMBER` texts as pairs; the last value of a name counts.
 
-    wrong: takes what, why and hint of an error. A later room checks names and ranges, since it has the controllers.
+    A later room checks names and ranges, since it has the controllers.
     """
-    if dcqcn not in ("on", "off"):
-        wrong(f"--dcqcn {dcqcn}", "is not on or off", did_you_mean(dcqcn, ("on", "off")))
-    if cc not in get_args(CongestionName):
-        wrong(f"--cc {cc}", "is not a congestion control", did_you_mean(cc, get_args(CongestionName)))
-    elif dcqcn == "on" and cc not in ("none", "dcqcn"):
+    chosen("--dcqcn", dcqcn, ON_OFF, NOT_ON_OFF, wrong)
+    named: CongestionName = chosen("--cc", cc, get_args(CongestionName), "is not a congestion control", wrong)
+    on = dcqcn == "on"
+    if on and named not in ("none", "dcqcn"):
         wrong(f"--dcqcn on and --cc {cc}", "exclude each other", "use one of them")
     if cc_set and cc == "none" and dcqcn == "off":
         wrong("--cc-set", "needs congestion control", "add --dcqcn on, or --cc swift")
-    found: dict[str, float] = {}
-    for text in cc_set:
-        name, _, number = text.partition("=")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not name or not math.isfinite(value):
-            wrong(f"--cc-set {text}", "is not NAME=NUMBER", "write --cc-set rpg_time_reset=100")
-        else:
-            found[name] = value
-    controller: CongestionName = "dcqcn" if dcqcn == "on" or cc == "dcqcn" else "swift" if cc == "swift" else "none"
-    return controller, tuple(found.items())
+    return "dcqcn" if on else named, settings_from("--cc-set", cc_set, float, "rpg_time_reset=100", wrong)
 
 
 def describe(options: RunOptions) -> Sequence[str]:

@@ -1,4 +1,6 @@
-"""Named parameters that a run may set: name, default, range, unit. Those of controllers are values of the hardware.
+"""Named parameters that a run may set: name, default, range, unit; and words of which an option takes one.
+
+Parameters of controllers are values of the hardware.
 
 In:  names and numbers of `run --cc-set` and `run --admission-set`. Out: a complete set of values, or InputError with
 every wrong one.
@@ -6,10 +8,43 @@ every wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from heddle.base.problems import Problems, did_you_mean
+
+Wrong = Callable[[str, str, str], None]  # takes what, why and hint of an error
+ON_OFF = ("on", "off")
+NOT_ON_OFF = "is not on or off"
+Word = TypeVar("Word", bound=str)
+
+
+def chosen(flag: str, word: str, legal: Sequence[Word], why: str, wrong: Wrong) -> Word:
+    """The word, if it is a legal one; else an error with `why`, and the first of the legal ones."""
+    found = next((each for each in legal if each == word), None)
+    if found is None:
+        wrong(f"{flag} {word}", why, did_you_mean(word, legal))
+    return found or legal[0]
+
+
+def settings_from(
+    flag: str, given: Sequence[str], number: Callable[[str], float], example: str, wrong: Wrong
+) -> tuple[tuple[str, float], ...]:
+    """`NAME=NUMBER` texts as pairs; the last value of a name counts. number: ValueError for a text that is none."""
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, digits = text.partition("=")
+        try:
+            value = number(digits)
+        except ValueError:
+            value = math.nan
+        if not name or not math.isfinite(value):
+            wrong(f"{flag} {text}", "is not NAME=NUMBER", f"write {flag} {example}")
+        else:
+            found[name] = value
+    return tuple(found.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ _MOST_HOLES: Final = 1024  # that are remembered for a queue pair
 _FEW: Final = 10  # packet numbers that a list names
 _CODES: Final = {name: code for code, name in OPCODE_NAMES.items()}
 _RESPONSES: Final = range(_FIRST_RESPONSE, READ_RESPONSE_ONLY + 1)
-_NOT_COUNTED_ON: Final = frozenset({ACK, ATOMIC_ACK, CNP})  # their PSN is that of another packet, or none
 _NAK_REASONS: Final = {0x60: "sequence", 0x61: "invalid request", 0x62: "access", 0x63: "operation"}
 _PAUSE_KINDS: Final = ("PFC", "PAUSE")
 _OPCODE_OF_PFC: Final = 0x0101

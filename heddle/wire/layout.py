@@ -81,6 +81,7 @@ LAYOUTS: Final[Mapping[int, FrameLayout]] = {
 }
 
 PSN_MASK: Final = 0xFFFFFF
+PSN_HALF: Final = 0x800000  # a larger difference of two PSNs is one in the other direction
 QPN_MASK: Final = 0xFFFFFF
 DEFAULT_PKEY: Final = 0xFFFF
 ECN_MASK: Final = 0x03  # of the IPv4 TOS byte, and of the IPv6 traffic class
@@ -123,37 +124,40 @@ UD_SEND_ONLY: Final = UD + SEND_ONLY
 UD_SEND_ONLY_IMM: Final = UD + SEND_ONLY_IMM
 CNP: Final = 0x81  # the value that NICs send; IB_OPCODE_CNP of Linux ib_pack.h, 0x80, is the base of the group
 
-_RC_EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
-    SEND_FIRST: (),
-    SEND_MIDDLE: (),
-    SEND_LAST: (),
-    SEND_LAST_IMM: ("imm",),
-    SEND_ONLY: (),
-    SEND_ONLY_IMM: ("imm",),
-    WRITE_FIRST: ("reth",),
-    WRITE_MIDDLE: (),
-    WRITE_LAST: (),
-    WRITE_LAST_IMM: ("imm",),
-    WRITE_ONLY: ("reth",),
-    WRITE_ONLY_IMM: ("reth", "imm"),
-    READ_REQUEST: ("reth",),
-    READ_RESPONSE_FIRST: ("aeth",),
-    READ_RESPONSE_MIDDLE: (),
-    READ_RESPONSE_LAST: ("aeth",),
-    READ_RESPONSE_ONLY: ("aeth",),
-    ACK: ("aeth",),
-    ATOMIC_ACK: ("aeth", "atomic_ack"),
-    COMPARE_SWAP: ("atomic",),
-    FETCH_ADD: ("atomic",),
+# Opcode -> its name in ib_pack.h and scapy.contrib.roce, and the extended headers that follow the BTH, in order.
+_RC_OPCODES: Final[Mapping[int, tuple[str, tuple[str, ...]]]] = {
+    SEND_FIRST: ("SEND_FIRST", ()),
+    SEND_MIDDLE: ("SEND_MIDDLE", ()),
+    SEND_LAST: ("SEND_LAST", ()),
+    SEND_LAST_IMM: ("SEND_LAST_WITH_IMMEDIATE", ("imm",)),
+    SEND_ONLY: ("SEND_ONLY", ()),
+    SEND_ONLY_IMM: ("SEND_ONLY_WITH_IMMEDIATE", ("imm",)),
+    WRITE_FIRST: ("RDMA_WRITE_FIRST", ("reth",)),
+    WRITE_MIDDLE: ("RDMA_WRITE_MIDDLE", ()),
+    WRITE_LAST: ("RDMA_WRITE_LAST", ()),
+    WRITE_LAST_IMM: ("RDMA_WRITE_LAST_WITH_IMMEDIATE", ("imm",)),
+    WRITE_ONLY: ("RDMA_WRITE_ONLY", ("reth",)),
+    WRITE_ONLY_IMM: ("RDMA_WRITE_ONLY_WITH_IMMEDIATE", ("reth", "imm")),
+    READ_REQUEST: ("RDMA_READ_REQUEST", ("reth",)),
+    READ_RESPONSE_FIRST: ("RDMA_READ_RESPONSE_FIRST", ("aeth",)),
+    READ_RESPONSE_MIDDLE: ("RDMA_READ_RESPONSE_MIDDLE", ()),
+    READ_RESPONSE_LAST: ("RDMA_READ_RESPONSE_LAST", ("aeth",)),
+    READ_RESPONSE_ONLY: ("RDMA_READ_RESPONSE_ONLY", ("aeth",)),
+    ACK: ("ACKNOWLEDGE", ("aeth",)),
+    ATOMIC_ACK: ("ATOMIC_ACKNOWLEDGE", ("aeth", "atomic_ack")),
+    COMPARE_SWAP: ("COMPARE_SWAP", ("atomic",)),
+    FETCH_ADD: ("FETCH_ADD", ("atomic",)),
 }
-# Opcode -> the extended headers that follow the BTH, in order. Heddle does not read other opcodes (RD, XRC).
-EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {
-    **_RC_EXTENSIONS,
-    **{UC + op: names for op, names in _RC_EXTENSIONS.items() if op <= WRITE_ONLY_IMM},
-    UD_SEND_ONLY: ("deth",),
-    UD_SEND_ONLY_IMM: ("deth", "imm"),
-    CNP: ("cnp",),
+# All opcodes that Heddle reads; it does not read others (RD, XRC).
+_OPCODES: Final[Mapping[int, tuple[str, tuple[str, ...]]]] = {
+    **{opcode: (f"RC_{name}", extensions) for opcode, (name, extensions) in _RC_OPCODES.items()},
+    **{UC + op: (f"UC_{name}", found) for op, (name, found) in _RC_OPCODES.items() if op <= WRITE_ONLY_IMM},
+    UD_SEND_ONLY: ("UD_SEND_ONLY", ("deth",)),
+    UD_SEND_ONLY_IMM: ("UD_SEND_ONLY_WITH_IMMEDIATE", ("deth", "imm")),
+    CNP: ("CNP", ("cnp",)),
 }
+OPCODE_NAMES: Final[Mapping[int, str]] = {opcode: name for opcode, (name, _) in _OPCODES.items()}
+EXTENSIONS: Final[Mapping[int, tuple[str, ...]]] = {opcode: extensions for opcode, (_, extensions) in _OPCODES.items()}
 EXTENSION_BYTES: Final[Mapping[str, int]] = {
     "reth": RETH_BYTES,
     "imm": IMM_BYTES,
@@ -168,38 +172,6 @@ EXTRA_BYTES: Final[Mapping[int, int]] = {
 }
 HEADERS_ONLY: Final = frozenset({READ_REQUEST, ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, CNP})  # never with payload
 
-_RC_NAMES: Final[Mapping[int, str]] = {
-    SEND_FIRST: "SEND_FIRST",
-    SEND_MIDDLE: "SEND_MIDDLE",
-    SEND_LAST: "SEND_LAST",
-    SEND_LAST_IMM: "SEND_LAST_WITH_IMMEDIATE",
-    SEND_ONLY: "SEND_ONLY",
-    SEND_ONLY_IMM: "SEND_ONLY_WITH_IMMEDIATE",
-    WRITE_FIRST: "RDMA_WRITE_FIRST",
-    WRITE_MIDDLE: "RDMA_WRITE_MIDDLE",
-    WRITE_LAST: "RDMA_WRITE_LAST",
-    WRITE_LAST_IMM: "RDMA_WRITE_LAST_WITH_IMMEDIATE",
-    WRITE_ONLY: "RDMA_WRITE_ONLY",
-    WRITE_ONLY_IMM: "RDMA_WRITE_ONLY_WITH_IMMEDIATE",
-    READ_REQUEST: "RDMA_READ_REQUEST",
-    READ_RESPONSE_FIRST: "RDMA_READ_RESPONSE_FIRST",
-    READ_RESPONSE_MIDDLE: "RDMA_READ_RESPONSE_MIDDLE",
-    READ_RESPONSE_LAST: "RDMA_READ_RESPONSE_LAST",
-    READ_RESPONSE_ONLY: "RDMA_READ_RESPONSE_ONLY",
-    ACK: "ACKNOWLEDGE",
-    ATOMIC_ACK: "ATOMIC_ACKNOWLEDGE",
-    COMPARE_SWAP: "COMPARE_SWAP",
-    FETCH_ADD: "FETCH_ADD",
-}
-# The names of ib_pack.h and scapy.contrib.roce.
-OPCODE_NAMES: Final[Mapping[int, str]] = {
-    **{opcode: f"RC_{name}" for opcode, name in _RC_NAMES.items()},
-    **{UC + opcode: f"UC_{name}" for opcode, name in _RC_NAMES.items() if opcode <= WRITE_ONLY_IMM},
-    UD_SEND_ONLY: "UD_SEND_ONLY",
-    UD_SEND_ONLY_IMM: "UD_SEND_ONLY_WITH_IMMEDIATE",
-    CNP: "CNP",
-}
-
 # AETH syndromes (IBTA vol. 1, table 44; Linux rxe_hdr.h).
 # A plain ACK contains the credit count; 31 means no credit limit.
 ACK_NO_LIMIT: Final = 0x1F
@@ -209,3 +181,8 @@ NAK_INVALID: Final = 0x61
 NAK_ACCESS: Final = 0x62
 NAK_OPERATION: Final = 0x63
 SYNDROME_KIND: Final = 0xE0  # 0x00 ACK, 0x20 receiver not ready, 0x60 NAK
+
+
+def psn_after(psn: int, reference: int) -> int:
+    """How far a PSN of 24 bits is ahead of another one, of any size; negative when it is behind."""
+    return (psn - reference + PSN_HALF & PSN_MASK) - PSN_HALF

@@ -128,9 +128,7 @@ def _send(lab: Lab, source: str, there: Port, stop: threading.Event) -> None:
     payload = bytes(_PAYLOAD)
     for slot in range(_FRAMES):
         batch.put_data(slot, flow, wire.WRITE_ONLY, slot, payload, reth=(0, 0, _PAYLOAD))
-    wire_socket = PacketSocket(
-        lab.handles()[source].netns, here.name, _PAYLOAD, send_frames=_FRAMES, receive_bytes=0, hush=False
-    )
+    wire_socket = PacketSocket(lab.handles()[source].netns, here.name, _PAYLOAD, send_frames=_FRAMES, receive_bytes=0)
     try:
         while not stop.is_set():
             if not wire_socket.send(batch, _FRAMES):

@@ -219,7 +219,7 @@ def _flood(lab: Lab, here: Endpoint, there: Endpoint, pipe: Pipe) -> None:
     batch = SendBatch(_MTU)
     for slot in range(batch.slots):
         batch.put_data(slot, _header(here, there, wire.TOS_DATA, 17), wire.WRITE_MIDDLE, slot, bytes(_MTU))
-    port = PacketSocket(lab.handle(here.host).netns, here.port, _MTU, send_frames=64, receive_bytes=0, hush=False)
+    port = PacketSocket(lab.handle(here.host).netns, here.port, _MTU, send_frames=64, receive_bytes=0)
     pipe.send("ready")
     pipe.recv()
     end = time.monotonic() + _FLOOD_S
@@ -231,8 +231,8 @@ def _flood(lab: Lab, here: Endpoint, there: Endpoint, pipe: Pipe) -> None:
 
 def _count(lab: Lab, here: Endpoint, there: Endpoint, pipe: Pipe) -> None:
     netns = lab.handle(here.host).netns
-    port = PacketSocket(netns, here.port, _MTU, hush=False)
-    answers = PacketSocket(netns, here.port, _MTU, receive_bytes=0, hush=False)
+    port = PacketSocket(netns, here.port, _MTU)
+    answers = PacketSocket(netns, here.port, _MTU, receive_bytes=0)
     batch = SendBatch(0, slots=8)
     for slot in range(batch.slots):
         batch.put_ack(slot, _header(here, there, wire.TOS_ANSWER, 18), slot, wire.ACK_NO_LIMIT, 0)

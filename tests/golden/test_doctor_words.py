@@ -13,7 +13,7 @@ import pytest
 
 from heddle.base.extras import EXTRAS, SSH, Extra
 from heddle.base.process import Done
-from heddle.endpoints.verbs.verbscheck import rxe_check, verbs_check
+from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
 from heddle.host import doctor, packages
 from heddle.host.doctor import Check, Report
 from heddle.kernel import rdma

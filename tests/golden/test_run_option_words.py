@@ -57,6 +57,26 @@ WRONG: Final[tuple[dict[str, Any], ...]] = (
     {"admission": "on", "admission_set": ["channels=65"]},
     {"slow": ["host9=25%"]},
     {"slow": ["host1=0%"]},
+    {"slow": ["host3"]},
+    {"admission": "onn"},
+    {"admission": "on", "admission_set": ["steps"]},
+    {"admission": "on", "admission_set": ["buffsize=8K"]},
+    {
+        "collective": "all_reduce", "size": "2", "qps": 0, "qp_mode": "splitt", "sport": "fixed:99999", "chunk": "100",
+        "fastpath": "of", "split": "XOR 2", "bucket": "1us",
+    },
+    {"chunk": "32M", "size": "4M:64K"},
+    {"ranks": 17},
+    {"placement": "host1,hostx"},
+    {"placement": "cylcic"},
+    {"placement": "host1,host1"},
+    {"placement": "host1"},
+    {"placement": "rtsw1,host1"},
+    {"algorithm": "rnig"},
+    {"collective": "all-to-all", "algorithm": "ring"},
+    {"collective": "all-to-all", "size": "15"},
+    {"collective": "incast", "size": "4"},
+    {"ranks": 2, "size": "65536K", "chunk": "4K"},
 )  # fmt: skip
 
 

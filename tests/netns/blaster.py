@@ -64,7 +64,7 @@ class _Source:
         self._payload = bytes(range(256)) * (blast.payload // 256 + 1)
         self.socket = PacketSocket(
             lab.handle(here.name).netns, port.name, blast.payload, send_frames=_SEND_FRAMES, receive_bytes=0,
-            hush=False, version=version,
+            version=version,
         )  # fmt: skip
         self.sent = 0
 
@@ -99,7 +99,7 @@ def blast(
         version, sinks = lab.fabric.policy.ip_version, {}
         for name in {each.dst for each in blasts}:
             port, most = lab.fabric.by_name[name].ports[0], max(each.payload for each in blasts)
-            sink = PacketSocket(lab.handle(name).netns, port.name, most, hush=False, version=version)
+            sink = PacketSocket(lab.handle(name).netns, port.name, most, version=version)
             sinks[stack.enter_context(sink).fileno()] = sink
         poll = stack.enter_context(select.epoll())
         by_fd = {source.socket.fileno(): source for source in sources}

@@ -30,6 +30,6 @@ def _sent(lab: Lab, name: str, loop: FastPath) -> dict[str, tuple[int, int, tupl
 
 
 @pytest.mark.parametrize("loop", ["on", deep("off")])
-@pytest.mark.parametrize("name", ["no time between passes", deep("passes one frame apart"), "passes six frames apart"])
+@pytest.mark.parametrize("name", ["no time between passes", "passes six frames apart"])
 def test_results_do_not_depend_on_the_time_between_passes(tiny: Lab, name: str, loop: FastPath) -> None:
     assert _sent(tiny, name, loop) == _sent(tiny, "", loop)

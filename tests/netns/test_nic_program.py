@@ -36,8 +36,8 @@ def two_ends() -> Iterator[tuple[StaticLab, Flow, PacketSocket, PacketSocket]]:
         flow = some_flows(lab.fabric, 1)[0]
         here, there = (lab.fabric.by_name[name] for name in (flow.src, flow.dst))
         with (
-            PacketSocket(lab.handle(here.name).netns, "eth1", MTU, hush=False) as near,
-            PacketSocket(lab.handle(there.name).netns, "eth1", MTU, hush=False) as far,
+            PacketSocket(lab.handle(here.name).netns, "eth1", MTU) as near,
+            PacketSocket(lab.handle(there.name).netns, "eth1", MTU) as far,
         ):
             yield lab, flow, near, far
 

@@ -35,7 +35,7 @@ from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 pytestmark = pytest.mark.root
 
-RUNS = 10  # `./inv bench order --runs 100` makes more
+RUNS = 4  # `./inv bench order --runs 100` makes more
 LOADED_S = 2.0
 LEAST = 1000  # packets of each sender, however busy the machine is
 SENDER_SHIFT = 24  # the sender's number is above that of its packet

@@ -19,7 +19,7 @@ import pytest
 from heddle.base.ethernet import CLASSES
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
-from heddle.endpoints.verbs.launching import launch
+from heddle.endpoints.rdma.launching import launch
 from heddle.kernel import rdma
 from heddle.lab import impairments
 from heddle.lab.lab import Lab

@@ -49,14 +49,7 @@ def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     assert paths.agree, paths_text(paths)
     assert {flow.sent.packets for flow in result.flows} == {3 * PACKETS}
     assert all(proof.counted == (3 * PACKETS,) * len(proof.measured) for proof in paths.flows)
-
-
-def test_its_rate_limiter_gets_timers_finer_than_those_of_lost_packets(tiny: Lab) -> None:
-    loss = 17  # 0.54 s until a packet is taken for lost: with that timer alone, each packet would wait so long
-    result = all_reduce(tiny, timeout=loss)
-    steps = (PACKETS - 6) * 0.001  # the gap; the first packet of each of the six steps may have waited already
-    assert steps < result.rows[0].time_us / 1e6 < PACKETS * 4.096e-6 * 2**loss / 2
-    assert all(flow.counters["pauses"] >= 3 * PACKETS - 1 for flow in result.flows)
+    assert all(flow.counters["pauses"] >= 3 * PACKETS - 1 for flow in result.flows), "its rate limiter has a timer"
 
 
 def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,7 +19,6 @@ from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import rc_timeout
-from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
@@ -51,19 +49,7 @@ def total(result: RunResult, key: str) -> int:
     return sum(flow.counters[key] for flow in result.flows)
 
 
-@pytest.mark.parametrize("recovery", ["go-back-0", "selective-repeat"])
-def test_every_recovery_delivers_all_data_over_a_lossy_link(lab: Lab, recovery: str) -> None:
-    impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
-    result = ran(lab, recovery=recovery, timeout=rc_timeout(14), iters=2)
-    assert result.wrong == 0
-    assert total(result, "retransmitted") > 0
-    assert result.nic_loop == "python"
-    paths = paths_of(lab)
-    assert paths.agree, paths_text(paths)
-    assert f"recovery: {recovery}" in result.table()
-
-
-def test_selective_repeat_sends_less_again_than_go_back_n_and_that_less_than_go_back_0(lab: Lab) -> None:
+def test_each_recovery_delivers_all_data_and_selective_repeat_sends_least_again(lab: Lab) -> None:
     again = {}
     incast: dict[str, object] = {"collective": "incast", "placement": "host3,host1", "sizes": (1 << 22,)}
     impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 64))
@@ -71,6 +57,9 @@ def test_selective_repeat_sends_less_again_than_go_back_n_and_that_less_than_go_
         result = ran(lab, recovery=recovery, chunk=1 << 19, timeout=rc_timeout(14), **incast)
         lost = result.queues.drops["fault"] if result.queues is not None else 0
         assert result.wrong == 0 and lost > 0
+        assert result.nic_loop == "python" or recovery == "go-back-n"
+        paths = paths_of(lab)
+        assert paths.agree, paths_text(paths)
         again[recovery] = total(result, "retransmitted") / lost
     assert again["selective-repeat"] < 2 < again["go-back-n"] < again["go-back-0"]
 
@@ -88,14 +77,12 @@ def test_uc_delivers_all_data_where_nothing_is_lost(lab: Lab) -> None:
 
 def test_a_lost_packet_ends_a_run_of_uc_and_is_named(lab: Lab) -> None:
     impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 16))
-    began = time.monotonic()
     with pytest.raises(
         CheckError,
         match=r"rank \d on host3:eth1: QP 0x\w+ from rank \d on host\d:eth1: .* lost \(last good PSN 0x\w+\), and uc",
     ) as caught:
         ran(lab, transport="uc", sizes=(1 << 21,))
     assert caught.value.problems[0].hint.startswith("use --transport rc")
-    assert time.monotonic() - began < 60
 
 
 def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -> None:
@@ -108,10 +95,9 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(lab: Lab) -
     assert "last good PSN 0x" in said and "no packet moves any more" in said
 
 
-@pytest.mark.parametrize("entropy", [4, deep(1)])
-def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab, entropy: int) -> None:
+def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab) -> None:
     impairments.set_fault(lab, [LOSSY], LinkFault(loss=1 / 32))
-    result = ran(lab, transport="srd", entropy=entropy, timeout=rc_timeout(14), iters=2)
+    result = ran(lab, transport="srd", entropy=4, timeout=rc_timeout(14), iters=2)
     lost = result.queues.drops["fault"] if result.queues is not None else 0
     assert result.wrong == 0 and lost > 0
     assert total(result, "retransmitted") > 0
@@ -119,8 +105,8 @@ def test_srd_sends_the_lost_packets_again_and_all_data_arrive(lab: Lab, entropy:
     assert paths.agree, paths_text(paths)
 
 
-@pytest.mark.parametrize("qps", [2, deep(1)])
-def test_srd_sprays_over_source_ports_and_every_path_is_counted(lab: Lab, qps: int) -> None:
+def test_srd_sprays_over_source_ports_and_every_path_is_counted(lab: Lab) -> None:
+    qps = 2
     result = ran(lab, transport="srd", entropy=8, qps=qps, placement="cyclic")
     assert result.wrong == 0
     paths = paths_of(lab)

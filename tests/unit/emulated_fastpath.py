@@ -21,8 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from heddle.base.process import run
-from heddle.endpoints.fastpath import library, makefast
-from heddle.kernel.native.objects import target
+from heddle.endpoints.fastpath import library
+from heddle.kernel.native.objects import FASTPATH, target
 
 MACHINE: Final = "aarch64"
 _SOURCE: Final = Path(__file__).with_name("fastpath_driver.c")
@@ -50,7 +50,7 @@ def missing() -> str:
 
 def build_driver(out: Path) -> Path:
     """Compile the program that loads the object."""
-    run(["clang", *target(MACHINE), *_FLAGS, "-I", str(makefast.SOURCES), str(_SOURCE), "-o", str(out)])
+    run(["clang", *target(MACHINE), *_FLAGS, "-I", str(FASTPATH.directory), str(_SOURCE), "-o", str(out)])
     return out
 
 
@@ -58,7 +58,7 @@ class EmulatedCode:
     """The functions of the object, called in an emulated process. keep: file descriptors that it inherits."""
 
     def __init__(self, program: Path, keep: Sequence[int] = ()) -> None:
-        argv = [emulator(), str(program), str(makefast.SOURCES / f"fastpath-{MACHINE}.so")]
+        argv = [emulator(), str(program), str(FASTPATH.path(MACHINE))]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=keep, bufsize=0)
         self.crc = self._ask("crc", [])[0]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.congestion.controlled import Controlled
-from heddle.endpoints.congestion.raterecord import RateSteps
+from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import part_bytes, part_sizes
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import address, dcqcn_struct, opcodes

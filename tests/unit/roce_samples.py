@@ -42,7 +42,6 @@ class Sample:
     opcode: int
     size: int = 0
     ackreq: bool = False
-    solicited: bool = False
     reth: Reth | None = None
     imm: int | None = None
     aeth: tuple[int, int] | None = None
@@ -56,7 +55,7 @@ class Sample:
             return batch.put_cnp(slot, header)
         return batch.put_data(
             slot, header, self.opcode, PSN, payload_of(self.size),
-            ackreq=self.ackreq, solicited=self.solicited, reth=self.reth, imm=self.imm,
+            ackreq=self.ackreq, reth=self.reth, imm=self.imm,
         )  # fmt: skip
 
     def frame(self) -> bytes:
@@ -84,7 +83,7 @@ class Sample:
             packet /= IPv6(src=SRC_IP6, dst=DST_IP6, tc=TOS, fl=0, hlim=64)
         packet /= UDP(sport=SPORT)
         packet /= roce.BTH(
-            opcode=self.opcode, dqpn=DQPN, psn=self.psn, ackreq=self.ackreq, solicited=self.solicited,
+            opcode=self.opcode, dqpn=DQPN, psn=self.psn, ackreq=self.ackreq,
             becn=self.opcode == wire.CNP,
         )  # fmt: skip
         if self.opcode == wire.CNP:
@@ -100,7 +99,7 @@ class Sample:
 
 def _samples() -> list[Sample]:
     sized: list[Callable[[int], Sample]] = [
-        lambda n: Sample(f"send_only_{n}", wire.SEND_ONLY, n, solicited=True),
+        lambda n: Sample(f"send_only_{n}", wire.SEND_ONLY, n),
         lambda n: Sample(f"send_only_imm_{n}", wire.SEND_ONLY_IMM, n, imm=IMM),
         lambda n: Sample(f"write_last_{n}", wire.WRITE_LAST, n, ackreq=True),
         lambda n: Sample(f"write_last_imm_{n}", wire.WRITE_LAST_IMM, n, ackreq=True, imm=IMM),

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from scapy.utils import wrpcap
 
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import CTS_BASE, CTS_BYTES, Grant, cts_rkey, pack_entry, read_entry
-from heddle.endpoints.admission.slots import Slots
+from heddle.endpoints.admission.grants import (
+    CTS_BASE,
+    CTS_BYTES,
+    Grant,
+    GrantGate,
+    Slots,
+    cts_rkey,
+    pack_entry,
+    read_entry,
+)
 from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
@@ -214,9 +221,9 @@ class Sink(QpEnd):
     def post(self, message: Message) -> None:
         self.posted.append(message)
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         self.frames += 1
-        return index + 1
+        return True
 
     def hold(self, seconds: float) -> None:
         self.held += seconds

@@ -39,32 +39,6 @@ def test_sizes_and_numbers_set_parameters() -> None:
     assert options.admitted == Admission(4, 1 << 20, 4, 3.0, "data")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"admission": "onn"}, "--admission onn is not on or off"),
-        ({"admission_set": ["steps=4"]}, "--admission-set needs admission"),
-        ({"cts_class": "data"}, "--cts-class data needs admission"),
-        ({"admission": "on", "cts_class": "dat"}, "--cts-class dat is not control or data"),
-        ({"admission": "on", "fastpath": "on"}, "--fastpath on is not possible with admission"),
-        ({"admission": "on", "admission_set": ["steps"]}, "--admission-set steps is not NAME=NUMBER"),
-        ({"admission": "on", "admission_set": ["stepps=3"]}, "is not a parameter of admission"),
-        ({"admission": "on", "admission_set": ["stepps=3"]}, "hint: did you mean steps?"),
-        (
-            {"admission": "on", "admission_set": ["steps=65"]},
-            "--admission-set steps=65 is outside 1 to 64\n  hint: the default is 8: slots of a buffer",
-        ),
-        ({"admission": "on", "admission_set": ["buffsize=8K"]}, "gives slots of 1024 bytes"),
-        ({"slow": ["host3"]}, "--slow host3 is not HOST=PERCENT"),
-        ({"slow": ["host3=0%"]}, "--slow host3=0% is outside 1% to 100%"),
-    ],
-)  # fmt: skip
-def test_wrong_options_are_named(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError) as caught:
-        run_options(**arguments)  # type: ignore[arg-type]
-    assert words in str(caught.value)
-
-
 def test_a_slow_host_must_have_a_rank() -> None:
     fabric = load_fabric("tiny").fabric
     assert build_plan(fabric, run_options(slow=["host3=25%"])).options.slow == (("host3", 0.25),)

@@ -18,8 +18,6 @@ PLUGINS = {"pytest-timeout", "hatchling"}
 PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
-# Debian's package python3-pyverbs: tests/netns/pyverbs_peer.py runs in the system's Python.
-SYSTEMS = {"pyverbs"}
 OURS = {"heddle", "tests", "tasks"}
 OURSELVES = "heddle-fabric"
 
@@ -84,7 +82,7 @@ def locked() -> dict[str, set[str]]:
 
 
 def test_every_declared_package_is_imported_and_every_imported_one_declared() -> None:
-    assert imported() == (declared() | browsers() | SYSTEMS) - PLUGINS - CARRIERS
+    assert imported() == (declared() | browsers()) - PLUGINS - CARRIERS
     assert declared() >= PLUGINS
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import random
-import shutil
 import time
 from pathlib import Path
 from typing import Final
@@ -13,13 +12,14 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.fastpath import library, makefast
+from heddle.endpoints.fastpath import constants, library
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.kernel.native.objects import MACHINES, clang_version
+from heddle.kernel.native.objects import FASTPATH, MACHINES
 from heddle.wire import layout as wire
+from tests.unit import committed
 from tests.unit.fastpath_bench import (
     EPOCH,
     MTU,
@@ -65,7 +65,7 @@ def test_a_sender_makes_the_same_packets_for_the_same_events(version: int, seed:
                 for bench in (python, fast):
                     bench.give(answer(version, 0x100 + which, at, syndrome))
             for bench in (python, fast):
-                bench.work(now, tick=dice.random() < 0 or act > 0.9)
+                bench.work(now, tick=act > 0.9)
             sent = [by_queue_pair(bench.sent(), version) for bench in (python, fast)]
             assert sent[0] == sent[1], f"step {step}"
             assert python.idle == fast.idle
@@ -264,12 +264,11 @@ def test_the_loop_returns_when_a_message_is_complete(version: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: Path) -> None:
-    """Any clang must compile it; the one that made the committed object gives the same bytes."""
-    if shutil.which("clang") is None or shutil.which("ld.lld") is None:
-        pytest.skip("no clang or no lld; ./inv test --build installs both")
-    built = makefast.build(machine, tmp_path / "built.so")
-    if makefast.MADE_BY.read_text() == f"clang {clang_version()}\n":
-        assert built == (makefast.SOURCES / f"fastpath-{machine}.so").read_bytes()
+    committed.compare_shared(FASTPATH, machine, tmp_path / "built.so")
+
+
+def test_the_header_of_shared_constants_is_what_python_has() -> None:
+    assert constants.HEADER.read_text() == constants.header(), "python -m heddle.endpoints.fastpath.constants writes it"
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")

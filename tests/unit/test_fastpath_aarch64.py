@@ -52,7 +52,7 @@ def emulated(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_object_is_of_this_version(program: Path) -> None:
     code = EmulatedCode(program)
-    assert code.hd_version() == library._VERSION
+    assert code.hd_version() == library.VERSION
     code.close()
 
 

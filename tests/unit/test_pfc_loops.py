@@ -7,7 +7,6 @@ import itertools
 import os
 import platform
 import random
-import shutil
 import socket
 import struct
 import time
@@ -19,9 +18,9 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
-from heddle.kernel.native.objects import MACHINES, clang_version
+from heddle.kernel.native.objects import MACHINES, SWITCH
 from heddle.kernel.ringbuffer import Event
-from heddle.switch.compiled import layouts, makeswitch
+from heddle.switch.compiled import layouts
 from heddle.switch.pfc import compiledloop
 from heddle.switch.pfc.agent import Agent
 from heddle.switch.pfc.compiledloop import CompiledLoop
@@ -31,6 +30,7 @@ from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, ReferenceLoop, T
 from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
+from tests.unit import committed
 
 CLASS: Final = 3
 PORTS: Final = 4  # ids 1 to 4: two nodes of two ports
@@ -341,12 +341,7 @@ def test_reaction_bins_are_those_of_the_compiled_code() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: Path) -> None:
-    """Any clang must compile it; the one that made the committed object gives the same bytes."""
-    if shutil.which("clang") is None or shutil.which("ld.lld") is None:
-        pytest.skip("no clang or no lld; ./inv test --build installs both")
-    built = makeswitch.build(machine, tmp_path / "built.so")
-    if makeswitch.MADE_BY.read_text() == f"clang {clang_version()}\n":
-        assert built == (makeswitch.HERE / f"switch-{machine}.so").read_bytes()
+    committed.compare_shared(SWITCH, machine, tmp_path / "built.so")
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")

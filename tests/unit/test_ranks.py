@@ -102,44 +102,29 @@ def run_all(
     raise AssertionError("never came to an end")
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-@pytest.mark.parametrize(("qps", "mode"), [(1, "split"), (4, "split"), (4, "round-robin")])
-def test_every_rank_ends_with_the_sum(n: int, qps: int, mode: QpMode) -> None:
-    options = RunOptions(sizes=(4, 8, 100, 4096, 20_000), iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
-    for rank in run_all(options, n):
-        assert [r.wrong for r in rank.results] == [0] * 5
-        assert [r.size for r in rank.results] == list(options.sizes)
+COLLECTIVES = pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "incast"])
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-@pytest.mark.parametrize("collective", ["all-to-all", "incast"])
+@pytest.mark.parametrize("n", [2, 5, 8])
+@COLLECTIVES
 @pytest.mark.parametrize(("qps", "mode"), [(1, "split"), (3, "split"), (3, "round-robin")])
-def test_every_chunk_ends_where_it_belongs(collective: str, n: int, qps: int, mode: QpMode) -> None:
-    sizes = (32, 100, 4096, 20_000)
+def test_every_rank_ends_with_its_result(collective: str, n: int, qps: int, mode: QpMode) -> None:
+    sizes = (*((4, 8) if collective == "all-reduce" else ()), 32, 100, 4096, 20_000)
     options = RunOptions(collective, sizes=sizes, iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
     for rank in run_all(options, n):
-        assert [r.wrong for r in rank.results] == [0] * 4
+        assert [(r.size, r.wrong) for r in rank.results] == [(size, 0) for size in sizes]
 
 
-@pytest.mark.parametrize("collective", ["all-to-all", "incast"])
+@COLLECTIVES
 @pytest.mark.parametrize("seed", range(3))
-def test_chunks_are_right_over_a_lossy_channel(collective: str, seed: int) -> None:
+def test_results_are_right_over_a_lossy_channel(collective: str, seed: int) -> None:
     options = RunOptions(collective, sizes=(3000, 9000), iters=3, warmup=0, qps=2, chunk=512)
     for rank in run_all(options, 4, loss=0.1, seed=seed):
         assert [r.wrong for r in rank.results] == [0, 0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_sum_is_right_over_a_lossy_channel(seed: int) -> None:
-    options = RunOptions(sizes=(3000, 9000), iters=3, warmup=0, qps=2, chunk=512)
-    for rank in run_all(options, 4, loss=0.1, seed=seed):
-        assert [r.wrong for r in rank.results] == [0, 0]
-
-
-@pytest.mark.parametrize(("collective", "least"), [("all-reduce", 64), ("all-to-all", 64), ("incast", 64)])
-def test_a_corrupted_message_shows_as_wrong_elements(
-    monkeypatch: pytest.MonkeyPatch, collective: str, least: int
-) -> None:
+@COLLECTIVES
+def test_a_corrupted_message_shows_as_wrong_elements(monkeypatch: pytest.MonkeyPatch, collective: str) -> None:
     original = Responder.receive
     hits = SimpleNamespace(left=1)
 
@@ -151,7 +136,7 @@ def test_a_corrupted_message_shows_as_wrong_elements(
 
     monkeypatch.setattr(Responder, "receive", corrupt)
     ranks = run_all(RunOptions(collective, sizes=(4096,), iters=1, warmup=0, chunk=512), 4)
-    assert sum(r.results[0].wrong for r in ranks) >= least
+    assert sum(r.results[0].wrong for r in ranks) >= 64
 
 
 class SkipsOnce(Rank):
@@ -166,7 +151,7 @@ class SkipsOnce(Rank):
         super()._apply(key)
 
 
-@pytest.mark.parametrize(("warmup", "epoch"), [(1, 0), (1, 1), (0, 1), (1, 2), (1, 3)])
+@pytest.mark.parametrize(("warmup", "epoch"), [(1, 0), (0, 1), (1, 3)])
 @pytest.mark.parametrize("collective", ["all-reduce", "all-to-all"])
 def test_a_reduction_that_is_skipped_in_any_iteration_is_wrong(collective: str, warmup: int, epoch: int) -> None:
     class Skips(SkipsOnce):

@@ -6,7 +6,6 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
 from heddle.endpoints.nic.qpend import NEVER, Message
@@ -169,31 +168,6 @@ def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
     requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
     requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
     assert requester.una == 100
-
-
-@pytest.mark.parametrize("psn", [0, PSN_MASK - 4])
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_middle_packets_taken_at_once_do_what_they_do_one_by_one(psn: int, skipped: int) -> None:
-    payload = random.Random(1).randbytes(256 * 9)
-    ends = []
-    for at_once in (False, True):
-        memory = Memory(bytearray(len(payload)))
-        responder = Responder(PARAMS, psn, memory)
-        parts = [memoryview(payload)[i * 256 : (i + 1) * 256] for i in range(9)]
-        responder.receive(WritePacket(psn, True, False, False, (0, RKEY, len(payload))), parts[0], 0.0)
-        first = (psn + 1 + skipped) & PSN_MASK
-        if at_once:
-            block = np.frombuffer(payload, np.uint8).reshape(9, 256)[1 + skipped : 8]
-            responder.receive_middles(first, block, [i == 3 for i in range(7 - skipped)], 0.0)
-        else:
-            for i in range(7 - skipped):
-                packet = WritePacket((first + i) & PSN_MASK, False, False, i == 3)
-                responder.receive(packet, parts[1 + skipped + i], 0.0)
-        due, reply = responder.ack_due, responder.reply
-        responder.receive(WritePacket((psn + 8) & PSN_MASK, False, True, True, None, 5), parts[8], 0.0)
-        ends.append((bytes(memory.data), memory.arrivals, responder.acked, responder.counters, due, reply))
-    assert ends[0] == ends[1]
-    assert (ends[0][0] == payload) is (skipped == 0)
 
 
 def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_nothing() -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-import numpy as np
 import pytest
 
-from heddle.base.problems import InputError
 from heddle.endpoints.nic.qpend import Message
-from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder
 from heddle.endpoints.transports.recovery import requester_of, responder_of
-from heddle.traffic.options import Recovery, run_options
+from heddle.traffic.options import Recovery
 from heddle.wire.layout import ACK_NO_LIMIT, NAK_SEQUENCE, PSN_MASK
 from tests.unit.test_rc import RKEY, Memory, packets_of
 
@@ -154,17 +151,6 @@ def test_selective_repeat_requests_a_packet_once_while_its_repetition_may_still_
     assert pair.answers() == [("nak", 3), ("ack", 2)]
 
 
-def test_selective_repeat_takes_kept_packets_once_also_in_blocks() -> None:
-    pair = Pair("selective-repeat")
-    packets = packets_of(pair.requester, 0.0)
-    for number in (0, 3):
-        pair.responder.receive(*packets[number], 0.0)
-    block = np.stack([np.frombuffer(packets[number][1], np.uint8) for number in (1, 2, 3, 4)])
-    pair.responder.receive_middles(packets[1][0].psn, block, [False] * 4, 0.0)
-    assert (pair.responder.counters.received, pair.responder.counters.duplicates) == (5, 1)
-    assert pair.memory.data[: 5 * 256] == DATA[: 5 * 256]
-
-
 def test_selective_repeat_keeps_no_packet_beyond_the_window() -> None:
     pair = Pair("selective-repeat", window=4)
     packets = packets_of(Pair("selective-repeat").requester, 0.0)
@@ -191,39 +177,3 @@ def test_only_go_back_n_is_compiled() -> None:
     assert Rc(PARAMS).fast() is not None
     assert Rc(replace(PARAMS, recovery="go-back-0")).fast() is None
     assert Rc(replace(PARAMS, recovery="selective-repeat")).fast() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"recovery": "selective"},
-            "--recovery selective is not a recovery from loss\n  hint: did you mean selective-repeat?",
-        ),
-        (
-            {"recovery": "go-back-0", "transport": "srd"},
-            "--recovery go-back-0 is not for --transport srd\n  hint: use --transport rc",
-        ),
-        (
-            {"recovery": "go-back-0", "fastpath": "on"},
-            "--fastpath on is not possible with --recovery go-back-0\n  hint: leave --fastpath out",
-        ),
-        (
-            {"entropy": 8},
-            "--entropy 8 is not for --transport rc, which needs packets in order\n"
-            "  hint: use --transport srd, or more --qps",
-        ),
-        (
-            {"entropy": 257, "transport": "srd"},
-            "--entropy 257 is outside 1 to 256\n  hint: the default is 1: no spraying by NICs",
-        ),
-        (  # one error: nothing can be said about what an unknown transport supports
-            {"entropy": 4, "recovery": "go-back-0", "transport": "srb"},
-            "--transport srb is not a transport\n  hint: did you mean srd?",
-        ),
-    ],
-)
-def test_wrong_recoveries_and_entropy_are_refused(options: dict[str, object], text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        run_options(find_transport=find_transport, **options)  # type: ignore[arg-type]
-    assert str(caught.value) == text

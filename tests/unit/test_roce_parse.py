@@ -15,7 +15,6 @@ from heddle.wire import layout as wire
 from tests.unit.roce_samples import (
     DQPN,
     MTU,
-    PSN,
     SAMPLES,
     SAMPLES6,
     SPORT,
@@ -49,11 +48,9 @@ def test_a_written_record_is_read_back(sample: Sample) -> None:
     kind = got.kinds[0]
     assert (got.sounds, got.oks, got.dqpns, got.psns) == ([True], [True], [DQPN], [sample.psn])
     assert got.ackreqs == [sample.ackreq]
-    assert got.becns == [sample.opcode == wire.CNP]
     assert (kind.opcode, kind.src, kind.sport, kind.tos, kind.ce) == (
         sample.opcode, SRC[sample.version], SPORT, TOS, False,
     )  # fmt: skip
-    assert kind.solicited == sample.solicited
     assert bytes(got.payload(0)) == payload_of(sample.size)
     for name, value in (("reth", sample.reth), ("imm", sample.imm), ("aeth", sample.aeth)):
         if value is not None:
@@ -61,39 +58,6 @@ def test_a_written_record_is_read_back(sample: Sample) -> None:
         else:
             with pytest.raises(ValueError, match=name):
                 getattr(got, name)(0)
-
-
-@pytest.mark.parametrize("version", [4, 6])
-def test_arrays_agree_with_the_lists(version: int) -> None:
-    got = read(*(sample.frame() for sample in (SAMPLES6 if version == 6 else SAMPLES)), version=version)
-    assert got.sound.all()
-    assert got.opcode.tolist() == [sample.opcode for sample in SAMPLES]
-    assert got.payload_bytes.tolist() == [sample.size for sample in SAMPLES]
-    assert (got.dqpn == DQPN).all()
-    assert (got.src == SRC[version]).all()
-    assert got.psn.tolist() == got.psns
-    assert got.ackreq.tolist() == got.ackreqs
-
-
-def test_nothing_received_is_nothing() -> None:
-    got = read()
-    assert (len(got), got.runs(), got.sound.tolist()) == (0, [], [])
-
-
-def test_a_run_is_one_span_and_one_block() -> None:
-    payload = np.frombuffer(payload_of(6 * MTU), np.uint8).reshape(6, MTU)
-    batch = SendBatch(MTU)
-    batch.put_middles(0, flow(), PSN, payload)
-    frames = [bytes(batch.frame(i)) for i in range(6)]
-    broken = bytearray(frames[3])
-    broken[100] ^= 1
-    got = read(*frames)
-    assert got.runs() == [(0, 6)]
-    assert (got.block(1, 4) == payload[1:4]).all()
-    assert read(*frames[:3], bytes(broken), *frames[4:]).runs() == [(0, 3), (4, 6)]
-    assert read(*frames[:2], *frames[3:]).runs() == [(0, 2), (2, 5)]
-    assert read(bytes(broken)).runs() == []
-    assert read(frames[0], SAMPLES[-1].frame(), frames[1]).runs() == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_marks_and_hops_in_transit_are_seen_and_do_no_harm() -> None:
@@ -104,14 +68,14 @@ def test_marks_and_hops_in_transit_are_seen_and_do_no_harm() -> None:
     frame[24:26] = bytes(2)
     frame[24:26] = ip_checksum(bytes(frame[14:34])).to_bytes(2, "big")
     got = read(bytes(frame))
-    assert (got.sounds, got.becns, got.kinds[0].ce) == ([True], [True], True)
+    assert (got.sounds, got.kinds[0].ce) == ([True], True)
 
 
 def test_a_rewritten_source_port_breaks_the_icrc_only() -> None:
     frame = bytearray(SAMPLES[3].frame())
     frame[wire.UDP_AT + 1] ^= 1
     got = read(bytes(frame))
-    assert (got.oks, got.sounds, got.icrc_ok(0)) == ([True], [False], False)
+    assert (got.oks, got.sounds) == ([True], [False])
 
 
 def test_ethernet_padding_is_no_fault_and_other_trailers_are() -> None:
@@ -246,7 +210,6 @@ def test_garbage_never_raises_and_never_passes(version: int) -> None:
             frames.append(bytes(frame))
         got = read(*frames, parser=parser, dirt=rng.randrange(256), version=version)
         assert not any(got.sounds)
-        assert got.runs() == []
         for i in range(len(got)):
             got.payload(i)
     assert len(parser._kinds) <= 64

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
@@ -82,17 +81,6 @@ def test_ip_headers_are_right(sample: Sample) -> None:
     assert ip_checksum(frame[14:34]) == 0
     assert (packet[IP].len, packet[UDP].len, packet[UDP].chksum) == (len(frame) - 14, len(frame) - 34, 0)
     assert (packet[IP].flags, packet[IP].id, packet[IP].ttl) == ("DF", 0, 64)
-
-
-@VERSION
-def test_a_run_of_middles_is_the_same_as_one_by_one(version: int) -> None:
-    payload = np.frombuffer(payload_of(8 * MTU), np.uint8).reshape(8, MTU)
-    asks = np.array([i % 3 == 2 for i in range(8)])
-    run, single = SendBatch(MTU, version=version), SendBatch(MTU, version=version)
-    assert run.put_middles(2, flow(version), PSN, payload, ackreq=asks) == 8
-    for i in range(8):  # the PSN wraps from 0xffffff to 0 on the way
-        single.put_data(2 + i, flow(version), wire.WRITE_MIDDLE, PSN + i, payload[i].data, ackreq=bool(asks[i]))
-        assert run.frame(2 + i) == single.frame(2 + i)
 
 
 @pytest.mark.parametrize("size", [0, 1, MTU - 1, MTU, MTU + 1, 6 * MTU, 9 * MTU + 5])
@@ -261,9 +249,7 @@ def test_payloads_are_aligned_for_either_ip() -> None:
 
 
 def test_a_run_that_does_not_fit_is_refused() -> None:
-    batch = SendBatch(MTU, slots=4)
-    for shape in ((5, MTU), (2, MTU + 4), (2, 5)):
-        with pytest.raises(ValueError, match="do not fit at slot"):
-            batch.put_middles(0, flow(), 0, np.zeros(shape, np.uint8))
     with pytest.raises(ValueError, match="do not fit at slot"):
-        batch.put_write(0, flow(), 0, bytes(MTU), reth=(1, 2, 3), imm=0, index=0, count=2, ack_every=1)
+        SendBatch(MTU, slots=4).put_write(
+            0, flow(), 0, bytes(MTU), reth=(1, 2, 3), imm=0, index=0, count=2, ack_every=1
+        )

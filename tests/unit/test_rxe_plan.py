@@ -9,8 +9,8 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
+from heddle.endpoints.rdma.verbslib import SIZES
 from heddle.endpoints.transports.rxe import Rxe
-from heddle.endpoints.verbs.verbslib import SIZES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel import rdma
 from heddle.runs.run import plan_run

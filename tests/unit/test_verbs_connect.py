@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from heddle.endpoints.verbs import verbslib as ib
-from heddle.endpoints.verbs.verbsdevice import Peer, VerbsQp
+from heddle.endpoints.rdma import verbslib as ib
+from heddle.endpoints.rdma.verbsdevice import Peer, VerbsQp
 
 
 class Qp(VerbsQp):

@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
-from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import Grant
-from heddle.endpoints.admission.slots import Slots
+from heddle.endpoints.admission.grants import Grant, GrantGate, Slots
 from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.nic import QueuePair
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo

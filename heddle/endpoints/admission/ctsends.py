@@ -1,6 +1,6 @@
 """Admission around both ends of a queue pair of any transport: the receiver writes CTS entries, the sender reads them.
 
-Both classes are QpEnds that pass everything else on. A CTS is an RDMA WRITE without immediate in the reverse direction
+A CTS is an RDMA WRITE without immediate in the reverse direction
 of the queue pair that carries the data, as NCCL writes it (src/transport/net_ib). That direction is a reliable
 connection of its own: it has its own PSNs, ACKs, timers and retries, whatever the transport of the data is. The first
 queue pair of a connection carries the CTS packets for all of them.
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.admission.gate import GrantGate
-from heddle.endpoints.admission.grant import (
+from heddle.endpoints.admission.grants import (
     CTS_BASE,
     CTS_BYTES,
     Grant,
+    GrantGate,
     cts_psn,
     cts_rkey,
     pack_entry,
@@ -28,8 +28,8 @@ from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.rc import RcReceiver
+from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo, WrappedEnd
+from heddle.endpoints.transports.rc import RcReceiver, timer_after
 from heddle.endpoints.transports.rcstate import RcParams, Requester
 from heddle.wire import layout as wire
 
@@ -39,7 +39,6 @@ ADMISSION_COLUMNS: Final = (
     Column("cts_resent", "packets", "CTS sent again"),
     Column("cts_acks", "packets", "ACKs of CTS"),
 )
-_TIMER_S: Final = 0.02  # resolution of the retransmission timer, as in rc.py
 
 
 class Posted(NamedTuple):
@@ -51,21 +50,20 @@ class Posted(NamedTuple):
     imm: int
 
 
-class GrantingReceiver(QpEnd):
+class GrantingReceiver(WrappedEnd):
     """A receiving end that also sends CTS packets.
 
     flow: their headers, with the traffic class. as_data: they share the socket and the queue of data; else they leave
     like answers. rkey: of the rank's memory, part of every entry. ring: entries of the sender's memory.
     """
 
-    __slots__ = (
-        "_as_data", "_end", "_flow", "_now", "_requester", "_ring", "_ring_rkey", "_rkey", "_written",
-    )  # fmt: skip
+    __slots__ = ("_as_data", "_flow", "_now", "_requester", "_ring", "_ring_rkey", "_rkey", "_written")
 
     def __init__(
         self, end: QpEnd, params: RcParams, qp: QpInfo, flow: FlowHeader, as_data: bool, rkey: int, ring: int
     ) -> None:
-        self._end, self._flow, self._as_data = end, flow, as_data
+        super().__init__(end)
+        self._flow, self._as_data = flow, as_data
         self._requester = Requester(params, cts_psn(qp.psn))
         self._rkey, self._ring, self._ring_rkey = rkey, ring, cts_rkey(qp.flow.dqpn)
         self._written = 0  # entries so far
@@ -92,8 +90,7 @@ class GrantingReceiver(QpEnd):
     @property
     def deadline(self) -> float:
         """The end's deadline, or that of the CTS packets without an acknowledgement."""
-        exact = self._requester.deadline
-        return min(self._end.deadline, exact if exact == NEVER else -(-exact // _TIMER_S) * _TIMER_S)
+        return min(self._end.deadline, timer_after(self._requester.deadline))
 
     @property
     def idle(self) -> bool:
@@ -106,10 +103,6 @@ class GrantingReceiver(QpEnd):
         if self._requester.error:
             return f"its clear-to-send (CTS) packets: {self._requester.error}"
         return self._end.error
-
-    def post(self, message: Message) -> None:
-        """As the end."""
-        self._end.post(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write CTS packets in the class of data, then as the end."""
@@ -133,21 +126,20 @@ class GrantingReceiver(QpEnd):
             at += 1
         return at - slot
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take an acknowledgement of CTS packets, or pass the frame on."""
         self._now = now
         if got.kinds[index].opcode != wire.ACK:
             return self._end.receive(got, index, now)
         syndrome, _ = got.aeth(index)
         self._requester.acknowledge(got.psns[index], syndrome, now)
-        return index + 1
+        return True
 
     def expire(self, now: float) -> None:
         """Send CTS packets again, or give up; as the end."""
         self._now = now
         self._requester.expire(now)
-        if self._end.deadline <= now:
-            self._end.expire(now)
+        super().expire(now)
 
     def hold(self, seconds: float) -> None:
         """As the end; CTS packets in the class of data wait for the same port."""
@@ -159,15 +151,6 @@ class GrantingReceiver(QpEnd):
         """Those of the end, and CTS packets."""
         seen = self._requester.counters
         return {**self._end.counters(), "cts_sent": seen.sent, "cts_resent": seen.retransmitted}
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the end."""
-        return self._end.by_sport()
-
-    @property
-    def standing(self) -> str:
-        """As the end."""
-        return self._end.standing
 
 
 class _Ring:
@@ -201,18 +184,19 @@ class _Ring:
         return grant
 
 
-class GatedSender(QpEnd):
+class GatedSender(WrappedEnd):
     """A sending end that also takes CTS packets, and passes their grants to the gate of its connection.
 
     answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has released.
     """
 
-    __slots__ = ("_acks", "_cts", "_end", "_psn", "_release", "_ring", "gate")
+    __slots__ = ("_acks", "_cts", "_psn", "_release", "_ring", "gate")
 
     def __init__(
         self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: GrantGate[Posted], ring: int
     ) -> None:
-        self._end, self.gate = end, gate
+        super().__init__(end)
+        self.gate = gate
         self._ring = _Ring(ring, cts_rkey(qp.qpn))
         self._cts = RcReceiver(params, QpInfo(qp.qpn, answers, cts_psn(qp.psn)), self._ring)
         self._release: Callable[[Posted], None] | None = None
@@ -222,11 +206,6 @@ class GatedSender(QpEnd):
     def on_release(self, release: Callable[[Posted], None]) -> None:
         """Set the function that posts released messages to the queue pairs of the connection."""
         self._release = release
-
-    @property
-    def ready(self) -> bool:
-        """As the end."""
-        return self._end.ready
 
     @property
     def answering(self) -> bool:
@@ -251,14 +230,6 @@ class GatedSender(QpEnd):
             return f"{self.gate.error}; {seen}"
         return self._end.error
 
-    def post(self, message: Message) -> None:
-        """As the end: the gate is in front of the whole connection."""
-        self._end.post(message)
-
-    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """As the end."""
-        return self._end.take(batch, slot, limit, now)
-
     def answer(self, batch: SendBatch, slot: int) -> None:
         """Acknowledge CTS packets, or write an answer of the end."""
         if self._cts.answering:
@@ -267,40 +238,27 @@ class GatedSender(QpEnd):
         else:
             self._end.answer(batch, slot)
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a CTS, or pass the frame on."""
         if got.kinds[index].opcode != wire.WRITE_ONLY:
             return self._end.receive(got, index, now)
-        beyond = self._cts.receive(got, index, now)
+        taken = self._cts.receive(got, index, now)
         while (grant := self._ring.poll()) is not None:
             self._psn = got.psns[index]
             released = self.gate.granted(grant, now)
             if released is not None and self._release is not None:
                 self._release(released)
-        return beyond
+        return taken
 
     def expire(self, now: float) -> None:
         """Apply the timers whose deadlines have passed."""
-        if self._end.deadline <= now:
-            self._end.expire(now)
+        super().expire(now)
         self._cts.expire(now)
         self.gate.expire(now)
-
-    def hold(self, seconds: float) -> None:
-        """As the end."""
-        self._end.hold(seconds)
 
     def counters(self) -> Mapping[str, int]:
         """Those of the end, CTS packets in order, and their acknowledgements."""
         return {**self._end.counters(), "cts_received": self.gate.grants, "cts_acks": self._acks}
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the end."""
-        return self._end.by_sport()
-
-    def rates(self) -> tuple[tuple[int, float], ...]:
-        """As the end."""
-        return self._end.rates()
 
     def waits(self) -> WaitCounts:
         """How long messages waited for their CTS."""

@@ -8,8 +8,7 @@ from typing import Final
 
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender
-from heddle.endpoints.congestion.ratecontrol import Congestion
-from heddle.endpoints.congestion.raterecord import steps_for
+from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo

@@ -1,6 +1,6 @@
 """Congestion control around the ends of any transport: the sender waits between packets, the receiver sends CNPs.
 
-Both classes are QpEnds that pass everything on to the end that they control. So a transport needs no line of code for
+Both classes pass everything else on to the end that they control. So a transport needs no line of code for
 congestion control, and a run without it has no extra work.
 
 Pacing: a frame of n bytes keeps the queue pair waiting for 8 n / rate. Timers of the NIC are as late as epoll's (1 ms)
@@ -15,17 +15,15 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, Notifier, SendControl
-from heddle.endpoints.congestion.raterecord import RateRecord, RateSteps
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, Notifier, RateRecord, RateSteps, SendControl
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, QpEnd, QpInfo, WrappedEnd
 from heddle.wire import layout as wire
 
 _PER_S: Final = 1_000_000_000
-_LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
-_CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
-_HALF_SPACE: Final = 0x800000  # of PSNs: a larger difference is one in the other direction
+LATE_NS: Final = 500  # added to deadlines: seconds as floats must not be rounded to an earlier nanosecond
+CATCH_UP_NS: Final = 2_000_000  # how long after its time a frame still does not delay the next one
 
 
 def to_ns(seconds: float) -> int:
@@ -35,7 +33,7 @@ def to_ns(seconds: float) -> int:
 
 def to_seconds(ns: int) -> float:
     """A deadline in seconds that is not before `ns`."""
-    return NEVER if ns >= FAR_NS else (ns + _LATE_NS) / _PER_S
+    return NEVER if ns >= FAR_NS else (ns + LATE_NS) / _PER_S
 
 
 class Flight:
@@ -56,14 +54,14 @@ class Flight:
 
     def add(self, psn: int, now_ns: int) -> None:
         """A packet leaves."""
-        fresh = (psn - self._beyond) & wire.PSN_MASK < _HALF_SPACE
+        fresh = wire.psn_after(psn, self._beyond) >= 0
         self._sent[psn] = now_ns if fresh else None
         if fresh:
             self._beyond = (psn + 1) & wire.PSN_MASK
 
     def acknowledge(self, psn: int, now_ns: int) -> tuple[int, int | None]:
         """Remove all packets up to `psn`; return their number, and the delay of the newest in ns if it is known."""
-        done = [each for each in self._sent if (psn - each) & wire.PSN_MASK < _HALF_SPACE]
+        done = [each for each in self._sent if wire.psn_after(psn, each) >= 0]
         sent = [self._sent.pop(each) for each in done]
         newest = sent[-1] if sent else None
         return len(sent), None if newest is None else now_ns - newest
@@ -73,16 +71,16 @@ class Flight:
         self._sent.clear()
 
 
-class PacedSender(QpEnd):
+class PacedSender(WrappedEnd):
     """A sending end whose packets leave at the rate and within the window of its congestion control."""
 
     __slots__ = (
-        "_at", "_bits", "_cnps", "_control", "_end", "_flight", "_line", "_psn_at", "_record", "_since", "_start",
-        "_waits",
+        "_at", "_bits", "_cnps", "_control", "_flight", "_line", "_psn_at", "_record", "_since", "_start", "_waits",
     )  # fmt: skip
 
     def __init__(self, end: QpEnd, control: SendControl, qp: QpInfo, line_bps: float, steps: int) -> None:
-        self._end, self._control, self._line = end, control, line_bps
+        super().__init__(end)
+        self._control, self._line = control, line_bps
         self._flight = Flight(qp.psn) if control.window != math.inf else None
         self._psn_at = qp.flow.layout.psn_word_at
         self._record = RateRecord(steps)
@@ -98,30 +96,11 @@ class PacedSender(QpEnd):
         return not self._waits and self._room >= 1 and self._end.ready
 
     @property
-    def answering(self) -> bool:
-        """As the end."""
-        return self._end.answering
-
-    @property
     def deadline(self) -> float:
         """The end's deadline; while it waits, the time when the next packet may leave or its time changes."""
         if not self._waits:
             return self._end.deadline
         return to_seconds(min(self._at, self._control.deadline_ns))
-
-    @property
-    def idle(self) -> bool:
-        """As the end."""
-        return self._end.idle
-
-    @property
-    def error(self) -> str:
-        """As the end."""
-        return self._end.error
-
-    def post(self, message: Message) -> None:
-        """Queue a message."""
-        self._end.post(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write the packets whose time has come."""
@@ -146,7 +125,7 @@ class PacedSender(QpEnd):
                 self._flight.add(word & wire.PSN_MASK, now_ns)
         self._control.sent(size, now_ns)
         if paced:
-            self._start, self._bits = max(self._at, now_ns - _CATCH_UP_NS), 8 * size
+            self._start, self._bits = max(self._at, now_ns - CATCH_UP_NS), 8 * size
             self._schedule(now_ns)
         self._record.add(now_ns, self._control.rate_bps)
 
@@ -165,31 +144,26 @@ class PacedSender(QpEnd):
     def _room(self) -> float:
         return math.inf if self._flight is None else int(self._control.window) - len(self._flight)
 
-    def answer(self, batch: SendBatch, slot: int) -> None:
-        """As the end."""
-        self._end.answer(batch, slot)
-
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a CNP, or pass the frame on and learn from acknowledgements."""
         opcode, now_ns = got.kinds[index].opcode, to_ns(now)
         if opcode == wire.CNP:
             self._cnps += 1
             self._control.notified(now_ns)
             self._changed(now_ns)
-            return index + 1
-        beyond = self._end.receive(got, index, now)
-        if self._flight is not None and opcode == wire.ACK and beyond > index:
-            self._acknowledged(got, index, now_ns)
+            return True
+        taken = self._end.receive(got, index, now)
+        if self._flight is not None and opcode == wire.ACK and taken:
+            self._acknowledged(self._flight, got, index, now_ns)
             self._changed(now_ns)
-        return beyond
+        return taken
 
-    def _acknowledged(self, got: Received, index: int, now_ns: int) -> None:
-        assert self._flight is not None  # noqa: S101  (checked by the caller)
+    def _acknowledged(self, flight: Flight, got: Received, index: int, now_ns: int) -> None:
         syndrome, _ = got.aeth(index)
         if syndrome & 0x60:
-            self._flight.restart()
+            flight.restart()
             return
-        packets, delay_ns = self._flight.acknowledge(got.psns[index], now_ns)
+        packets, delay_ns = flight.acknowledge(got.psns[index], now_ns)
         if packets:
             self._control.acknowledged(packets, delay_ns, now_ns)
 
@@ -209,14 +183,6 @@ class PacedSender(QpEnd):
         self._control.expire(now_ns)
         self._changed(now_ns)
 
-    def hold(self, seconds: float) -> None:
-        """As the end."""
-        self._end.hold(seconds)
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the end."""
-        return self._end.by_sport()
-
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""
         return {**self._end.counters(), "cnps_received": self._cnps}
@@ -226,20 +192,16 @@ class PacedSender(QpEnd):
         return self._record.steps()
 
 
-class NotifyingReceiver(QpEnd):
+class NotifyingReceiver(WrappedEnd):
     """A receiving end that answers marked packets with CNPs."""
 
-    __slots__ = ("_cnps", "_end", "_flow", "_notifier")
+    __slots__ = ("_cnps", "_flow", "_notifier")
 
     def __init__(self, end: QpEnd, rule: CnpRule, qp: QpInfo) -> None:
-        self._end, self._notifier = end, Notifier(rule.gap_ns)
+        super().__init__(end)
+        self._notifier = Notifier(rule.gap_ns)
         self._flow = qp.flow.with_dscp(rule.dscp)
         self._cnps = 0
-
-    @property
-    def ready(self) -> bool:
-        """As the end."""
-        return self._end.ready
 
     @property
     def answering(self) -> bool:
@@ -251,24 +213,6 @@ class NotifyingReceiver(QpEnd):
         """The end's deadline, or the time of a delayed CNP."""
         return min(self._end.deadline, to_seconds(self._notifier.deadline_ns))
 
-    @property
-    def idle(self) -> bool:
-        """As the end."""
-        return self._end.idle
-
-    @property
-    def error(self) -> str:
-        """As the end."""
-        return self._end.error
-
-    def post(self, message: Message) -> None:
-        """As the end."""
-        self._end.post(message)
-
-    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """As the end."""
-        return self._end.take(batch, slot, limit, now)
-
     def answer(self, batch: SendBatch, slot: int) -> None:
         """Write a CNP if one is due, else an answer of the end."""
         if not self._notifier.due:
@@ -278,31 +222,17 @@ class NotifyingReceiver(QpEnd):
         self._notifier.sent()
         self._cnps += 1
 
-    def receive(self, got: Received, index: int, now: float) -> int:
-        """Pass frames on, and look at their marks. The frames of a run have the same marks."""
-        beyond = self._end.receive(got, index, now)
-        if beyond > index and got.kinds[index].ce:
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        """Pass frames on, and look at their marks."""
+        taken = self._end.receive(got, index, now)
+        if taken and got.kinds[index].ce:
             self._notifier.marked(to_ns(now))
-        return beyond
+        return taken
 
     def expire(self, now: float) -> None:
         """Apply the timers of both."""
-        if self._end.deadline <= now:
-            self._end.expire(now)
+        super().expire(now)
         self._notifier.expire(to_ns(now))
-
-    def hold(self, seconds: float) -> None:
-        """As the end."""
-        self._end.hold(seconds)
-
-    @property
-    def standing(self) -> str:
-        """As the end."""
-        return self._end.standing
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the end."""
-        return self._end.by_sport()
 
     def counters(self) -> Mapping[str, int]:
         """Those of the end, and CNPs."""

@@ -1,4 +1,4 @@
-/* DCQCN for the compiled loop. The reference is congestion/dcqcn.py, pacing.py, ratecontrol.py and raterecord.py: the
+/* DCQCN for the compiled loop. The reference is congestion/dcqcn.py, pacing.py and ratecontrol.py: the
  * same numbers for the same events. Floating point is as in Python: 64 bits, no contraction (-ffp-contract=off).
  */
 #ifndef HEDDLE_DCQCN_H
@@ -6,10 +6,6 @@
 
 #include "wire.h"
 
-#define FAR_NS ((i64)1 << 62)
-#define CATCH_UP_NS 2000000 /* how long after its time a frame still does not delay the next one */
-#define LATE_NS 500 /* timers are that much late, as the Python loop's: it has seconds as floating point */
-#define FINEST_NS 1000000 /* resolution of a record that is not full */
 
 /* Emulated nanoseconds and bit/s. on: 0 for no congestion control. steps: of each record. cnp_tos: of CNPs. */
 struct dcqcn_rule {

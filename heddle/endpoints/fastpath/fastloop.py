@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from heddle.base.problems import MachineError, Problem
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.raterecord import RateSteps
+from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
@@ -31,7 +31,7 @@ from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
-from heddle.endpoints.ranks import Places, Rank, address_of, announced_by
+from heddle.endpoints.ranks import Destinations, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good
@@ -41,11 +41,12 @@ from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import EXTRA_BYTES, HEADERS_ONLY, WRITE_MIDDLE
 
-_SENDER: Final = 0
-_RECEIVER: Final = 1
-_MESSAGE: Final = 1
-_QP_FAILED: Final = 2
-_UNKNOWN: Final = 0xFF
+SENDER: Final = 0
+RECEIVER: Final = 1
+MESSAGE: Final = 1
+QP_FAILED: Final = 2
+PORT_FAILED: Final = 3
+UNKNOWN: Final = 0xFF
 _EVENTS: Final = 64
 _ADDRESS_BYTES: Final = 16
 _NS: Final = 1_000_000_000
@@ -57,7 +58,7 @@ def opcodes() -> OpcodesStruct:
     """The table of opcodes for the compiled code."""
     table = OpcodesStruct()
     for opcode in range(256):
-        table.extra[opcode] = EXTRA_BYTES.get(opcode, _UNKNOWN)
+        table.extra[opcode] = EXTRA_BYTES.get(opcode, UNKNOWN)
         table.headers_only[opcode] = opcode in HEADERS_ONLY
     return table
 
@@ -105,7 +106,7 @@ class _Expected:
 
 
 class FastNic:
-    """One rank's NIC. It is the rank's `Places`."""
+    """One rank's NIC. It is the rank's `Destinations`."""
 
     def __init__(
         self, loop: FastLoop, endpoint: Endpoint, index: int, data: PacketSocket, answers: PacketSocket
@@ -157,7 +158,7 @@ class FastNic:
         self.memory.delivered(epoch, made.keys[place], data, used)
 
     def _view(self, at: int, size: int) -> NDArray[np.uint8]:
-        """The bytes of a message in the memory of the compiled code, which uses the same few places again."""
+        """The bytes of a message in the memory of the compiled code, which uses the same few addresses again."""
         view = self._views.get((at, size))
         if view is None:
             if len(self._views) >= _VIEWS:
@@ -241,13 +242,13 @@ class FastLoop:
 
     def sender(self, rank: int, qp: QpInfo) -> int:
         """Open the sending end of a queue pair."""
-        return self.nics[self._by_rank[rank]].add(_SENDER, qp)
+        return self.nics[self._by_rank[rank]].add(SENDER, qp)
 
     def link(self, rank: int, ends: Sequence[int], mode: QpMode) -> Connection:
         """The queue pairs to one peer."""
         return FastQps(self, self._by_rank[rank], ends, mode)
 
-    def places(self, rank: int) -> Places | None:
+    def destinations(self, rank: int) -> Destinations | None:
         """The NIC: it writes messages without asking the rank."""
         return self.nics[self._by_rank[rank]]
 
@@ -258,7 +259,7 @@ class FastLoop:
         """Open the receiving end of a queue pair."""
         nic = self.nics[self._by_rank[rank]]
         nic.memory = memory
-        nic.add(_RECEIVER, qp)
+        nic.add(RECEIVER, qp)
 
     def turn(self, until: float, stop_fd: int) -> bool:
         """Run the compiled code, and pass complete messages to ranks."""
@@ -268,9 +269,9 @@ class FastLoop:
             return True
         for event in self._events[:count]:
             nic = self.nics[event.nic]
-            if event.kind == _MESSAGE:
+            if event.kind == MESSAGE:
                 nic.deliver(event.a, event.b)
-            elif event.kind == _QP_FAILED:
+            elif event.kind == QP_FAILED:
                 why = self.connection.why(event.b & 0xFF, event.b >> 8)
                 raise NicError(nic.rank, why, event.a)
             else:
@@ -292,14 +293,14 @@ class FastLoop:
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
                 packets, size, ce, *rest, cnps, psn = nic.counters("hd_qp_counters", 8, index)
-                names = self.connection.sender_counters if kind == _SENDER else self.connection.receiver_counters
-                taken = sum(rest) if kind == _RECEIVER else 0  # out of order, received again, accepted
+                names = self.connection.sender_counters if kind == SENDER else self.connection.receiver_counters
+                taken = sum(rest) if kind == RECEIVER else 0  # out of order, received again, accepted
                 counters = dict(zip(names, rest, strict=False))
                 rates: RateSteps = ()
                 if self._congestion is not None:
-                    counters["cnps_received" if kind == _SENDER else "cnps_sent"] = cnps
+                    counters["cnps_received" if kind == SENDER else "cnps_sent"] = cnps
                     rates = nic.rates(index, self._congestion.steps)
-                standing = last_good(psn) if kind == _RECEIVER else ""
+                standing = last_good(psn) if kind == RECEIVER else ""
                 yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates, standing)
 
     def nic_reports(self) -> Iterable[NicReport]:

@@ -10,9 +10,8 @@
 #include "send.h"
 
 #define API __attribute__((visibility("default")))
-#define ABI_VERSION 4
 
-API u32 hd_version(void) { return ABI_VERSION; }
+API u32 hd_version(void) { return FASTPATH_VERSION; }
 
 API struct engine *hd_engine(const struct rc *rc, const struct opcodes *ops, crc_fn crc, int version, u32 frame_bytes,
 			     i64 moderation_ns)
@@ -57,13 +56,15 @@ API void hd_congestion(struct engine *e, const struct dcqcn_rule *rule)
 API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey, u64 line_bps)
 {
 	struct nic *n = calloc(1, sizeof(*n));
+	u32 *slots = calloc(16, sizeof(*slots));
 	struct nic **more = realloc(e->nics, (e->count + 1) * sizeof(*more));
 	struct epoll_event watch = { EPOLLIN, e->count };
 
 	if (more)
 		e->nics = more;
-	if (!n || !more || epoll_ctl(e->epfd, EPOLL_CTL_ADD, data_fd, &watch)) {
+	if (!n || !slots || !more || epoll_ctl(e->epfd, EPOLL_CTL_ADD, data_fd, &watch)) {
 		free(n);
+		free(slots);
 		return -1;
 	}
 	n->engine = e;
@@ -74,9 +75,7 @@ API int hd_nic(struct engine *e, int data_fd, int answer_fd, u32 rkey, u64 line_
 	n->line_bps = (double)line_bps;
 	n->timer = NEVER;
 	n->slot_mask = 15;
-	n->slots = calloc(16, sizeof(*n->slots));
-	if (!n->slots)
-		return -1;
+	n->slots = slots;
 	e->nics[e->count] = n;
 	return (int)e->count++;
 }
@@ -141,7 +140,7 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 		q->s.window = window;
 	} else {
 		q->r.ack_every = ack_every;
-		q->r.psn = q->r.early = psn & MASK24;
+		q->r.psn = q->r.early = psn & PSN_MASK;
 		q->r.ack_at = NEVER;
 	}
 	if (2 * (n->count + 1) > n->slot_mask) {
@@ -365,7 +364,7 @@ API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[8])
 	out[4] = q->kind == SENDER ? q->s.naks : q->r.duplicates;
 	out[5] = q->kind == SENDER ? q->s.timeouts : q->r.received;
 	out[6] = !q->pace ? 0 : q->kind == SENDER ? q->pace->cnps : q->notify->cnps;
-	out[7] = (q->kind == SENDER ? (u32)q->s.una : q->r.psn) & MASK24;
+	out[7] = (q->kind == SENDER ? (u32)q->s.una : q->r.psn) & PSN_MASK;
 }
 
 /* The rate of a sending queue pair over time: rates[i] bit/s from times[i] on, at most `room` steps; their number. */

@@ -8,8 +8,6 @@
 
 #include "system.h"
 
-#define EPOCH_SHIFT 48
-
 struct region {
 	u64 va;
 	u32 bytes, imm; /* imm: the immediate in the last packet of each part */

@@ -9,15 +9,8 @@
 #include "dcqcn.h"
 #include "rc.h"
 
-#define TURN 8	    /* packets that one QP sends before the turn of the next one */
-#define FILL 16	    /* frames that are built before they are passed to the socket */
-#define READS 4	    /* full batches that are read before the turn of the next NIC */
-#define BATCH 64    /* frames of one batch */
-#define STALLED_NS 20000000 /* a port that accepts no data for so long stops the timers */
 #define LINES 16	/* different delays of one NIC's paths */
 #define DELAYED_MAX 65536 /* maximum number of delayed frames of a NIC; further ones are not delayed */
-
-enum kind { SENDER, RECEIVER };
 
 struct qp {
 	struct qp *next; /* in the list of those with data, or with answers */
@@ -88,8 +81,6 @@ struct event {
 	u32 a, b;
 };
 
-enum { MESSAGE = 1, QP_FAILED, PORT_FAILED };
-
 struct inbox {
 	struct mmsghdr messages[BATCH];
 	struct iovec parts[BATCH];
@@ -149,7 +140,7 @@ static inline void add_event(struct nic *n, u32 kind, u32 a, u32 b)
 /* A sender has failed: b has the oldest PSN not acknowledged, and the syndrome of the refusal, 0 for no answer. */
 static inline void qp_failed(struct nic *n, const struct qp *q)
 {
-	add_event(n, QP_FAILED, q->qpn, ((u32)q->s.una & MASK24) << 8 | q->s.syndrome);
+	add_event(n, QP_FAILED, q->qpn, ((u32)q->s.una & PSN_MASK) << 8 | q->s.syndrome);
 }
 
 /* Handle an error of a socket: temporary errors do not end the run. */
@@ -270,10 +261,10 @@ static inline void prepare_flow(struct flow *f, int version)
 	f->plain_sum = 0;
 	if (version != 4)
 		return;
-	put16(f->head + ETH_BYTES + 2, 0);
-	put16(f->head + ETH_BYTES + 10, 0);
+	put16(f->head + ETH_HLEN + 2, 0);
+	put16(f->head + ETH_HLEN + 10, 0);
 	for (u32 i = 0; i < 20; i += 2)
-		f->plain_sum += get16(f->head + ETH_BYTES + i);
+		f->plain_sum += get16(f->head + ETH_HLEN + i);
 }
 
 /* Give an end its part of congestion control; return 0, or -1. */
@@ -298,7 +289,7 @@ static inline int add_congestion(struct engine *e, const struct nic *n, struct q
 		return -1;
 	q->notify->deadline = FAR_NS;
 	q->notify->flow = q->flow;
-	ip = q->notify->flow.head + ETH_BYTES;
+	ip = q->notify->flow.head + ETH_HLEN;
 	if (e->version == 4) {
 		ip[1] = r->cnp_tos;
 	} else {

@@ -8,7 +8,6 @@
 #include "wire.h"
 
 #define NEVER INT64_MAX
-#define TIMER_NS 20000000 /* the resolution of retransmission timers */
 
 struct rc {
 	i64 timeout_ns, ack_delay_ns;
@@ -118,7 +117,7 @@ static inline void advance(const struct rc *rc, struct sender *s, i64 una, i64 n
 
 static inline void acknowledge(const struct rc *rc, struct sender *s, u32 psn, u32 syndrome, i64 now)
 {
-	i64 at = s->una + (i64)((psn - (u32)s->una + PSN_HALF) & MASK24) - PSN_HALF;
+	i64 at = s->una + (i64)((psn - (u32)s->una + PSN_HALF) & PSN_MASK) - PSN_HALF;
 
 	if (!(syndrome & 0x60)) {
 		advance(rc, s, at + 1, now);
@@ -204,7 +203,7 @@ static inline void close_gap(struct receiver *r)
 {
 	int waits = r->nak == NAK_SEQUENCE;
 
-	if (waits && ((r->early - r->psn) & MASK24) < PSN_HALF) {
+	if (waits && ((r->early - r->psn) & PSN_MASK) < PSN_HALF) {
 		r->nak_psn = r->psn;
 		return;
 	}
@@ -221,7 +220,7 @@ static inline struct region *handle_write(const struct rc *rc, struct receiver *
 {
 	int first = p->opcode == WRITE_FIRST || p->opcode >= WRITE_ONLY;
 	int last = p->opcode >= WRITE_LAST, imm = p->opcode == WRITE_LAST_IMM || p->opcode == WRITE_ONLY_IMM;
-	i64 ahead = (i64)((p->psn - r->psn + PSN_HALF) & MASK24) - PSN_HALF;
+	i64 ahead = (i64)((p->psn - r->psn + PSN_HALF) & PSN_MASK) - PSN_HALF;
 	struct region *done = NULL;
 	u32 problem;
 
@@ -232,7 +231,7 @@ static inline struct region *handle_write(const struct rc *rc, struct receiver *
 	}
 	if (ahead > 0) {
 		r->out_of_order++;
-		if (!r->nak_sent || ((p->psn - r->early) & MASK24) < PSN_HALF)
+		if (!r->nak_sent || ((p->psn - r->early) & PSN_MASK) < PSN_HALF)
 			r->early = p->psn;
 		if (!r->nak_sent) /* one NAK per gap, until the missing packet arrives */
 			nak(r, NAK_SEQUENCE);
@@ -245,7 +244,7 @@ static inline struct region *handle_write(const struct rc *rc, struct receiver *
 		return NULL;
 	}
 	r->received++;
-	r->psn = (r->psn + 1) & MASK24;
+	r->psn = (r->psn + 1) & PSN_MASK;
 	if (r->nak_sent)
 		close_gap(r);
 	r->unacked++;
@@ -255,7 +254,7 @@ static inline struct region *handle_write(const struct rc *rc, struct receiver *
 	else if (r->asked && r->ack_at == NEVER)
 		r->ack_at = now + rc->ack_delay_ns;
 	if (last) {
-		r->msn = (r->msn + 1) & MASK24;
+		r->msn = (r->msn + 1) & PSN_MASK;
 		if (imm && get32(p->ext + (first ? RETH_BYTES : 0)) == done->imm)
 			return done;
 	}

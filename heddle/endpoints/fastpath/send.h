@@ -69,7 +69,7 @@ static inline u32 build_batch(struct engine *e, struct qp *q, struct outbox *box
 	for (i64 at = start; at < end; at++, slot++) {
 		struct message *m = queued(s, s->unsent);
 
-		make_data(e, q, box, slot, m, (u32)(at - m->first), (u32)at & MASK24);
+		make_data(e, q, box, slot, m, (u32)(at - m->first), (u32)at & PSN_MASK);
 		q->bytes += box->made[slot].frame_bytes;
 		if (at + 1 == m->first + m->packets)
 			s->unsent++;
@@ -135,7 +135,7 @@ static inline void make_answer(struct nic *n, struct qp *q, u32 slot)
 	static const u8 reserved[CNP_BYTES];
 	struct receiver *r = &q->r;
 	struct outbox *box = &n->answers;
-	u32 psn = r->nak ? r->nak_psn : (r->psn - 1) & MASK24;
+	u32 psn = r->nak ? r->nak_psn : (r->psn - 1) & PSN_MASK;
 	u8 ext[4];
 
 	if (q->notify && q->notify->due) {

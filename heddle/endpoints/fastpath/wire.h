@@ -7,30 +7,16 @@
 
 #include "system.h"
 
-#define ETH_BYTES 14
-#define UDP_BYTES 8
-#define BTH_BYTES 12
-#define RETH_BYTES 16
-#define CNP_BYTES 16
-#define ICRC_BYTES 4
-#define MIN_ETHERNET 60
-#define ROCE_PORT 4791
 #define HEADER_ROOM 128 /* Ethernet, IPv6, UDP, BTH, RETH, immediate: 94; then padding and ICRC */
-#define HEADER_BYTES(version) ((version) == 4 ? 20 : 40)
-#define EXT_AT(version) (ETH_BYTES + HEADER_BYTES(version) + UDP_BYTES + BTH_BYTES)
+#define HEADER_BYTES(version) ((version) == 4 ? IPV4_BYTES : IPV6_BYTES)
+#define EXT_AT(version) (ETH_HLEN + HEADER_BYTES(version) + UDP_BYTES + BTH_BYTES)
 
-#define MASK24 0xFFFFFFu
-#define PSN_HALF 0x800000u
-
-enum { WRITE_FIRST = 6, WRITE_MIDDLE, WRITE_LAST, WRITE_LAST_IMM, WRITE_ONLY, WRITE_ONLY_IMM, OP_ACK = 0x11, OP_CNP = 0x81 };
-enum { NAK_SEQUENCE = 0x60, NAK_INVALID = 0x61, NAK_ACCESS = 0x62, ACK_NO_LIMIT = 0x1F };
 
 /* libdeflate_crc32() or zlib's crc32(): the arguments of both use the same registers in the 64-bit ABIs. */
 typedef u64 (*crc_fn)(u64 state, const void *data, u64 size);
 
 /* Properties of each opcode, from wire/layout.py: bytes of the extended headers, or UNKNOWN; and whether it never has
  * a payload. */
-#define UNKNOWN 0xFF
 struct opcodes {
 	u8 extra[256];
 	u8 headers_only[256];
@@ -80,21 +66,21 @@ static inline u32 ip_sum(const u8 *ip)
 /* Read the IP and UDP headers; return the length that the frame must have, or 0 if it is not a RoCEv2 packet. */
 static inline u32 read_headers(const u8 *f, int version)
 {
-	const u8 *ip = f + ETH_BYTES, *udp = ip + HEADER_BYTES(version);
+	const u8 *ip = f + ETH_HLEN, *udp = ip + HEADER_BYTES(version);
 	u32 total;
 
 	if (version == 4) {
 		total = get16(ip + 2);
-		if (get16(f + 12) != 0x0800 || ip[0] != 0x45 || ip[9] != 17 || get16(ip + 6) & 0x3FFF)
+		if (get16(f + 12) != ETH_P_IP || ip[0] != 0x45 || ip[9] != IPPROTO_UDP || get16(ip + 6) & 0x3FFF)
 			return 0;
 		if (get16(udp + 4) != total - 20 || ip_sum(ip) != 0xFFFF)
 			return 0;
 	} else {
 		total = get16(ip + 4) + 40u;
-		if (get16(f + 12) != 0x86DD || ip[0] >> 4 != 6 || ip[6] != 17 || get16(udp + 4) != get16(ip + 4))
+		if (get16(f + 12) != ETH_P_IPV6 || ip[0] >> 4 != 6 || ip[6] != IPPROTO_UDP || get16(udp + 4) != get16(ip + 4))
 			return 0;
 	}
-	return get16(udp + 2) == ROCE_PORT ? ETH_BYTES + total : 0;
+	return get16(udp + 2) == ROCE_PORT ? ETH_HLEN + total : 0;
 }
 
 /* Parse a frame of `size` bytes in a buffer of `room` bytes, all of which may be read. */
@@ -102,7 +88,7 @@ static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, con
 				      int version, struct packet *p)
 {
 	u32 ext_at = EXT_AT(version), expected = read_headers(f, version), payload_at, padded, pad, stored;
-	const u8 *ip = f + ETH_BYTES, *bth = f + ext_at - BTH_BYTES;
+	const u8 *ip = f + ETH_HLEN, *bth = f + ext_at - BTH_BYTES;
 
 	if (!expected || expected > room || expected < ext_at + ICRC_BYTES)
 		return MALFORMED;
@@ -124,14 +110,14 @@ static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, con
 	p->ext = f + ext_at;
 	p->payload = f + payload_at;
 	p->payload_bytes = padded - pad;
-	p->dqpn = get32(bth + 4) & MASK24;
-	p->psn = get32(bth + 8) & MASK24;
+	p->dqpn = get32(bth + 4) & PSN_MASK;
+	p->psn = get32(bth + 8) & PSN_MASK;
 	p->ack_request = bth[8] >> 7;
 	if (version == 4) {
-		p->ce = (ip[1] & 3) == 3;
+		p->ce = (ip[1] & ECN_CE) == ECN_CE;
 		memcpy(p->src, ip + 12, 4);
 	} else {
-		p->ce = (ip[1] >> 4 & 3) == 3;
+		p->ce = (ip[1] >> 4 & ECN_CE) == ECN_CE;
 		memcpy(p->src, ip + 8, 16);
 	}
 	return SOUND;
@@ -155,17 +141,17 @@ static inline void build(const struct flow *flow, crc_fn crc, u8 *room, u8 opcod
 {
 	u32 ext_at = EXT_AT(flow->version), pad = -size & 3, head = ext_at + ext_bytes;
 	u32 frame = head + size + pad + ICRC_BYTES, sum, state;
-	u8 *ip = room + ETH_BYTES, *udp = ip + HEADER_BYTES(flow->version), *bth = udp + UDP_BYTES, *tail = room + head;
+	u8 *ip = room + ETH_HLEN, *udp = ip + HEADER_BYTES(flow->version), *bth = udp + UDP_BYTES, *tail = room + head;
 
 	memcpy(room, flow->head, ext_at);
 	memcpy(room + ext_at, ext, ext_bytes);
 	if (flow->version == 4) {
-		put16(ip + 2, frame - ETH_BYTES);
-		sum = flow->plain_sum + frame - ETH_BYTES;
+		put16(ip + 2, frame - ETH_HLEN);
+		sum = flow->plain_sum + frame - ETH_HLEN;
 		sum = (sum & 0xFFFF) + (sum >> 16);
 		put16(ip + 10, ~(sum + (sum >> 16)) & 0xFFFF);
 	} else {
-		put16(ip + 4, frame - ETH_BYTES - 40);
+		put16(ip + 4, frame - ETH_HLEN - 40);
 	}
 	put16(udp + 4, frame - (u32)(udp - room));
 	bth[0] = opcode;

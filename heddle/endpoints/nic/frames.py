@@ -16,11 +16,7 @@ import struct
 import zlib
 from copy import copy
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Final, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from heddle.endpoints.nic.framebuffer import BATCH, FrameBuffer, frame_bytes_for
 from heddle.wire.icrc import prefix_state
@@ -54,9 +50,7 @@ from heddle.wire.layout import (
 Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
 Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
 
-ACKREQ: Final = 1 << 31  # in the PSN word
 _DONT_FRAGMENT: Final = 0x4000
-_FEW: Final = 4  # up to this many packets, one by one is faster than as arrays
 _TEMPLATES_KEPT: Final = 512  # per flow; limits the memory of a sweep over many sizes
 
 _ETH = struct.Struct(">6s6sH")
@@ -68,13 +62,12 @@ _ICRC = struct.Struct("<I")
 class Template:
     """All packets of one flow with the same opcode, payload length and flags, up to their PSN.
 
-    prefix: the bytes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP); row: the same as an array.
+    prefix: the bytes before the PSN word (Ethernet, IP, UDP, BTH up to the destination QP).
     state:  the ICRC's state after the prefix.
     *_at:   offsets from the frame's first byte: the PSN word, extended headers, payload, ICRC.
     """
 
     prefix: bytes
-    row: npt.NDArray[np.uint8]
     state: int
     psn_at: int
     ext_at: int
@@ -123,7 +116,7 @@ class FlowHeader:
         self.tos = tos
         self.ttl = ttl
         self.pkey = pkey
-        self._templates: dict[tuple[int, int, bool], Template] = {}
+        self._templates: dict[tuple[int, int], Template] = {}
 
     def with_dscp(self, dscp: int) -> FlowHeader:
         """The same header with another DSCP and no ECN."""
@@ -135,17 +128,17 @@ class FlowHeader:
         found.tos, found._templates = tos, {}
         return found
 
-    def template(self, opcode: int, payload_bytes: int = 0, solicited: bool = False) -> Template:
+    def template(self, opcode: int, payload_bytes: int = 0) -> Template:
         """The template of a kind of packet; KeyError for an opcode not in wire.EXTENSIONS."""
-        key = (opcode, payload_bytes, solicited)
+        key = (opcode, payload_bytes)
         found = self._templates.get(key)
         if found is None:
             if len(self._templates) >= _TEMPLATES_KEPT:
                 self._templates.clear()
-            found = self._templates[key] = self._make(opcode, payload_bytes, solicited)
+            found = self._templates[key] = self._make(opcode, payload_bytes)
         return found
 
-    def _make(self, opcode: int, payload_bytes: int, solicited: bool) -> Template:
+    def _make(self, opcode: int, payload_bytes: int) -> Template:
         pad = -payload_bytes % 4
         layout = self.layout
         payload_at = layout.ext_at + EXTRA_BYTES[opcode]
@@ -153,16 +146,15 @@ class FlowHeader:
         frame_bytes = icrc_at + ICRC_BYTES
         prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
             opcode,
-            solicited << 7 | pad << 4,
+            pad << 4,
             self.pkey,
             (1 << 30 if opcode == CNP else 0) | self.dqpn,
         )
         # The headers are masked up to BTH byte 4; the destination QP goes into the state unchanged.
         state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
         state = zlib.crc32(prefix[IP_AT + covered :], state)
-        row = np.frombuffer(prefix, np.uint8)
         at = (layout.psn_word_at, layout.ext_at, payload_at)
-        return Template(prefix, row, state, *at, payload_bytes, icrc_at, frame_bytes)
+        return Template(prefix, state, *at, payload_bytes, icrc_at, frame_bytes)
 
     def _eth_ip_udp(self, frame_bytes: int) -> bytes:
         udp_bytes = frame_bytes - self.layout.udp_at
@@ -190,7 +182,6 @@ class SendBatch(FrameBuffer):
         """Room for any packet of a QP with this IB MTU (the largest payload of a packet, bytes) over IPv4 or IPv6."""
         super().__init__(frame_bytes_for(mtu_bytes, version), slots, version)
         self.mtu_bytes = mtu_bytes
-        self._tails: dict[tuple[int, int], list[memoryview]] = {}
 
     def put_packet(
         self,
@@ -202,7 +193,6 @@ class SendBatch(FrameBuffer):
         *,
         extension: bytes = b"",
         ackreq: bool = False,
-        solicited: bool = False,
     ) -> int:
         """Write one packet of any opcode into a slot; return the frame's length in bytes.
 
@@ -214,7 +204,7 @@ class SendBatch(FrameBuffer):
         size = len(payload)
         if size > self.mtu_bytes:
             raise ValueError(f"payload of {size} bytes, MTU is {self.mtu_bytes}")
-        made = flow.template(opcode, size, solicited)
+        made = flow.template(opcode, size)
         if made.frame_bytes > self.frame_bytes:
             raise ValueError(f"frame of {made.frame_bytes} bytes, room is for {self.frame_bytes}: a batch of IPv4?")
         if made.ext_at + len(extension) != made.payload_at:
@@ -235,7 +225,6 @@ class SendBatch(FrameBuffer):
         payload: Payload = b"",
         *,
         ackreq: bool = False,
-        solicited: bool = False,
         reth: Reth | None = None,
         imm: int | None = None,
     ) -> int:
@@ -247,9 +236,7 @@ class SendBatch(FrameBuffer):
         extension = RETH.pack(*reth) if reth is not None else b""
         if imm is not None:
             extension += WORD.pack(imm)
-        return self.put_packet(
-            slot, flow, opcode, psn, payload, extension=extension, ackreq=ackreq, solicited=solicited
-        )
+        return self.put_packet(slot, flow, opcode, psn, payload, extension=extension, ackreq=ackreq)
 
     def _seal(self, slot: int, start: int, made: Template) -> int:
         """Zero the padding, add the ICRC, set the length."""
@@ -261,41 +248,6 @@ class SendBatch(FrameBuffer):
         _ICRC.pack_into(mem, end, zlib.crc32(mem[start + made.psn_at : end], made.state))
         self.lengths[slot] = made.frame_bytes
         return made.frame_bytes
-
-    def put_middles(
-        self,
-        slot: int,
-        flow: FlowHeader,
-        psn: int,
-        payload: npt.NDArray[np.uint8],
-        *,
-        opcode: int = WRITE_MIDDLE,
-        ackreq: npt.NDArray[np.bool_] | None = None,
-    ) -> int:
-        """Write packets without extended headers (MIDDLE, LAST, SEND_FIRST) of equal payload size; return their number.
-
-        payload: uint8 (packets, bytes of each), bytes a multiple of 4 and at most the MTU. PSNs count up from `psn`.
-        ackreq:  bool (packets,), or None for no requests. ValueError when the packets do not fit the batch or its rows.
-        """
-        count, size = len(payload), int(payload.shape[1])
-        made = flow.template(opcode, size)
-        ext_at, psn_at = made.ext_at, made.psn_at
-        fits = size <= self.mtu_bytes and made.frame_bytes <= self.frame_bytes and slot + count <= self.slots
-        if made.payload_at != ext_at or size % 4 or not fits:
-            raise ValueError(f"{count} packets of {size} bytes, opcode {opcode:#04x}, do not fit at slot {slot}")
-        stop = slot + count
-        rows = self.rows[slot:stop]
-        words = np.arange(psn, psn + count, dtype=np.uint32) & np.uint32(PSN_MASK)
-        if ackreq is not None:
-            words |= ackreq.astype(np.uint32) << np.uint32(31)
-        rows[:, :psn_at] = made.row
-        rows[:, psn_at:ext_at] = words.astype(">u4").view(np.uint8).reshape(count, 4)
-        rows[:, ext_at : ext_at + size] = payload
-        tails = self._tails_of(psn_at, made.icrc_at)[slot:stop]
-        crcs = np.fromiter(map(zlib.crc32, tails, repeat(made.state)), "<u4", count)
-        rows[:, made.icrc_at : made.frame_bytes] = crcs.view(np.uint8).reshape(count, 4)
-        self.lengths[slot:stop] = made.frame_bytes
-        return count
 
     def put_write(
         self,
@@ -324,31 +276,13 @@ class SendBatch(FrameBuffer):
             self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
             return
         view = memoryview(message)
-        middle, end = max(index, 1), min(stop, packets - 1)
-        if index == 0:
-            self.put_data(slot, flow, WRITE_FIRST, psn, view[:mtu], ackreq=ack_every == 1, reth=reth)
-        if 0 < end - middle <= _FEW:
-            for i in range(middle, end):
-                ask = (i + 1) % ack_every == 0
-                part = view[i * mtu : (i + 1) * mtu]
-                self.put_data(slot + i - index, flow, WRITE_MIDDLE, psn + i - index, part, ackreq=ask)
-        elif middle < end:
-            block = np.frombuffer(view[middle * mtu : end * mtu], np.uint8).reshape(end - middle, mtu)
-            asks = np.arange(middle + 1, end + 1) % ack_every == 0
-            self.put_middles(slot + middle - index, flow, psn + middle - index, block, ackreq=asks)
-        if stop == packets:
-            last, tail = slot + count - 1, view[(packets - 1) * mtu :]
-            self.put_data(last, flow, WRITE_LAST_IMM, psn + count - 1, tail, ackreq=True, imm=imm)
-
-    def _tails_of(self, psn_at: int, icrc_at: int) -> list[memoryview]:
-        """Per slot, the bytes after the template that the ICRC covers."""
-        found = self._tails.get((psn_at, icrc_at))
-        if found is None:
-            if len(self._tails) >= _TEMPLATES_KEPT:
-                self._tails.clear()
-            found = [self.mem[start + psn_at : start + icrc_at] for start in self.starts]
-            self._tails[psn_at, icrc_at] = found
-        return found
+        for i in range(index, stop):
+            last, part = i == packets - 1, view[i * mtu : (i + 1) * mtu]
+            opcode = WRITE_FIRST if i == 0 else WRITE_LAST_IMM if last else WRITE_MIDDLE
+            self.put_data(
+                slot + i - index, flow, opcode, psn + i - index, part, ackreq=last or (i + 1) % ack_every == 0,
+                reth=reth if i == 0 else None, imm=imm if last else None,
+            )  # fmt: skip
 
     def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
         """Write an ACK or NAK (depending on the syndrome) for `psn`, with the 24-bit message sequence number."""

@@ -27,11 +27,11 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.wire import layout as wire
 
-_TURN: Final = 8  # packets that one QP sends before the turn of the next one
-_FILL: Final = 16  # frames that are built before they are passed to the socket
+TURN: Final = 8  # packets that one QP sends before the turn of the next one
+FILL: Final = 16  # frames that are built before they are passed to the socket
 _SOLICITATION: Final = 135  # ICMPv6 type
-_STILL_S: Final = 0.02  # a full port that has accepted no data for this time counts as paused
-_READS: Final = 4  # full batches that are read before the turn of the next NIC
+STALLED_S: Final = 0.02  # a full port that has accepted no data for this time counts as paused
+READS: Final = 4  # full batches that are read before the turn of the next NIC
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Nic:
         self._round: deque[QueuePair] = deque()
         self._answering: deque[QueuePair] = deque()
         self._answer_socket = answers
-        self._answer_batch = SendBatch(answer_bytes, slots=_FILL, version=version)
+        self._answer_batch = SendBatch(answer_bytes, slots=FILL, version=version)
         self._answer_filled = self._answer_sent = 0
         self._late = FrameBuffer(frame_bytes_for(ib_mtu, version), version=version)  # frames taken from `_lines`
         # Delay of a path -> frames received by such paths that count as arrived later: (when, frame), in order.
@@ -145,7 +145,7 @@ class Nic:
         Timers stop while the port accepts nothing, as when it is paused: the packets that they wait for are still in
         its queue, and a retransmission would only duplicate them.
         """
-        if self.blocked and now - self._took > _STILL_S:
+        if self.blocked and now - self._took > STALLED_S:
             for qp in self.qps.values():
                 qp.end.hold(now - max(self._looked, self._took))
         self._looked = now
@@ -202,7 +202,7 @@ class Nic:
         while self._has_answers:
             if self._answer_sent == self._answer_filled:
                 self._answer_filled = self._answer_sent = 0
-                while self._answering and self._answer_filled < _FILL:
+                while self._answering and self._answer_filled < FILL:
                     self._answer(self._answering.popleft())
             waiting = self._answer_filled - self._answer_sent
             took = self._answer_socket.send(self._answer_batch, waiting, first=self._answer_sent)
@@ -220,10 +220,10 @@ class Nic:
 
     def _fill(self, now: float) -> None:
         slot, batch = 0, self._batch
-        while self._round and slot < _FILL:
+        while self._round and slot < FILL:
             qp = self._round.popleft()
             end = qp.end
-            count = end.take(batch, slot, min(_TURN, _FILL - slot), now)
+            count = end.take(batch, slot, min(TURN, FILL - slot), now)
             if count:
                 qp.packets += count
                 qp.bytes += int(batch.lengths[slot : slot + count].sum())
@@ -245,7 +245,7 @@ class Nic:
     def receive(self, now: float) -> None:
         """Receive frames, pass them to their QPs, and queue the QPs that then have frames to send."""
         touched: dict[int, QueuePair] = {}
-        for _ in range(_READS):
+        for _ in range(READS):
             buffer, lengths = self.socket.recv()
             if lengths:
                 self._take(self._parser.parse(buffer, lengths), now, touched)
@@ -255,10 +255,7 @@ class Nic:
             self.look(qp)
 
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
-        beyond = 0  # frames before this index were taken as part of a run
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
-            if i < beyond:
-                continue
             qp = self.qps.get(qpn)
             if not sound or qp is None or kind.src != qp.peer_ip:
                 self._reject(got.oks[i], sound)
@@ -266,14 +263,12 @@ class Nic:
             if qp.delay and not late:
                 self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
                 continue
-            beyond = qp.end.receive(got, i, now)
-            if beyond == i:
+            if not qp.end.receive(got, i, now):
                 self.counters.stray += 1
                 continue
             touched[qpn] = qp
-            qp.taken += beyond - i
-            if kind.ce:
-                qp.ce += beyond - i
+            qp.taken += 1
+            qp.ce += kind.ce
 
     def _release(self, now: float) -> None:
         """Receive the frames whose delay is over."""

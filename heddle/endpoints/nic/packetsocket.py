@@ -64,7 +64,6 @@ _ROCE_ONLY6: Final = (
     (0x06, 0, 0, 0x40000),
     (0x06, 0, 0, 0),
 )
-_NOTHING: Final = ((0x06, 0, 0, 0),)
 
 
 def _attach(sock: socket.socket, program: tuple[tuple[int, int, int, int], ...]) -> None:
@@ -97,7 +96,6 @@ class PacketSocket:
         *,
         send_frames: int = 0,
         receive_bytes: int = _RECEIVE_BYTES,
-        hush: bool = True,
         version: int = 4,
     ) -> None:
         """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
@@ -105,7 +103,6 @@ class PacketSocket:
         send_frames:   maximum number of full frames between this socket and the wire, the port's queue included; 0 is
                        the system's default.
         receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
-        hush:          also bind UDP port 4791, see `_hush`.
         version:       of the received IP packets, 4 or 6.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
         """
@@ -121,7 +118,6 @@ class PacketSocket:
                 stack.enter_context(inside(netns))
             # Protocol 0 receives nothing, so no frame can arrive before the filter is attached.
             self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-            self._hushed = self._hush() if hush else None
             try:
                 self._set_up(receive_bytes, send_frames * true_bytes(frame_bytes_for(mtu_bytes, version)))
             except OSError:
@@ -141,20 +137,6 @@ class PacketSocket:
         # For one protocol: such sockets get a frame after clsact ingress (__netif_receive_skb_core), where a queue that
         # marks at dequeue has already written CE; and they do not get frames that the host itself sends.
         self._socket.bind((self.interface, LAYOUTS[self._version].ethertype))
-
-    def _hush(self) -> socket.socket | None:
-        """Bind UDP port 4791 and drop its packets: else the host's IP stack answers RoCE with ICMP port unreachable.
-
-        None when another socket (another NIC of this host, soft-RoCE) has already bound it.
-        """
-        holder = socket.socket(socket.AF_INET if self._version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
-        _attach(holder, _NOTHING)
-        try:
-            holder.bind(("", ROCE_PORT))
-        except OSError:
-            holder.close()
-            return None
-        return holder
 
     def send(self, batch: FrameBuffer, count: int, first: int = 0) -> int:
         """Send frames [first, first + count) of a batch; return how many the kernel accepted, in order.
@@ -212,8 +194,6 @@ class PacketSocket:
     def close(self) -> None:
         """Close; may be called twice."""
         self._socket.close()
-        if self._hushed is not None:
-            self._hushed.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Read RoCEv2 frames in batches, from AF_PACKET.
 
 In:  a FrameBuffer that recvmmsg filled, and the lengths that it returned.
-Out: Received: per frame its contents and whether it is sound, as lists (for loops) and as arrays (on demand).
+Out: Received: per frame its contents and whether it is sound.
 The bytes from the Ethernet type to the P_Key are the same in all packets of a flow and kind. So they are parsed only
 once, to a Kind with the state of the ICRC after them, and then looked up. Received data never raises: a frame that is
 truncated, oversized, garbage, a fragment, of another IP version or of an unknown opcode is marked bad.
@@ -14,9 +14,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import Reth, ip_checksum
@@ -54,12 +51,11 @@ _BTH_IN_KEY: Final = 4  # bytes 0 to 3 of the BTH are the key's last
 _NO_FRAME: Final = -1
 _NO_HEADER: Final = -1
 _FRAGMENT_BITS: Final = 0x3FFF  # more fragments, and the offset
-_BECN_BIT: Final = 1 << 30
 
 _KEY = struct.Struct(">HBBHHHBBHIIHHHHBBH")  # Ethernet type, IPv4, UDP, BTH bytes 0-3
 _KEY6 = struct.Struct(">HIHBB16s16sHHHHBBH")  # the same with IPv6
-# For both: source and destination address, traffic class, source port, frame bytes, BTH's opcode and flags.
-_Said = tuple[int, int, int, int, int, int, int]
+# For both: source address, traffic class, source port, frame bytes, BTH's opcode and flags.
+_Fields = tuple[int, int, int, int, int, int]
 
 # The offset of each extended header of an opcode, after the BTH.
 _OFFSETS: Final = {
@@ -68,9 +64,6 @@ _OFFSETS: Final = {
     for place, name in enumerate(names)
 }
 
-Ints = npt.NDArray[np.int64]
-Objects = npt.NDArray[np.object_]
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -78,7 +71,7 @@ class Kind:
 
     frame_bytes: the only valid length of such a frame (without Ethernet's padding); -1 if it is not a RoCEv2 packet.
     state:       of the ICRC, after BTH byte 4.
-    src, dst:    addresses as integers, of 32 or 128 bits.
+    src:         address as an integer, of 32 or 128 bits.
     payload_at:  offset from the frame's first byte; payload_bytes is without padding.
     *_at:        offset of an extended header, or _NO_HEADER.
     """
@@ -89,11 +82,9 @@ class Kind:
     payload_at: int = EXT_AT
     payload_bytes: int = 0
     src: int = 0
-    dst: int = 0
     sport: int = 0
     tos: int = 0
     ce: bool = False
-    solicited: bool = False
     reth_at: int = _NO_HEADER
     imm_at: int = _NO_HEADER
     aeth_at: int = _NO_HEADER
@@ -104,10 +95,10 @@ NO_KIND: Final = Kind()
 
 def read_kind(key: bytes) -> Kind:
     """Parse the bytes from the Ethernet type to the P_Key; NO_KIND when they do not belong to a RoCEv2 packet."""
-    said = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
-    if said is None:
+    fields = _read_ipv4(key) if len(key) == _KEY.size else _read_ipv6(key)
+    if fields is None:
         return NO_KIND
-    src, dst, tos, sport, frame_bytes, opcode, flags = said
+    src, tos, sport, frame_bytes, opcode, flags = fields
     # The low four bits of the flags are the transport version; only zero exists.
     if flags & 0x0F or opcode not in EXTRA_BYTES:
         return NO_KIND
@@ -119,14 +110,14 @@ def read_kind(key: bytes) -> Kind:
         return NO_KIND
     # The state does not depend on BTH byte 4, which counts as ones, nor on the bytes after it, which are added later.
     state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(ext_at + ICRC_BYTES - IP_AT, b"\0"))
-    ce, solicited = tos & ECN_MASK == ECN_CE, bool(flags & 0x80)
+    ce = tos & ECN_MASK == ECN_CE
     offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
     headers = (_NO_HEADER if offset is None else ext_at + offset for offset in offsets)
-    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, dst, sport, tos, ce, solicited, *headers)
+    return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, sport, tos, ce, *headers)
 
 
-def _read_ipv4(key: bytes) -> _Said | None:
-    (ethertype, version, tos, total, _, fragment, _, protocol, _, src, dst, *rest) = _KEY.unpack(key)
+def _read_ipv4(key: bytes) -> _Fields | None:
+    (ethertype, version, tos, total, _, fragment, _, protocol, _, src, _, *rest) = _KEY.unpack(key)
     (sport, dport, udp_bytes, _, opcode, flags, _) = rest
     if ethertype != ETHERTYPE_IPV4 or version != IPV4_NO_OPTIONS or protocol != PROTO_UDP or dport != ROCE_PORT:
         return None
@@ -136,54 +127,31 @@ def _read_ipv4(key: bytes) -> _Said | None:
         or ip_checksum(key[IP_AT - _KEY_AT : UDP_AT - _KEY_AT])
     ):
         return None
-    return src, dst, tos, sport, IP_AT + total, opcode, flags
+    return src, tos, sport, IP_AT + total, opcode, flags
 
 
-def _read_ipv6(key: bytes) -> _Said | None:
+def _read_ipv6(key: bytes) -> _Fields | None:
     """Parse an IPv6 key, with UDP directly after the IPv6 header; a fragment has a header in between: None."""
-    (ethertype, first, size, protocol, _, src, dst, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
+    (ethertype, first, size, protocol, _, src, _, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
     if ethertype != ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != PROTO_UDP or dport != ROCE_PORT:
         return None
     if udp_bytes != size:
         return None
     frame_bytes = LAYOUTS[6].udp_at + size
-    return int.from_bytes(src, "big"), int.from_bytes(dst, "big"), first >> 20 & 0xFF, sport, frame_bytes, opcode, flags
-
-
-def _bools(name: str) -> property:
-    return property(lambda received: np.array(getattr(received, name), np.bool_), doc=f"bool (frames,): {name}.")
-
-
-def _ints(name: str) -> property:
-    return property(lambda received: np.array(getattr(received, name), np.int64), doc=f"int64 (frames,): {name}.")
-
-
-def _address(name: str) -> property:
-    def read(received: Received) -> Objects:
-        return np.array([getattr(kind, name) for kind in received.kinds], object)
-
-    return property(read, doc=f"object (frames,): {name} of each frame's kind as a Python number: IPv6 has 128 bits.")
-
-
-def _of_kind(name: str) -> property:
-    def read(received: Received) -> Ints:
-        return np.array([getattr(kind, name) for kind in received.kinds], np.int64)
-
-    return property(read, doc=f"int64 (frames,): {name} of each frame's kind.")
+    return int.from_bytes(src, "big"), first >> 20 & 0xFF, sport, frame_bytes, opcode, flags
 
 
 class Received:
     """A batch of parsed frames, in order of arrival.
 
-    Lists, one entry per frame, for loops:
+    Lists, one entry per frame:
     sounds:  headers consistent with the received length, and a correct ICRC. Do not trust any field of other frames.
     oks:     the same without the ICRC.
     kinds:   the parsed headers before the QP number.
-    dqpns, psns, ackreqs, becns: the rest of the BTH.
-    The properties are the same as arrays (frames,), created on demand; int64, bool, or objects.
+    dqpns, psns, ackreqs: the rest of the BTH.
     """
 
-    __slots__ = ("ackreqs", "becns", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
+    __slots__ = ("ackreqs", "buffer", "dqpns", "kinds", "oks", "psns", "sounds")
 
     def __init__(self, buffer: FrameBuffer) -> None:
         self.buffer = buffer
@@ -193,28 +161,9 @@ class Received:
         self.dqpns: list[int] = []
         self.psns: list[int] = []
         self.ackreqs: list[bool] = []
-        self.becns: list[bool] = []
 
     def __len__(self) -> int:
         return len(self.kinds)
-
-    ok = _bools("oks")
-    sound = _bools("sounds")
-    ackreq = _bools("ackreqs")
-    becn = _bools("becns")
-    dqpn = _ints("dqpns")
-    psn = _ints("psns")
-    opcode = _of_kind("opcode")
-    src = _address("src")
-    dst = _address("dst")
-    sport = _of_kind("sport")
-    tos = _of_kind("tos")
-    payload_at = _of_kind("payload_at")
-    payload_bytes = _of_kind("payload_bytes")
-
-    def icrc_ok(self, i: int) -> bool:
-        """Whether frame i is a packet with a correct ICRC."""
-        return self.sounds[i]
 
     def payload(self, i: int) -> memoryview:
         """The payload of frame i, without padding; a view into the buffer. Empty when the frame is not ok."""
@@ -243,35 +192,6 @@ class Received:
             raise ValueError(f"frame {i} has no {name}")
         return self.buffer.starts[i] + offset
 
-    def runs(self) -> list[tuple[int, int]]:
-        """Spans (start, stop) of sound frames of one kind and QP with consecutive PSNs, in order.
-
-        Every sound frame is in exactly one span, so a receiver may handle a span at once: one copy, one decision.
-        """
-        spans: list[tuple[int, int]] = []
-        start = 0
-        while start < len(self):
-            stop = self.run_end(start)
-            if self.sounds[start]:
-                spans.append((start, stop))
-            start = stop
-        return spans
-
-    def run_end(self, start: int) -> int:
-        """The end of the span that starts with frame `start`; `start + 1` when that frame is not sound."""
-        kind, qpn, due, stop = self.kinds[start], self.dqpns[start], self.psns[start], start + 1
-        while stop < len(self.kinds) and self.kinds[stop] is kind and self.sounds[stop] and self.sounds[start]:
-            due = due + 1 & PSN_MASK
-            if self.psns[stop] != due or self.dqpns[stop] != qpn:
-                break
-            stop += 1
-        return stop
-
-    def block(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """The payloads of a span from `runs`: uint8 (frames, bytes of each), a view into the buffer."""
-        kind = self.kinds[start]
-        return self.buffer.rows[start:stop, kind.payload_at : kind.payload_at + kind.payload_bytes]
-
 
 class Parser:
     """Parses batches of one version of IP, and caches the kinds of packets, up to a limit. One per receiver."""
@@ -288,18 +208,17 @@ class Parser:
         """Make the cache large enough for `qps` queue pairs. A full cache is cleared, and kinds are parsed again."""
         self._most = max(self._most, _KINDS_OF_QP * qps)
 
-    def parse(self, buffer: FrameBuffer, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Received:
+    def parse(self, buffer: FrameBuffer, lengths: Sequence[int]) -> Received:
         """Parse the first len(lengths) frames of a buffer. lengths: the true lengths of the frames, in bytes.
 
         The result refers to the buffer and is valid until the buffer is written again.
         """
-        sizes: list[int] = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
         received = Received(buffer)
         room, mem, crc32, known = buffer.frame_bytes, buffer.mem, zlib.crc32, self._kinds.get
         # A frame too short for these bytes has bytes of an older frame there; the check of its length detects that.
-        heads = self._head.iter_unpack(buffer.rows[: len(sizes), _KEY_AT : self._layout.ext_at].tobytes())
+        heads = self._head.iter_unpack(buffer.rows[: len(lengths), _KEY_AT : self._layout.ext_at].tobytes())
         crc_at = self._layout.dqpn_word_at + 1  # BTH byte 4 is the last byte that the ICRC counts as ones
-        for size, start, (key, qpn_word, psn_word) in zip(sizes, buffer.starts, heads, strict=False):
+        for size, start, (key, qpn_word, psn_word) in zip(lengths, buffer.starts, heads, strict=False):
             kind = known(key) or self._learn(key)
             expected = kind.frame_bytes
             ok = (size == expected or expected < size == MIN_ETHERNET) and 0 < expected <= room
@@ -307,7 +226,6 @@ class Parser:
             received.sounds.append(ok and crc32(mem[start + crc_at : start + expected], kind.state) == RESIDUE)
             received.kinds.append(kind)
             received.dqpns.append(qpn_word & QPN_MASK)
-            received.becns.append(qpn_word & _BECN_BIT != 0)
             received.psns.append(psn_word & PSN_MASK)
             received.ackreqs.append(psn_word >> 31 == 1)
         return received

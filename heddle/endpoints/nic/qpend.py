@@ -105,12 +105,9 @@ class QpEnd:
         `answer_bytes`.
         """
 
-    def receive(self, got: Received, index: int, now: float) -> int:
-        """Receive frame `index`, which is sound and from the peer; frames up to `got.run_end(index)` may be included.
-
-        Returns the index after the last frame taken, or `index` when this end does not accept such a frame.
-        """
-        return index
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        """Take frame `index`, which is sound and from the peer; False when this end does not accept such a frame."""
+        return False
 
     def expire(self, now: float) -> None:
         """Handle the end of the deadline."""
@@ -138,3 +135,83 @@ class QpEnd:
     def waits(self) -> tuple[tuple[int, int], ...]:
         """How long messages waited for a CTS, with admission: (bucket, messages), as in ../admission/waits.py."""
         return ()
+
+
+class WrappedEnd(QpEnd):
+    """An end around another one: override what it adds. Everything else is passed on."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: QpEnd) -> None:
+        self._end = end
+
+    @property
+    def ready(self) -> bool:
+        """As the inner end."""
+        return self._end.ready
+
+    @property
+    def answering(self) -> bool:
+        """As the inner end."""
+        return self._end.answering
+
+    @property
+    def deadline(self) -> float:
+        """As the inner end."""
+        return self._end.deadline
+
+    @property
+    def idle(self) -> bool:
+        """As the inner end."""
+        return self._end.idle
+
+    @property
+    def error(self) -> str:
+        """As the inner end."""
+        return self._end.error
+
+    def post(self, message: Message) -> None:
+        """As the inner end."""
+        self._end.post(message)
+
+    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
+        """As the inner end."""
+        return self._end.take(batch, slot, limit, now)
+
+    def answer(self, batch: SendBatch, slot: int) -> None:
+        """As the inner end."""
+        self._end.answer(batch, slot)
+
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        """As the inner end."""
+        return self._end.receive(got, index, now)
+
+    def expire(self, now: float) -> None:
+        """Pass it on when the deadline of the inner end has passed: a wrapper may have an earlier one."""
+        if self._end.deadline <= now:
+            self._end.expire(now)
+
+    def hold(self, seconds: float) -> None:
+        """As the inner end."""
+        self._end.hold(seconds)
+
+    def counters(self) -> Mapping[str, int]:
+        """As the inner end."""
+        return self._end.counters()
+
+    def by_sport(self) -> Mapping[int, tuple[int, int]]:
+        """As the inner end."""
+        return self._end.by_sport()
+
+    @property
+    def standing(self) -> str:
+        """As the inner end."""
+        return self._end.standing
+
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """As the inner end."""
+        return self._end.rates()
+
+    def waits(self) -> tuple[tuple[int, int], ...]:
+        """As the inner end."""
+        return self._end.waits()

@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.loops import NicLoop
@@ -78,9 +78,11 @@ class HostStack(Protocol):
         """The loop that drives the ranks of one worker."""
 
 
-class Transport(Protocol):
+@dataclass(frozen=True, slots=True)
+class Transport:
     """How queue pairs carry messages in one run. Frozen: the same parameters give the same ends in every worker.
 
+    params:       its parameters: each transport says of which class, a frozen dataclass of plain data.
     columns:      its counters, in the order of JSON rows.
     answer_bytes: the largest payload of an answer.
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
@@ -88,31 +90,40 @@ class Transport(Protocol):
     stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
     """
 
+    params: Any
+
     columns: ClassVar[tuple[Column, ...]]
-    answer_bytes: ClassVar[int]
-    any_order: ClassVar[bool]
-    addressed: ClassVar[bool]
-    stack: ClassVar[HostStack | None]
+    answer_bytes: ClassVar[int] = 0
+    any_order: ClassVar[bool] = False
+    addressed: ClassVar[bool] = False
+    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The transport with parameters for a plan; InputError for options that it does not support."""
+        raise NotImplementedError
 
     @classmethod
     def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
         """The transport from the result of `parameters`, after conversion to JSON and back."""
+        return TypeAdapter(cls).validate_python({"params": parameters})
 
     def parameters(self) -> dict[str, JsonValue]:
         """The parameters as plain data, for workers and for the record of the run."""
+        return asdict(self.params)
 
     def fast(self) -> FastConnection | None:
         """The data that the compiled loop needs to drive this transport's ends, or None: then Python drives them."""
+        return None
 
     def patience_s(self) -> float | None:
         """Seconds without any packet after which a run has lost data for good; None if ends detect every loss."""
+        return None
 
     def sender(self, qp: QpInfo) -> QpEnd:
-        """The end that sends data."""
+        """The end that sends data. Never called for a transport with a stack."""
+        raise NotImplementedError
 
     def receiver(self, qp: QpInfo, memory: Access) -> QpEnd:
-        """The end that writes arriving data into a rank's memory."""
+        """The end that writes arriving data into a rank's memory. Never called for a transport with a stack."""
+        raise NotImplementedError

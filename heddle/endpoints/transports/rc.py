@@ -7,39 +7,25 @@ recoveries from loss are in recovery.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Final, Self
-
-from pydantic import JsonValue, TypeAdapter
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import FastConnection, HostStack
-from heddle.endpoints.transports.rcstate import RcParams, WritePacket, last_good, why_failed
+from heddle.endpoints.transports.protocol import FastConnection, Transport
+from heddle.endpoints.transports.rcstate import WRITES, RcParams, last_good, why_failed
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
-_TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
+TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
 _ACK_EVERY: Final = 8
 _ACK_DELAY_FRAMES: Final = 16  # frames that the slowest NIC sends while an acknowledgement waits
 _ACK_DELAY_S: Final = 0.02
-
-_WRITES: Final = {
-    # opcode: (first, last, has RETH, has immediate)
-    wire.WRITE_FIRST: (True, False, True, False),
-    wire.WRITE_MIDDLE: (False, False, False, False),
-    wire.WRITE_LAST: (False, True, False, False),
-    wire.WRITE_LAST_IMM: (False, True, False, True),
-    wire.WRITE_ONLY: (True, True, True, False),
-    wire.WRITE_ONLY_IMM: (True, True, True, True),
-}
-
-
 # The counters of a connection whose receiver acknowledges, and whose sender retransmits.
 COLUMNS: Final = (
     Column("retransmitted", "packets", "sent again", "packets"),
@@ -48,6 +34,11 @@ COLUMNS: Final = (
     Column("out_of_order", "packets", "out of order", "order"),
     Column("duplicates", "packets", "received again"),
 )
+
+
+def timer_after(exact: float) -> float:
+    """When a retransmission timer for this time expires: rounded up to its resolution; NEVER for NEVER."""
+    return exact if exact == NEVER else -(-exact // TIMER_S) * TIMER_S
 
 
 class RcSender(QpEnd):
@@ -67,8 +58,7 @@ class RcSender(QpEnd):
     @property
     def deadline(self) -> float:
         """When the retransmission timer expires, rounded up to its resolution."""
-        exact = self._requester.deadline
-        return exact if exact == NEVER else -(-exact // _TIMER_S) * _TIMER_S
+        return timer_after(self._requester.deadline)
 
     @property
     def idle(self) -> bool:
@@ -97,13 +87,13 @@ class RcSender(QpEnd):
             at += burst.packets
         return at - slot
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take an ACK or a NAK."""
         if got.kinds[index].opcode != wire.ACK:
-            return index
+            return False
         syndrome, _ = got.aeth(index)
         self._requester.acknowledge(got.psns[index], syndrome, now)
-        return index + 1
+        return True
 
     def expire(self, now: float) -> None:
         """Go back to the oldest unacknowledged packet, or give up."""
@@ -149,23 +139,13 @@ class RcReceiver(QpEnd):
         """Make a pending ACK due."""
         self._responder.expire(now)
 
-    def receive(self, got: Received, index: int, now: float) -> int:
-        """Take a packet of a write, or a run of MIDDLE packets at once."""
-        opcode, responder = got.kinds[index].opcode, self._responder
-        write = _WRITES.get(opcode)
+    def receive(self, got: Received, index: int, now: float) -> bool:
+        """Take a packet of a write."""
+        write = WRITES.get(got.kinds[index].opcode)
         if write is None:
-            return index
-        beyond = got.run_end(index) if opcode == wire.WRITE_MIDDLE else index + 1
-        if beyond > index + 1:
-            asks = got.ackreqs[index:beyond]
-            responder.receive_middles(got.psns[index], got.block(index, beyond), asks, now)
-            return beyond
-        first, last, has_reth, has_imm = write
-        reth = got.reth(index) if has_reth else None
-        imm = got.imm(index) if has_imm else None
-        packet = WritePacket(got.psns[index], first, last, got.ackreqs[index], reth, imm)
-        responder.receive(packet, got.payload(index), now)
-        return beyond
+            return False
+        self._responder.receive(write.packet(got, index), got.payload(index), now)
+        return True
 
     @property
     def standing(self) -> str:
@@ -202,30 +182,17 @@ def _ack_every(window: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rc:
+class Rc(Transport):
     """The reliable connection, with its parameters."""
 
     params: RcParams
 
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
-    answer_bytes: ClassVar[int] = 0
-    any_order: ClassVar[bool] = False
-    addressed: ClassVar[bool] = False
-    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """See connection_params."""
         return cls(connection_params(plan))
-
-    @classmethod
-    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
-        """From the fields of RcParams."""
-        return cls(TypeAdapter(RcParams).validate_python(parameters))
-
-    def parameters(self) -> dict[str, JsonValue]:
-        """The fields of RcParams."""
-        return asdict(self.params)
 
     def fast(self) -> FastConnection | None:
         """The same state machines, compiled; None for recoveries that only Python has."""
@@ -240,9 +207,6 @@ class Rc:
     def _pace(self, qp: QpInfo) -> tuple[int, int]:
         params = of_qp(self.params, qp)
         return params.window, params.ack_every
-
-    def patience_s(self) -> None:
-        """None: ends detect every loss."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""

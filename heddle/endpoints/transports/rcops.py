@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from heddle.endpoints.nic.qpend import Access, Message
-from heddle.endpoints.transports.rcstate import PSN_HALF, Burst, RcParams, Requester, Responder, WritePacket
-from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, PSN_MASK, RNR_NAK, SYNDROME_KIND
+from heddle.endpoints.transports.rcstate import Burst, RcParams, Requester, Responder, WritePacket
+from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, PSN_MASK, RNR_NAK, SYNDROME_KIND, psn_after
 
 OpKind = Literal["write", "send", "read"]
 RNR_CODE: Final = 12  # 0.64 ms
@@ -187,7 +187,7 @@ class OpResponder(Responder):
 
     def receive_read(self, psn: int, reth: tuple[int, int, int], now: float) -> None:
         """Handle a READ request, a new one or one that is repeated, perhaps from its middle."""
-        ahead = (psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        ahead = psn_after(psn, self._psn)
         if ahead > 0:
             self.receive(WritePacket(psn, True, True, True), memoryview(b""), now)  # out of order, as for any request
             return

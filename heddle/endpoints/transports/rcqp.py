@@ -14,26 +14,9 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import Access, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rcops import OpRequester, OpResponder, ReadReply, kind_of
-from heddle.endpoints.transports.rcstate import Burst, RcParams, WritePacket
+from heddle.endpoints.transports.rcstate import OPCODES, REQUESTS, Burst, RcParams
 from heddle.wire import layout as wire
 
-_REQUESTS: Final = {
-    # opcode: (first, last, has RETH, has immediate, is a SEND)
-    wire.SEND_FIRST: (True, False, False, False, True),
-    wire.SEND_MIDDLE: (False, False, False, False, True),
-    wire.SEND_LAST: (False, True, False, False, True),
-    wire.SEND_LAST_IMM: (False, True, False, True, True),
-    wire.SEND_ONLY: (True, True, False, False, True),
-    wire.SEND_ONLY_IMM: (True, True, False, True, True),
-    wire.WRITE_FIRST: (True, False, True, False, False),
-    wire.WRITE_MIDDLE: (False, False, False, False, False),
-    wire.WRITE_LAST: (False, True, False, False, False),
-    wire.WRITE_LAST_IMM: (False, True, False, True, False),
-    wire.WRITE_ONLY: (True, True, True, False, False),
-    wire.WRITE_ONLY_IMM: (True, True, True, True, False),
-}
-# (is a SEND, first, last, with immediate) -> opcode. Only the last packet has the immediate.
-_OPCODES: Final = {(send, first, last, imm): op for op, (first, last, _, imm, send) in _REQUESTS.items()}
 _RESPONSES: Final = {
     (True, False): wire.READ_RESPONSE_FIRST,
     (False, False): wire.READ_RESPONSE_MIDDLE,
@@ -132,7 +115,7 @@ class RcQp(QpEnd):
         for i in range(burst.packets):
             index = burst.start + i
             first, last = index == 0, index == burst.of - 1
-            opcode = _OPCODES[kind == "send", first, last, last and announced]
+            opcode = OPCODES[kind == "send", first, last, last and announced]
             batch.put_data(
                 slot + i, self._flow, opcode, burst.psn + i & wire.PSN_MASK,
                 message.payload[index * mtu : (index + 1) * mtu], ackreq=last or (index + 1) % every == 0,
@@ -148,7 +131,7 @@ class RcQp(QpEnd):
         batch.put_ack(slot, self._answers, psn, syndrome, responder.msn)
         responder.answered()
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take one packet: an answer, a READ response, or a request."""
         opcode, psn = got.kinds[index].opcode, got.psns[index]
         if opcode == wire.ACK:
@@ -157,15 +140,12 @@ class RcQp(QpEnd):
             self.requester.response(psn, got.payload(index), now)
         elif opcode == wire.READ_REQUEST:
             self.responder.receive_read(psn, got.reth(index), now)
-        elif (request := _REQUESTS.get(opcode)) is not None:
-            first, last, has_reth, has_imm, send = request
-            reth, imm = got.reth(index) if has_reth else None, got.imm(index) if has_imm else None
-            packet = WritePacket(psn, first, last, got.ackreqs[index], reth, imm)
-            take = self.responder.receive_send if send else self.responder.receive
-            take(packet, got.payload(index), now)
+        elif (request := REQUESTS.get(opcode)) is not None:
+            take = self.responder.receive_send if request.send else self.responder.receive
+            take(request.packet(got, index), got.payload(index), now)
         else:
-            return index
-        return index + 1
+            return False
+        return True
 
     def expire(self, now: float) -> None:
         """Handle both timers."""

@@ -9,18 +9,15 @@ PSNs are 24 bits on the wire, and unbounded integers in this module (IBTA vol. 1
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message
 from heddle.traffic.options import Recovery
-from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK
-
-PSN_HALF: Final = 0x800000
+from heddle.wire import layout as wire
+from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK, psn_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +90,8 @@ class Requester:
     """The sending half of a QP."""
 
     __slots__ = (
-        "_queue",
-        "_tail",
-        "_tries",
-        "_unsent",
-        "counters",
-        "deadline",
-        "error",
-        "next",
-        "params",
-        "tried",
-        "una",
-    )
+        "_queue", "_tail", "_tries", "_unsent", "counters", "deadline", "error", "next", "params", "tried", "una",
+    )  # fmt: skip
 
     def __init__(self, params: RcParams, psn: int) -> None:
         self.params = params
@@ -195,7 +182,7 @@ class Requester:
 
     def _unwrap(self, psn: int) -> int:
         """The unbounded PSN nearest to `una` that has these 24 bits."""
-        return self.una + ((psn - self.una + PSN_HALF) & PSN_MASK) - PSN_HALF
+        return self.una + psn_after(psn, self.una)
 
     def _advance(self, una: int, now: float) -> None:
         if not self.una < una <= self.tried:
@@ -227,6 +214,41 @@ class WritePacket(NamedTuple):
     imm: int | None = None
 
 
+class RequestForm(NamedTuple):
+    """What an opcode says of a request's packet, of RC or UC."""
+
+    first: bool
+    last: bool
+    reth: bool
+    imm: bool
+    send: bool
+
+    def packet(self, got: Received, index: int) -> WritePacket:
+        """The packet in frame `index`."""
+        reth = got.reth(index) if self.reth else None
+        imm = got.imm(index) if self.imm else None
+        return WritePacket(got.psns[index], self.first, self.last, got.ackreqs[index], reth, imm)
+
+
+REQUESTS: Final[Mapping[int, RequestForm]] = {
+    wire.SEND_FIRST: RequestForm(True, False, False, False, True),
+    wire.SEND_MIDDLE: RequestForm(False, False, False, False, True),
+    wire.SEND_LAST: RequestForm(False, True, False, False, True),
+    wire.SEND_LAST_IMM: RequestForm(False, True, False, True, True),
+    wire.SEND_ONLY: RequestForm(True, True, False, False, True),
+    wire.SEND_ONLY_IMM: RequestForm(True, True, False, True, True),
+    wire.WRITE_FIRST: RequestForm(True, False, True, False, False),
+    wire.WRITE_MIDDLE: RequestForm(False, False, False, False, False),
+    wire.WRITE_LAST: RequestForm(False, True, False, False, False),
+    wire.WRITE_LAST_IMM: RequestForm(False, True, False, True, False),
+    wire.WRITE_ONLY: RequestForm(True, True, True, False, False),
+    wire.WRITE_ONLY_IMM: RequestForm(True, True, True, True, False),
+}
+WRITES: Final[Mapping[int, RequestForm]] = {opcode: form for opcode, form in REQUESTS.items() if not form.send}
+# (is a SEND, first, last, with immediate) -> opcode. Only the last packet has the immediate.
+OPCODES: Final = {(form.send, form.first, form.last, form.imm): opcode for opcode, form in REQUESTS.items()}
+
+
 @dataclass(slots=True)
 class ResponderCounters:
     """Counters of a responder, in packets; `duplicates` and `out_of_order` were not accepted."""
@@ -242,22 +264,9 @@ class Responder:
     """The receiving half of a QP: accepts packets in order, writes them to memory, decides the answers."""
 
     __slots__ = (
-        "_asked",
-        "_at",
-        "_early",
-        "_left",
-        "_nak_sent",
-        "_psn",
-        "_target",
-        "_unacked",
-        "ack_at",
-        "ack_due",
-        "counters",
-        "memory",
-        "msn",
-        "params",
-        "reply",
-    )
+        "_asked", "_at", "_early", "_left", "_nak_sent", "_psn", "_target", "_unacked", "ack_at", "ack_due", "counters",
+        "memory", "msn", "params", "reply",
+    )  # fmt: skip
 
     def __init__(self, params: RcParams, psn: int, memory: Access) -> None:
         self.params = params
@@ -293,14 +302,14 @@ class Responder:
 
     def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
         """Handle a data packet with a correct ICRC. Afterwards `ack_due`, `ack_at` and `reply` show what to send."""
-        ahead = (packet.psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        ahead = psn_after(packet.psn, self._psn)
         if ahead < 0:
             self.counters.duplicates += 1
             self.ack_due = True  # its ACK was lost, or the sender's timer expired too early: acknowledge again
             return
         if ahead > 0:
             self.counters.out_of_order += 1
-            if not self._nak_sent or (packet.psn - self._early) & PSN_MASK < PSN_HALF:
+            if not self._nak_sent or psn_after(packet.psn, self._early) >= 0:
                 self._early = packet.psn
             if not self._nak_sent:  # one NAK per gap, until the missing packet arrives
                 self._nak(NAK_SEQUENCE)
@@ -314,36 +323,15 @@ class Responder:
         self._psn = (self._psn + 1) & PSN_MASK
         if self._nak_sent:
             self._close_gap()
-        self._owe(1, packet.ack_request, now)
+        self._owe(packet.ack_request, now)
         if packet.last:
             self.msn = (self.msn + 1) & PSN_MASK
             if packet.imm is not None:
                 self.memory.arrived(packet.imm)
 
-    def receive_middles(self, psn: int, block: NDArray[np.uint8], asks: Sequence[bool], now: float) -> None:
-        """Handle a MIDDLE packet for each row of `block`, with PSNs from `psn` on: all at once if they are valid.
-
-        block: uint8 (packets, bytes of each). asks: for each, whether it requests an acknowledgement.
-        """
-        count, size = block.shape
-        at, target = self._at, self._target
-        if psn != self._psn or target is None or size != self.params.mtu or count * size > self._left:
-            for row, ask in zip(block, asks, strict=True):
-                self.receive(WritePacket(psn, False, False, ask), row.data, now)
-                psn = (psn + 1) & PSN_MASK
-            return
-        np.frombuffer(target, np.uint8)[at : at + count * size].reshape(count, size)[:] = block
-        self._at += count * size
-        self._left -= count * size
-        self.counters.received += count
-        self._psn = (psn + count) & PSN_MASK
-        if self._nak_sent:
-            self._close_gap()
-        self._owe(count, any(asks), now)
-
-    def _owe(self, packets: int, asked: bool, now: float) -> None:
-        """After accepting `packets` packets, decide whether an acknowledgement is due now, later, or not at all."""
-        self._unacked += packets
+    def _owe(self, asked: bool, now: float) -> None:
+        """After accepting a packet, decide whether an acknowledgement is due now, later, or not at all."""
+        self._unacked += 1
         self._asked = self._asked or asked
         if self._asked and self._unacked >= self.params.ack_every:
             self.ack_due = True
@@ -357,7 +345,7 @@ class Responder:
         When those have also arrived again, the NAK is not needed any more.
         """
         waits = self.reply is not None and self.reply[1] == NAK_SEQUENCE
-        if waits and (self._early - self._psn) & PSN_MASK < PSN_HALF:
+        if waits and psn_after(self._early, self._psn) >= 0:
             self.reply = (self._psn, NAK_SEQUENCE)
             return
         self._nak_sent = False

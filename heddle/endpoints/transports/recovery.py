@@ -18,12 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from heddle.endpoints.nic.qpend import NEVER, Access
 from heddle.endpoints.transports.rcstate import (
-    PSN_HALF,
     Burst,
     RcParams,
     Requester,
@@ -32,7 +28,7 @@ from heddle.endpoints.transports.rcstate import (
     why_failed,
 )
 from heddle.traffic.options import Recovery
-from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK
+from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK, psn_after
 
 _NAKS: Final = 16  # maximum number of packets to request at once after a timeout
 _ASK_AGAIN: Final = 4  # a missing packet is requested again after this part of the sender's timeout at the earliest
@@ -80,7 +76,7 @@ class RestartResponder(Responder):
 
     def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
         """Handle a data packet with a correct ICRC."""
-        later = 0 < (packet.psn - self._psn) & PSN_MASK < PSN_HALF
+        later = psn_after(packet.psn, self._psn) > 0
         if self._target is not None and (later or packet.psn == self._start):
             discarded = (self._psn - self._start) & PSN_MASK
             self.counters.received -= discarded
@@ -162,7 +158,7 @@ class SelectiveResponder(Responder):
     def receive(self, packet: WritePacket, payload: memoryview, now: float) -> None:
         """Handle a data packet with a correct ICRC."""
         psn = packet.psn
-        ahead = (psn - self._psn + PSN_HALF & PSN_MASK) - PSN_HALF
+        ahead = psn_after(psn, self._psn)
         if psn in self._kept:
             self.counters.duplicates += 1
             self.ack_due = True
@@ -182,19 +178,9 @@ class SelectiveResponder(Responder):
             self._requests.remove(psn)
         if self.reply == (psn, NAK_SEQUENCE):
             self._next_request()
-        if (psn - self._beyond) & PSN_MASK < PSN_HALF:
+        if psn_after(psn, self._beyond) >= 0:
             self._request(range(self._beyond, self._beyond + (psn - self._beyond & PSN_MASK)), now)
             self._beyond = psn + 1 & PSN_MASK
-
-    def receive_middles(self, psn: int, block: NDArray[np.uint8], asks: Sequence[bool], now: float) -> None:
-        """Handle MIDDLE packets: one by one while packets are kept, since some of these may be among them."""
-        if not self._kept:
-            super().receive_middles(psn, block, asks, now)
-            self._settle(now)
-            return
-        for row, ask in zip(block, asks, strict=True):
-            self.receive(WritePacket(psn, False, False, ask), row.data, now)
-            psn = psn + 1 & PSN_MASK
 
     def answered(self) -> None:
         """Reset the pending answer. After a NAK, the next NAK is pending, and an ACK if one was."""
@@ -212,13 +198,13 @@ class SelectiveResponder(Responder):
             if self._psn == before:
                 return  # the packet was invalid, and the connection fails
             self.ack_due = True
-        if (self._psn - self._beyond) & PSN_MASK < PSN_HALF:
+        if psn_after(self._psn, self._beyond) >= 0:
             self._beyond = self._psn
         if self.reply is not None and self.reply[1] == NAK_SEQUENCE and self._old(self.reply[0]):
             self._next_request()
 
     def _old(self, psn: int) -> bool:
-        return (psn - self._psn) & PSN_MASK >= PSN_HALF
+        return psn_after(psn, self._psn) < 0
 
     def _next_request(self) -> None:
         while self._requests and self._old(self._requests[0]):

@@ -7,19 +7,15 @@ that it supports and the columns, which the programs at the NICs count (switch/s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, Never, Self
-
-from pydantic import JsonValue, TypeAdapter
+from dataclasses import dataclass
+from typing import ClassVar, Final, Self
 
 from heddle.base.problems import Problems
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.qpend import Access, QpInfo
-from heddle.endpoints.transports.protocol import HostStack
-from heddle.endpoints.verbs.rxestack import RxeStack
-from heddle.endpoints.verbs.verbslib import MTU_OF_BYTES
-from heddle.endpoints.verbs.verbsloop import VerbsParams, message_bytes
+from heddle.endpoints.rdma.rxestack import RxeStack
+from heddle.endpoints.rdma.verbslib import MTU_OF_BYTES
+from heddle.endpoints.rdma.verbsloop import VerbsParams, message_bytes
+from heddle.endpoints.transports.protocol import HostStack, Transport
 from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS
 
@@ -33,15 +29,12 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rxe:
+class Rxe(Transport):
     """The connection, with its parameters."""
 
     params: VerbsParams
 
     columns: ClassVar[tuple[Column, ...]] = _COLUMNS
-    answer_bytes: ClassVar[int] = 0
-    any_order: ClassVar[bool] = False
-    addressed: ClassVar[bool] = False
     stack: ClassVar[HostStack | None] = RxeStack()
 
     @classmethod
@@ -69,26 +62,3 @@ class Rxe:
             problems.add(where="", what=f"an InfiniBand MTU of {plan.ib_mtu}", why=why, hint="use link.mtu 4200")
         problems.raise_if_any()
         return cls(VerbsParams.of(plan))
-
-    @classmethod
-    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
-        """From the fields of VerbsParams."""
-        return cls(TypeAdapter(VerbsParams).validate_python(parameters))
-
-    def parameters(self) -> dict[str, JsonValue]:
-        """The fields of VerbsParams."""
-        return asdict(self.params)
-
-    def fast(self) -> None:
-        """None: the kernel drives it."""
-
-    def patience_s(self) -> None:
-        """None: ends detect every loss."""
-
-    def sender(self, qp: QpInfo) -> Never:
-        """Never called: the stack makes the queue pairs."""
-        raise ValueError("the kernel builds the packets of rxe")
-
-    def receiver(self, qp: QpInfo, memory: Access) -> Never:
-        """Never called: the stack makes the queue pairs."""
-        raise ValueError("the kernel takes the packets of rxe")

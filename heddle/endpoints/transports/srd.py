@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
-
-from pydantic import JsonValue, TypeAdapter
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import HostStack
-from heddle.endpoints.transports.rc import COLUMNS, connection_params, of_qp
-from heddle.endpoints.transports.rcstate import PSN_HALF, RcParams, last_good, why_failed
+from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo
+from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.rc import COLUMNS, RcSender, connection_params, of_qp
+from heddle.endpoints.transports.rcstate import Burst, RcParams, last_good
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -41,137 +39,40 @@ class SrdParams:
     overtake_s: float = 0.05
 
 
-def _near(psn: int, reference: int) -> int:
-    """The unbounded PSN nearest to `reference` that has these 24 bits."""
-    return reference + ((psn - reference + PSN_HALF) & wire.PSN_MASK) - PSN_HALF
+class SrdSender(RcSender):
+    """Sends each packet once, and retransmits the requested ones: selective-repeat of `rc` with frames of its own."""
 
-
-class SrdSender(QpEnd):
-    """Sends each packet once, and retransmits the requested ones."""
+    __slots__ = ("_by_header", "_headers", "_turn")
 
     def __init__(self, params: SrdParams, qp: QpInfo) -> None:
-        self._params, self._headers = params.rc, qp.sprayed or (qp.flow,)
+        super().__init__(replace(params.rc, recovery="selective-repeat"), qp)
+        self._headers = qp.sprayed or (qp.flow,)
         self._turn = 0  # packets so far, new and repeated
         self._by_header = [[0, 0] for _ in self._headers]  # packets, bytes
-        self._una = self._next = self._tail = qp.psn
-        self._open: deque[tuple[int, Message, int]] = deque()  # (first PSN, message, packets), oldest first
-        self._again: dict[int, None] = {}  # PSNs to retransmit, in order
-        self._timer = NEVER
-        self._tries = self._retransmitted = self._naks = self._timeouts = 0
-        self._error = ""
-
-    @property
-    def ready(self) -> bool:
-        """Whether a packet may be sent, new or retransmitted."""
-        room = min(self._tail, self._una + self._params.window) - self._next
-        return not self._error and (bool(self._again) or room > 0)
-
-    @property
-    def deadline(self) -> float:
-        """When the retransmission timer expires."""
-        return self._timer
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything that was posted is acknowledged."""
-        return self._una == self._tail
-
-    @property
-    def error(self) -> str:
-        """The error after all retries failed, or after the peer refused a write."""
-        return self._error
-
-    def post(self, message: Message) -> None:
-        """Queue a write."""
-        packets = max(1, -(-len(message.payload) // self._params.mtu))
-        self._open.append((self._tail, message, packets))
-        self._tail += packets
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write the retransmitted packets, then new ones."""
         at = slot
-        while at < slot + limit and self.ready:
-            if self._again:
-                psn = next(iter(self._again))
-                del self._again[psn]
-                self._retransmitted += 1
-            else:
-                psn = self._next
-                self._next += 1
-            self._put(batch, at, psn)
-            at += 1
-        if at > slot and self._timer == NEVER:
-            self._timer = now + self._params.timeout_s
+        for burst in self._requester.take(limit, now):
+            for step in range(burst.packets):
+                self._put(batch, at, burst, step)
+                at += 1
         return at - slot
 
-    def _put(self, batch: SendBatch, slot: int, psn: int) -> None:
-        first, message, packets = self._found(psn)
-        mtu, index = self._params.mtu, psn - first
-        last = index + 1 == packets
-        part = message.payload[index * mtu : (index + 1) * mtu]
+    def _put(self, batch: SendBatch, slot: int, burst: Burst, step: int) -> None:
+        """Write packet `step` of a burst."""
+        params, message, index = self._requester.params, burst.message, burst.start + step
+        start, last = index * params.mtu, index + 1 == burst.of
+        part = message.payload[start : start + params.mtu]
         number = self._turn % len(self._headers)
         self._turn += 1
         size = batch.put_data(
-            slot, self._headers[number], wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, psn, part,
-            ackreq=last or (index + 1) % self._params.ack_every == 0,
-            reth=(message.va + index * mtu, message.rkey, len(part)), imm=message.imm if last else None,
+            slot, self._headers[number], wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, burst.psn + step, part,
+            ackreq=last or (index + 1) % params.ack_every == 0,
+            reth=(message.va + start, message.rkey, len(part)), imm=message.imm if last else None,
         )  # fmt: skip
         self._by_header[number][0] += 1
         self._by_header[number][1] += size
-
-    def _found(self, psn: int) -> tuple[int, Message, int]:
-        """The message of a packet; for new packets, search from the latest message."""
-        where = reversed(self._open) if psn + 1 >= self._next else iter(self._open)
-        return next(each for each in where if each[0] <= psn < each[0] + each[2])
-
-    def receive(self, got: Received, index: int, now: float) -> int:
-        """Take an ACK: all packets up to its PSN have arrived. Or a NAK: the packet with its PSN is missing."""
-        if got.kinds[index].opcode != wire.ACK:
-            return index
-        syndrome, _ = got.aeth(index)
-        psn = _near(got.psns[index], self._una)
-        if syndrome & 0x60 == 0:
-            self._advance(psn + 1, now)
-        elif syndrome == wire.NAK_SEQUENCE:
-            self._naks += 1
-            if self._una <= psn < self._next:
-                self._again[psn] = None
-        elif not self._error:
-            self._fail(why_failed(self._params, syndrome, self._una))
-        return index + 1
-
-    def _advance(self, una: int, now: float) -> None:
-        if not self._una < una <= self._next:
-            return
-        self._una, self._tries = una, 0
-        while self._open and self._open[0][0] + self._open[0][2] <= una:
-            self._open.popleft()
-        for psn in [psn for psn in self._again if psn < una]:
-            del self._again[psn]
-        self._timer = NEVER if una == self._next else now + self._params.timeout_s
-
-    def expire(self, now: float) -> None:
-        """Handle a timeout: retransmit the oldest open packet, and the latest, which reveals all gaps."""
-        if now < self._timer:
-            return
-        self._timeouts += 1
-        self._tries += 1
-        if self._tries > self._params.retries:
-            self._fail(why_failed(self._params, 0, self._una))
-            return
-        self._again |= dict.fromkeys((self._una, self._next - 1))
-        self._timer = now + self._params.timeout_s
-
-    def _fail(self, why: str) -> None:
-        self._error, self._timer = why, NEVER
-
-    def hold(self, seconds: float) -> None:
-        """Delay the timer, since packets could not leave the port."""
-        self._timer += seconds
-
-    def counters(self) -> Mapping[str, int]:
-        """Retransmitted packets, and the reasons."""
-        return {"retransmitted": self._retransmitted, "naks": self._naks, "timeouts": self._timeouts}
 
     def by_sport(self) -> Mapping[int, tuple[int, int]]:
         """Packets and bytes of each source port."""
@@ -216,23 +117,23 @@ class SrdReceiver(QpEnd):
         self._ack_due, self._acked = False, self._due
         self._ack_at, self._unacked = NEVER, 0
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a write of one packet."""
         opcode = got.kinds[index].opcode
         if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
-            return index
+            return False
         sport = got.kinds[index].sport
         self._by_sport[sport] = self._by_sport.get(sport, 0) + 1
-        psn = _near(got.psns[index], self._due)
+        psn = self._due + wire.psn_after(got.psns[index], self._due)
         if psn < self._due or psn in self._early:
             self._duplicates += 1
             self._ack_due = True  # its ACK was lost, or the sender's timer expired too early
-            return index + 1
+            return True
         payload, (va, rkey, length) = got.payload(index), got.reth(index)
         target = self._memory.resolve(va, rkey, length) if length == len(payload) else None
         if target is None:
             self._replies.append((psn, wire.NAK_ACCESS if length == len(payload) else wire.NAK_INVALID))
-            return index + 1
+            return True
         target[:] = payload
         self._early[psn] = got.imm(index) if opcode == wire.WRITE_ONLY_IMM else None
         self._out_of_order += psn < self._beyond
@@ -242,7 +143,7 @@ class SrdReceiver(QpEnd):
         if got.ackreqs[index]:
             self._asked = max(self._asked, psn + 1)
         self._owe(now)
-        return index + 1
+        return True
 
     def _owe(self, now: float) -> None:
         """Make an ACK due, now or in a while, if one was requested and would say something new.
@@ -293,37 +194,20 @@ class SrdReceiver(QpEnd):
 
 
 @dataclass(frozen=True, slots=True)
-class Srd:
+class Srd(Transport):
     """The connection, with its parameters."""
 
     params: SrdParams
 
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
-    answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = True
     addressed: ClassVar[bool] = True
-    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The parameters of `rc`; a packet counts as lost after a quarter of the sender's timeout."""
         rc = connection_params(plan)
         return cls(SrdParams(rc, rc.timeout_s / 4))
-
-    @classmethod
-    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
-        """From the fields of SrdParams."""
-        return cls(TypeAdapter(SrdParams).validate_python(parameters))
-
-    def parameters(self) -> dict[str, JsonValue]:
-        """The fields of SrdParams."""
-        return asdict(self.params)
-
-    def fast(self) -> None:
-        """None: the Python loop drives it."""
-
-    def patience_s(self) -> None:
-        """None: ends detect every loss."""
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """The end that sends data."""

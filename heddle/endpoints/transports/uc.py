@@ -3,7 +3,7 @@
 The receiver detects a gap in the PSNs, and drops every message with a hole whole (IBTA vol. 1, section 9.8.3). A
 collective cannot finish without the message. So a gap is an error of the receiving end, which ends the run and names
 what was lost. The loss of the last packets reveals no gap: the run ends when no packet has moved for `patience_s`
-(../stillness.py).
+(../waiting.py).
 A late packet or a copy, with a PSN that has passed, is discarded and counted. IBTA lets a responder take such a first
 packet for a new message; without repetitions it cannot be one.
 """
@@ -12,31 +12,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Self
-
-from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import Access, Message, QpEnd, QpInfo
-from heddle.endpoints.transports.protocol import HostStack
-from heddle.endpoints.transports.rcstate import PSN_HALF, WritePacket
+from heddle.endpoints.transports.protocol import Transport
+from heddle.endpoints.transports.rcstate import OPCODES, WRITES, WritePacket
 from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
-
-_WRITES = {
-    # opcode: (first, last, has RETH, has immediate)
-    wire.UC + wire.WRITE_FIRST: (True, False, True, False),
-    wire.UC + wire.WRITE_MIDDLE: (False, False, False, False),
-    wire.UC + wire.WRITE_LAST: (False, True, False, False),
-    wire.UC + wire.WRITE_LAST_IMM: (False, True, False, True),
-    wire.UC + wire.WRITE_ONLY: (True, True, True, False),
-    wire.UC + wire.WRITE_ONLY_IMM: (True, True, True, True),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class UcState:
 
     def receive(self, packet: WritePacket, payload: memoryview) -> None:
         """Handle a data packet with a correct ICRC."""
-        ahead = (packet.psn - self.psn + PSN_HALF & wire.PSN_MASK) - PSN_HALF
+        ahead = wire.psn_after(packet.psn, self.psn)
         if ahead < 0:
             self.late += 1
             return
@@ -164,13 +152,9 @@ class UcSender(QpEnd):
             message, index = self._queue[0], self._next
             size = len(message.payload)
             first, last = index == 0, (index + 1) * mtu >= size
-            opcode = (
-                (wire.WRITE_ONLY_IMM if last else wire.WRITE_FIRST)
-                if first
-                else (wire.WRITE_LAST_IMM if last else wire.WRITE_MIDDLE)
-            )
+            opcode = wire.UC + OPCODES[False, first, last, last]
             batch.put_data(
-                at, self._flow, wire.UC + opcode, self._psn, message.payload[index * mtu : (index + 1) * mtu],
+                at, self._flow, opcode, self._psn, message.payload[index * mtu : (index + 1) * mtu],
                 reth=(message.va, message.rkey, size) if first else None, imm=message.imm if last else None,
             )  # fmt: skip
             self._psn = (self._psn + 1) & wire.PSN_MASK
@@ -207,15 +191,13 @@ class UcReceiver(QpEnd):
         """The last PSN."""
         return f"last good PSN {self.state.last_good:#x}"
 
-    def receive(self, got: Received, index: int, now: float) -> int:
+    def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a packet of a write."""
-        write = _WRITES.get(got.kinds[index].opcode)
+        write = WRITES.get(got.kinds[index].opcode - wire.UC)
         if write is None:
-            return index
-        first, last, has_reth, has_imm = write
-        reth, imm = got.reth(index) if has_reth else None, got.imm(index) if has_imm else None
-        self.state.receive(WritePacket(got.psns[index], first, last, False, reth, imm), got.payload(index))
-        return index + 1
+            return False
+        self.state.receive(write.packet(got, index), got.payload(index))
+        return True
 
     def counters(self) -> Mapping[str, int]:
         """Packets that did not arrive or arrived late, and messages that were dropped."""
@@ -223,7 +205,7 @@ class UcReceiver(QpEnd):
 
 
 @dataclass(frozen=True, slots=True)
-class Uc:
+class Uc(Transport):
     """The connection, with its parameters."""
 
     params: UcParams
@@ -233,10 +215,6 @@ class Uc:
         Column("dropped_messages", "messages", "messages dropped for a hole", "packets"),
         Column("late", "packets", "late or received again", "order"),
     )
-    answer_bytes: ClassVar[int] = 0
-    any_order: ClassVar[bool] = False
-    addressed: ClassVar[bool] = False
-    stack: ClassVar[HostStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
@@ -246,18 +224,6 @@ class Uc:
             why = "measures the delay of acknowledgements, and uc has none"
             raise InputError(Problem("", f"--cc {o.congestion}", why, "use --transport rc, or --dcqcn on"))
         return cls(UcParams(plan.ib_mtu, (o.retries + 1) * plan.timeout_s))
-
-    @classmethod
-    def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
-        """From the fields of UcParams."""
-        return cls(TypeAdapter(UcParams).validate_python(parameters))
-
-    def parameters(self) -> dict[str, JsonValue]:
-        """The fields of UcParams."""
-        return asdict(self.params)
-
-    def fast(self) -> None:
-        """None: the Python loop drives it."""
 
     def patience_s(self) -> float | None:
         """As in the parameters."""

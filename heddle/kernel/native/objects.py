@@ -1,14 +1,17 @@
-"""Build shared objects for every kind of processor, the same everywhere.
+"""Build the shared objects that are committed: `python -m heddle.kernel.native.objects`. Users never need this.
 
 In:  C sources, clang and lld.
-Out: shared objects. Their bytes depend only on the sources and the clang version: the only headers are our own and
-clang's. They call only the libc functions that system.h declares, which every libc has.
+Out: NAME-MACHINE.so beside the sources, for every kind of processor, and `clang.txt`: the compiler's version.
+The bytes depend only on the sources and the clang version: the only headers are our own and clang's. Objects call only
+the libc functions that system.h declares, which every libc has.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -46,3 +49,47 @@ def build(sources: Sequence[Path], machine: str, out: Path) -> bytes:
     """
     run(["clang", *target(machine), *_FLAGS, "-I", str(sources[0].parent), *map(str, sources), "-o", str(out)])
     return out.read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedObject:
+    """An object that is committed in the directory of its sources. folder: in heddle/."""
+
+    name: str
+    folder: str
+    sources: tuple[str, ...]
+
+    @property
+    def directory(self) -> Path:
+        """Where sources and objects are."""
+        return HEADERS.parents[1] / self.folder
+
+    @property
+    def made_by(self) -> Path:
+        """The file with the compiler that made the committed objects."""
+        return self.directory / "clang.txt"
+
+    def path(self, machine: str) -> Path:
+        """The committed object for one of MACHINES."""
+        return self.directory / f"{self.name}-{machine}.so"
+
+    def build(self, machine: str, out: Path) -> bytes:
+        """Compile for one machine to `out`; return the object's bytes. MachineError with clang's message."""
+        return build([self.directory / name for name in self.sources], machine, out)
+
+
+FASTPATH: Final = SharedObject("fastpath", "endpoints/fastpath", ("fastpath.c",))
+SWITCH: Final = SharedObject("switch", "switch/compiled", ("pfcloop.c", "rows.c", "switch.c"))
+
+
+def main() -> int:
+    """Build all objects for all machines."""
+    for each in (FASTPATH, SWITCH):
+        for machine in MACHINES:
+            print(f"{each.path(machine).name}  {len(each.build(machine, each.path(machine)))} bytes")
+        each.made_by.write_text(f"clang {clang_version()}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

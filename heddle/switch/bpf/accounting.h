@@ -10,7 +10,6 @@
 #define HEDDLE_ACCOUNTING_H
 #include "queue.h"
 
-#define ALPHA_SHIFT 16
 #define add(cell, value) __sync_fetch_and_add(cell, value)
 
 static long (*bpf_ringbuf_output)(void *ring, void *data, __u64 size, __u64 flags) = (void *)130;

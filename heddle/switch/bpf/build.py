@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.process import run
-from heddle.kernel.native.objects import clang_version
+from heddle.kernel.native.objects import HEADERS, clang_version
 
 HERE: Final = Path(__file__).resolve().parent
 PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
@@ -30,7 +30,7 @@ def build(name: str, out: Path) -> bytes:
 
     Without llvm-objcopy the object keeps its DWARF: it works the same, but must not be committed.
     """
-    paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE))
+    paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE), "-I", str(HEADERS))
     run(["clang", *_FLAGS, f"-mcpu={_CPU.get(name, 'v2')}", *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
     if strip := objcopy():
         run([strip, "--strip-debug", str(out)])

@@ -7,14 +7,6 @@
 #include "heddle.h"
 
 #define BPF_F_MMAPABLE 1024
-#define CLASSES 8
-#define DROP_THRESHOLD 0 /* the class exceeds its dynamic threshold in the shared buffer */
-#define DROP_HEADROOM 1  /* lossless: beyond xoff and its headroom */
-#define DROP_BUFFER 2    /* the whole buffer is full */
-#define DROP_WATCHDOG 3  /* the watchdog drops the class at this port, since it is paused forever */
-#define DROP_DOWN 4      /* the port has no link */
-#define DROP_FAULT 5     /* lost on the link, by a fault that was set on this port */
-#define CAUSES 6
 
 /* A class of an egress port. Sizes in bytes of frames, from the Ethernet header to the ICRC. */
 struct cell {
@@ -26,7 +18,10 @@ struct cell {
 	__u64 out_packets;
 	__u64 out_bytes;
 	__u64 marks; /* packets that were marked CE here; those that arrived with CE are in ce_in */
-	__u64 drops[CAUSES]; /* packets; watchdog: also those that were released from the closed gate, to be dropped */
+	/* Packets, by cause. threshold: the class exceeds its dynamic threshold in the shared buffer. headroom: lossless,
+	 * beyond xoff and its headroom. buffer: the whole buffer is full. watchdog: the class is paused forever; also those
+	 * that were released from the closed gate, to be dropped. down: the port has no link. fault: lost on the link. */
+	__u64 drops[CAUSES];
 	__u64 drop_bytes;
 	__u64 last_out_ns; /* when the last packet left while the class's gate should be closed (CLOCK_MONOTONIC) */
 	__u64 strays; /* packets that left but are not in depth, which was reset meanwhile */

@@ -8,9 +8,6 @@
 #define HEDDLE_ECN_H
 #include "queue.h"
 
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86dd
-#define ECN_CE 3
 #define BPF_F_RECOMPUTE_CSUM 1
 #define IPV4_TOS 1 /* offsets behind the Ethernet header */
 #define IPV4_CHECKSUM 10

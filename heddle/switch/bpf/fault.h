@@ -16,9 +16,6 @@
 #define MARK 0x5eddu /* 16 bits, and 16 of the ingress port's index, from 1: counted by `dequeue` */
 #define LINKED 0x5edeu /* the same, on its link: `dequeue` has counted the packet, and will see it again */
 #define BPF_F_INGRESS 1
-#define IPPROTO_UDP 17
-#define ROCE_PORT 4791
-#define BTH_LEN 12
 
 /* Whether the packet comes from its link, not from a queue. It then gets the mark that `dequeue` gave it. */
 INLINE int left_its_link(struct __sk_buff *skb)
@@ -41,7 +38,7 @@ INLINE int happens(__u32 chance)
 INLINE int corrupt(struct __sk_buff *skb)
 {
 	__u32 ip = skb->protocol == htons(ETH_P_IP) ? 20 : 40, at, random = bpf_get_prandom_u32();
-	__u32 first = ETH_HLEN + ip + 8 + BTH_LEN, proto_at = ETH_HLEN + (ip == 20 ? 9 : 6);
+	__u32 first = ETH_HLEN + ip + 8 + BTH_BYTES, proto_at = ETH_HLEN + (ip == 20 ? 9 : 6);
 	__u16 to;
 	__u8 byte;
 

@@ -7,8 +7,6 @@
 #include "cell.h"
 #include "steer.h"
 
-#define MAX_MEMBERS 128
-
 struct flowlet_key {
 	__u32 saddr[4];
 	__u32 daddr[4];

@@ -122,7 +122,7 @@ INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 h
 
 	if (rule->mode == MODE_PINNED)
 		return pinned_port(group, prefix, flow);
-	if (rule->mode == MODE_EXACT)
+	if (rule->mode == MODE_EXACT_MATCH)
 		return exact_port(half, prefix, flow);
 	if (rule->mode == MODE_SPRAY)
 		return group->slots ? port_at(group->first_slot + next_turn(prefix->group) % group->slots) : 0;

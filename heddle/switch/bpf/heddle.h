@@ -7,6 +7,8 @@
 #ifndef HEDDLE_H
 #define HEDDLE_H
 
+#include "constants.h"
+
 typedef unsigned char __u8;
 typedef unsigned short __u16;
 typedef unsigned int __u32;
@@ -87,7 +89,5 @@ static long (*bpf_spin_unlock)(void *lock) = (void *)94;
 #define ntohs(x) __builtin_bswap16(x)
 #define htonl(x) __builtin_bswap32(x)
 #define ntohl(x) __builtin_bswap32(x)
-
-#define ETH_HLEN 14
 
 #endif

@@ -8,9 +8,6 @@
 #define HEDDLE_PFC_H
 #include "accounting.h"
 
-#define ETH_P_MAC_CONTROL 0x8808
-#define OPCODE_PFC 0x0101
-
 struct pfc_frame {
 	__u16 to[3];
 	__u16 from[3];

@@ -11,8 +11,6 @@
 #include "pfc.h"
 #include "fault.h"
 
-#define ETH_P_KICK 0x88b5 /* IEEE 802, local experimental: makes a qdisc serve its queues, and is dropped there */
-#define KICK_PRIORITY 0x10ff0
 #define IPPROTO_ICMPV6 58
 #define ETH_P_8021Q 0x8100
 #define ETH_P_8021AD 0x88a8

@@ -53,11 +53,7 @@ struct agent {
 	__u64 spare[5];
 };
 
-#define WATCHDOG_DROP 1
 #define GATE_GRACE_NS 300000000ULL /* when a gate or the end of a storm is overdue by this time, no process is left */
-#define LINK_HOST 1
-#define LINK_DOWN 2 /* set by user space: packets are dropped, and counted neither in nor out */
-#define LINK_FAULT 4 /* set by user space: packets that leave by this port meet its row of `faults` */
 
 struct link {
 	__u32 peer; /* the port at the other end; 0: not a port of the lab */
@@ -65,7 +61,7 @@ struct link {
 	__u32 local; /* index among the ports of its node, from 0 */
 	__u32 ports_of_node;
 	__u32 matrix_base; /* first cell of its node in `transit` */
-	__u32 flags;
+	__u32 flags; /* LINK_*; DOWN: packets are dropped, and counted neither in nor out; FAULT: they meet a row of `faults` */
 	__u64 rate; /* bit/s */
 };
 
@@ -96,15 +92,11 @@ struct node {
 	__u64 spare;
 };
 
-#define POLICY_ECN 1
-#define POLICY_AT_DEQUEUE 2
-#define POLICY_PFC 4 /* the class is lossless, and may pause: charged to its ingress port */
-#define POLICY_RED 8 /* the kernel's RED marks, in the qdisc; `dequeue` counts its marks */
-
 /* The policy of a class of a port, for egress; xoff to quanta for ingress. There are two copies: see `active`. */
 struct policy {
 	__u32 kind; /* 0: no class, 1: control, 2: lossless, 3: lossy */
-	__u32 flags;
+	__u32 flags; /* POLICY_*; PFC: the class is lossless, and may pause: charged to its ingress port;
+		      * RED: the kernel's RED marks, in the qdisc, and `dequeue` counts its marks */
 	__u64 kmin;
 	__u64 kmax;
 	__u64 pmax; /* 2^32: all */
@@ -125,10 +117,8 @@ struct policy {
 	__u32 spare;
 };
 
-#define EVENT_XOFF 1 /* ask the peer of `port` to pause `class` */
-#define EVENT_XON 2  /* ask it to resume */
-#define EVENT_PFC 3  /* a pause frame arrived by `port`; `class` is its vector, with lossless classes only */
-
+/* EVENT_XOFF: ask the peer of `port` to pause `class`. EVENT_XON: ask it to resume. EVENT_PFC: a pause frame arrived by
+ * `port`; `class` is its vector, with lossless classes only. */
 struct event {
 	__u64 ns;
 	__u32 port;

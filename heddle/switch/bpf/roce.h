@@ -6,13 +6,7 @@
 #define HEDDLE_ROCE_H
 #include "heddle.h"
 
-#define ETH_P_IP 0x0800
-#define ETH_P_IPV6 0x86dd
-#define AF_INET 2
-#define AF_INET6 10
-#define IPPROTO_UDP 17
 #define IP_FRAGMENT 0x3fff /* more-fragments bit and offset: 0 only for a whole datagram */
-#define ROCE_PORT 4791
 
 struct ipv4 {
 	__u8 version_ihl;

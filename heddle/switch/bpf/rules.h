@@ -8,23 +8,12 @@
 #define HEDDLE_RULES_H
 #include "heddle.h"
 
-#define MODE_FLOW 0 /* leave RoCEv2 alone: the kernel's policy decides */
-#define MODE_E_ECMP 1
-#define MODE_FLOWLET 2
-#define MODE_SPRAY 3
-#define MODE_PINNED 4
-#define MODE_EXACT 5
-#define MODE_ADAPTIVE 6
-
-#define RULE_CLEAR 1       /* mode flow under policy 1: clear the hash that a packet arrives with */
-#define RULE_RESILIENT 2   /* a hash chooses a bucket, not a next hop */
-#define RULE_LOAD 4        /* flowlet: choose the port that has carried the fewest bytes */
-#define RULE_ROUND_ROBIN 8 /* spray */
-#define RULE_UDF 16        /* the user-defined field is not the destination QP */
-
 struct rule {
-	__u32 mode;
+	__u32 mode; /* MODE_*; FLOW: leave RoCEv2 alone, the kernel's policy decides */
 	__u32 seed;
+	/* RULE_*. CLEAR: mode flow under policy 1: clear the hash that a packet arrives with. RESILIENT: a hash chooses a
+	 * bucket, not a next hop. LOAD: flowlet: choose the port that has carried the fewest bytes. ROUND_ROBIN: spray.
+	 * UDF: the user-defined field is not the destination QP. */
 	__u32 flags;
 	__u32 epoch; /* changes with each rule: flowlets of the previous rule are ignored */
 	__u64 gap_ns;
@@ -111,14 +100,12 @@ struct {
 	__type(value, __u32); /* ifindex */
 } exact SEC(".maps");
 
-#define STAT_STEERED 0   /* packets that the program sent to a port */
-#define STAT_FELL_BACK 1 /* packets that it left to the kernel: the port is not a live next hop, or steer() refused */
-#define STAT_REPICKS 2   /* flowlets that began after a gap */
-#define STAT_MISSES 3    /* packets without a row in the exact-match table, or without room in the flowlet table */
-
+/* Packets, by STAT_*. STEERED: the program sent them to a port. FELL_BACK: it left them to the kernel: the port is not a
+ * live next hop, or steer() refused. REPICKS: flowlets that began after a gap. MISSES: without a row in the exact-match
+ * table, or without room in the flowlet table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 4);
+	__uint(max_entries, STATS);
 	__type(key, __u32);
 	__type(value, __u64);
 } stats SEC(".maps");

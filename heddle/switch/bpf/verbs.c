@@ -13,15 +13,6 @@
 
 #define BTH_OFFSET 8 /* from the UDP header */
 #define TC_ACT_OK 0 /* ends the chain of programs; the packet continues to the kernel */
-#define OPCODE_READ_RESPONSE_FIRST 0x0d
-#define OPCODE_ACK 0x11
-#define OPCODE_ATOMIC_ACK 0x12
-#define ECN_CE 3
-#define PSN_MASK 0xffffff
-#define PSN_HALF 0x800000
-#define SYNDROME_KIND 0xe0
-#define RNR_NAK 0x20
-#define NAK 0x60
 
 struct verbs_key {
 	__u16 zero; /* the port, in the map of switches: count.c */
@@ -82,11 +73,11 @@ INLINE void count_row(struct __sk_buff *skb, const struct roce *flow, struct ver
 	/* 16 bytes are always there: the shortest packet has a BTH and an ICRC. */
 	if (bpf_skb_load_bytes(skb, flow->l4 + BTH_OFFSET, &head, sizeof(head)))
 		return;
-	if (head.opcode == OPCODE_ACK && (head.syndrome & SYNDROME_KIND) == NAK)
+	if (head.opcode == OP_ACK && (head.syndrome & SYNDROME_KIND) == (NAK_SEQUENCE & SYNDROME_KIND))
 		__sync_fetch_and_add(&row->naks, 1);
-	if (head.opcode == OPCODE_ACK && (head.syndrome & SYNDROME_KIND) == RNR_NAK)
+	if (head.opcode == OP_ACK && (head.syndrome & SYNDROME_KIND) == RNR_NAK)
 		__sync_fetch_and_add(&row->rnr, 1);
-	if (head.opcode >= OPCODE_READ_RESPONSE_FIRST && head.opcode <= OPCODE_ATOMIC_ACK)
+	if (head.opcode >= READ_RESPONSE_FIRST && head.opcode <= ATOMIC_ACK)
 		return; /* an answer: its PSN is that of a request */
 	ahead = (ntohl(head.psn) - row->next) & PSN_MASK;
 	if (!ahead)

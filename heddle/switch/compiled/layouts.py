@@ -1,6 +1,6 @@
 """The compiled object of switches: the layouts of its headers, and the types of its functions.
 
-In:  switch-MACHINE.so in this directory (built by `makeswitch`).
+In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
 Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
 """
 
@@ -15,8 +15,9 @@ from typing import Final
 from heddle.base import resources
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import MachineError
+from heddle.kernel.native import native
 
-_VERSION: Final = 1
+VERSION: Final = 1
 ADDRESS_BYTES: Final = 20
 MESSAGE_BYTES: Final = 160
 FIELDS: Final = (
@@ -105,7 +106,7 @@ class ReaderStruct(ctypes.Structure):
 
 
 _CORE = ctypes.POINTER(CoreStruct)
-_SIGNATURES: Final = {
+_SIGNATURES: Final[native.Signatures] = {
     "hd_switch_version": (c_uint32, ()),
     "hd_switch_sizes": (None, (c_void_p,)),
     "hd_rows_read": (c_uint32, (ctypes.POINTER(ReaderStruct), c_int64, c_int, c_void_p, c_void_p)),
@@ -123,17 +124,13 @@ def load() -> ctypes.CDLL | str:
         path = resources.HERE.switch_code(platform.machine())
     except MachineError:
         return f"no compiled object for {platform.machine()}"
-    try:
-        code = ctypes.CDLL(str(path), use_errno=True)
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(code, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        return f"{path.name} cannot be loaded: {error}"
+    code = native.load(path, _SIGNATURES)
+    if isinstance(code, str):
+        return code
     layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, PfcEventStruct, ReaderStruct)
     sizes = (c_uint32 * len(layouts))()
     code.hd_switch_sizes(sizes)
     expected = [ctypes.sizeof(each) for each in layouts]
-    if code.hd_switch_version() != _VERSION or list(sizes) != expected:
+    if code.hd_switch_version() != VERSION or list(sizes) != expected:
         return f"{path.name} belongs to another version of Heddle"
     return code

@@ -6,13 +6,6 @@
  */
 #include "pfcloop.h"
 
-#define EVENT_PFC 3
-#define PAUSED 1u
-#define ROUNDS 4 /* agent.py: of reading events, before deadlines get their turn */
-#define LEAST_NS 200000 /* pauses.py: minimum time between two frames for one class */
-#define LOOKS 100 /* watchdog.py: checks per detection time, while nothing waits */
-#define REACTION_STEP_NS 62500
-#define REACTION_BINS 10
 /* A number of a map's row. Programs and the keeper write these, too. */
 #define U64(field, row) (*(volatile u64 *)(c->field.base + (u64)(row) * c->field.stride))
 #define U32(field, row) ((volatile u32 *)(c->field.base + (u64)(row) * c->field.stride))

@@ -4,13 +4,6 @@
 
 #include "field.h"
 
-#define CLASSES 8u
-#define REFRESH 0u /* kinds of deadlines, as in pfc/loop.py; Python handles the others */
-#define EXPIRE 1u
-#define DETECT 2u
-#define FRAME_BYTES 60
-#define ADDRESS_BYTES 20 /* struct sockaddr_ll */
-#define MESSAGE_BYTES 160
 #define READY 16
 
 /* A port, by id. */

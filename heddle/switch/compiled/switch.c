@@ -2,9 +2,7 @@
 #include "pfcloop.h"
 #include "rows.h"
 
-#define VERSION 1u
-
-API u32 hd_switch_version(void) { return VERSION; }
+API u32 hd_switch_version(void) { return SWITCH_VERSION; }
 
 /* Sizes of the structs, which Python compares with its own. */
 API void hd_switch_sizes(u32 *out)

@@ -22,14 +22,14 @@ from heddle.kernel.libbpf import Map, Object
 from heddle.switch.hashing.steering import PrefixRule, Steering
 
 _BASES: Final = ("l3", "l4", "bth")
-_CLEAR, _RESILIENT, _LOAD, _ROUND_ROBIN, _UDF = 1, 2, 4, 8, 16  # rules.h: RULE_*
+RULE_CLEAR, RULE_RESILIENT, RULE_LOAD, RULE_ROUND_ROBIN, RULE_UDF = 1, 2, 4, 8, 16  # in rules.h
 _CELL: Final = struct.Struct("=I")
 _RULE: Final = struct.Struct("=4IQ9Ixxxx")
 _GROUP: Final = struct.Struct("=4I")
 _PREFIX_KEY: Final = struct.Struct("=2I16s")
 _PREFIX_RULE: Final = struct.Struct("=4IQ")
 _EXACT_KEY: Final = struct.Struct("=3I")
-_STATS: Final = ("steered", "fell_back", "repicks", "misses")  # rules.h: STAT_*
+STATS: Final = ("steered", "fell_back", "repicks", "misses")  # STAT_* in rules.h
 _FLOWLET_BYTES: Final = 128  # kernel memory of one entry of the LRU hash
 _FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
 _MOST_FLOWLETS: Final = 8192  # queue pairs that a switch remembers; the least recently used are evicted
@@ -122,7 +122,7 @@ class Tables:
         repicks: flowlets that began after a gap.
         """
         found = {}
-        for index, name in enumerate(_STATS):
+        for index, name in enumerate(STATS):
             cells = self._maps["stats"].lookup(_CELL.pack(index)) or b""
             found[name] = sum(value for (value,) in struct.iter_unpack("=Q", cells))
         return found
@@ -135,12 +135,13 @@ class Tables:
         )
         options = HashOptions(
             policy=_word(POLICIES, policy), fields=fields, udf=Udf(_base(base), offset, size), gap_ns=gap,
-            first="load" if flags & _LOAD else "hash", choice="round-robin" if flags & _ROUND_ROBIN else "random",
-            resilient=bool(flags & _RESILIENT), buckets=buckets,
+            first="load" if flags & RULE_LOAD else "hash",
+            choice="round-robin" if flags & RULE_ROUND_ROBIN else "random",
+            resilient=bool(flags & RULE_RESILIENT), buckets=buckets,
         )  # fmt: skip
         return ProgramRule(
             _word(MODES, mode), seed, options, self._steering(half, first, count, names),
-            6 if version == 6 else 4, bool(flags & _CLEAR),
+            6 if version == 6 else 4, bool(flags & RULE_CLEAR),
         )  # fmt: skip
 
     def fill(self, rule: ProgramRule, indexes: Mapping[str, int]) -> None:
@@ -179,11 +180,11 @@ class Tables:
         o = rule.options
         epoch = (self.epoch + 1) & 0xFFFFFFFF
         flags = (
-            _CLEAR * rule.clears
-            | _RESILIENT * o.resilient
-            | _LOAD * (o.first == "load")
-            | _ROUND_ROBIN * (o.choice == "round-robin")
-            | _UDF * (o.udf != DEFAULT_UDF)
+            RULE_CLEAR * rule.clears
+            | RULE_RESILIENT * o.resilient
+            | RULE_LOAD * (o.first == "load")
+            | RULE_ROUND_ROBIN * (o.choice == "round-robin")
+            | RULE_UDF * (o.udf != DEFAULT_UDF)
         )
         udf = (_BASES.index(o.udf.base), o.udf.offset, o.udf.bytes)
         return _RULE.pack(

@@ -30,7 +30,7 @@ from heddle.switch.pfc.world import World
 
 TICK_NS: Final = 100_000_000
 _TICKS_A_LOOK: Final = 10  # ticks between two checks of namespaces and counters
-_ROUNDS: Final = 4  # of reading events, before timers get their turn
+ROUNDS: Final = 4  # of reading events, before timers get their turn
 _SILENT_NS: Final = 1_000_000_000
 _SILENT_TICKS: Final = 10  # in a row, since suspending the machine stops agent and keeper alike
 
@@ -141,7 +141,7 @@ class Agent:
 
     def _take_events(self) -> None:
         # A frame that is sent in one round is an event of its receiver in the next: one wake-up serves both.
-        for _ in range(_ROUNDS):
+        for _ in range(ROUNDS):
             events = self._events.read()
             if not events:
                 return

@@ -14,7 +14,7 @@ from heddle.switch.pfc.world import World
 from heddle.switch.queues.cells import LINK_HOST
 
 PAUSED: Final = 1  # `state` of an ingress port's class in queue.h
-_LEAST_NS: Final = 200_000  # minimum time between two frames for one class, even if a pause is shorter
+LEAST_NS: Final = 200_000  # minimum time between two frames for one class, even if a pause is shorter
 
 
 class Pauses:
@@ -79,7 +79,7 @@ class Pauses:
     def _ask(self, index: int, now: int) -> None:
         self._send(index, True)
         self._asked[index] = 1
-        self._timers.push(now + max(_LEAST_NS, self._rules.pause_ns(index) // 2), REFRESH, index)
+        self._timers.push(now + max(LEAST_NS, self._rules.pause_ns(index) // 2), REFRESH, index)
 
     def _send(self, index: int, pause: bool) -> None:
         port = self._world.ports[index // CLASSES]

@@ -18,7 +18,7 @@ from heddle.switch.pfc.world import World
 
 # Checks per detection time, while nothing waits. A storm fills the upstream ports within milliseconds, and those have
 # the same detection time. A late detection here would make the upstream watchdogs detect this storm as their own.
-_LOOKS: Final = 100
+LOOKS: Final = 100
 
 
 class Watchdog:
@@ -54,7 +54,7 @@ class Watchdog:
         if detect:
             waits = int(self._depth[index]) > 0
             self._waiting[index] = now if waits else 0
-            self._timers.push(now + (detect if waits else detect // _LOOKS), DETECT, index)
+            self._timers.push(now + (detect if waits else detect // LOOKS), DETECT, index)
 
     def opened(self, index: int) -> None:
         """Stop watching a gate that has been opened."""
@@ -70,7 +70,7 @@ class Watchdog:
             return
         if int(self._depth[index]) == 0:
             self._waiting[index] = 0
-            self._timers.push(now + detect // _LOOKS, DETECT, index)
+            self._timers.push(now + detect // LOOKS, DETECT, index)
             return
         if not since:
             since = self._waiting[index] = now

@@ -41,7 +41,7 @@ LINK_HOST, LINK_DOWN, LINK_FAULT = 1, 2, 4  # queue.h
 POLICY_ECN, POLICY_AT_DEQUEUE, POLICY_PFC, POLICY_RED = 1, 2, 4, 8
 EVENTS_BYTES: Final = 1 << 20
 _PROBABILITY: Final = 1 << 32
-_ALPHA: Final = 1 << 16
+ALPHA: Final = 1 << 16
 
 
 def _layout(words: str, **sized: str) -> np.dtype[Any]:
@@ -364,7 +364,7 @@ def packed(policies: Sequence[ClassPolicy]) -> Rows:
         flags = POLICY_ECN * p.ecn | POLICY_AT_DEQUEUE * p.at_dequeue | POLICY_PFC * p.pfc | POLICY_RED * p.red
         rows[index] = (
             KINDS[p.kind], flags, p.kmin, p.kmax, round(p.pmax * _PROBABILITY), p.xoff, p.xon, p.headroom, p.reserve,
-            round(p.alpha * _ALPHA), p.shared, p.buffer, p.detect_ns, p.restore_ns, p.quanta, ACTIONS[p.action],
+            round(p.alpha * ALPHA), p.shared, p.buffer, p.detect_ns, p.restore_ns, p.quanta, ACTIONS[p.action],
         )  # fmt: skip
     return rows
 

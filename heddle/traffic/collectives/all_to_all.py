@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
+from heddle.traffic.collectives.pattern import Pattern, Piece, Transfer, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,23 +27,20 @@ def deltas(ranks: int) -> list[int]:
     return [delta for delta in triangular if 0 < delta < ranks]
 
 
-class StaggeredAllToAll:
+class StaggeredAllToAll(Pattern):
     """Rank r's chunk for rank q becomes piece r of q's array; a rank's chunk for itself is copied."""
 
     collective = "all-to-all"
     algorithm = "staggered"
-    in_place = False
-    redop = "none"
-    root = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """n-1 transfers, one per round. A round is sent when the data of the round two before it has arrived."""
         lo, hi = chunk_range(rank, ranks, count)
-        mine = hi - lo
+        width = hi - lo
         steps = []
         for step, delta in enumerate(deltas(ranks)):
             to, source = (rank + delta) % ranks, (rank - delta) % ranks
-            send, recv = chunk_range(to, ranks, count), (source * mine, (source + 1) * mine)
+            send, recv = chunk_range(to, ranks, count), (source * width, (source + 1) * width)
             after = (step - UNDER_WAY,) if step >= UNDER_WAY else ()
             steps.append(Transfer(step, to, send, source, recv, put=rank * (send[1] - send[0]), after=after))
         return steps
@@ -53,18 +50,6 @@ class StaggeredAllToAll:
         lo, hi = chunk_range(rank, ranks, count)
         width = hi - lo
         return [Piece(source * width, (source + 1) * width, source, lo) for source in range(ranks)]
-
-    def busbw_factor(self, ranks: int) -> float:
-        """(n-1)/n."""
-        return (ranks - 1) / ranks
-
-    def receivers(self, ranks: int) -> int:
-        """All of them."""
-        return ranks
-
-    def whole(self, ranks: int, count: int) -> int:
-        """Equal chunks of whole 16 bytes."""
-        return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
         """One for each pair of ranks in each direction."""

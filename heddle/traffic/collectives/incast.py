@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import NOTHING, Piece, Transfer, chunk_lengths, chunk_range, whole_chunks
+from heddle.traffic.collectives.pattern import NOTHING, Pattern, Piece, Transfer, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-class DirectIncast:
+class DirectIncast(Pattern):
     """Rank r's chunk r becomes chunk r of rank 0's array; rank 0's own chunk is copied."""
 
     collective = "incast"
     algorithm = "direct"
-    in_place = False
-    redop = "none"
     root = 0
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
@@ -46,17 +44,9 @@ class DirectIncast:
         chunks = ((r, chunk_range(r, ranks, count)) for r in range(ranks))
         return [Piece(lo, hi, r, lo) for r, (lo, hi) in chunks]
 
-    def busbw_factor(self, ranks: int) -> float:
-        """(n-1)/n."""
-        return (ranks - 1) / ranks
-
     def receivers(self, ranks: int) -> int:
         """Rank 0."""
         return 1
-
-    def whole(self, ranks: int, count: int) -> int:
-        """Equal chunks of whole 16 bytes."""
-        return whole_chunks(ranks, count)
 
     def connections(self, ranks: int) -> int:
         """Two for each rank except rank 0."""

@@ -1,10 +1,10 @@
-"""The parts of a collective: transfers, the final content of the ranks' arrays, and the protocol of every pattern."""
+"""The parts of a collective: transfers, the final content of the ranks' arrays, and the base of every pattern."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,8 +47,8 @@ class Piece:
     start: int
 
 
-class Pattern(Protocol):
-    """A collective with one algorithm.
+class Pattern:
+    """A collective with one algorithm. The defaults are those of patterns in which every rank has its own chunk.
 
     in_place: a rank sends from its input array and receives into it. It sends a range once all data that earlier steps
               put there has arrived. Otherwise it sends from its input and receives into another array, and only
@@ -56,46 +56,50 @@ class Pattern(Protocol):
     redop, root: as nccl-tests prints them; `none` if nothing is reduced.
     """
 
-    collective: str
-    algorithm: str
-    in_place: bool
-    redop: str
-    root: int
+    collective: ClassVar[str]
+    algorithm: ClassVar[str]
+    in_place: ClassVar[bool] = False
+    redop: ClassVar[str] = "none"
+    root: ClassVar[int] = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """The transfers of `rank` for an array of `count` elements, in the order of steps; steps are unique."""
+        raise NotImplementedError
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         """The final content of a rank's array: pieces in order, without gaps."""
+        raise NotImplementedError
 
     def busbw_factor(self, ranks: int) -> float:
         """busbw / algbw, as nccl-tests derives it (doc/PERFORMANCE.md)."""
+        return (ranks - 1) / ranks
 
     def receivers(self, ranks: int) -> int:
         """How many ranks receive data at the same time, each busbw_factor x its array."""
+        return ranks
 
     def whole(self, ranks: int, count: int) -> int:
-        """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few."""
+        """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few.
+
+        Chunks are equal, and multiples of 16 bytes. nccl-tests 2.19, src/alltoall.cu and src/gather.cu:
+        (count/nranks) & ~(16/eltSize - 1) for each rank.
+        """
+        return ranks * (count // ranks // ALIGN * ALIGN)
 
     def connections(self, ranks: int) -> int:
         """The number of pairs in `peers`."""
+        raise NotImplementedError
 
     def peers(self, ranks: int) -> NDArray[np.int64]:
         """All (sender, receiver) pairs that carry data, in order: shape (connections, 2)."""
+        raise NotImplementedError
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """A label for each of these pairs: equal labels mean equal numbers of transfers of each length.
 
         With labels, code that counts bytes need not compute the programs of all ranks. count: elements of an array.
         """
-
-
-def whole_chunks(ranks: int, count: int) -> int:
-    """Elements that are used if each rank has its own chunk: chunks are equal, and multiples of 16 bytes.
-
-    nccl-tests 2.19, src/alltoall.cu and src/gather.cu: (count/nranks) & ~(16/eltSize - 1) for each rank.
-    """
-    return ranks * (count // ranks // ALIGN * ALIGN)
+        raise NotImplementedError
 
 
 def chunk_range(index: int, ranks: int, count: int) -> Span:

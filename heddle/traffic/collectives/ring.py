@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import Piece, Transfer, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import Pattern, Piece, Transfer, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-class RingAllReduce:
+class RingAllReduce(Pattern):
     """Rank r sends to r+1 and receives from r-1."""
 
     collective = "all-reduce"
     algorithm = "ring"
     in_place = True
     redop = "sum"
-    root = -1
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """2(n-1) transfers; at step s rank r sends chunk r-s and receives chunk r-s-1 (all modulo n)."""
@@ -42,10 +41,6 @@ class RingAllReduce:
     def busbw_factor(self, ranks: int) -> float:
         """2(n-1)/n."""
         return 2 * (ranks - 1) / ranks
-
-    def receivers(self, ranks: int) -> int:
-        """All of them."""
-        return ranks
 
     def whole(self, ranks: int, count: int) -> int:
         """All of them (nccl-tests, src/all_reduce.cu); with fewer than ranks, some chunks are empty."""

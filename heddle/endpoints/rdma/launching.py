@@ -22,12 +22,12 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import find_program
-from heddle.endpoints.verbs.verbsdevice import gid_index
+from heddle.endpoints.rdma.rxestack import rxe_devices
+from heddle.endpoints.rdma.verbsdevice import gid_index
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
 from heddle.lab.lab import Lab
-from heddle.switch import stackcounts
 
 _SERVER_S: Final = 30.0  # until the server listens
 _LISTEN: Final = "0A"  # TCP_LISTEN in /proc/net/tcp
@@ -129,22 +129,15 @@ def _nic(fabric: Fabric, name: str) -> Port:
 
 @contextmanager
 def _devices(lab: Lab, ports: Sequence[Port]) -> Iterator[tuple[_End, _End]]:
-    handles = lab.handles()
-    spaces = [handles[port.node].netns for port in ports]
-    places = [(space, port.name) for space, port in zip(spaces, ports, strict=True)]
-    names = [rdma.link_name(lab.name, port.node, port.name) for port in ports]
-    rdma.remove_links(rdma.prefix_of(lab.name), spaces)
-    try:
-        stackcounts.attach(lab.name, places, 1)
-        rdma.add_links([(space, name, port.name) for space, port, name in zip(spaces, ports, names, strict=True)])
-        first, second = (
-            _End(port, space, name, _gid(space, name, port))
-            for port, space, name in zip(ports, spaces, names, strict=True)
-        )
+    netns = {name: handle.netns for name, handle in lab.handles().items()}
+    with rxe_devices(lab.name, [(port.node, port.name) for port in ports], netns, 1):
+        first, second = (_end(lab.name, netns[port.node], port) for port in ports)
         yield first, second
-    finally:
-        rdma.remove_links(rdma.prefix_of(lab.name), spaces)
-        stackcounts.detach(lab.name, places)
+
+
+def _end(lab: str, netns: Path, port: Port) -> _End:
+    device = rdma.link_name(lab, port.node, port.name)
+    return _End(port, netns, device, _gid(netns, device, port))
 
 
 def _gid(netns: Path, device: str, port: Port) -> int:

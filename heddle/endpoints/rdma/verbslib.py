@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError, Problem
+from heddle.kernel.native import native
 
 _U8, _U16, _U32, _U64 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
 _P, _INT = ctypes.c_void_p, ctypes.c_int
@@ -22,7 +24,6 @@ STATE_INIT, STATE_RTR, STATE_RTS = 1, 2, 3
 ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, ACCESS_REMOTE_READ = 1, 2, 4
 SEND_SIGNALED: Final = 2
 WR_WRITE, WR_WRITE_IMM, WR_SEND, WR_SEND_IMM, WR_READ = 0, 1, 2, 3, 4
-WC_RECV_IMM: Final = 129
 WC_WITH_IMM: Final = 2
 # enum ibv_qp_attr_mask
 MASK_STATE, MASK_ACCESS, MASK_PKEY, MASK_PORT = 1 << 0, 1 << 3, 1 << 4, 1 << 5
@@ -144,7 +145,7 @@ class ChannelStruct(ctypes.Structure):
 
 SIZES: Final = {SendStruct: 128, RecvStruct: 32, WcStruct: 48, QpAttrStruct: 144, QpInitStruct: 64, AhStruct: 32}
 
-_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+_SIGNATURES: Final[native.Signatures] = {
     "ibv_get_device_list": (ctypes.POINTER(_P), (ctypes.POINTER(_INT),)),
     "ibv_free_device_list": (None, (ctypes.POINTER(_P),)),
     "ibv_get_device_name": (ctypes.c_char_p, (_P,)),
@@ -171,14 +172,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 @cache
 def load_verbs() -> ctypes.CDLL:
     """The library with the types of its functions; MachineError when it is not installed."""
-    try:
-        code = ctypes.CDLL("libibverbs.so.1", use_errno=True)
-    except OSError:
+    code = native.load(Path("libibverbs.so.1"), _SIGNATURES)
+    if isinstance(code, str):
         hint = "run apt-get install libibverbs1 ibverbs-providers, or use --place vm"
-        raise MachineError(Problem("", "libibverbs.so.1", "is not installed, and verbs need it", hint)) from None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(code, name)
-        function.restype, function.argtypes = result, arguments
+        raise MachineError(Problem("", "libibverbs.so.1", "is not installed, and verbs need it", hint))
     return code
 
 

@@ -26,10 +26,10 @@ from heddle.endpoints.connections import Connection, QpConnection, part_bytes, p
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.loops import NicError
 from heddle.endpoints.nic.qpend import Message, QpInfo
-from heddle.endpoints.ranks import Places, Rank
+from heddle.endpoints.ranks import Destinations, Rank
+from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
+from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
 from heddle.endpoints.reports import NicReport, QpReport
-from heddle.endpoints.verbs.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
-from heddle.endpoints.verbs.verbslib import WR_SEND_IMM
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
@@ -134,7 +134,7 @@ class _Arriving:
 
 
 class VerbsNic:
-    """One rank's device. It is the rank's `Places`: it learns the epochs and sizes of messages in advance."""
+    """One rank's device. It is the rank's `Destinations`: it learns the epochs and sizes of messages in advance."""
 
     def __init__(self, plan: Plan, endpoint: Endpoint) -> None:
         self._plan = plan
@@ -307,7 +307,7 @@ class VerbsLoop:
         """The queue pairs to one peer."""
         return QpConnection([self._ends[end] for end in ends], mode)
 
-    def places(self, rank: int) -> Places | None:
+    def destinations(self, rank: int) -> Destinations | None:
         """The device: it delivers complete messages."""
         return self._nics[rank]
 

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.verbs import verbslib as ib
+from heddle.endpoints.rdma import verbslib as ib
 
 _GID_WAIT_S: Final = 5.0  # a new device learns its addresses from a kernel thread
 _GIDS: Final = 64  # table entries that are searched

@@ -1,0 +1,55 @@
+"""Soft-RoCE as the stack of the hosts: a device on each NIC of a run, for the duration of the run.
+
+A new device numbers its queue pairs from 17, so a plan knows the numbers, and with them the UDP source ports, before
+anything starts. Therefore each run makes its devices again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from heddle.endpoints.loops import NicLoop
+from heddle.endpoints.rdma.verbsloop import VerbsLoop
+from heddle.kernel import rdma
+from heddle.switch import stackcounts
+from heddle.traffic.plan import Plan
+
+
+@contextmanager
+def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, Path], rows: int) -> Iterator[None]:
+    """Counting programs and a device on each NIC, for a with block. What an earlier, killed run left is removed.
+
+    ports: (host, port), of the named lab. netns: by host. rows: flows to count at each NIC.
+    """
+    places = [(netns[host], port) for host, port in ports]
+    spaces = list(dict.fromkeys(space for space, _ in places))
+    rdma.remove_links(rdma.prefix_of(lab), spaces)
+    try:
+        stackcounts.attach(lab, places, rows)
+        rdma.add_links([(netns[host], rdma.link_name(lab, host, port), port) for host, port in ports])
+        yield
+    finally:
+        rdma.remove_links(rdma.prefix_of(lab), spaces)
+        stackcounts.detach(lab, places)
+
+
+class RxeStack:
+    """Implements heddle.endpoints.transports.protocol.HostStack."""
+
+    def before_first(self, nic: str) -> int:
+        """16 for every NIC."""
+        return rdma.QPS_BEFORE_FIRST
+
+    def require(self) -> None:
+        """MachineError when this kernel cannot make soft-RoCE devices in namespaces."""
+        rdma.require()
+
+    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
+        """A device on each NIC of the plan."""
+        return rxe_devices(plan.lab, [(each.host, each.port) for each in plan.endpoints], netns, 2 * len(plan.qps))
+
+    def loop(self, plan: Plan) -> NicLoop:
+        """A loop over completion queues."""
+        return VerbsLoop(plan)
