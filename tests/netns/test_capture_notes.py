@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from heddle.base.process import run
-from heddle.cli.capturenotes import LiveNotes
+from heddle.cli.capture_live import LiveNotes
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.past import paths_of
@@ -149,8 +149,8 @@ def test_a_packet_off_its_path_and_a_paused_queue_are_said(tiny: Lab) -> None:
 
 
 def test_notes_follow_a_change_of_hashing(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle.cli.capturenotes._REFRESH_S", 0.0)
-    monkeypatch.setattr("heddle.cli.capturenotes._SHARE", 0)
+    monkeypatch.setattr("heddle.cli.capture_live._REFRESH_S", 0.0)
+    monkeypatch.setattr("heddle.cli.capture_live._SHARE", 0)
     frame = frame_of(tiny, "rtsw1:eth1", "host1", "host3", outgoing=True)
     what = dissect(frame.data)
     mode = tiny.fabric.policy.routing.ecmp

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from heddle.base.events import Silent
-from heddle.cli import demo_verb as stage
-from heddle.cli.demo_verb import demo
+from heddle.cli import demo as stage
+from heddle.cli.demo import demo
 from tests.conftest import FabricLab
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.tables import table
-from heddle.cli.argv import Verb, parameters_of, parse, wants_json, words_of
+from heddle.cli.argv import Option, Verb, parameters_of, parse, wants_json, words_of
 from heddle.cli.console import Console
 from heddle.cli.program import main
 from heddle.cli.verbs import verb
@@ -36,7 +36,7 @@ def a_set(out: Console, what: str | None = None, setting: Sequence[str] = (), la
     """Not called: only its signature is read."""
 
 
-UP = Verb("up", parameters_of(an_up, [], {}))
+UP = Verb("up", parameters_of(an_up, [], {"set": Option(value="PATH=VALUE")}))
 SET = Verb("set", parameters_of(a_set, ["what", "setting"], {}))
 TEST = Verb("test", parameters_of(an_up, ["fabric", "name"], {}), rest="set_")
 EXEC = Verb("exec", parameters_of(an_exec, [], {}), rest="cmd", rest_after_positionals=True)
@@ -291,7 +291,7 @@ def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for task in (t for t in vars(tasks).values() if hasattr(t, "verb")):
         assert main(vars(tasks), ["inv", task.verb.name, "--help"]) == 0
         assert task.__doc__
-        assert all(p.help for p in task.verb.parameters), task.verb.name
+        assert all(p.option.help for p in task.verb.parameters), task.verb.name
     capsys.readouterr()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
-from heddle.cli.paths_predict import FLAGS, files_in, wants_prediction
+from heddle.cli.paths_verb import FLAGS, files_in, wants_prediction
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast

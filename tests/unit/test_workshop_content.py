@@ -15,7 +15,7 @@ from invoke import Task
 import tasks
 from heddle.base import resources
 from heddle.cli.argv import parse
-from heddle.cli.glossary import find_term
+from heddle.cli.explain_verb import find_term
 from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
 from heddle.workshop.observe import FACTS
