@@ -15,8 +15,7 @@ import pytest
 
 from heddle.base.resources import HERE
 from heddle.workshop.catalogue import find_unit, unit_ids
-from heddle.workshop.unitcommands import run_command
-from heddle.workshop.unitlife import write_files
+from heddle.workshop.unitlife import run_command, write_files
 from tests.machine import patience
 from tests.typed import typed
 

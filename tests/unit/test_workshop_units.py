@@ -11,19 +11,26 @@ import pytest
 
 from heddle.base import resources, state
 from heddle.base.problems import InputError
-from heddle.cli.lab_verb import _unit_first, listed_units
+from heddle.cli.units import check_text, hint_text, listed_units, unit_first
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.verdict import PathsResult
 from heddle.workshop import catalogue, unitlife
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit
-from heddle.workshop.condition import Condition, Fact
 from heddle.workshop.observe import NotDoneError, Seen, flattened, path_facts
 from heddle.workshop.stepcheck import StepVerdict, _judged
-from heddle.workshop.unitcommands import typed
-from heddle.workshop.unitlife import UnitReport, answer, check, hint, meant_unit
-from heddle.workshop.unitprogress import UnitProgress, read_progress, write_progress
-from heddle.workshop.unittext import check_text, hint_text
+from heddle.workshop.unitlife import (
+    UnitProgress,
+    UnitReport,
+    answer,
+    check,
+    hint,
+    meant_unit,
+    read_progress,
+    typed,
+    write_progress,
+)  # fmt: skip
+from heddle.workshop.unitspec import Condition, Fact
 
 LABS = resources.HERE.content(resources.LABS)
 
@@ -233,14 +240,14 @@ def test_no_unit_runs(home: Path) -> None:
 
 def test_the_first_word_is_a_unit_or_a_step_of_the_one_that_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no unit is running"):
-        _unit_first(["links", "1"], most=2)
-    assert _unit_first(["entropy", "links", "1"], most=2) == (find_unit("02"), ["links", "1"])
+        unit_first(["links", "1"], most=2)
+    assert unit_first(["entropy", "links", "1"], most=2) == (find_unit("02"), ["links", "1"])
     monkeypatch.setattr(unitlife, "running_unit", lambda: "01-clos-by-hand")
-    assert _unit_first(["missing", "ctsw2"], most=2) == (find_unit("01"), ["missing", "ctsw2"])
-    assert _unit_first(["entropy"], most=1) == (find_unit("02"), [])
-    assert _unit_first([], most=1) == (find_unit("01"), [])
+    assert unit_first(["missing", "ctsw2"], most=2) == (find_unit("01"), ["missing", "ctsw2"])
+    assert unit_first(["entropy"], most=1) == (find_unit("02"), [])
+    assert unit_first([], most=1) == (find_unit("01"), [])
     with pytest.raises(InputError, match=r"step mising does not exist in unit 01-clos-by-hand\n.*did you mean missing"):
-        _unit_first(["mising", "ctsw2"], most=2)
+        unit_first(["mising", "ctsw2"], most=2)
 
 
 def test_hints_come_one_after_the_other_and_are_kept(home: Path) -> None:
