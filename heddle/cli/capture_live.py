@@ -54,18 +54,10 @@ def bounds_of(count: int | None, seconds: float, file: str | None) -> Bounds:
     return Bounds(LINES if count is None and file is None else count, seconds)
 
 
-def needs_port(port: str | None) -> str:
-    """The port; InputError when none was typed."""
-    if port is None:
-        hint = f"name a port, as {EXAMPLE_PORT}, or a file: --read FILE"
-        raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
-    return port
-
-
 def run_capture(
     out: Console,
     lab: str | None,
-    port: str,
+    port: str | None,
     bounds: Bounds,
     filter_: str,
     file: str | None = None,
@@ -76,18 +68,18 @@ def run_capture(
 
     live: lines have notes on path and queue, and are printed beside a file, too.
     """
+    if port is None:
+        hint = f"name a port, as {EXAMPLE_PORT}, or a file: --read FILE"
+        raise InputError(Problem("", "capture", "needs a PORT or --read FILE, and none was given", hint))
     where = open_lab(lab)
     taps = find_ports(where, port)
     expression = read_filter(filter_)
     refs = [tap.ref for tap in taps]
     with ExitStack() as stack:
         notes = stack.enter_context(LiveNotes(where)) if live else None
-        seen = _Seen(out, lines=file is None or live, notes=notes)
-        sink: Callable[[Sequence[Frame]], None] = seen.take
         kept = stack.enter_context(PcapngFile(real(file), refs, expression)) if file is not None else None
-        if kept is not None:
-            sink = _both(kept.write, seen.take)
-        stop = stack.enter_context(_until_told())
+        seen = _Seen(out, kept, notes)
+        stop = stack.enter_context(_until_asked())
 
         def listening() -> None:
             what = refs[0] if len(refs) == 1 else f"{len(refs)} ports"
@@ -95,7 +87,7 @@ def run_capture(
             out.say(f"capturing at {what}: {many}{bounds.seconds:g} s; Ctrl-C ends it")
 
         done = capture(
-            taps, expression, bounds, sink,
+            taps, expression, bounds, seen.take,
             whole=file is not None, stop=stop, listening=listening, arrived=seen.arrived,
         )  # fmt: skip
         if kept is not None:
@@ -107,21 +99,13 @@ def run_capture(
     out.fail(*done.problems)
 
 
-def _both(first: Callable[[Sequence[Frame]], None], then: Callable[[Sequence[Frame]], None]) -> Any:
-    def give(frames: Sequence[Frame]) -> None:
-        first(frames)
-        then(frames)
-
-    return give
-
-
 @contextmanager
-def _until_told() -> Iterator[Callable[[], bool]]:
+def _until_asked() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C (or SIGTERM, SIGHUP) came: the wish to end a capture, with what it has, and no error."""
-    told: list[int] = []
-    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in _ENDS}
+    signals: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: signals.append(number)) for each in _ENDS}
     try:
-        yield lambda: bool(told)
+        yield lambda: bool(signals)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -130,16 +114,19 @@ def _until_told() -> Iterator[Callable[[], bool]]:
 class _Seen:
     """What passed: lines as it comes, sums by kind, and with JSON every frame."""
 
-    def __init__(self, out: Console, *, lines: bool, notes: LiveNotes | None = None) -> None:
+    def __init__(self, out: Console, file: PcapngFile | None, notes: LiveNotes | None) -> None:
         self._out = out
-        self.lines = lines
+        self._file = file
+        self.lines = file is None or notes is not None
         self._notes = notes
         self.packets: Counter[tuple[str, bool]] = Counter()  # by kind and direction
         self.bytes: Counter[str] = Counter()
         self.frames: list[dict[str, Any]] = []
 
     def take(self, frames: Sequence[Frame]) -> None:
-        """Count these, and show them unless they go to a file."""
+        """Count these, write them to the file, and show them."""
+        if self._file is not None:
+            self._file.write(frames)
         read = [(frame, dissect(frame.data)) for frame in frames]
         for frame, what in read:
             self.packets[what.kind, frame.outgoing] += 1

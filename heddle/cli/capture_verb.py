@@ -42,6 +42,6 @@ def capture(
         filtered = f"--filter {filter_}" if filter_ != "all" else ""
         check_alone({str(port): port, "--live": live, f"--out {out_}": out_, f"--lab {lab}": lab, filtered: filtered})
         return read_capture(out, read, count)
-    from heddle.cli.capture_live import bounds_of, needs_port, run_capture
+    from heddle.cli.capture_live import bounds_of, run_capture
 
-    return run_capture(out, lab, needs_port(port), bounds_of(count, seconds, out_), filter_, out_, live=live)
+    return run_capture(out, lab, port, bounds_of(count, seconds, out_), filter_, out_, live=live)

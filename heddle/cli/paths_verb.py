@@ -21,12 +21,8 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
     from heddle.runs.past import PastRun
 
-
-# Flags of `paths` that are for a prediction only: parameter -> flag.
-FLAGS: Final[Mapping[str, str]] = {
-    "plan": "--plan", "set_": "--set", "mode": "--mode", "trials": "--trials", "down": "--down", "drain": "--drain",
-    "csv": "--csv", "heatmap": "--heatmap",
-}  # fmt: skip
+# Parameters that are for a prediction only.
+PREDICTIVE: Final = ("plan", "set_", "mode", "trials", "down", "drain", "csv", "heatmap")
 MOST_TRIALS: Final = 1000
 
 
@@ -117,38 +113,32 @@ def paths(
     shown = Shown(all_, qp, host, port)
     if wants_prediction(asked, {"--lab": lab, "--run": run, "--now": now}, shown.flags()):
         return predict_paths(out, **asked)
-    return paths_now(out, lab, run, shown) if now else paths_of_run(out, lab, run, shown)
+    return show_paths(out, lab, run, shown, now=now)
 
 
-def paths_of_run(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
-    """`./inv paths`. Exit 1 when the three sources differ for any QP, shown or not."""
+def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, now: bool) -> None:
+    """`./inv paths`, of the run or now. Exit 1 when the sources differ for any QP, shown or not.
+
+    now: the sources are prediction and oracle, and a QP that would not reach its destination is exit code 1, too.
+    """
     from heddle.lab.opening import open_lab
+    from heddle.runs import moved
     from heddle.runs.past import load, proven
-    from heddle.views.pathstext import paths_text
+    from heddle.views.pathstext import now_text, paths_text
+    from heddle.views.usage import describe_run
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)
     past = load(where, run)
-    result = proven(where, past)
-    text = f"{paths_text(result, chosen, **shown.rows)}\n\n{_which(past)}"
-    out.result(_document(result.to_json(), past, result, chosen), text)
+    if now:
+        found = moved.now(where, past)
+        result, data, text = found.result, found.to_json(), now_text(found, chosen, **shown.rows)
+    else:
+        result = proven(where, past)
+        data, text = result.to_json(), paths_text(result, chosen, **shown.rows)
+    which = f"run {past.record.id}: {describe_run(past.record.header)}"
+    out.result(_document(data, past, result, chosen), f"{text}\n\n{which}")
     out.exit_code = 0 if result.agree else 1
-
-
-def paths_now(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
-    """`./inv paths --now`. Exit 1 when prediction and oracle differ, or a QP would not reach its destination."""
-    from heddle.lab.opening import open_lab
-    from heddle.runs.moved import now
-    from heddle.runs.past import load
-    from heddle.views.pathstext import now_text
-
-    where = open_lab(lab)
-    chosen = shown.selection(where.fabric)
-    past = load(where, run)
-    found = now(where, past)
-    text = f"{now_text(found, chosen, **shown.rows)}\n\n{_which(past)}"
-    out.result(_document(found.to_json(), past, found.result, chosen), text)
-    out.exit_code = 0 if found.result.agree else 1
 
 
 def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
@@ -156,13 +146,6 @@ def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: 
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
     shown = {"flows": len(flows), "of": len(data["flows"])}
     return {"run_id": past.record.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
-
-
-def _which(past: PastRun) -> str:
-    """The run, on one line."""
-    from heddle.views.usage import describe_run
-
-    return f"run {past.record.id}: {describe_run(past.record.header)}"
 
 
 def wants_prediction(
@@ -182,9 +165,11 @@ def wants_prediction(
             raise InputError(*(Problem("", f"--predict and {f}", "exclude each other", h) for f, h in hints.items()))
         return True
     problems = Problems()
-    for name, flag in FLAGS.items():
+    for name in PREDICTIVE:
         if typed[name]:
-            problems.add(where="", what=flag, why="is for predictions only", hint="add --predict FABRIC")
+            problems.add(
+                where="", what=f"--{name.rstrip('_')}", why="is for predictions only", hint="add --predict FABRIC"
+            )
     problems.raise_if_any()
     return False
 

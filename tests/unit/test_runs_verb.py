@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from heddle.cli.argv import parse
 from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History
 from tests.unit.history_runs import keep
 
@@ -95,9 +94,3 @@ def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
 
     assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)
     assert {KEEP_RUNS, KEEP_BYTES} <= set(_PASSED)
-
-
-def test_run_takes_words_that_look_like_numbers() -> None:
-    import tasks
-
-    assert parse(tasks.paths.verb, ["--run", "0003"])["run"] == "0003"

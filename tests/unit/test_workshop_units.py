@@ -17,7 +17,7 @@ from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.verdict import PathsResult
 from heddle.workshop import catalogue, unitlife
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, load_unit
-from heddle.workshop.observe import NotDoneError, Seen, flattened, path_facts
+from heddle.workshop.observe import Seen, flattened, path_facts
 from heddle.workshop.stepcheck import StepVerdict, _judged
 from heddle.workshop.unitlife import (
     UnitProgress,
@@ -302,7 +302,3 @@ def test_a_command_names_the_lab_where_several_run(home: Path, monkeypatch: pyte
     assert typed("./inv paths --predict {file} --plan ring", "unit03", "my.yml") == (
         "./inv paths --predict my.yml --plan ring"
     )
-
-
-def test_not_done_is_said_in_words() -> None:
-    assert str(NotDoneError("no run was made")) == "no run was made"
