@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 # ruff: noqa: F401
+# mypy: implicit-reexport
 # isort: off
 from heddle.cli.demo_verb import demo
 from heddle.cli.tour_verb import tour

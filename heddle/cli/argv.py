@@ -78,6 +78,9 @@ class Option:
         return list(self.values(typed) if callable(self.values) else self.values)
 
 
+Options = Mapping[str, str | Option]  # by the name of the parameter; a text is an option with only a help
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A verb as a tool of an assistant (assistant.py). changes: it sends traffic or writes a file.
@@ -163,10 +166,8 @@ def _placed(parameter: Parameter) -> str:
     return word if parameter.required else f"[{word}]"
 
 
-def parameters_of(
-    function: Callable[..., Any], positional: Sequence[str], options: Mapping[str, str | Option]
-) -> list[Parameter]:
-    """Read a verb's parameters from its signature, without the first one (the console). An option can be its help."""
+def parameters_of(function: Callable[..., Any], positional: Sequence[str], options: Options) -> list[Parameter]:
+    """Read a verb's parameters from its signature, without the first one (the console)."""
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
         note = str(p.annotation)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.cli import offers
-from heddle.cli.argv import Option
+from heddle.cli.argv import Option, Options
 
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
@@ -47,7 +47,7 @@ def option_of(option: Option, help: str) -> Option:
     return replace(option, help=help)
 
 
-EXEC: Final = {
+EXEC: Final[Options] = {
     "node": Option(
         "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'", offers.nodes
     ),
@@ -55,7 +55,7 @@ EXEC: Final = {
     "lab": LAB,
 }
 
-GRAPH: Final = {
+GRAPH: Final[Options] = {
     "lab": option_of(LAB, f"{LAB.help}; the picture shows one of its runs"),
     "run": RUN_ID,
     "fabric": option_of(FABRIC, "draw this fabric instead of a running lab"),
@@ -67,7 +67,7 @@ GRAPH: Final = {
     "out": "file to write (default: LAB.svg; text kinds go to stdout)",
 }
 
-HASHING: Final = {
+HASHING: Final[Options] = {
     "mode": option_of(MODE, "the new mode; without it, the current modes are shown"),
     "switch": Option("these switches only: rtsw1,ctsw2; can be repeated", offers.switches),
     "set": Option(
@@ -87,7 +87,7 @@ HASHING: Final = {
     "lab": LAB,
 }
 
-UP: Final = {
+UP: Final[Options] = {
     "fabric": option_of(
         FABRIC, "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)"
     ),
@@ -114,7 +114,7 @@ HASHING_COLUMNS: Final = {
     "misses": "packets without a row in the exact-match table, or without space in the flowlet table",
 }
 
-PATHS: Final = {
+PATHS: Final[Options] = {
     "lab": LAB,
     "run": RUN_ID,
     "now": "the paths that the run's QPs would take now, and how many have moved",
@@ -140,7 +140,7 @@ PATHS: Final = {
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
 }
 
-QUEUES: Final = {
+QUEUES: Final[Options] = {
     "action": Option("set: change thresholds of a running lab; reset: set all counters to 0", ("set", "reset")),
     "setting": Option(
         "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", offers.queue_settings
@@ -155,7 +155,7 @@ QUEUES: Final = {
     "lab": LAB,
 }
 
-FAULT: Final = {
+FAULT: Final[Options] = {
     "port": Option(
         "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
         offers.ports,
@@ -171,14 +171,14 @@ FAULT: Final = {
     "lab": LAB,
 }
 
-INSPECT: Final = {
+INSPECT: Final[Options] = {
     "lab": LAB,
     "node": Option(
         "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated", offers.nodes
     ),
 }
 
-LAB_UNITS: Final = {
+LAB_UNITS: Final[Options] = {
     "action": Option("list, start, check, hint, answer, solve or stop", "heddle.cli.lab_verb:ACTIONS"),
     "what": Option(
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
@@ -190,7 +190,7 @@ LAB_UNITS: Final = {
     "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
 }
 
-PLOT: Final = {
+PLOT: Final[Options] = {
     "what": Option("what to draw: queues (their depth over time)", "heddle.cli.plot_verb:WHATS"),
     "port": Option(
         "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)", offers.ports
@@ -201,7 +201,7 @@ PLOT: Final = {
     "lab": LAB,
 }
 
-VM: Final = {
+VM: Final[Options] = {
     "action": Option("up, status, ssh, down or build (the image only)", ("up", "status", "ssh", "down", "build")),
     "command": "with ssh: the command to run in the VM; without it, a shell",
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
@@ -215,7 +215,7 @@ VM: Final = {
     "rebuild": "with up or build: make the image again, with the Debian packages of today",
 }
 
-REPLAY: Final = {
+REPLAY: Final[Options] = {
     "script": Option(
         "a file with lines to run in the VM, or the name of one in traffic/", "heddle.places.vm.replayscript:scripts"
     ),
@@ -229,7 +229,7 @@ REPLAY: Final = {
     "minutes": "after which a VM is ended",
 }
 
-CAPTURE: Final = {
+CAPTURE: Final[Options] = {
     "port": Option("rtsw1:eth1; rtsw1 for all its ports; several with commas", offers.ports),
     "live": "print one line per packet with notes on path and queue, also with --out",
     "read": Option("dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port", value=_FILE),
@@ -240,13 +240,13 @@ CAPTURE: Final = {
     "lab": LAB,
 }
 
-RUNS: Final = {
+RUNS: Final[Options] = {
     "lab": option_of(LAB, "runs of this lab (default: of all labs)"),
     "remove": option_of(RUN_ID, "remove a run by its ID or number; can be repeated"),
 }
 
 _LAB_OF_RUNS: Final = option_of(LAB, "whose runs, up or not; not needed while only one lab has runs")
-REPORT: Final = {
+REPORT: Final[Options] = {
     "runs": Option(
         "which runs: IDs or numbers that ./inv runs lists, last, LAB:ID, or directories; otherwise the last",
         offers.runs,
@@ -255,7 +255,7 @@ REPORT: Final = {
     "lab": _LAB_OF_RUNS,
 }
 
-COMPARE: Final = {
+COMPARE: Final[Options] = {
     "a": Option("a run: an ID or number that ./inv runs lists, last, LAB:ID, or the directory of a run", offers.runs),
     "b": Option("the run to compare with it", offers.runs),
     "report": "write the comparison and both runs as an HTML file",
@@ -263,7 +263,7 @@ COMPARE: Final = {
     "lab": _LAB_OF_RUNS,
 }
 
-RUN: Final = {
+RUN: Final[Options] = {
     "collective": Option("the collective (incast: all ranks send to rank 0)", offers.collectives, listed="one of"),
     "algorithm": Option("the algorithm (default: the collective's first)", offers.algorithms, listed="one of"),
     "ranks": "number of ranks (default: one per NIC)",

@@ -16,7 +16,7 @@ from invoke import Task
 
 from heddle.base.extras import require
 from heddle.base.resources import HERE
-from heddle.cli.argv import Option, Parameter, Tool, Verb, check_format, parameters_of, words_of
+from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
 from heddle.places import kinds
 from heddle.places.call import Call
@@ -41,7 +41,7 @@ _YES: Final = Parameter(
 def verb(
     *,
     name: str = "",
-    help: Mapping[str, str | Option] | None = None,
+    help: Options | None = None,
     positional: Sequence[str] = (),
     rest: str = "",
     rest_after_positionals: bool = False,
