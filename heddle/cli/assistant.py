@@ -109,7 +109,7 @@ class Assistant:
             if parameter.required and key not in arguments:
                 problems.add(where=name, what=key, why="is missing", hint=f"give {' and '.join(_needed(keys))}")
         problems.raise_if_any()
-        if _changes(verb) and verb.endings_here:
+        if _writes(verb):
             values["out_"] = str(_file(values, verb))
         # As `--flag=value`, so that no value can be taken for a flag. Required ones were checked above.
         return [*words_of(verb, values), "--format=json"]
@@ -120,7 +120,7 @@ class Assistant:
             words = self.words(name, arguments)
         except InputError as error:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
-        if self.offered[name].endings_here:
+        if _writes(self.offered[name]):
             state.make_dir(state.state_dir() / REPORTS)
         code, data = await _ran([*HERE.command(), *words])
         if len(data) > _MOST_BYTES:
@@ -137,6 +137,11 @@ class Assistant:
 
 def _changes(verb: Verb) -> bool:
     return verb.tool is not None and verb.tool.changes
+
+
+def _writes(verb: Verb) -> str:
+    """The suffix of the file that the tool writes below REPORTS in the state directory; empty for none."""
+    return "".join(verb.endings_here[:1]) if _changes(verb) else ""
 
 
 def _listed(verb: Verb) -> Tool:
@@ -169,9 +174,8 @@ def _file(values: Mapping[str, Any], verb: Verb) -> Path:
     """`reports/report-zone-0003-0005.html` of the state directory; the same file for the same words."""
     named = [values.get("lab", ""), *(Path(run).name for run in values.get("runs", ()))]
     words = [_NOT_IN_NAMES.sub("-", word) for word in named if word]
-    return (
-        state.state_dir() / REPORTS / f"{'-'.join((verb.name, *(words or ('last',))))[:_LONGEST]}{verb.endings_here[0]}"
-    )
+    stem = "-".join((verb.name, *(words or ("last",))))[:_LONGEST]
+    return state.state_dir() / REPORTS / f"{stem}{_writes(verb)}"
 
 
 def _failed(document: Mapping[str, Any]) -> CallToolResult:

@@ -43,8 +43,13 @@ _SHORT: Final = {"-h": "--help", "-l": "--list", "-V": "--version"}
 def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
     """Run `./inv` with the tasks of `module` and return the exit code."""
     words = list(sys.argv if argv is None else argv)
-    tasks = {task.verb.name: task for task in module.values() if isinstance(task, Task)}
+    tasks = tasks_in(module)
     return endings.ended(lambda: _run(tasks, words[1:]), words, as_json=wants_json(words[1:]))
+
+
+def tasks_in(module: Mapping[str, Any]) -> dict[str, Any]:
+    """The tasks of a module by the names of their verbs, in its order."""
+    return {task.verb.name: task for task in module.values() if isinstance(task, Task)}
 
 
 def typed_to_invoke() -> list[str] | None:

@@ -16,7 +16,6 @@ import pytest
 
 import tasks
 from heddle.base.units import format_rate
-from heddle.cli.completion import candidates
 from heddle.cli.program import main
 from heddle.fabric.model import Role
 from heddle.lab.faults import link_down
@@ -26,6 +25,7 @@ from heddle.lab.status import LabStatus, status
 from heddle.views.inventorytext import lab_text, nodes_text
 from tests.machine import patience
 from tests.typed import typed
+from tests.unit.test_completion import offered
 
 ROOT = Path(__file__).parents[2]
 Inv = Callable[..., tuple[int, str, str]]
@@ -154,11 +154,6 @@ def test_ctrl_c_ends_the_command_in_all_nodes(tiny: Lab) -> None:
 
 
 def test_shells_complete_nodes_and_ports_of_the_lab(tiny: Lab) -> None:
-    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
-
-    def offered(*typed: str) -> list[str]:
-        return candidates(["./inv", *typed], verbs, [])
-
     nodes = [node.name for node in tiny.fabric.nodes]
     assert offered("exec", "--lab", tiny.name, "") == nodes
     assert offered("exec", "--lab", tiny.name, "rtsw1,ct") == [f"rtsw1,{name}" for name in nodes]

@@ -13,15 +13,13 @@ import pytest
 from heddle.cli.completion import SCRIPTS, candidates
 from heddle.spec.load import presets
 from heddle.traffic.collectives import patterns
+from tests.unit.test_help_examples import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def offered(*typed: str) -> list[str]:
-    import tasks
-
-    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
-    return candidates(["./inv", *typed], verbs, ["--help"])
+    return candidates(["./inv", *typed], verbs(), ["--help"])
 
 
 def test_values_of_run_are_offered() -> None:
