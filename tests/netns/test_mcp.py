@@ -162,8 +162,7 @@ def test_a_run_whose_client_goes_away_ends(tiny: Lab) -> None:
     finally:  # else the lab would have a run without an end
         print(wire.proc.communicate(timeout=patience(120))[1])
     assert not Path(f"/proc/{run}").exists()
-    argv = [sys.executable, "tasks.py", "run", "--lab", tiny.name, "--size", "16K", "--iters", "1"]
-    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patience(100))
+    again = typed("run", "--lab", tiny.name, "--size", "16K", "--iters", "1")
     assert again.returncode == 0, again.stderr
 
 

@@ -77,13 +77,6 @@ def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
     assert f"./inv lab start {unit.number}" in text
 
 
-def test_lines_are_short(unit: WorkshopUnit) -> None:
-    for path in sorted(unit.folder.glob("*")):
-        if path.is_file():
-            long = [i for i, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
-            assert not long, f"{path.name}: {long}"
-
-
 def test_links_lead_to_files(unit: WorkshopUnit) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
         assert target.startswith("https://") or (unit.folder / target).exists(), target
