@@ -11,7 +11,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from heddle.base.problems import InputError, Problem, Problems, nearest
@@ -166,16 +166,27 @@ def _placed(parameter: Parameter) -> str:
     return word if parameter.required else f"[{word}]"
 
 
-def parameters_of(function: Callable[..., Any], positional: Sequence[str], options: Options) -> list[Parameter]:
-    """Read a verb's parameters from its signature, without the first one (the console)."""
+def parameters_of(
+    function: Callable[..., Any],
+    positional: Sequence[str],
+    options: Options,
+    shared: Mapping[str, Option] | None = None,
+) -> list[Parameter]:
+    """Read a verb's parameters from its signature, without the first one (the console).
+
+    shared: options by name for parameters that have none here, or only a help.
+    """
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
         note = str(p.annotation)
         kind = next((k for k in ("bool", "float", "int") if note.split(" |", maxsplit=1)[0] == k), "str")
         kind = "list" if note.startswith(("Sequence", "list")) else kind
         placed = p.name in positional or p.default is inspect.Parameter.empty
-        option = options.get(p.name.rstrip("_"), "")
-        found.append(Parameter(p.name, kind, p.default, placed, Option(option) if isinstance(option, str) else option))
+        name = p.name.rstrip("_")
+        usual = (shared or {}).get(name, Option())
+        option = options.get(name, usual)
+        option = replace(usual, help=option) if isinstance(option, str) else option
+        found.append(Parameter(p.name, kind, p.default, placed, option))
     return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
 @verb(
-    help={"lab": words.LAB, "all": "take all labs down"},
+    help={"all": "take all labs down"},
     positional=["lab"],
     root=True,
     lasting=True,

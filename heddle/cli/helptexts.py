@@ -1,10 +1,11 @@
 """The options of verbs with many of them, and those that several verbs share: help, and what completion offers.
 
-A name in the verb's signature says the rest: kind and default. A text alone is an option with free values.
+A name in the verb's signature says the rest: kind and default.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,50 +17,46 @@ EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
 EXAMPLE_PORT: Final = "rtsw1:eth1"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
+# The options of parameters with these names, in every verb. A verb that gives only a help keeps the rest.
+SHARED: Final[Mapping[str, Option]] = {
+    "dialect": Option(
+        "containerlab's kind of switches: linux (any version), frr (0.80 or newer), or c9s for Kubernetes",
+        "heddle.render.dialects:DIALECTS",
+    ),
+    "fabric": Option("preset name or fabric file", "heddle.spec.load:presets", listed="presets:"),
+    "lab": Option("name of a running lab; not needed when only one is running", "heddle.base.state:labs"),
+    "mgmt": Option(
+        "management network of containers: own (one for this lab), or none (nodes have no eth0)",
+        "heddle.render.dialects:MGMTS",
+    ),
+    "mode": Option(values="heddle.fabric.hashmodes:MODES", listed="one of"),
+    "node": Option(values=offers.nodes),
+    "port": Option(values=offers.ports),
+    "run": Option("ID or number of a run (./inv runs lists them), or last (default: last)", offers.runs, value="ID"),
+    "runtime": Option(
+        "where nodes run: netns (namespaces) or containerlab (containers)", "heddle.runtimes.registry:RUNTIMES"
+    ),
+    "set": Option(
+        "set a key of the fabric file, for example routing.ecmp=flow; can be repeated",
+        offers.file_settings,
+        value="PATH=VALUE",
+    ),
+    "switch": Option(values=offers.switches),
+    "timeout": Option(value="N"),
+}
+_FABRIC, _LAB, _RUN_ID, _RUNTIME, _SET = (SHARED[name].help for name in ("fabric", "lab", "run", "runtime", "set"))
 _FILE: Final = "FILE"
 _ON_OFF: Final = ("on", "off")
-FABRIC: Final = Option("preset name or fabric file", "heddle.spec.load:presets", listed="presets:")
-LAB: Final = Option("name of a running lab; not needed when only one is running", "heddle.base.state:labs")
-DIALECT: Final = Option(
-    "containerlab's kind of switches: linux (any version), frr (0.80 or newer), or c9s for Kubernetes",
-    "heddle.render.dialects:DIALECTS",
-)
-MGMT: Final = Option(
-    "management network of containers: own (one for this lab), or none (nodes have no eth0)",
-    "heddle.render.dialects:MGMTS",
-)
-RUNTIME: Final = Option(
-    "where nodes run: netns (namespaces) or containerlab (containers)", "heddle.runtimes.registry:RUNTIMES"
-)
-RUN_ID: Final = Option(
-    "ID or number of a run (./inv runs lists them), or last (default: last)", offers.runs, value="ID"
-)
-SET: Final = Option(
-    "set a key of the fabric file, for example routing.ecmp=flow; can be repeated",
-    offers.file_settings,
-    value="PATH=VALUE",
-)
-MODE: Final = Option(values="heddle.fabric.hashmodes:MODES", listed="one of")
-
-
-def option_of(option: Option, help: str) -> Option:
-    """The same option with another help."""
-    return replace(option, help=help)
-
 
 EXEC: Final[Options] = {
-    "node": Option(
-        "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'", offers.nodes
-    ),
+    "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
     "cmd": "the command with its arguments and flags",
-    "lab": LAB,
 }
 
 GRAPH: Final[Options] = {
-    "lab": option_of(LAB, f"{LAB.help}; the picture shows one of its runs"),
-    "run": RUN_ID,
-    "fabric": option_of(FABRIC, "draw this fabric instead of a running lab"),
-    "set": option_of(SET, f"{SET.help} (with --fabric)"),
+    "lab": f"{_LAB}; the picture shows one of its runs",
+    "fabric": "draw this fabric instead of a running lab",
+    "set": f"{_SET} (with --fabric)",
     "kind": Option(
         "svg, png, pdf; by containerlab: mermaid, dot, drawio (default: by the suffix of --out, else svg)",
         "heddle.views.graph:KINDS",
@@ -68,8 +65,8 @@ GRAPH: Final[Options] = {
 }
 
 HASHING: Final[Options] = {
-    "mode": option_of(MODE, "the new mode; without it, the current modes are shown"),
-    "switch": Option("these switches only: rtsw1,ctsw2; can be repeated", offers.switches),
+    "mode": "the new mode; without it, the current modes are shown",
+    "switch": "these switches only: rtsw1,ctsw2; can be repeated",
     "set": Option(
         "set a key of routing.hash, or seed or resilient: gap=20ms, udf.bytes=2; can be repeated",
         offers.hash_settings,
@@ -83,24 +80,17 @@ HASHING: Final[Options] = {
     "explain": Option(
         "show each step for a flow: a QP number of a run, or host1,host5,qpn=0x101,sport=50000", value="FLOW"
     ),
-    "run": option_of(RUN_ID, f"with --explain: {RUN_ID.help}"),
-    "lab": LAB,
+    "run": f"with --explain: {_RUN_ID}",
 }
 
 UP: Final[Options] = {
-    "fabric": option_of(
-        FABRIC, "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)"
-    ),
+    "fabric": "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
     "name": "override the lab name",
     "topology": Option("a containerlab topology file; the same as naming it without this flag", value=_FILE),
-    "runtime": RUNTIME,
-    "set": SET,
-    "dialect": DIALECT,
-    "mgmt": MGMT,
     "explain": "print the commands as a shell script, and run nothing",
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
-    "timeout": Option("seconds to wait for convergence (default: by size)", value="N"),
+    "timeout": "seconds to wait for convergence (default: by size)",
 }
 
 # The columns of `./inv hashing` after switch, mode and seed; the last four count packets since the lab came up.
@@ -115,24 +105,21 @@ HASHING_COLUMNS: Final = {
 }
 
 PATHS: Final[Options] = {
-    "lab": LAB,
-    "run": RUN_ID,
     "now": "the paths that the run's QPs would take now, and how many have moved",
     "all": "show every QP, not only 16",
     "qp": Option("these QPs only: 17, 0x11, 17-20, or several with commas; can be repeated", value="N"),
     "host": Option("only QPs from or to these: host1, host1:eth2, 'host*'; can be repeated", offers.nics),
-    "port": Option(
-        "only QPs that use the link of these ports, in either direction: rtsw1:eth1, or rtsw1; can be repeated",
-        offers.ports,
+    "port": "only QPs that use the link of these ports, in either direction: rtsw1:eth1, or rtsw1; can be repeated",
+    "predict": replace(
+        SHARED["fabric"], help=f"predict the loads of a fabric without a lab: {_FABRIC}", value="FABRIC"
     ),
-    "predict": replace(FABRIC, help=f"predict the loads of a fabric without a lab: {FABRIC.help}", value="FABRIC"),
     "plan": Option(
         "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word: a collective, ring, "
         "permutation, shift:N, incast:N; keys can follow: ring,qps=16",
         offers.plans,
     ),
-    "set": option_of(SET, f"{SET.help} (with --predict)"),
-    "mode": option_of(MODE, "hashing mode of the first rows and tables (default: that of the fabric file)"),
+    "set": f"{_SET} (with --predict)",
+    "mode": "hashing mode of the first rows and tables (default: that of the fabric file)",
     "trials": "number of other sets of hash seeds, for mean, p5 and p95",
     "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", offers.ports),
     "drain": Option("switches that are drained by BGP: ctsw1", offers.switches),
@@ -145,21 +132,17 @@ QUEUES: Final[Options] = {
     "setting": Option(
         "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", offers.queue_settings
     ),
-    "switch": Option("these switches only: ctsw1,ctsw2 or a pattern in quotes; can be repeated", offers.switches),
-    "port": Option("show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; can be repeated", offers.ports),
+    "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; can be repeated",
+    "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; can be repeated",
     "class": "show these classes only: 3,6",
     "all": "show quiet queues, too",
     "watch": "redraw the table until Ctrl-C",
     "every": "with --watch: seconds between two readings",
     "seconds": "with --watch: end after so many seconds",
-    "lab": LAB,
 }
 
 FAULT: Final[Options] = {
-    "port": Option(
-        "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
-        offers.ports,
-    ),
+    "port": "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
     "delay": "one way, on hardware; multiplied by k here: 500ns, 10us (netem)",
     "jitter": "the delay varies by so much, up and down; packets keep their order: 1us (netem)",
     "loss": "share of packets that is lost: 1/256, 0.5%",
@@ -168,14 +151,10 @@ FAULT: Final[Options] = {
     "reorder": "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)",
     "both": "set or clear it in both directions of the links",
     "clear": "clear the faults of the ports, or of all ports",
-    "lab": LAB,
 }
 
 INSPECT: Final[Options] = {
-    "lab": LAB,
-    "node": Option(
-        "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated", offers.nodes
-    ),
+    "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
 LAB_UNITS: Final[Options] = {
@@ -184,7 +163,7 @@ LAB_UNITS: Final[Options] = {
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
         "heddle.workshop.catalogue:unit_ids",
     ),
-    "runtime": option_of(RUNTIME, f"{RUNTIME.help} (with start; default: netns)"),
+    "runtime": f"{_RUNTIME} (with start; default: netns)",
     "name": "with start: name of the lab, in place of unit02",
     "fresh": "with start: begin again with a new lab, without hints and answers",
     "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
@@ -192,13 +171,9 @@ LAB_UNITS: Final[Options] = {
 
 PLOT: Final[Options] = {
     "what": Option("what to draw: queues (their depth over time)", "heddle.cli.plot_verb:WHATS"),
-    "port": Option(
-        "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)", offers.ports
-    ),
+    "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",
-    "run": RUN_ID,
-    "lab": LAB,
 }
 
 VM: Final[Options] = {
@@ -230,22 +205,21 @@ REPLAY: Final[Options] = {
 }
 
 CAPTURE: Final[Options] = {
-    "port": Option("rtsw1:eth1; rtsw1 for all its ports; several with commas", offers.ports),
+    "port": "rtsw1:eth1; rtsw1 for all its ports; several with commas",
     "live": "print one line per packet with notes on path and queue, also with --out",
     "read": Option("dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port", value=_FILE),
     "count": "end after so many packets (default: 1000; with --out no limit); with --read: lines to print (default 10)",
     "seconds": "end after so many seconds",
     "filter": Option("roce, bgp, all, or a pcap-filter expression in quotes", "heddle.lab.capture:FILTERS"),
     "out": "write a capture file (pcapng) instead of printing one line per packet",
-    "lab": LAB,
 }
 
 RUNS: Final[Options] = {
-    "lab": option_of(LAB, "runs of this lab (default: of all labs)"),
-    "remove": option_of(RUN_ID, "remove a run by its ID or number; can be repeated"),
+    "lab": "runs of this lab (default: of all labs)",
+    "remove": Option("remove a run by its ID or number; can be repeated", offers.runs, value="ID"),
 }
 
-_LAB_OF_RUNS: Final = option_of(LAB, "whose runs, up or not; not needed while only one lab has runs")
+_LAB_OF_RUNS: Final = "whose runs, up or not; not needed while only one lab has runs"
 REPORT: Final[Options] = {
     "runs": Option(
         "which runs: IDs or numbers that ./inv runs lists, last, LAB:ID, or directories; otherwise the last",
@@ -282,9 +256,7 @@ RUN: Final[Options] = {
     ),
     "chunk": "bytes per message",
     "window": "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
-    "timeout": Option(
-        "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)", value="N"
-    ),
+    "timeout": "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)",
     "placement": Option("placement of ranks on hosts: block, cyclic, or host names with commas", offers.placements),
     "split": Option(
         "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
@@ -324,8 +296,7 @@ RUN: Final[Options] = {
     "slow": "HOST=PERCENT: its ranks process data at this share of their NIC's rate; can be repeated",
     "fault": "PORT,KIND=VALUE: fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",
     "bucket": "time step of the recorded queues, for plot: 1ms to 100ms",
-    "lab": LAB,
-    "fabric": option_of(FABRIC, "bring this fabric up for the run, and take it down after it"),
-    "runtime": option_of(RUNTIME, f"{RUNTIME.help} (with --fabric)"),
-    "set": option_of(SET, f"{SET.help} (with --fabric)"),
+    "fabric": "bring this fabric up for the run, and take it down after it",
+    "runtime": f"{_RUNTIME} (with --fabric)",
+    "set": f"{_SET} (with --fabric)",
 }

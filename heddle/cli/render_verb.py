@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
 @verb(
-    help={
-        "fabric": words.FABRIC,
-        "out": "directory to write",
-        "name": "override the lab name",
-        "set": words.SET,
-        "dialect": words.DIALECT,
-        "mgmt": words.MGMT,
-    },
+    help={"out": "directory to write", "name": "override the lab name"},
     files_in=["fabric"],
     files_out=["out_"],
 )

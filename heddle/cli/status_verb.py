@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
 @verb(
-    help={"lab": words.option_of(words.LAB, "show this lab in detail")},
+    help={"lab": "show this lab in detail"},
     positional=["lab"],
     root=True,
     tool=Tool("List all running labs, or show one in detail: convergence, BGP sessions, faults."),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
 @verb(
-    help={"lab": words.LAB},
     positional=["lab"],
     root=True,
     tool=Tool("Run every check on a running lab. `ok` is false if one fails."),

@@ -18,6 +18,7 @@ from heddle.base.extras import require
 from heddle.base.resources import HERE
 from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
+from heddle.cli.helptexts import SHARED
 from heddle.places import kinds
 from heddle.places.call import Call
 from heddle.places.choice import place_for
@@ -58,10 +59,10 @@ def verb(
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a task of a function `(console, **typed)`.
 
-    help: the option of each parameter, or only its help. positional: parameters with a default that can be typed
-    without their flag. rest: the parameter that gets all other words. root, packages, extras: what the verb needs on
-    this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it works on Heddle's own
-    source, which a wheel does not contain. tool: how an assistant gets it.
+    help: the option of each parameter, or only its help, where it is not that of SHARED. positional: parameters with a
+    default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
+    what the verb needs on this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it
+    works on Heddle's own source, which a wheel does not contain. tool: how an assistant gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
     endings_here: suffixes of files that it writes to the working directory when no name was typed.
@@ -70,7 +71,7 @@ def verb(
 
     def decorate(function: Callable[..., None]) -> Any:
         called = name or function.__name__
-        own = parameters_of(function, positional, help or {})
+        own = parameters_of(function, positional, help or {}, SHARED)
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
         spec = Verb(called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here)
