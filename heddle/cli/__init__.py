@@ -1,7 +1,10 @@
-"""The command line: words in, one result out. Verbs are in tasks.py and in NAME_verb.py; all share these modules.
+"""The command line: words in, one result out. Each verb is in NAME_verb.py, and tasks.py lists them; all share these.
 
-argv.py     words after `./inv VERB` -> keyword arguments, or problems
-verbs.py    the `@verb` decorator: flags that every verb has, root, system packages
-program.py  invoke's Program with our parser, help and endings
-console.py  results on stdout, progress on stderr
+argv.py       a verb's options and their words; words after `./inv VERB` -> keyword arguments, or problems
+helptexts.py  the options of verbs: help, and values for completion (offers.py has those that depend on what is typed)
+verbs.py      the `@verb` decorator: flags that every verb has, root, system packages, places
+program.py    what `./inv` does with a verb's name; help and lists
+console.py    results on stdout, progress on stderr; endings.py: exit codes and errors
+
+A verb that needs more than its own file imports the rest when it runs: `./inv --list` must be quick.
 """

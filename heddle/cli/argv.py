@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
 
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
@@ -34,12 +35,63 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "int": (_whole, "a whole number"),
     "float": (_finite, "a number"),
 }
-# Placeholders of values in usage lines, where the flag's own name is not clear enough.
-_VALUES: Final = {
-    "set": "PATH=VALUE", "qp-mode": "MODE", "run": "ID", "remove": "ID", "qp": "N", "explain": "FLOW",
-    "predict": "FABRIC", "csv": "FILE", "heatmap": "FILE", "table": "FILE", "topology": "FILE", "entry": "ROW",
-    "timeout": "N", "read": "FILE",
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A word to complete. before: the words after the verb; last: the typed part of it; in_help: `--help` asks."""
+
+    verb: Verb
+    parameter: Parameter
+    before: Sequence[str] = ()
+    last: str = ""
+    in_help: bool = False
+
+    def value_of(self, *flags: str) -> str:
+        """The typed value of a flag, or an empty text."""
+        for at, word in enumerate(self.before):
+            name, equals, value = word.partition("=")
+            if name in flags:
+                return value if equals else "".join(self.before[at + 1 : at + 2])
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What users read about a parameter and what completion offers for it: declared once, beside its verb's others.
+
+    values: the possible words, or `module:name` of a table, a Literal or a function without parameters that has them,
+    or a function of what is typed. listed: the words before the values, where `--help` lists them. value: the
+    placeholder of the value in usage lines, where the flag's own name is not clear enough.
+    """
+
+    help: str = ""
+    values: Sequence[str] | str | Callable[[Typed], Sequence[str]] = ()
+    listed: str = ""
+    value: str = ""
+
+    def offered(self, typed: Typed) -> list[str]:
+        """The values that a shell offers; none for a free value."""
+        if isinstance(self.values, str):
+            found = pkgutil.resolve_name(self.values)
+            return list(get_args(found) or (found() if callable(found) else found))
+        return list(self.values(typed) if callable(self.values) else self.values)
+
+
+Options = Mapping[str, str | Option]  # by the name of the parameter; a text is an option with only a help
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A verb as a tool of an assistant (assistant.py). changes: it sends traffic or writes a file.
+
+    without: words of parameters that are not offered, beside those that every verb has and those that name files to
+    write. Only parameters that read may be offered.
+    """
+
+    does: str
+    without: Sequence[str] = ()
+    changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +102,7 @@ class Parameter:
     kind: str  # str, int, float, bool, list
     default: Any
     positional: bool
-    help: str = ""
+    option: Option = Option()
 
     @property
     def word(self) -> str:
@@ -65,7 +117,7 @@ class Parameter:
     @property
     def value(self) -> str:
         """The placeholder of its value in usage lines: `PATH=VALUE` for --set."""
-        return _VALUES.get(self.word, self.word.upper())
+        return self.option.value or self.word.upper()
 
     @property
     def required(self) -> bool:
@@ -82,6 +134,9 @@ class Verb:
     rest: str = ""
     rest_after_positionals: bool = False  # exec: all words after NODE; else only words after --
     checkout: bool = False  # it works on Heddle's own source, which an installed wheel does not have
+    tool: Tool | None = None
+    files_out: Sequence[str] = ()  # names of parameters
+    endings_here: Sequence[str] = ()
 
     @property
     def flags(self) -> dict[str, Parameter]:
@@ -111,15 +166,27 @@ def _placed(parameter: Parameter) -> str:
     return word if parameter.required else f"[{word}]"
 
 
-def parameters_of(function: Callable[..., Any], positional: Sequence[str], help: Mapping[str, str]) -> list[Parameter]:
-    """Read a verb's parameters from its signature, without the first one (the console)."""
+def parameters_of(
+    function: Callable[..., Any],
+    positional: Sequence[str],
+    options: Options,
+    shared: Mapping[str, Option] | None = None,
+) -> list[Parameter]:
+    """Read a verb's parameters from its signature, without the first one (the console).
+
+    shared: options by name for parameters that have none here, or only a help.
+    """
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
         note = str(p.annotation)
         kind = next((k for k in ("bool", "float", "int") if note.split(" |", maxsplit=1)[0] == k), "str")
         kind = "list" if note.startswith(("Sequence", "list")) else kind
         placed = p.name in positional or p.default is inspect.Parameter.empty
-        found.append(Parameter(p.name, kind, p.default, placed, help.get(p.name.rstrip("_"), "")))
+        name = p.name.rstrip("_")
+        usual = (shared or {}).get(name, Option())
+        option = options.get(name, usual)
+        option = replace(usual, help=option) if isinstance(option, str) else option
+        found.append(Parameter(p.name, kind, p.default, placed, option))
     return found
 
 

@@ -2,9 +2,9 @@
 
 In:  tool calls. Out: the JSON document of the verb as structured result; problems as the house prints them.
 Each call runs this program as a child with `--format json`. So a tool does what the verb does, and nothing of a verb
-can reach stdout, which carries the protocol alone. A tool's parameters are those of its verb, but for the ones that
-name files to write or change the lab. A tool that sends traffic or writes a file is not offered unless the user has
-allowed it, and its file is in Heddle's state directory.
+can reach stdout, which carries the protocol alone. A verb is a tool by `tool` of its @verb; its parameters are those of
+the verb, but for the ones that name files to write or change the lab. A tool that sends traffic or writes a file is not
+offered unless the user has allowed it, and its file is in Heddle's state directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,59 +52,8 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedTool:
-    """A verb as a tool. parameters: of the verb, those that are offered; changes: it sends traffic or writes a file.
-
-    writes: the ending of the file that it writes below REPORTS in the state directory, with --out; empty for none.
-    """
-
-    verb: str
-    does: str
-    parameters: tuple[str, ...]
-    changes: bool = False
-    writes: str = ""
-
-
-TOOLS: Final = (
-    OfferedTool("status", "List all running labs, or show one in detail: convergence, BGP sessions, faults.", ("lab",)),
-    OfferedTool("inspect", "Show nodes of a running lab: role, AS number, addresses, ports, peers.", ("lab", "node")),
-    OfferedTool("runs", "List the stored runs of all labs, or of one: options, busbw, MMR, paths proven.", ("lab",)),
-    OfferedTool(
-        "paths",
-        "Show the path of each QP of a run from three sources (prediction, kernels, counters), the use of the links, "
-        "MMR. In a large run, choose QPs by qp, host or port.",
-        ("lab", "run", "now", "qp", "host", "port"),
-    ),
-    OfferedTool(
-        "queues",
-        "Show depth, high water, ECN marks, drops, PFC pauses of each port and class of a running lab.",
-        ("port", "class", "switch", "all", "lab"),
-    ),
-    OfferedTool("hashing", "Show the hashing mode, seed and counters of each switch of a lab.", ("lab", "switch")),
-    OfferedTool("validate", "Run every check on a running lab. `ok` is false if one fails.", ("lab",)),
-    OfferedTool(
-        "compare",
-        "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
-        "whether noise explains each difference.",
-        ("a", "b", "lab"),
-    ),
-    OfferedTool("explain", "Explain a term of AI fabrics; without a term, list all terms.", ("term",)),
-    OfferedTool(
-        "run",
-        "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
-        ("collective", "algorithm", "ranks", "size", "qps", "qp-mode", "iters", "warmup", "sport", "chunk", "window",
-         "placement", "split", "transport", "recovery", "entropy", "dcqcn", "cc", "cc-set",
-         "admission", "cts-class", "admission-set", "slow", "lab"),
-        changes=True,
-    ),
-    OfferedTool(
-        "report",
-        "Write stored runs as one HTML file for the user: fabric, results, queues, paths, parameters. Without runs, "
-        "the last one. `report` of the result is the path of the file.",
-        ("runs", "lab"), changes=True, writes=".html",
-    ),
-)  # fmt: skip
+# Parameters that every verb has; a tool's format and place are fixed.
+_COMMON: Final = ("format", "place", "yes")
 _TYPES: Final[Mapping[str, tuple[dict[str, Any], type | tuple[type, ...]]]] = {
     "int": ({"type": "integer"}, int),
     "float": ({"type": "number"}, (int, float)),
@@ -115,43 +63,35 @@ _TYPES: Final[Mapping[str, tuple[dict[str, Any], type | tuple[type, ...]]]] = {
 }
 
 
+def arguments_of(verb: Verb) -> dict[str, Parameter]:
+    """Names of a tool's arguments, and the parameters of its verb that they are; none for a verb that is no tool."""
+    if verb.tool is None:
+        return {}
+    left_out = {*_COMMON, *verb.tool.without}
+    offered = [p for p in verb.parameters if p.word not in left_out and p.name not in verb.files_out]
+    return {p.word.replace("-", "_"): p for p in offered}
+
+
 class Assistant:
     """The tools of one server. verbs: by name, of tasks.py; changing: whether tools that change a lab are offered."""
 
     def __init__(self, verbs: Mapping[str, Verb], *, changing: bool) -> None:
-        self._verbs = verbs
-        self.offered = {tool.verb: tool for tool in TOOLS if changing or not tool.changes}
+        self._tools = {name: verb for name, verb in verbs.items() if verb.tool is not None}
+        self.offered = {name: verb for name, verb in self._tools.items() if changing or not _changes(verb)}
 
     def tools(self) -> list[Tool]:
         """As a client lists them."""
-        return [self._tool(tool) for tool in self.offered.values()]
-
-    def _tool(self, tool: OfferedTool) -> Tool:
-        fields = {key: {**_TYPES[p.kind][0], "description": as_started(p.help)} for key, p in self._keys(tool).items()}
-        schema: dict[str, Any] = {"type": "object", "properties": fields, "additionalProperties": False}
-        if needed := _needed(self._keys(tool)):
-            schema["required"] = needed
-        return Tool(
-            name=tool.verb,
-            description=tool.does,
-            input_schema=schema,
-            annotations=ToolAnnotations(read_only_hint=not tool.changes, destructive_hint=False, open_world_hint=False),
-        )
-
-    def _keys(self, tool: OfferedTool) -> dict[str, Parameter]:
-        """Names of arguments, and the parameters of the verb that they are."""
-        known = {p.word: p for p in self._verbs[tool.verb].parameters}
-        return {word.replace("-", "_"): known[word] for word in tool.parameters}
+        return [_listed(verb) for verb in self.offered.values()]
 
     def words(self, name: str, arguments: Mapping[str, Any]) -> list[str]:
         """The command line of a call. InputError for a tool or argument that is not offered, or has another type."""
-        tool = self.offered.get(name)
-        if tool is None:
+        verb = self.offered.get(name)
+        if verb is None:
             hint = did_you_mean(name, self.offered)
-            if any(each.verb == name for each in TOOLS):
+            if name in self._tools:
                 hint = "the user starts the server with ./inv mcp --allow-run to offer it"
             raise InputError(Problem("", f"tool {name}", "is not offered", hint))
-        keys, problems, values = self._keys(tool), Problems(), dict[str, Any]()
+        keys, problems, values = arguments_of(verb), Problems(), dict[str, Any]()
         for key, value in arguments.items():
             parameter = keys.get(key)
             if parameter is not None and parameter.kind == "list" and isinstance(value, str):
@@ -169,10 +109,10 @@ class Assistant:
             if parameter.required and key not in arguments:
                 problems.add(where=name, what=key, why="is missing", hint=f"give {' and '.join(_needed(keys))}")
         problems.raise_if_any()
-        if tool.writes:
-            values["out_"] = str(_file(values, tool))
+        if _writes(verb):
+            values["out_"] = str(_file(values, verb))
         # As `--flag=value`, so that no value can be taken for a flag. Required ones were checked above.
-        return [*words_of(self._verbs[name], values), "--format=json"]
+        return [*words_of(verb, values), "--format=json"]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Run a tool."""
@@ -180,7 +120,7 @@ class Assistant:
             words = self.words(name, arguments)
         except InputError as error:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
-        if self.offered[name].writes:
+        if _writes(self.offered[name]):
             state.make_dir(state.state_dir() / REPORTS)
         code, data = await _ran([*HERE.command(), *words])
         if len(data) > _MOST_BYTES:
@@ -195,6 +135,29 @@ class Assistant:
         return _failed(document) if "error" in document else _result(document, json.dumps(document))
 
 
+def _changes(verb: Verb) -> bool:
+    return verb.tool is not None and verb.tool.changes
+
+
+def _writes(verb: Verb) -> str:
+    """The suffix of the file that the tool writes below REPORTS in the state directory; empty for none."""
+    return "".join(verb.endings_here[:1]) if _changes(verb) else ""
+
+
+def _listed(verb: Verb) -> Tool:
+    keys = arguments_of(verb)
+    fields = {key: {**_TYPES[p.kind][0], "description": as_started(p.option.help)} for key, p in keys.items()}
+    schema: dict[str, Any] = {"type": "object", "properties": fields, "additionalProperties": False}
+    if needed := _needed(keys):
+        schema["required"] = needed
+    return Tool(
+        name=verb.name,
+        description=verb.tool.does if verb.tool else "",
+        input_schema=schema,
+        annotations=ToolAnnotations(read_only_hint=not _changes(verb), destructive_hint=False, open_world_hint=False),
+    )
+
+
 def _fits(parameter: Parameter, value: Any) -> bool:
     if isinstance(value, bool) != (parameter.kind == "bool"):
         return False
@@ -207,11 +170,12 @@ def _needed(keys: Mapping[str, Parameter]) -> list[str]:
     return [key for key, parameter in keys.items() if parameter.required]
 
 
-def _file(values: Mapping[str, Any], tool: OfferedTool) -> Path:
+def _file(values: Mapping[str, Any], verb: Verb) -> Path:
     """`reports/report-zone-0003-0005.html` of the state directory; the same file for the same words."""
     named = [values.get("lab", ""), *(Path(run).name for run in values.get("runs", ()))]
     words = [_NOT_IN_NAMES.sub("-", word) for word in named if word]
-    return state.state_dir() / REPORTS / f"{'-'.join((tool.verb, *(words or ('last',))))[:_LONGEST]}{tool.writes}"
+    stem = "-".join((verb.name, *(words or ("last",))))[:_LONGEST]
+    return state.state_dir() / REPORTS / f"{stem}{_writes(verb)}"
 
 
 def _failed(document: Mapping[str, Any]) -> CallToolResult:

@@ -25,7 +25,7 @@ def _needed(what: str) -> Sequence[str]:
 @verb(
     help={
         "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
-        "order, packets, steps, predict, queues, rxe, transports, labs, vm, vm-build, or all",
+        "order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, or all",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],

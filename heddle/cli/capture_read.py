@@ -9,7 +9,7 @@ from typing import Any, Final
 from heddle.base.files import real, result_name
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.tables import table
-from heddle.cli.capture_verb import frame_json, packet_line
+from heddle.cli.capture_live import frame_json, packet_line
 from heddle.cli.console import Console
 from heddle.wire.capturefile import CapturedPacket, CaptureFile, open_capture
 from heddle.wire.conversations import CaptureTotals, PsnOrder, QpConversation

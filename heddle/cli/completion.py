@@ -7,11 +7,12 @@ Out: candidates; none for a file or a free word, so that the shell offers files.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
+from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
-from heddle.cli.argv import Parameter, Verb
-from heddle.cli.offers import LISTS, Typed, offered
+from heddle.cli.argv import Parameter, Typed, Verb
 
 # The script runs the program that the user types: ./inv is not in PATH.
 SCRIPTS: Final = {
@@ -99,6 +100,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
 
 
 def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> list[str]:
-    """Values of a parameter; for a list with commas, after the values that are already typed."""
-    head, comma, last = last.rpartition(",") if wanted.word in LISTS else ("", "", last)
-    return [f"{head}{comma}{each}" for each in offered(Typed(verb, wanted, before, last))]
+    """Values of a parameter; a shell filters them by the typed part."""
+    with suppress(HeddleError):
+        return wanted.option.offered(Typed(verb, wanted, before, last))
+    return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heddle.base.extras import DASHBOARD
+from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -10,7 +11,7 @@ from heddle.cli.verbs import verb
 @verb(
     help={
         "lab": "which lab the address opens; the page can change to any other one",
-        "port": "of the page; by default a free one is chosen",
+        "port": Option("of the page; by default a free one is chosen"),
         "bind": "address to listen on; beyond this machine every request needs the token",
         "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
     },

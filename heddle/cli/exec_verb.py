@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import find_program
+from heddle.cli import helptexts as words
 from heddle.cli.console import Console
-from heddle.fabric.naming import is_pattern, matching_names, split_words
-from heddle.lab.opening import open_lab
+from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.lab.fanout import NodeOutput
@@ -26,8 +26,29 @@ _SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "fish", "python3", "vty
 _NO_COMMAND: Final = 127  # exit code of shells, enter.py and container engines for an unknown command
 
 
+@verb(
+    help=words.EXEC,
+    rest="cmd",
+    rest_after_positionals=True,
+    root=True,
+    name="exec",
+    typed_in=True,
+)
+def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
+    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. The exit code is that of the command.
+
+    Write flags of Heddle before the node: ./inv exec --lab zone rtsw1 ip route.
+    ./inv exec 'rtsw*' ip route runs it in several nodes: each line of output begins with its node's name, the highest
+    exit code counts, and there is no terminal.
+    """
+    run_inside(out, lab, node, cmd)
+
+
 def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> None:
     """Run a command in a node, or in all nodes that match a pattern; the verb's exit code is the highest of them."""
+    from heddle.fabric.naming import is_pattern
+    from heddle.lab.opening import open_lab
+
     where = open_lab(lab)
     several = is_pattern(node)
     names = _nodes(where, node) if several else [where.handle(node).name]
@@ -54,12 +75,14 @@ def run_inside(out: Console, lab: str | None, node: str, cmd: Sequence[str]) -> 
     return None
 
 
-def _nodes(lab: Lab, words: str) -> list[str]:
+def _nodes(lab: Lab, typed: str) -> list[str]:
     """The nodes that match names and patterns with commas, in the lab's order."""
-    names = split_words([words])
+    from heddle.fabric.naming import matching_names, split_words
+
+    names = split_words([typed])
     if not names:
         raise InputError(
-            Problem("", f"exec {words}", "names no node", f"nodes of {lab.name}: {', '.join(lab.handles())}")
+            Problem("", f"exec {typed}", "names no node", f"nodes of {lab.name}: {', '.join(lab.handles())}")
         )
     return matching_names(names, lab.handles(), f"is not a node of {lab.name}")
 

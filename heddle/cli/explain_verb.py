@@ -1,23 +1,45 @@
-"""`./inv explain TERM`: an entry of the glossary; without a term, all of them."""
+"""The verb `explain`: the terms of docs/glossary.md, and which of them a user's word means.
+
+The grammar of the page is in `parse_glossary`.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import Any, Final
 
+from heddle.base.problems import InputError, MachineError, Problem, nearest
+from heddle.base.resources import GLOSSARY, HERE
 from heddle.base.tables import table
+from heddle.cli.argv import Option, Tool
 from heddle.cli.console import Console
-from heddle.cli.glossary import Term, by_topic, find_term, glossary
 from heddle.cli.verbs import verb
 
+_HEADING: Final = re.compile(r"(?P<name>[^(]+?)(?: \((?P<also>[^)]+)\))?")
+_LINK: Final = re.compile(r"\[[^\]]+\]\((?P<target>[^)]+)\)")
+_ITEMS: Final = ("why", "see", "more")
+_SOME: Final = 8  # terms that a hint names
+_SHORT: Final = 3  # a shorter word is in too many terms by chance
 _WIDEST: Final = 100  # longer lines of prose are hard to read
 
 
-@verb(help={"term": "a term, in any case: MMR, e-ecmp, queue pair; without one, all terms are listed"},
-      positional=["term"])  # fmt: skip
+@verb(
+    help={
+        "term": Option(
+            "a term, in any case: MMR, e-ecmp, queue pair; without one, all terms are listed",
+            "heddle.cli.explain_verb:words_of_terms",
+        )
+    },
+    positional=["term"],
+    tool=Tool("Explain a term of AI fabrics; without a term, list all terms."),
+)
 def explain(out: Console, term: Sequence[str] = ()) -> None:
     """Explain a term of AI fabrics: what it is, why it matters, the command that shows it, and where to read more.
 
@@ -54,3 +76,121 @@ def _all() -> str:
     for topic, entries in by_topic():
         parts += [table([topic.ljust(wide + 2), ""], [(f"  {each.name}", each.says) for each in entries]), ""]
     return "\n".join([*parts, "./inv explain TERM says why a term matters, and which command shows it."])
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term. also: its other names; says: one sentence; why it matters; see: a command, between backquotes, that
+    shows it in a running lab; more: a page, relative to docs/, perhaps with an anchor."""
+
+    topic: str
+    name: str
+    also: tuple[str, ...]
+    says: str
+    why: str
+    see: str
+    more: str
+
+    @property
+    def title(self) -> str:
+        """`MMR (max/mean ratio)`."""
+        return f"{self.name} ({', '.join(self.also)})" if self.also else self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names; `Kmin and Kmax` is also each of the two."""
+        parts = self.name.split(" and ")
+        return (self.name, *self.also, *(parts if len(parts) > 1 else ()))
+
+    @property
+    def word(self) -> str:
+        """The name as one word for a command line: `go-back-n`."""
+        return self.name.lower().replace(" ", "-")
+
+    def to_json(self) -> dict[str, Any]:
+        """As `--format json` prints it."""
+        return {
+            "term": self.name, "also": list(self.also), "topic": self.topic, "text": self.says, "why": self.why,
+            "see": self.see.replace("`", ""), "more": f"docs/{self.more}",
+        }  # fmt: skip
+
+
+def parse_glossary(text: str) -> list[Term]:
+    """The entries of the page: `## topic`, then `### name (other names)`, a sentence, and items `- why:`, `- see:`,
+    `- more:`. ValueError names the term that is not written so."""
+    entries = []
+    for topic, body in _sections(text, "## "):
+        for heading, lines in _sections(body, "### "):
+            matched = _HEADING.fullmatch(heading)
+            says, *items = re.split(r"^- ", lines, flags=re.MULTILINE)
+            known = {name: _joined(rest) for name, _, rest in (item.partition(": ") for item in items)}
+            link = _LINK.fullmatch(known.get("more", ""))
+            if matched is None or tuple(known) != _ITEMS or link is None or not says.strip():
+                raise ValueError(f"{heading}: needs a sentence, then the items {', '.join(_ITEMS)}; more is a link")
+            also = tuple((matched["also"] or "").split(", ")) if matched["also"] else ()
+            entries.append(
+                Term(topic, matched["name"], also, _joined(says), known["why"], known["see"], link["target"])
+            )
+    return entries
+
+
+def _sections(text: str, mark: str) -> Iterator[tuple[str, str]]:
+    """Headings and what is below them."""
+    for part in f"\n{text}".split(f"\n{mark}")[1:]:
+        heading, _, body = part.partition("\n")
+        yield heading.strip(), body
+
+
+def _joined(text: str) -> str:
+    return " ".join(text.split())
+
+
+@cache
+def glossary() -> list[Term]:
+    """The entries of docs/glossary.md. MachineError when the page is missing from the installation."""
+    path = HERE.beside(GLOSSARY)
+    try:
+        return parse_glossary(path.read_text())
+    except (OSError, ValueError) as error:
+        raise MachineError(Problem(str(path), "the glossary", f"cannot be read: {error}")) from None
+
+
+def words_of_terms() -> list[str]:
+    """Each term as one word, for completion."""
+    return [entry.word for entry in glossary()]
+
+
+def find_term(words: Sequence[str]) -> Term:
+    """The entry that the words mean, in any case and with or without hyphens; InputError when there is none."""
+    typed = " ".join(words)
+    names = {_key(name): entry for entry in reversed(glossary()) for name in reversed(entry.names)}
+    wanted = _key(typed)
+    for word in (wanted, wanted.removesuffix("s"), f"{wanted}s"):
+        if word in names:
+            return names[word]
+    raise InputError(Problem("", f"explain {typed}", "is not in the glossary", _hint(typed, wanted, list(names))))
+
+
+def _hint(typed: str, wanted: str, keys: Sequence[str]) -> str:
+    """The nearest term, or terms that contain the word."""
+    by_key = {_key(name): (name, entry) for entry in glossary() for name in entry.names}
+    within = [
+        entry.name for entry in glossary() if len(wanted) >= _SHORT and any(wanted in _key(n) for n in entry.names)
+    ]
+    if within:
+        return f"terms with this word: {', '.join(within[:_SOME])}"
+    if near := nearest(wanted, keys):
+        name, entry = by_key[near]
+        return f"did you mean {name}?" if name == entry.name else f"did you mean {name} ({entry.name})?"
+    return "run ./inv explain to list all terms"
+
+
+def _key(name: str) -> str:
+    """Letters, digits and `#` only."""
+    return re.sub(r"[^a-z0-9#]", "", name.lower())
+
+
+def by_topic() -> Iterator[tuple[str, list[Term]]]:
+    """Topics in the order of the page, with their entries."""
+    for topic, entries in groupby(glossary(), key=lambda entry: entry.topic):
+        yield topic, list(entries)

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from heddle.base import state
 from heddle.base.problems import InputError, Problem
 from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
-@verb(help=words.INSPECT, positional=["lab"], root=True)
+@verb(
+    help=words.INSPECT,
+    positional=["lab"],
+    root=True,
+    tool=Tool("Show nodes of a running lab: role, AS number, addresses, ports, peers."),
+)
 def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> None:
     """Show the nodes of a running lab: role, AS number, addresses, ports and their peers.
 

@@ -6,7 +6,6 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 
-from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -16,7 +15,6 @@ from heddle.cli.verbs import verb
         "client": "the host that runs the client: data of a write or send test flow from it",
         "server": "the host that runs the server",
         "cmd": "after --: a program of perftest with its flags, for example -- ib_send_bw -q 4",
-        "lab": words.LAB,
     },
     rest="cmd",
     root=True,

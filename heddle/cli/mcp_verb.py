@@ -25,10 +25,9 @@ def mcp(out: Console, allow_run: bool = False) -> None:
     """
     import sys
 
-    from invoke import Task
-
     from heddle.cli.assistant import serve
     from heddle.cli.front import tasks
+    from heddle.cli.program import tasks_in
 
     if out.json:
         hint = "leave it out: results are JSON in any case"
@@ -36,5 +35,4 @@ def mcp(out: Console, allow_run: bool = False) -> None:
     if sys.stdin.isatty():
         hint = "let an assistant's program start it: docs/assistants.md"
         raise InputError(Problem("", "./inv mcp", "speaks a protocol on stdin, and this is a terminal", hint))
-    verbs = {task.verb.name: task.verb for task in vars(tasks()).values() if isinstance(task, Task)}
-    serve(verbs, changing=allow_run)
+    serve({name: task.verb for name, task in tasks_in(vars(tasks())).items()}, changing=allow_run)

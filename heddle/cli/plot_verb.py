@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.extras import PLOT
@@ -13,12 +12,10 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
     from heddle.runs.seriesfile import Recorded
     from heddle.views.queuepicture import Panel
-    from heddle.views.style import PictureKind
 
-WHATS: Final = ("queues", "marking")
+WHATS: Final = ("queues",)
 
 
 @verb(
@@ -38,11 +35,10 @@ def plot(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the fullest queues of a run: depth, thresholds, marks, pauses and controlled rates. Or the ECN markers.
+    """Draw the fullest queues of a run: depth, thresholds, marks, pauses and controlled rates.
 
     Example: ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. For smaller time steps,
-    record the run with ./inv run --bucket 1ms. ./inv plot marking --class 3 measures the BPF marker and the kernel's
-    RED on the lab's marking curve, and draws both with that curve.
+    record the run with ./inv run --bucket 1ms.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
@@ -55,9 +51,6 @@ def plot(
         raise InputError(Problem("", f"plot {what}", "cannot be drawn", did_you_mean(what, WHATS)))
     kind = picture_kind("--out", out_) if out_ is not None else "svg"
     where = open_lab(lab)
-    if what == "marking":
-        _marking(out, where, kind, out_, port, class_, run)
-        return
     record, recorded = series_of(where, run)
     shown = _panels(record.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
@@ -73,53 +66,6 @@ def plot(
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
     what = f"run {record.id}, {recorded.what}"
     out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms per bucket")
-
-
-def _marking(
-    out: Console,
-    lab: Lab,
-    kind: PictureKind,
-    path: str | None,
-    port: Sequence[str],
-    class_: Sequence[str],
-    run: str | None,
-) -> None:
-    """Measure both markers on the curve of a class, and draw them."""
-    from heddle.base.files import real
-    from heddle.switch.queues import markers, red
-    from heddle.switch.queues.cells import LabQueues
-    from heddle.views import graph
-    from heddle.views.markerpicture import MarkerComparison, draw_markers
-
-    if port or run is not None:
-        flag = f"--port {port[0]}" if port else f"--run {run}"
-        raise InputError(
-            Problem("", flag, "is not for plot marking", "it measures the lab's marking curve: use --class")
-        )
-    queues = lab.fabric.policy.queues
-    curves = red.curves_of(queues)
-    default = queues.lossless[0] if queues.lossless else queues.best_effort
-    number = int(class_[0]) if class_ and class_[0].isdigit() else default
-    if len(class_) > 1 or number not in curves or (class_ and not class_[0].isdigit()):
-        hint = f"one of {', '.join(map(str, curves))}"
-        raise InputError(Problem("", f"--class {','.join(class_)}", "is not one class that is marked", hint))
-    if not queues.ecn.enabled:
-        raise InputError(
-            Problem("", "plot marking", f"has nothing to measure: {lab.name} does not mark", "set ecn.enabled")
-        )
-    curve = curves[number]
-    with LabQueues.pinned(lab.fabric) as live:
-        measured = [markers.measure_program(live, curve)]
-    if not (missing := red.missing()):
-        measured.append(markers.measure_red(curve))
-    found = MarkerComparison(lab.name, number, curve, tuple(measured), missing)
-    path = path or f"{lab.name}-marking.{kind}"
-    graph.write_file(real(path), draw_markers(kind, found), path)
-    data = {
-        "plot": path, "kind": kind, "lab": lab.name, "class": number, "curve": asdict(curve),
-        "markers": [asdict(each) | {"worst": each.worst(curve)} for each in measured], "missing": missing,
-    }  # fmt: skip
-    out.result(data, f"wrote {path}\n{found.text()}")
 
 
 def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:

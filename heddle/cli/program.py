@@ -23,10 +23,9 @@ from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings
-from heddle.cli.argv import Verb, parse, wants_json
+from heddle.cli.argv import Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
-from heddle.cli.offers import listed
 
 Tasks = Mapping[str, Any]  # by the verb's name, in the order of tasks.py
 _COMPLETION: Final = "--print-completion-script"
@@ -44,8 +43,13 @@ _SHORT: Final = {"-h": "--help", "-l": "--list", "-V": "--version"}
 def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
     """Run `./inv` with the tasks of `module` and return the exit code."""
     words = list(sys.argv if argv is None else argv)
-    tasks = {task.verb.name: task for task in module.values() if isinstance(task, Task)}
+    tasks = tasks_in(module)
     return endings.ended(lambda: _run(tasks, words[1:]), words, as_json=wants_json(words[1:]))
+
+
+def tasks_in(module: Mapping[str, Any]) -> dict[str, Any]:
+    """The tasks of a module by the names of their verbs, in its order."""
+    return {task.verb.name: task for task in module.values() if isinstance(task, Task)}
 
 
 def typed_to_invoke() -> list[str] | None:
@@ -150,12 +154,14 @@ def _help_of(task: Any) -> str:
     verb: Verb = task.verb
     rows = []
     for p in verb.parameters:
+        option = p.option
+        words = f"; {option.listed} {', '.join(option.offered(Typed(verb, p, in_help=True)))}" if option.listed else ""
         shown = p.word.upper() if p.positional or p.name == verb.rest else p.flag
         if p.kind == "bool":
             shown = f"--no-{p.word}" if p.default is True else p.flag
         elif not p.positional and p.name != verb.rest:
             shown += f" {p.value}"
-        told = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((f"  {shown}", p.help + listed(p) + (f" (default: {p.default})" if told else "")))
+        shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
+        rows.append((f"  {shown}", option.help + words + (f" (default: {p.default})" if shows_default else "")))
     flags = table(["Arguments and flags", ""], rows)
     return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{flags}\n{examples_text(verb.name)}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -22,7 +23,15 @@ _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
 _ACTIONS: Final = ("set", "reset")
 
 
-@verb(help=words.QUEUES, positional=["action", "setting"], root=True)
+@verb(
+    help=words.QUEUES,
+    positional=["action", "setting"],
+    root=True,
+    tool=Tool(
+        "Show depth, high water, ECN marks, drops, PFC pauses of each port and class of a running lab.",
+        without=("action", "setting", "watch", "every", "seconds"),
+    ),
+)
 def queues(
     out: Console,
     action: str | None = None,

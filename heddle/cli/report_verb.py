@@ -9,6 +9,7 @@ from heddle.base.extras import REPORT
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -27,6 +28,11 @@ def _wants_report(typed: Mapping[str, Any]) -> Sequence[str]:
     extras=[REPORT],
     files_out=["out_"],
     endings_here=[".html"],
+    tool=Tool(
+        "Write stored runs as one HTML file for the user: fabric, results, queues, paths, parameters. Without runs, "
+        "the last one. `report` of the result is the path of the file.",
+        changes=True,
+    ),
 )
 def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab: str | None = None) -> None:
     """Write runs as one HTML file: fabric, results, queues, paths, every parameter, the commands to reproduce them.
@@ -51,6 +57,11 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     extras=_wants_report,
     files_out=["out_"],
     endings_here=[".html"],
+    tool=Tool(
+        "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
+        "whether noise explains each difference.",
+        without=("report",),
+    ),
 )
 def compare(
     out: Console, a: str, b: str, report: bool = False, out_: str | None = None, lab: str | None = None

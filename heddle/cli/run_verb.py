@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.cli import helptexts
+from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 from heddle.host import packages
@@ -15,6 +18,9 @@ from heddle.host import packages
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
+    from heddle.runs.results import RunResult
+    from heddle.runs.runrecord import RunRecord
+    from heddle.runs.runtable import RunHead, SizeRow
 
 
 @contextmanager
@@ -55,11 +61,64 @@ def lab_for_run(
             labs.down(done.lab.name, out.observer)
 
 
+class LiveTable:
+    """The table of a run on the terminal while it is measured: header first, then row by row, then the trailer.
+
+    A narrow terminal gets rows of 80 columns. With `--format json` nothing is printed here. When stdout fails (closed
+    by its reader, a full disk), the run continues and is kept; the error is raised at the end.
+    """
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._head: RunHead | None = None
+        self._narrow = False
+        self._lost: BrokenPipeError | MachineError | None = None
+
+    def head(self, head: RunHead) -> None:
+        """Print all lines up to the names of the columns."""
+        from heddle.runs.runtable import WIDE
+
+        self._head = head
+        self._narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
+        self._print(*head.lines(narrow=self._narrow))
+
+    def row(self, row: SizeRow) -> None:
+        """Print one line."""
+        if self._head is not None:
+            self._print(self._head.row(row, narrow=self._narrow))
+
+    def end(self, result: RunResult) -> None:
+        """Print the trailer; with JSON the whole result."""
+        if self._lost is not None:
+            raise self._lost
+        self._out.result(result.to_json(), "\n".join(result.foot()))
+
+    def interrupted(self, record: RunRecord, lasting: bool) -> None:
+        """Print the trailer of a run that Ctrl-C ended. lasting: the lab stays up, and the run is kept in it."""
+        if self._head is None:
+            return
+        why = "; ".join(record.failure)
+        kept = [f"#run      : {record.id}; ./inv runs lists the runs of {record.header.lab}"] if lasting else []
+        self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.header.options.collective}")
+
+    def _print(self, *lines: str) -> None:
+        if self._lost is None:
+            try:
+                self._out.part("\n".join(lines))
+            except (BrokenPipeError, MachineError) as error:
+                self._lost = error
+
+
 @verb(
     help=helptexts.RUN,
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
+    tool=Tool(
+        "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
+        without=("timeout", "bucket", "fastpath", "fault", "fabric", "runtime", "set"),
+        changes=True,
+    ),
 )
 def run(
     out: Console,
@@ -100,7 +159,6 @@ def run(
     Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
     as partial); the previous run stays the last one for other verbs.
     """
-    from heddle.cli.livetable import LiveTable
     from heddle.endpoints.transports import find_transport
     from heddle.runs.keeping import RunInterruptedError
     from heddle.runs.run import plan_run

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
-@verb(help=words.RUNS, positional=["lab"])
+@verb(
+    help=words.RUNS,
+    positional=["lab"],
+    tool=Tool("List the stored runs of all labs, or of one: options, busbw, MMR, paths proven.", without=("remove",)),
+)
 def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> None:
     """List the kept runs of a lab: options, bandwidth, wrong elements, and whether all paths were proven.
 

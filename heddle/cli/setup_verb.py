@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
 @verb(
     help={
-        "what": "containerlab; or fabric: FRR and the other system packages of runtime netns",
+        "what": Option(
+            "containerlab; or fabric: FRR and the other system packages of runtime netns", ("containerlab",)
+        ),
         "stop": "stop the container engine that Heddle started, and do nothing else",
         "yes": "install missing system packages without asking",
     },

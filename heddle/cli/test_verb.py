@@ -20,6 +20,7 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.base.process import left_to_child
+from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
@@ -218,9 +219,12 @@ def _engine(out: Console) -> Iterator[None]:
 
 @verb(
     help={
-        "suite": "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "
-        "three), clab (labs in containers), browser (pages in Chromium), or vm (a full kernel in QEMU); or several "
-        "of them: deep,vm",
+        "suite": Option(
+            "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "
+            "three), clab (labs in containers), browser (pages in Chromium), or vm (a full kernel in QEMU); or several "
+            "of them: deep,vm",
+            WORDS,
+        ),
         "build": "also install clang, so that the BPF programs are rebuilt and compared",
         "args": "arguments for pytest: ./inv test unit -- -k load -x",
     },

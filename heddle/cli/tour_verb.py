@@ -124,7 +124,7 @@ def tour(out: Console, yes: bool = False) -> None:
     """
     if not yes and not (sys.stdin and sys.stdin.isatty()):
         raise InputError(Problem("", "./inv tour", "waits for Enter, and there is no terminal", "use ./inv tour --yes"))
-    from heddle.cli.demo_verb import free_name
+    from heddle.cli.demo import free_name
 
     packages.ensure(packages.FABRIC, yes=yes, ask=out.confirm, say=out.say)
     lab = free_name("tour")

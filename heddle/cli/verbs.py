@@ -16,8 +16,9 @@ from invoke import Task
 
 from heddle.base.extras import require
 from heddle.base.resources import HERE
-from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_of
+from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
+from heddle.cli.helptexts import SHARED
 from heddle.places import kinds
 from heddle.places.call import Call
 from heddle.places.choice import place_for
@@ -28,19 +29,20 @@ Need = bool | Callable[[Arguments], bool]
 Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
 Extras = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
-_FORMAT: Final = Parameter("format", "str", "text", positional=False, help="output format: text or json")
-_PLACE: Final = Parameter(
-    "place", "str", None, positional=False, help="where to run the verb: here, vm, or ssh:user@host[:port]"
+_FORMAT: Final = Parameter(
+    "format", "str", "text", positional=False, option=Option("output format: text or json", ("text", "json"))
 )
+_WHERE: Final = Option("where to run the verb: here, vm, or ssh:user@host[:port]", ("here",))
+_PLACE: Final = Parameter("place", "str", None, positional=False, option=_WHERE)
 _YES: Final = Parameter(
-    "yes", "bool", default=False, positional=False, help="install missing system packages without asking"
+    "yes", "bool", default=False, positional=False, option=Option("install missing system packages without asking")
 )
 
 
 def verb(
     *,
     name: str = "",
-    help: Mapping[str, str] | None = None,
+    help: Options | None = None,
     positional: Sequence[str] = (),
     rest: str = "",
     rest_after_positionals: bool = False,
@@ -53,12 +55,14 @@ def verb(
     endings_here: Sequence[str] = (),
     lasting: bool = False,
     typed_in: bool = False,
+    tool: Tool | None = None,
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a task of a function `(console, **typed)`.
 
-    positional: parameters with a default that can be typed without their flag. rest: the parameter that gets all
-    other words. root, packages, extras: what the verb needs on this machine; packages are names of packages.py,
-    extras those of base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain.
+    help: the option of each parameter, or only its help, where it is not that of SHARED. positional: parameters with a
+    default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
+    what the verb needs on this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it
+    works on Heddle's own source, which a wheel does not contain. tool: how an assistant gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
     endings_here: suffixes of files that it writes to the working directory when no name was typed.
@@ -67,10 +71,10 @@ def verb(
 
     def decorate(function: Callable[..., None]) -> Any:
         called = name or function.__name__
-        own = parameters_of(function, positional, help or {})
+        own = parameters_of(function, positional, help or {}, SHARED)
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
-        spec = Verb(called, [*own, *common], rest, rest_after_positionals, checkout)
+        spec = Verb(called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here)
 
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
@@ -123,7 +127,7 @@ def verb(
         plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
         body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
         del body.__wrapped__
-        lists, helps = [p.name for p in own if p.kind == "list"], {p.name: p.help for p in spec.parameters}
+        lists, helps = [p.name for p in own if p.kind == "list"], {p.name: p.option.help for p in spec.parameters}
         task = Task(body, name=called, auto_shortflags=False, iterable=lists, help=helps)
         task.verb = spec
         return task

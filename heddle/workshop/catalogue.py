@@ -61,11 +61,6 @@ class WorkshopUnit:
         return short_path(self.folder / README)
 
     @property
-    def sheet(self) -> str:
-        """The path of its lab.yml."""
-        return short_path(self.folder / SHEET)
-
-    @property
     def fabric(self) -> str:
         """The preset, or the path of the fabric file in the unit's folder."""
         own = self.folder / self.spec.fabric

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.lab.snapshot import LabPart
-from heddle.workshop.condition import Condition, Fact, number_of
+from heddle.workshop.unitspec import Condition, Fact, number_of
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric

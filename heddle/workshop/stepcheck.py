@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import HeddleError
-from heddle.workshop.condition import Condition, Fact, Written, fact_text
 from heddle.workshop.observe import Facts, NotDoneError, Seen, UnitLab, observed
+from heddle.workshop.unitspec import Condition, Fact, Written, fact_text
 
 if TYPE_CHECKING:
     from heddle.workshop.catalogue import WorkshopUnit

@@ -2,28 +2,37 @@
 
 In:  a WorkshopUnit. Out: UnitReport, UnitProgress. One unit runs at a time: its lab is the only one that a learner has,
 so no command needs --lab.
+
+A unit's setup and solution are commands as a user types them (`./inv run --qps 16`). Each runs in a process of its own:
+units can use every verb, and no room below the command line has to know one. Progress is STATE/workshop/02-entropy.json
+and outlives the unit's lab; a damaged file counts as no progress, and the next command replaces it.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base import state
+from pydantic import TypeAdapter, ValidationError
+
+from heddle.base import process, state
 from heddle.base.events import Observer
 from heddle.base.files import real, result_name
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, machine_errors
+from heddle.base.resources import HERE
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.places.config import VARIABLE
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.observe import UnitLab
 from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps
-from heddle.workshop.unitcommands import run_command, run_setup, typed
-from heddle.workshop.unitprogress import UnitProgress, read_progress, write_progress
+from heddle.workshop.unitspec import Fact
 
 Say = Callable[[str], None]
 Ask = Callable[[str], bool]
@@ -31,6 +40,61 @@ _START: Final = "./inv lab start {} starts it"
 _ANSWER: Final = "./inv lab answer "
 _EXEC: Final = "./inv exec "  # ends with the exit code of the command in the node
 _REFUSED: Final = 2  # the exit code of wrong input; 1 is the finding of a check
+# In a command: the name of the unit's lab, and the learner's copy of the fabric file.
+LAB: Final = "{lab}"
+FILE: Final = "{file}"
+# Verbs that choose their lab by --lab. Others have it as a word: write {lab} there.
+_BY_FLAG: Final = frozenset({"capture", "exec", "hashing", "paths", "plot", "queues", "run", "validate"})
+_SECONDS: Final = 300.0
+# Without colours, and on this machine: where to run was decided for the verb that runs these.
+_HERE: Final = ("env", "NO_COLOR=1", f"{VARIABLE}=")
+_DIR: Final = "workshop"
+_PROGRESS_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnitProgress:
+    """Of one unit. running: it was started and not stopped; lab: the name of its lab.
+
+    hints: step -> hints shown. states: of the last check. begun: step -> its facts when the unit was started.
+    file: the learner's copy of the fabric file, or empty. solution_seen: the learner used `solve`.
+    """
+
+    unit: str
+    lab: str = ""
+    runtime: str = "netns"
+    running: bool = False
+    solved: bool = False
+    solution_seen: bool = False
+    file: str = ""
+    hints: Mapping[str, int] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    begun: Mapping[str, Mapping[str, Fact]] = field(default_factory=dict)
+
+
+_ADAPTER: Final = TypeAdapter(UnitProgress)
+
+
+def read_progress(unit: str) -> UnitProgress:
+    """The progress in a unit; an empty one when there is none."""
+    try:
+        data: Any = json.loads(_path(unit).read_text(encoding="utf-8"))
+        if data.pop("format", None) != _PROGRESS_FORMAT:
+            return UnitProgress(unit)
+        found = _ADAPTER.validate_python(data)
+    except (OSError, ValueError, TypeError, ValidationError, AttributeError, RecursionError):
+        return UnitProgress(unit)
+    return found if found.unit == unit else UnitProgress(unit)
+
+
+def write_progress(progress: UnitProgress) -> None:
+    """Write it, as a whole or not at all."""
+    state.write_json(_path(progress.unit), {"format": _PROGRESS_FORMAT, **asdict(progress)}, indent=1)
+
+
+def _path(unit: str) -> Path:
+    return state.state_dir() / _DIR / f"{unit}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +134,7 @@ def running_unit() -> str | None:
     return None
 
 
-def meant_unit(word: str | None) -> WorkshopUnit:
+def meant_unit(word: str | None = None) -> WorkshopUnit:
     """The unit that a word names; without a word the one that runs. InputError when there is none."""
     if word is not None:
         return find_unit(word)
@@ -270,3 +334,39 @@ def _differs(loaded: LoadedFabric, lab: str) -> bool:
 
     record = state.read_record(lab)
     return record is not None and bool(blueprint_from(loaded).differences(record))
+
+
+def typed(command: str, lab: str, file: str = "") -> str:
+    """The command as the learner types it: with the lab's name where it is needed, because several labs run."""
+    words = _words(command, lab, file)
+    if _needs_lab(words) and len(state.labs()) > 1:
+        words.insert(1, f"--lab={lab}")
+    return "./inv " + shlex.join(words)
+
+
+def run_command(command: str, lab: str, line: Callable[[str], None] = lambda _: None, file: str = "") -> process.Done:
+    """Run one and pass each line of its output on. Its exit code is in the result: of `run` and `validate` 1 is a
+    finding.
+    """
+    words = _words(command, lab, file)
+    if _needs_lab(words):
+        words.insert(1, f"--lab={lab}")
+    return process.follow([*_HERE, *HERE.command(), *words], line, timeout=_SECONDS)
+
+
+def run_setup(command: str, lab: str, where: Problem) -> None:
+    """Run one that must succeed. CheckError with its last lines; where: the problem that names the key of lab.yml."""
+    done = run_command(command, lab)
+    if done.code:
+        said = "; ".join(done.err.strip().splitlines()[-3:]) or "it printed nothing"
+        why = f"failed with exit code {done.code}: {said}"
+        raise CheckError(Problem(where.where, where.what, why, f"./inv lab start --fresh starts {lab} again"))
+
+
+def _needs_lab(words: Sequence[str]) -> bool:
+    """Whether the verb chooses its lab by --lab. A prediction, or a run with a fabric of its own, needs none."""
+    return words[0] in _BY_FLAG and not {"--lab", "--predict", "--fabric"} & {word.partition("=")[0] for word in words}
+
+
+def _words(command: str, lab: str, file: str) -> list[str]:
+    return [word.replace(LAB, lab).replace(FILE, file) for word in shlex.split(command)[1:]]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from heddle.base.events import Observer
-from heddle.cli.demo_verb import demo
+from heddle.cli.demo import demo
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.nicbound import nic_bound
 from heddle.host.capacity import crc_seconds

@@ -9,7 +9,7 @@ import pytest
 
 from heddle.base.problems import MachineError, Problem
 from heddle.cli.console import Console
-from heddle.cli.livetable import LiveTable
+from heddle.cli.run_verb import LiveTable
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import SizeRow

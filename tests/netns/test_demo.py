@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from heddle.base.events import Silent
-from heddle.cli import demo_verb as stage
-from heddle.cli.demo_verb import demo
-from tests.conftest import FabricLab
+from heddle.cli import demo as stage
+from heddle.cli.demo import demo
+from heddle.lab.lab import Lab
 
 
 def test_three_acts_are_right_and_proven_and_leave_nothing(
@@ -44,10 +44,6 @@ def test_a_reader_that_goes_away_leaves_no_lab(
     assert leftovers(name) == []
 
 
-@pytest.mark.deep
-def test_a_running_lab_called_demo_is_left_alone(
-    fabric_lab: FabricLab, lab_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, other = fabric_lab(racks=1, ctsw=1, hosts_per_rack=1).name, lab_name()
-    monkeypatch.setattr(stage, "_names", lambda stem: iter([mine, other]))
-    assert stage.free_name("demo") == other
+def test_a_running_lab_called_demo_is_left_alone(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_names", lambda stem: iter([tiny.name, "free"]))
+    assert stage.free_name("demo") == "free"

@@ -75,14 +75,7 @@ def test_ports_are_names_nodes_and_patterns_and_a_list_shows_those_named(tiny: L
     assert [row["port"] for row in fault(tiny, "ctsw1")] == ["ctsw1:eth1"]
     assert fault(tiny, "rtsw1") == []
     assert [row["port"] for row in fault(tiny, "ctsw*", "--clear")] == ["host2:eth1"]
-
-
-def test_the_text_says_what_is_set_and_how_many_ports_were_cleared(tiny: Lab) -> None:
-    set_ = typed("fault", "rtsw1:eth1", "--loss", "1/256", "--lab", tiny.name)
-    assert set_.returncode == 0, set_.stderr
-    row = next(line for line in set_.stdout.splitlines() if line.startswith("rtsw1:eth1"))
-    assert "1/256 lost" in row
-    done = typed("fault", "rtsw1", "--clear", "--lab", tiny.name)
+    done = typed("fault", "host2", "--clear", "--lab", tiny.name)
     assert "cleared the faults of 1 port\n" in done.stderr
     assert done.stdout.startswith("no fault is set on any link; set one as in ./inv fault ")
 

@@ -1,9 +1,8 @@
-"""The MCP server on another machine: the protocol goes through --place ssh:, and the tools show the labs there."""
+"""The MCP server on another machine: the protocol goes through --place ssh:."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from mcp import Client, StdioServerParameters
@@ -13,27 +12,16 @@ from tests.sshd import NEEDS, SshServer
 pytestmark = [NEEDS, pytest.mark.deep]
 
 
-def test_tools_show_the_labs_of_the_place_and_errors_come_back(
-    server: SshServer, lab_name: Callable[[], str], leftovers: Callable[[str], list[str]]
-) -> None:
-    name = lab_name()
-    assert server.inv("up", "tiny", "--name", name).returncode == 0
+def test_the_protocol_goes_through_to_the_place_and_errors_come_back(server: SshServer) -> None:
     program, *words = server.words("mcp", "--allow-run")
     command = StdioServerParameters(command=program, args=words, cwd=str(server.spot), env=dict(server.env))
 
     async def main() -> None:
         async with asyncio.timeout(200), Client(command) as client:
             assert {"compare", "report", "run"} <= {tool.name for tool in (await client.list_tools()).tools}
-            status = (await client.call_tool("status", {})).structured_content
-            assert [(lab["lab"], lab["converged"]) for lab in status["labs"]] == [(name, True)]
-            measured = await client.call_tool("run", {"lab": name, "size": "16K", "iters": 1})
-            assert [row["wrong"] for row in measured.structured_content["results"]] == [0]
+            assert (await client.call_tool("status", {})).structured_content == {"labs": []}
             refused = await client.call_tool("paths", {"lab": "nope"})
             assert refused.is_error
             assert "lab nope is not running" in getattr(refused.content[0], "text", "")
 
-    try:
-        asyncio.run(main())
-    finally:
-        assert server.inv("down", name).returncode == 0
-    assert leftovers(name) == []
+    asyncio.run(main())

@@ -12,7 +12,7 @@ import pytest
 from heddle.base.problems import MachineError
 from heddle.checks.validate import validate
 from heddle.cli.console import Console
-from heddle.cli.hashing_verb import HashingWords, run_hashing
+from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs

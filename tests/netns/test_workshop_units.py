@@ -5,7 +5,6 @@ after the solution.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,32 +12,16 @@ from typing import Any
 
 import pytest
 
-from heddle.base.resources import HERE
 from heddle.workshop.catalogue import find_unit, unit_ids
-from heddle.workshop.unitcommands import run_command
-from heddle.workshop.unitlife import write_files
-from tests.machine import patience
+from heddle.workshop.unitlife import run_command, write_files
 from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`
 
 
 def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
-    """One command as a learner types it, in a directory of the learner's. ends: the exit code that it must have."""
-    argv = [*HERE.command(), *words, "--format=json"]
-    done = subprocess.run(
-        argv, cwd=cwd, capture_output=True, text=True, timeout=patience(240), env=os.environ, check=False
-    )
-    return document(done, ends)
-
-
-def check(number: str, cwd: Path, ends: int) -> dict[str, Any]:
-    """`./inv lab check`, in this process: there are many of them."""
-    return document(typed("lab", "check", number, "--format=json", cwd=cwd), ends)
-
-
-def document(done: subprocess.CompletedProcess[str], ends: int) -> dict[str, Any]:
-    words = done.args
+    """One command of a learner, in a directory of the learner's. ends: the exit code that it must have."""
+    done = typed(*words, "--format=json", cwd=cwd)
     assert done.returncode == ends, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -54,7 +37,7 @@ def go_through(
     )
     assert (started["lab"], started["runtime"], started["created"]) == (name, runtime, True)
 
-    before = check(unit.number, cwd, ends=1)
+    before = inv("lab", "check", unit.number, cwd=cwd, ends=1)
     assert [step["step"] for step in before["steps"]] == list(unit.spec.steps)
     done_already = [step["step"] for step in before["steps"] if step["state"] == "ok"]
     assert not done_already, f"{unit_id}: right before the learner has done anything: {done_already}"
@@ -64,16 +47,14 @@ def go_through(
             write_files(unit, wrong.files)
             for command in wrong.commands:
                 run_command(command, name)
-            verdicts = {each["step"]: each for each in check(unit.number, cwd, ends=1)["steps"]}
+            verdicts = {each["step"]: each for each in inv("lab", "check", unit.number, cwd=cwd, ends=1)["steps"]}
             seen = verdicts[step]
             assert (seen["state"], seen["mistake"]) == ("wrong", mistake), f"{unit_id}: {step}, {mistake}: {seen}"
             assert seen["hint"] == wrong.hint
             assert seen["observed"]
 
     solved = inv("lab", "solve", unit.number, "--yes", cwd=cwd, ends=0)
-    assert solved["solved"], solved
-    after = inv("lab", "check", unit.number, cwd=cwd, ends=0)
-    assert {step["state"] for step in after["steps"]} == {"ok"}
+    assert {step["state"] for step in solved["steps"]} == {"ok"} and solved["solved"], solved
 
     assert inv("lab", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
     assert not leftovers(name)
@@ -137,5 +118,3 @@ def test_a_lab_that_the_learner_broke_is_named_with_the_way_out(name: str, tmp_p
     inv("down", name, cwd=tmp_path, ends=0)
     gone = inv("lab", "check", cwd=tmp_path, ends=2)["error"]["problems"][0]
     assert gone["what"] == "no unit"
-    assert inv("lab", "start", "02", f"--name={name}", cwd=tmp_path, ends=0)["created"]
-    inv("lab", "stop", cwd=tmp_path, ends=0)

@@ -14,7 +14,7 @@ from scapy.layers.l2 import ARP, Dot1Q, Ether
 from scapy.utils import PcapNgReader
 
 from heddle.base.problems import InputError
-from heddle.cli.capture_verb import bounds_of
+from heddle.cli.capture_live import bounds_of
 from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
 from heddle.wire import roce

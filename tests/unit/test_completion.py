@@ -13,15 +13,13 @@ import pytest
 from heddle.cli.completion import SCRIPTS, candidates
 from heddle.spec.load import presets
 from heddle.traffic.collectives import patterns
+from tests.unit.test_help_examples import verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def offered(*typed: str) -> list[str]:
-    import tasks
-
-    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
-    return candidates(["./inv", *typed], verbs, ["--help"])
+    return candidates(["./inv", *typed], verbs(), ["--help"])
 
 
 def test_values_of_run_are_offered() -> None:
@@ -35,10 +33,24 @@ def test_values_of_run_are_offered() -> None:
 
 
 def test_values_of_other_verbs_are_offered() -> None:
-    assert offered("test", "") == ["unit", "golden", "netns", "clab", "browser", "vm", "all"]
+    assert offered("test", "") == ["quick", "unit", "golden", "netns", "clab", "browser", "vm", "all"]
     assert "roce" in offered("capture", "rtsw1:eth1", "--filter", "")
     assert "exec" in offered("help", "")
-    assert "gap=" in offered("hashing", "flowlet", "--set", "")
+    assert "pinned" in offered("hashing", "") and "gap=" in offered("hashing", "flowlet", "--set", "")
+    assert offered("queues", "") == ["set", "reset"]
+    settings = offered("queues", "set", "alpha=2", "")
+    assert "ecn.kmax=" in settings and "scheduler=" not in settings
+    assert "spray" in offered("paths", "--mode", "") and "ring" in offered("paths", "--plan", "")
+    assert offered("vm", "") == ["up", "status", "ssh", "down", "build"]
+    assert offered("dashboard", "--port", "") == []
+
+
+def test_flags_are_offered_and_no_words_of_a_command_nor_files() -> None:
+    assert offered("up", "") == presets()
+    assert offered("up", "zone", "") == [], "files, by the shell"
+    assert "--runtime" in offered("up", "--explain", "--")
+    assert offered("exec", "--lab", "x", "rtsw1", "ip", "-") == []
+    assert offered("test", "--", "-") == []
 
 
 def test_nodes_and_ports_of_an_offline_fabric_are_offered() -> None:

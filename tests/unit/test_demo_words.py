@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.units import emulated_words
-from heddle.cli.demo_verb import ACTS, DemoResult, Played
+from heddle.cli.demo import ACTS, DemoResult, Played
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
 from heddle.runs.machineuse import MachineUse

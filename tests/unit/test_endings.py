@@ -46,8 +46,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGTERM)])
 def test_a_second_signal_does_not_break_off_what_the_first_one_undoes(
     start: Start, first: signal.Signals, second: signal.Signals
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
-from heddle.cli.paths_predict import FLAGS, files_in, wants_prediction
+from heddle.cli.paths_verb import PREDICTIVE, files_in, wants_prediction
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
@@ -23,7 +23,14 @@ from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind
 from tests.marks import deep
 
-NOTHING: dict[str, Any] = {"predict": None, **dict.fromkeys(FLAGS), "set_": (), "down": (), "drain": (), "trials": 0}
+NOTHING: dict[str, Any] = {
+    "predict": None,
+    **dict.fromkeys(PREDICTIVE),
+    "set_": (),
+    "down": (),
+    "drain": (),
+    "trials": 0,
+}
 
 
 Inv = Callable[..., tuple[int, dict[str, Any]]]

@@ -22,13 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FRONTS = {
     "tasks.py": [sys.executable, str(ROOT / "tasks.py")],
     "invoke": [str(Path(sys.executable).with_name("invoke"))],
-    "inv": [str(Path(sys.executable).with_name("inv"))],
     "python -m invoke": [sys.executable, "-m", "invoke"],
 }
 Typed = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(params=["./inv", "invoke", deep("tasks.py"), deep("inv"), deep("python -m invoke")])
+@pytest.fixture(params=["./inv", "invoke", deep("tasks.py"), deep("python -m invoke")])
 def typed_to(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     """Run a line by one of the programs that take Heddle's verbs, in the project's directory."""
     if request.param == "./inv":

@@ -11,8 +11,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.argv import parse
-from heddle.cli.explain_verb import entry_text
-from heddle.cli.glossary import Term, find_term, glossary, parse_glossary
+from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.program import main
 from tests.unit.test_help_examples import verbs
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli.exactrows import ExactRows, entry_rows, file_rows
-from heddle.cli.hashing_verb import _names, _options, _text
+from heddle.cli.hashing_change import ExactRows, _names, _options, _text, entry_rows, file_rows
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build

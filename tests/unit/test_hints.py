@@ -8,20 +8,12 @@ from heddle.base.problems import InputError
 from heddle.cli.argv import parse
 from heddle.cli.hints import verb_hint
 from heddle.cli.program import main
-
-
-def verbs() -> list[str]:
-    import tasks
-
-    return [task.verb.name for task in vars(tasks).values() if hasattr(task, "verb")]
+from tests.unit.test_help_examples import verbs
 
 
 def said_of(verb: str, line: str) -> str:
-    import tasks
-
-    task = next(t for t in vars(tasks).values() if hasattr(t, "verb") and t.verb.name == verb)
     with pytest.raises(InputError) as caught:
-        parse(task.verb, line.split())
+        parse(verbs()[verb], line.split())
     return str(caught.value)
 
 
@@ -97,9 +89,7 @@ def test_other_words_are_not_taken_for_flags_of_nccl_tests() -> None:
     assert "did you mean --iters?" in said_of("run", "-iters 5")
     assert "nccl" not in said_of("run", "--size 8 --itres 5")
     assert "nccl" not in said_of("up", "zone -b 8")
-    import tasks
-
-    assert parse(tasks.run.verb, ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
+    assert parse(verbs()["run"], ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
         "iters": 5, "size": "8", "lab": "zone",
     }  # fmt: skip
     text = said_of("run", "-b 8 --itres 5 zone")

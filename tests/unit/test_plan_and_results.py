@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.cli.demo_verb import ACTS, OPTIONS, Act
+from heddle.cli.demo import ACTS, OPTIONS, Act
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine

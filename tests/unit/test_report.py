@@ -225,7 +225,7 @@ def test_the_file_has_a_short_flag_too() -> None:
 
 def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from heddle.base import state
-    from heddle.cli.offers import Typed, offered
+    from heddle.cli.argv import Typed
     from heddle.cli.report_verb import compare, report
 
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
@@ -234,4 +234,4 @@ def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pyte
     keep(state.lab_dir("zone") / "runs", 1)
     for verb in (report.verb, compare.verb):
         for parameter in verb.positionals:
-            assert offered(Typed(verb, parameter, (), "")) == ["0001", "last"]
+            assert parameter.option.offered(Typed(verb, parameter)) == ["0001", "last"]

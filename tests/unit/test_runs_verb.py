@@ -8,28 +8,20 @@ from typing import Any
 
 import pytest
 
-from heddle.cli.argv import parse
 from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History
 from tests.unit.history_runs import keep
+from tests.unit.test_completion import offered
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_shells_complete_runs_of_the_lab_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tasks
-    from heddle.cli.completion import candidates
-
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     for lab, count in (("one", 2), ("two", 3)):
         (tmp_path / "labs" / lab).mkdir(parents=True)
         (tmp_path / "labs" / lab / "lab.json").write_text("{}")
         for _ in range(count):
             keep(History.named(lab))
-    verbs = {task.verb.name: task.verb for task in vars(tasks).values() if hasattr(task, "verb")}
-
-    def offered(*typed: str) -> list[str]:
-        return candidates(["./inv", *typed], verbs, [])
-
     both, one = ["0001", "0002", "0003", "last"], ["0001", "0002", "last"]
     assert offered("paths", "--run", "") == both
     assert offered("paths", "--lab", "one", "--run", "") == one
@@ -95,9 +87,3 @@ def test_the_limits_go_along_through_sudo_and_to_other_machines() -> None:
 
     assert {KEEP_RUNS, KEEP_BYTES} <= set(KEPT)
     assert {KEEP_RUNS, KEEP_BYTES} <= set(_PASSED)
-
-
-def test_run_takes_words_that_look_like_numbers() -> None:
-    import tasks
-
-    assert parse(tasks.paths.verb, ["--run", "0003"])["run"] == "0003"

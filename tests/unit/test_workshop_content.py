@@ -10,26 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from invoke import Task
 
-import tasks
 from heddle.base import resources
 from heddle.cli.argv import parse
-from heddle.cli.glossary import find_term
+from heddle.cli.explain_verb import find_term
 from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
 from heddle.workshop.observe import FACTS
+from tests.unit.test_help_examples import verbs
 
 LABS = resources.HERE.content(resources.LABS)
 HEADINGS = ["What you will see", "Time", "Start", "Tasks", "Check", "Why", "Go further"]
-VERBS = {task.verb.name: task.verb for task in vars(tasks).values() if isinstance(task, Task)}
+VERBS = verbs()
 UNITS = unit_ids()
 FIRST_UNITS = ("01", "02", "03")  # of the first hour; labs/README.md
 # The limits of the whole workshop.
 MINUTES = 180
 
 
-@pytest.fixture(params=UNITS)
+@pytest.fixture(params=UNITS, scope="module")
 def unit(request: pytest.FixtureRequest) -> WorkshopUnit:
     return find_unit(request.param)
 
@@ -76,13 +75,6 @@ def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == HEADINGS
     assert re.search(rf"^## Time\n\n{unit.spec.minutes} minutes", text, re.MULTILINE), "Time differs from lab.yml"
     assert f"./inv lab start {unit.number}" in text
-
-
-def test_lines_are_short(unit: WorkshopUnit) -> None:
-    for path in sorted(unit.folder.glob("*")):
-        if path.is_file():
-            long = [i for i, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 120]
-            assert not long, f"{path.name}: {long}"
 
 
 def test_links_lead_to_files(unit: WorkshopUnit) -> None:

@@ -1,0 +1,235 @@
+"""What `./inv lab` does with a workshop unit, and the words that it prints about it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import table
+from heddle.cli.console import Console
+from heddle.host import packages
+from heddle.runtimes.registry import get_runtime
+from heddle.workshop import unitlife as life
+from heddle.workshop.catalogue import WorkshopUnit, find_unit, later, names_unit, unit_ids
+from heddle.workshop.stepcheck import OK, WRONG
+
+_WIDE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ListedUnit:
+    """A row of `lab list`. state: running, solved, started, a dash, `later` or `broken`. minutes: None if not known."""
+
+    number: str
+    id: str
+    title: str
+    minutes: int | None
+    state: str
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `labs`."""
+        return {
+            "id": self.id, "number": self.number, "title": self.title, "minutes": self.minutes, "state": self.state,
+            "ready": self.state not in ("later", "broken"),
+        }  # fmt: skip
+
+
+def list_units(out: Console) -> None:
+    """`lab list`."""
+    rows = listed_units()
+    out.result({"labs": [row.to_json() for row in rows]}, list_text(rows))
+
+
+def listed_units() -> list[ListedUnit]:
+    """Every unit, and those that come later, by number. A unit with a wrong file is in the list, as broken."""
+    running = life.running_unit()
+    rows = [ListedUnit(number, number, title, None, "later") for number, title in later().items()]
+    for each in unit_ids():
+        try:
+            spec = find_unit(each).spec
+            word = state_word(life.read_progress(each), running=each == running)
+            rows.append(ListedUnit(each[:2], each, spec.title, spec.minutes, word))
+        except InputError as error:
+            first = str(error).partition("\n")[0]
+            rows.append(ListedUnit(each[:2], each, first, None, "broken"))
+    return sorted(rows, key=lambda row: row.number)
+
+
+def start_unit(out: Console, what: Sequence[str], runtime: str, name: str, *, fresh: bool, yes: bool) -> None:
+    """`lab start`. yes: the answer to all questions."""
+    if not what:
+        raise InputError(Problem("", "lab start", "needs a unit", "./inv lab start 01; ./inv lab list shows the units"))
+    unit = find_unit(what[0])
+    get_runtime(runtime)  # InputError for a word that is none
+    for needed in (packages.for_runtime(runtime), unit.spec.packages):
+        packages.ensure(needed, yes=yes, ask=out.confirm, say=out.say)
+    created = life.start(
+        unit, runtime, out.observer, lambda question: yes or out.confirm(question), name=name, fresh=fresh
+    )
+    progress = life.read_progress(unit.id)
+    data = {
+        "unit": unit.id, "lab": progress.lab, "runtime": progress.runtime, "created": created, "file": progress.file,
+        "readme": unit.readme, "steps": list(unit.spec.steps),
+    }  # fmt: skip
+    out.result(data, start_text(unit, progress, created=created))
+
+
+def check_unit(out: Console, what: Sequence[str]) -> None:
+    """`lab check`: exit code 1 until every step is right."""
+    report = life.check(life.meant_unit(*what))
+    out.result(report.to_json(), check_text(report))
+    out.exit_code = 0 if report.solved else 1
+
+
+def show_hint(out: Console, what: Sequence[str]) -> None:
+    """`lab hint`."""
+    unit, rest = unit_first(what, most=1)
+    shown = life.hint(unit, rest[0] if rest else None)
+    data = {"unit": unit.id, "step": shown.step, "hints": list(shown.texts), "count": shown.count, "new": shown.new}
+    out.result(data, hint_text(unit, shown))
+
+
+def take_answer(out: Console, what: Sequence[str]) -> None:
+    """`lab answer`, which checks the unit, too."""
+    unit, rest = unit_first(what, most=2)
+    if len(rest) < 2:
+        asked = [name for name, step in unit.spec.steps.items() if step.look == "answer"]
+        hint = f"./inv lab answer {asked[0]} VALUE" if asked else "./inv lab check: this unit asks no question"
+        raise InputError(Problem("", "lab answer", "needs a step and a value", hint))
+    life.answer(unit, *rest)
+    check_unit(out, [unit.id])
+
+
+def unit_first(what: Sequence[str], most: int) -> tuple[WorkshopUnit, Sequence[str]]:
+    """The unit that the first word names; without one, the unit that runs. most: words that may follow the unit."""
+    running = life.running_unit()
+    unit = find_unit(running) if running is not None else None
+    if unit is not None and what and len(what) <= most and what[0] in unit.spec.steps:
+        return unit, what
+    if what and names_unit(what[0]):
+        return find_unit(what[0]), what[1:]
+    unit = life.meant_unit()
+    if what:
+        unit.step(what[0])
+    return unit, what
+
+
+def solve_unit(out: Console, what: Sequence[str], *, yes: bool) -> None:
+    """`lab solve`, after a question."""
+    unit = life.meant_unit(*what)
+    life.opened(unit)
+    if not yes and not out.confirm(f"Show the solution of unit {unit.id} and apply it to the lab?"):
+        why = "was not solved: the question was not answered with yes"
+        raise InputError(Problem("", f"unit {unit.id}", why, "./inv lab solve --yes"))
+    report = life.solve(unit, out.observer, out.part, lambda line: out.part(f"    {line}"))
+    out.result(report.to_json(), "\n" + check_text(report))
+    out.exit_code = 0 if report.solved else 1
+
+
+def stop_unit(out: Console, what: Sequence[str]) -> None:
+    """`lab stop`."""
+    unit = life.meant_unit(*what)
+    name = life.read_progress(unit.id).lab
+    removed = life.stop(unit, out.observer)
+    done = f"unit {unit.id}: its lab {name} is down; progress is kept"
+    out.result(
+        {"unit": unit.id, "down": [name] if removed else []}, done if removed else f"unit {unit.id} is not running"
+    )
+
+
+def state_word(progress: life.UnitProgress, *, running: bool) -> str:
+    """The learner's state in a unit."""
+    if running:
+        return "running, solved" if progress.solved else "running"
+    if progress.solved:
+        return "solved"
+    return "started" if progress.states or progress.hints or progress.begun else "-"
+
+
+def list_text(rows: Sequence[ListedUnit]) -> str:
+    """The table of units."""
+    lines = [
+        (row.number, f"{row.minutes} min" if row.minutes else "", "comes later" if row.state == "later" else row.state,
+         row.title) for row in rows
+    ]  # fmt: skip
+    total = sum(row.minutes or 0 for row in rows)
+    return f"{table(('unit', 'time', 'state', 'title'), lines)}\n\n{total} minutes in all. ./inv lab start 01 begins."
+
+
+def start_text(unit: WorkshopUnit, progress: life.UnitProgress, *, created: bool) -> str:
+    """What a learner needs after `start`: the text to read, the tasks, what may be changed, and the next commands."""
+    spec = unit.spec
+    lines = [
+        f"Unit {unit.number}, {spec.title} ({spec.minutes} minutes): "
+        + (f"lab {progress.lab} is up." if created else f"lab {progress.lab} is up already; --fresh starts it again."),
+        f"Read {unit.readme} for the tasks and the reasons.",
+        "",
+        "Steps:",
+    ]
+    for name, step in spec.steps.items():
+        lines += _wrapped(f"  {name:<{_width(spec.steps)}}  ", step.question or step.title)
+    lines += ["", "You may change:"]
+    for each in spec.may_change:
+        lines += _wrapped("  - ", each)
+    if progress.file:
+        lines += ["", f"Your copy of the fabric file: {progress.file}. ./inv lab start {unit.number} applies a change."]
+    answers = [name for name, step in spec.steps.items() if step.look == "answer"]
+    lines += ["", "next: ./inv lab check; ./inv lab hint; ./inv lab stop"]
+    if answers:
+        lines.append(f"To answer a question: ./inv lab answer {answers[0]} VALUE")
+    return "\n".join(lines)
+
+
+def check_text(report: life.UnitReport) -> str:
+    """A line for each step, then the hint for a typical wrong answer, then what to do next."""
+    unit, steps = report.unit, report.steps
+    lines = [f"Unit {unit.number}, {unit.spec.title}: lab {report.lab} ({report.runtime})", ""]
+    width = _width(unit.spec.steps)
+    for step in steps:
+        where = f" [{step.where}]" if step.where else ""
+        head = f"  {step.state:<7}  {step.step:<{width}}  "
+        first, *more = step.observed.splitlines() or [""]
+        lines += _wrapped(head, f"{step.title}: {first}{where if not more else ''}")
+        lines += [" " * len(head) + each for each in more]
+        if step.hint:
+            lines += _wrapped(" " * len(head), f"hint: {step.hint}", " " * (len(head) + 6))
+    right = sum(step.state == OK for step in steps)
+    many = f"{right} of {len(steps)} steps {'is' if right == 1 else 'are'} right."
+    lines += ["", f"{many} {_next(report)}"]
+    return "\n".join(lines)
+
+
+def _next(report: life.UnitReport) -> str:
+    step = report.next_step
+    if step is None:
+        return "The unit is solved. ./inv lab stop takes its lab down; ./inv lab list shows the next one."
+    word = "next hint" if step.state == WRONG else "a hint for the next step"
+    return f"For {'the ' if step.state == WRONG else ''}{word}: ./inv lab hint {report.unit.number} {step.step}"
+
+
+def hint_text(unit: WorkshopUnit, shown: life.ShownHint) -> str:
+    """All hints of a step so far, the new one last."""
+    lines = [f"Unit {unit.number}, step {shown.step}: {shown.title}"]
+    for index, text in enumerate(shown.texts, 1):
+        lines += _wrapped(f"  hint {index} of {shown.count}: ", text)
+    if len(shown.texts) < shown.count:
+        lines.append(f"One more: ./inv lab hint {unit.number} {shown.step}")
+    else:
+        lines.append(f"These are all hints. ./inv lab solve {unit.number} shows the solution and applies it.")
+    return "\n".join(lines)
+
+
+def _width(names: Mapping[str, object]) -> int:
+    return max(map(len, names))
+
+
+def _wrapped(head: str, text: str, more: str | None = None) -> list[str]:
+    """The text behind a head, with further lines below its start."""
+    return textwrap.wrap(
+        text, max(_WIDE, len(head) + 40), initial_indent=head,
+        subsequent_indent=" " * len(head) if more is None else more,
+        break_long_words=False, break_on_hyphens=False,
+    ) or [head.rstrip()]  # fmt: skip
