@@ -25,8 +25,7 @@ from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
-from heddle.fabric.policydata import routing_as_file
-from heddle.fabric.policyof import routing_policy
+from heddle.fabric.policydata import routing_as_file, routing_policy
 from heddle.lab import rehash
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart

@@ -22,7 +22,7 @@ from heddle.kernel import ringbuffer
 from heddle.kernel.native import objects
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps, steering
-from heddle.switch.pfc import agent, frame, gates, pauses, reaction, timers, watchdog
+from heddle.switch.pfc import agent, frame, gates, loop, pauses, reaction, watchdog
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 
@@ -118,9 +118,9 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "LOOKS": watchdog.LOOKS,
         "REACTION_STEP_NS": reaction.REACTION_STEP_NS,
         "REACTION_BINS": reaction.REACTION_BINS,
-        "REFRESH": _unsigned(timers.REFRESH),
-        "EXPIRE": _unsigned(timers.EXPIRE),
-        "DETECT": _unsigned(timers.DETECT),
+        "REFRESH": _unsigned(loop.REFRESH),
+        "EXPIRE": _unsigned(loop.EXPIRE),
+        "DETECT": _unsigned(loop.DETECT),
         "ADDRESS_BYTES": layouts.ADDRESS_BYTES,
         "MESSAGE_BYTES": layouts.MESSAGE_BYTES,
         "SWITCH_VERSION": layouts.VERSION,
