@@ -55,7 +55,7 @@ def doctor(out: Console) -> None:
     """
     from heddle.endpoints.verbs.verbscheck import rxe_check, verbs_check
     from heddle.host.doctor import examine
-    from heddle.places.vm.vmcheck import vm_check
+    from heddle.places.vm.guest import vm_check
     from heddle.predict.selftest import doctor_check
 
     found = examine({"prediction": doctor_check, "rxe": rxe_check, "verbs": verbs_check, "vm": vm_check})
@@ -353,9 +353,6 @@ from heddle.cli.image_verb import image  # noqa: E402, F401
 from heddle.cli.setup_verb import setup  # noqa: E402, F401
 from heddle.cli.test_verb import test  # noqa: E402, F401
 from heddle.cli.vm_verb import vm  # noqa: E402, F401
-
-# isort: split
-from heddle.cli.replay_verb import replay  # noqa: E402, F401
 
 # isort: split
 from heddle.cli.bench_verb import bench  # noqa: E402, F401

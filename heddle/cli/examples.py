@@ -175,10 +175,6 @@ EXAMPLES: Final[Mapping[str, tuple[Example, ...]]] = {
         ("setup containerlab", "install Docker, containerlab and the images"),
         ("setup fabric --yes", "install FRR and the other system packages without a question"),
     ),
-    "replay": _examples(
-        ("replay tiny-ring --out ring --times 2", "run a ring in two VMs, and compare every byte that it wrote"),
-        ("replay my.replay --input my.yml --out my", "run lines of your own, with a fabric file of your own"),
-    ),
     "vm": _examples(
         ("vm up", "start the VM; then any verb runs there with --place vm"),
         ("vm up --kernel stable", "start another VM, for --place vm:stable"),

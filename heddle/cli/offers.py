@@ -156,12 +156,6 @@ def _filters() -> list[str]:
     return list(FILTERS)
 
 
-def _replays() -> list[str]:
-    from heddle.places.vm.replayscript import scripts
-
-    return scripts()
-
-
 def _suites() -> list[str]:
     from heddle.cli.test_verb import SUITES
 
@@ -348,7 +342,6 @@ _OF_VERBS: Final[Mapping[tuple[str, str], Callable[[Typed], list[str]]]] = {
     ("hashing", "set"): lambda _: _hash_settings(),
     ("lab", "action"): lambda _: _lab_actions(),
     ("lab", "what"): lambda _: _unit_words(),
-    ("replay", "script"): lambda _: _replays(),
     ("plot", "what"): lambda _: ["queues", "marking"],
     ("setup", "what"): lambda _: ["containerlab"],
 }
