@@ -19,27 +19,21 @@ _BOOTS: Final = ("up", "ssh")
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
-    """QEMU to boot, and the tools that make an image, if the cache does not have it."""
+    """QEMU to boot, and the tools that make an image, if the cache does not have it or it is made again."""
+    import os
+
     from heddle.host import packages
     from heddle.places.vm.guest import guests
+    from heddle.places.vm.image import find_image
+    from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
         return ()
-    return (*(packages.VM if action in _BOOTS else ()), *image_packages(typed["kernel"], fresh=typed["rebuild"]))
-
-
-def image_packages(kernel: str, *, fresh: bool = False) -> Sequence[str]:
-    """The tools that make the image of a kernel; none if the cache has it and it is not made again."""
-    import os
-
-    from heddle.host import packages
-    from heddle.places.vm.image import find_image
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
-
-    if not fresh and find_image(kernel_named(kernel or DEFAULT)) is not None:
-        return ()
-    return packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER
+    needed = packages.VM if action in _BOOTS else ()
+    if not typed["rebuild"] and find_image(kernel_named(typed["kernel"] or DEFAULT)) is not None:
+        return needed
+    return (*needed, *(packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER))
 
 
 def needed_extras(typed: Mapping[str, Any]) -> Sequence[str]:

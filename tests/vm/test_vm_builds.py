@@ -137,7 +137,7 @@ def test_files_have_their_owners_and_modes_on_a_disk_that_an_ordinary_user_makes
         "from heddle.base.events import Silent\n"
         "from heddle.places.vm import build, image, kernels, recipe\n"
         f"recipe.guest_packages = lambda: {FEW}\n"
-        f"recipe.lock_file = lambda: {first_package()}\n"
+        f"recipe.lock_file = lambda: {first_package()!r}\n"
         "print(image.ensure_image(kernels.KERNELS['stable'], Silent()).path)"
     )
     done = user.run([str(theirs.python), "-c", code], env={})

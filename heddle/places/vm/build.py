@@ -39,6 +39,7 @@ _FULL: Final = "no space left on device"
 _LEFT_BYTES: Final = 8 << 20  # a disk with less is the one that was full
 _LEFT_FILES: Final = 64
 _WIDEST: Final = 200  # of a line that an error shows; those of mmdebstrap may have all its words
+_DISK_BYTES: Final = 2 << 30
 _SCRATCH_BYTES: Final = 2 << 30  # the system, and Debian's and Python's packages
 _AS_ROOT: Final = "make the image once as root: sudo ./inv vm build"
 
@@ -46,7 +47,8 @@ _AS_ROOT: Final = "make the image once as root: sudo ./inv vm build"
 def build(kernel: Kernel, part: Path, observer: Observer) -> str:
     """Make the files of an image in `part`; return the kernel's release. MachineError names the obstacle."""
     _check_tools()
-    _check_space()
+    _check_space(part.parent, _DISK_BYTES, ", or set another directory: HEDDLE_CACHE_DIR=/var/tmp/heddle")
+    _check_space(mounts.TEMPORARY, _SCRATCH_BYTES)
     observer.say(f"making the image of the VM ({kernel.package}): a few minutes, only once")
     with mounts.scratch(SCRATCH, remove) as work:
         work.chmod(0o755)  # apt reads there as its own user
@@ -137,12 +139,11 @@ def _refused(done: Done) -> Problem:
     return Problem("kernel", "user namespaces", why, f"{_AS_ROOT}; or allow them: {hint}")
 
 
-def _check_space() -> None:
-    free = shutil.disk_usage(mounts.TEMPORARY).free
-    if free < _SCRATCH_BYTES:
-        needs = f"an image of the VM needs {_SCRATCH_BYTES / 1e9:.1f} GB there while it is made"
-        why = f"has {free / 1e9:.1f} GB free, and {needs}"
-        raise MachineError(Problem("", str(mounts.TEMPORARY), why, "free some space there (df -h)"))
+def _check_space(directory: Path, needed: int, other: str = "") -> None:
+    free = shutil.disk_usage(directory).free
+    if free < needed:
+        why = f"has {free / 1e9:.1f} GB free, and an image of the VM needs {needed / 1e9:.1f} GB there while it is made"
+        raise MachineError(Problem("", str(directory), why, f"free some space there (df -h){other}"))
 
 
 def _follow(argv: Sequence[str], step: str, observer: Observer, timeout: float, work: Path, part: Path) -> Done:

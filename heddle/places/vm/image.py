@@ -36,7 +36,6 @@ Builder = Callable[[Kernel, Path, Observer], str]  # writes the files of an imag
 _MAKING: Final = ".making-"
 _LOCK: Final = ".lock"
 _WAIT: Final = "image of the VM"
-_NEEDED: Final = 2 << 30  # bytes: the disk
 _UNUSED_S: Final = 14 * 86400.0
 
 
@@ -110,7 +109,6 @@ def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, bui
         _remove_parts(directory)
         if not fresh and (found := find_image(kernel)) is not None:
             return found  # another process made it while this one waited
-        _check_space(directory)
         target, part = directory / image_name(kernel), directory / f"{_MAKING}{kernel.name}"
         try:
             with machine_errors(str(part)):
@@ -168,14 +166,6 @@ def _image_in(path: Path) -> VmImage | None:
         return VmImage(path, str(about["kernel"]), str(about["release"]), float(about["seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _check_space(directory: Path) -> None:
-    free = shutil.disk_usage(directory).free
-    if free < _NEEDED:
-        why = f"has {free / 1e9:.1f} GB free, and an image of the VM needs {_NEEDED / 1e9:.1f} GB while it is made"
-        hint = "free some space there (df -h), or set another directory: HEDDLE_CACHE_DIR=/var/tmp/heddle"
-        raise MachineError(Problem("", str(directory), why, hint))
 
 
 def _remove_unused(kept: Path) -> None:
