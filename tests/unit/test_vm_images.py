@@ -254,7 +254,7 @@ def test_a_disk_that_becomes_full_is_named(full: str, tmp_path: Path, monkeypatc
     for place in (part, work):
         place.mkdir()
     monkeypatch.setattr(build, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
-    argv = ["sh", "-c", "echo 'dpkg: No space left on device'; for i in 1 2 3; do echo more; done; exit 1"]
+    argv = ["sh", "-c", "echo 'dpkg: No space left on device'; exit 1"]
     with pytest.raises(MachineError) as error:
         build._follow(argv, "a step", Silent(), 20, work, part)
     (problem,) = error.value.problems
