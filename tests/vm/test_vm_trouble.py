@@ -80,7 +80,10 @@ def test_a_disk_that_cannot_be_mounted_ends_the_guest_with_its_message(
     [
         ("exec sleep 600", r"was not ready within 1 s"),
         # As QEMU says it where the kernel's KVM has no MSR_IA32_ARCH_CAPABILITIES.
-        ("echo 'error: failed to set MSR 0x10a to 0x0' >&2; exit 1", r"ended \(QEMU's exit code is 1\) after \d+\.\d s"),
+        (
+            "echo 'error: failed to set MSR 0x10a to 0x0' >&2; exit 1",
+            r"ended \(QEMU's exit code is 1\) after \d+\.\d s",
+        ),
     ],
 )
 def test_a_guest_that_kvm_hangs_or_ends_is_started_again_without_it_and_down_removes_it(
