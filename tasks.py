@@ -36,7 +36,6 @@ from heddle.cli.image_verb import image
 from heddle.cli.setup_verb import setup
 from heddle.cli.test_verb import test
 from heddle.cli.vm_verb import vm
-from heddle.cli.replay_verb import replay
 from heddle.cli.bench_verb import bench
 from heddle.cli.lint_verb import lint
 from heddle.cli.program import main, typed_to_invoke

@@ -8,8 +8,7 @@ Heddle is used in one of two layouts, and this module is the only one that knows
 Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
 
 BPF objects are package data in both: heddle/switch/bpf/NAME.o. So is the compiled code of the NICs:
-heddle/endpoints/fastpath/fastpath-MACHINE.so, that of switches: heddle/switch/compiled/switch-MACHINE.so, and what QEMU
-loads in a replay: heddle/places/vm/stilldate/stilldate-MACHINE.so.
+heddle/endpoints/fastpath/fastpath-MACHINE.so, and that of switches: heddle/switch/compiled/switch-MACHINE.so.
 """
 
 from __future__ import annotations
@@ -90,10 +89,6 @@ class Installation:
     def switch_code(self, machine: str) -> Path:
         """The compiled code of switches for a kind of processor. MachineError when there is none."""
         return self._there(self.package / "switch" / "compiled" / f"switch-{machine}.so")
-
-    def still_date(self, machine: str) -> Path:
-        """The object that gives QEMU a date that stands still. MachineError when there is none."""
-        return self._there(self.package / "places" / "vm" / "stilldate" / f"stilldate-{machine}.so")
 
     @staticmethod
     def _there(found: Path) -> Path:

@@ -137,10 +137,6 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "containerlab": "install Docker, containerlab and the images",
         "fabric --yes": "install FRR and the other system packages without a question",
     },
-    "replay": {
-        "tiny-ring --out ring --times 2": "run a ring in two VMs, and compare every byte that it wrote",
-        "my.replay --input my.yml --out my": "run lines of your own, with a fabric file of your own",
-    },
     "vm": {
         "up": "start the VM; then any verb runs there with --place vm",
         "up --kernel stable": "start another VM, for --place vm:stable",

@@ -179,25 +179,8 @@ VM: Final[Options] = {
     "memory": "MiB of the VM",
     "cpus": "processors of the VM (default: those of this machine, four at most)",
     "idle": "minutes without a verb after which the VM ends; 0: never",
-    "deterministic": "with up: one processor, a clock that counts instructions, and a fixed seed",
-    "instruction_ns": "with --deterministic: nanoseconds of the VM's clock for each instruction",
-    "seed": "with --deterministic: the seed of the VM's random numbers (default: 1)",
     "images": "with down: remove the cached images, too",
     "rebuild": "with up or build: make the image again, with the Debian packages of today",
-}
-
-REPLAY: Final[Options] = {
-    "script": Option(
-        "a file with lines to run in the VM, or the name of one in traffic/", "heddle.places.vm.replayscript:scripts"
-    ),
-    "times": "how many VMs run it; their files are compared",
-    "input": "a file for the working directory of the script, as a fabric file; can be repeated",
-    "out": "a new directory for the files that the script wrote",
-    "kernel": "backports (default), stable or oldstable: a kernel package of Debian",
-    "memory": "MiB of a VM",
-    "instruction_ns": "nanoseconds of the VM's clock for each instruction",
-    "seed": "of the VM's random numbers; another seed gives other bytes",
-    "minutes": "after which a VM is ended",
 }
 
 CAPTURE: Final[Options] = {

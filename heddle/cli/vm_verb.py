@@ -19,27 +19,21 @@ _BOOTS: Final = ("up", "ssh")
 
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
-    """QEMU to boot, and the tools that make an image, if the cache does not have it."""
+    """QEMU to boot, and the tools that make an image, if the cache does not have it or it is made again."""
+    import os
+
     from heddle.host import packages
     from heddle.places.vm.guest import guests
+    from heddle.places.vm.image import find_image
+    from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
         return ()
-    return (*(packages.VM if action in _BOOTS else ()), *image_packages(typed["kernel"], fresh=typed["rebuild"]))
-
-
-def image_packages(kernel: str, *, fresh: bool = False) -> Sequence[str]:
-    """The tools that make the image of a kernel; none if the cache has it and it is not made again."""
-    import os
-
-    from heddle.host import packages
-    from heddle.places.vm.image import find_image
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
-
-    if not fresh and find_image(kernel_named(kernel or DEFAULT)) is not None:
-        return ()
-    return packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER
+    needed = packages.VM if action in _BOOTS else ()
+    if not typed["rebuild"] and find_image(kernel_named(typed["kernel"] or DEFAULT)) is not None:
+        return needed
+    return (*needed, *(packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER))
 
 
 def needed_extras(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -62,9 +56,6 @@ def vm(
     memory: int = 2048,
     cpus: int = 0,
     idle: int = 60,
-    deterministic: bool = False,
-    instruction_ns: int = 1,
-    seed: int | None = None,
     images: bool = False,
     rebuild: bool = False,
     command: Sequence[str] = (),
@@ -91,44 +82,21 @@ def vm(
         case "build":
             _build(out, kernel, rebuild=rebuild)
         case "up":
-            _up(out, kernel, memory, cpus, idle, instruction_ns if deterministic else 0, seed, rebuild=rebuild)
+            _up(out, kernel, memory, cpus, idle, rebuild=rebuild)
         case _:
             _ssh(out, kernel, command)
 
 
-def _up(
-    out: Console,
-    kernel: str,
-    memory: int,
-    cpus: int,
-    idle: int,
-    instruction_ns: int,
-    seed: int | None,
-    *,
-    rebuild: bool,
-) -> None:
-    from dataclasses import replace
-
+def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild: bool) -> None:
     from heddle.base.problems import InputError, Problem, Problems
     from heddle.places.vm import guest as guests
-    from heddle.places.vm.hardware import SEED, check_instruction, check_seed
-    from heddle.places.vm.imagecache import ensure_image
+    from heddle.places.vm.image import ensure_image
     from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     problems = Problems()
     for flag, value, least in (("--memory", memory, guests.LEAST_MEMORY), ("--cpus", cpus, 0), ("--idle", idle, 0)):
         if value < least:
             problems.add(where="", what=f"{flag} {value}", why="is too small", hint=f"use at least {least}")
-    if instruction_ns:
-        check_instruction(instruction_ns, problems)
-    if seed is not None:
-        check_seed(seed, problems)
-    if seed is not None and not instruction_ns:
-        why = "needs --deterministic: otherwise random numbers come from this machine"
-        problems.add(where="", what=f"--seed {seed}", why=why, hint="add --deterministic, or remove --seed")
-    if instruction_ns and cpus > 1:
-        why = "is not possible with --deterministic: one processor executes all instructions in one order"
-        problems.add(where="", what=f"--cpus {cpus}", why=why, hint="remove --cpus")
     problems.raise_if_any()
     chosen = kernel_named(kernel or DEFAULT)
     running = guests.find_guest(chosen.name)
@@ -137,10 +105,7 @@ def _up(
         raise InputError(Problem("", "--rebuild", "is not possible while the VM runs", hint))
     if rebuild:
         ensure_image(chosen, out.observer, fresh=True)
-    wanted = guests.default_hardware(memory, cpus, idle)
-    if instruction_ns:
-        wanted = replace(wanted, cpus=1, instruction_ns=instruction_ns, seed=SEED if seed is None else seed)
-    found = guests.ensure_guest(chosen, out.observer, wanted)
+    found = guests.ensure_guest(chosen, out.observer, guests.default_hardware(memory, cpus, idle))
     said = ["it ran already, so its hardware is unchanged"] if running is not None else []
     out.result({"guest": found.to_json()}, "\n".join([_line(found), *said, _next(found)]))
 
@@ -148,8 +113,9 @@ def _up(
 def _status(out: Console) -> None:
     from heddle.places.vm.guest import guests
     from heddle.places.vm.hardware import kvm_problem
-    from heddle.places.vm.image import image_name, images
+    from heddle.places.vm.image import images
     from heddle.places.vm.kernels import KERNELS
+    from heddle.places.vm.recipe import image_name
 
     running, cached = guests(), images()
     needed = {image_name(kernel) for kernel in KERNELS.values()}
@@ -165,13 +131,12 @@ def _status(out: Console) -> None:
 
 
 def _down(out: Console, kernel: str, *, images: bool) -> None:
-    from heddle.places.vm import leftovers
     from heddle.places.vm.guest import end_guest
-    from heddle.places.vm.imagecache import remove_images
+    from heddle.places.vm.image import remove_images, sweep
     from heddle.places.vm.kernels import KERNELS
 
     ended = [guest for guest in map(end_guest, [kernel] if kernel else KERNELS) if guest is not None]
-    leftovers.sweep()
+    sweep()
     removed = list(remove_images()) if images else []
     lines = [f"VM {each.kernel} is down; its labs and its files are removed" for each in ended] or ["no VM ran"]
     lines += [f"image {each} is removed" for each in removed]
@@ -179,11 +144,10 @@ def _down(out: Console, kernel: str, *, images: bool) -> None:
 
 
 def _build(out: Console, kernel: str, *, rebuild: bool) -> None:
-    from heddle.places.vm import leftovers
-    from heddle.places.vm.imagecache import ensure_image
+    from heddle.places.vm.image import ensure_image, sweep
     from heddle.places.vm.kernels import DEFAULT, kernel_named
 
-    leftovers.sweep()
+    sweep()
     made = ensure_image(kernel_named(kernel or DEFAULT), out.observer, fresh=rebuild)
     out.result({"image": made.to_json()}, _image_line(made))
 
@@ -194,8 +158,8 @@ def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
 
     from heddle.base.problems import InputError, MachineError, Problem
     from heddle.base.process import find_program
-    from heddle.places.vm.bootkeys import HOST
     from heddle.places.vm.guest import ensure_guest, find_guest, guests
+    from heddle.places.vm.hardware import HOST
     from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     if out.json:
@@ -220,10 +184,9 @@ def _ssh(out: Console, kernel: str, command: Sequence[str]) -> None:
 def _line(guest: Guest) -> str:
     processors = f"{guest.cpus} processor{'' if guest.cpus == 1 else 's'}"
     what = f"Linux {guest.release}, {processors}, {guest.memory} MiB, {guest.accelerator.upper()}"
-    clock = f", {guest.instruction_ns} ns an instruction, seed {guest.seed}" if guest.instruction_ns else ""
     minutes = guest.idle_seconds // 60
     idle = f"ends after {minutes} minutes without a verb" if minutes else "runs until vm down"
-    return f"VM {guest.kernel}: {what}{clock}; {idle}"
+    return f"VM {guest.kernel}: {what}; {idle}"
 
 
 def _image_line(image: VmImage) -> str:

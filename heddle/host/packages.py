@@ -124,7 +124,6 @@ _ALL: Final = (
     ),
     _tool("qemu", "runs the VM of --place vm", "qemu-system-x86_64", packages=("qemu-system-x86",)),
     _tool("e2fsprogs", "makes the disk of the VM", "mke2fs"),
-    _tool("fakeroot", "makes the disk of the VM without root"),
     _tool("uidmap", "makes the system of the VM without root", "newuidmap"),
     Part("libibverbs", "verbs, for --transport rxe", ("libibverbs1",), lambda: bool(_library("libibverbs.so.1"))),
     Part("ibverbs-providers", "libibverbs for soft-RoCE", ("ibverbs-providers",), _RXE_DRIVER.exists),
@@ -153,7 +152,6 @@ UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
     "e2fsprogs",
     "ethtool",
-    "fakeroot",
     "git",
     "iputils-ping",
     "mmdebstrap",
@@ -175,7 +173,7 @@ GO: Final = ("golang",)
 IMAGE: Final = ("mmdebstrap", "debian-archive-keyring")
 VM: Final = ("qemu",)
 VM_BUILD: Final = (*IMAGE, "e2fsprogs")
-VM_BUILD_USER: Final = (*VM_BUILD, "fakeroot", "uidmap")
+VM_BUILD_USER: Final = (*VM_BUILD, "uidmap")
 
 
 def for_runtime(runtime: str) -> Sequence[str]:

@@ -16,11 +16,13 @@ from heddle.cli.console import Console
 from heddle.cli.vm_verb import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.known_hosts import HostKeyState, judge, read_entries
-from heddle.places.vm import booting, guest, hardware, monitor
-from heddle.places.vm.bootkeys import HOST, know_host, make_keys
-from heddle.places.vm.hardware import KVM, TCG, Hardware, kvm_problem, qemu_command
-from heddle.places.vm.image import INITRAMFS, VmImage, image_name
+from heddle.places.vm import guest, hardware, qemu
+from heddle.places.vm.build import INITRAMFS
+from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
+from heddle.places.vm.image import VmImage
 from heddle.places.vm.kernels import KERNELS
+from heddle.places.vm.keys import know_host, make_keys
+from heddle.places.vm.recipe import image_name
 
 USUAL = Hardware(2, 2048, 3600)
 
@@ -31,57 +33,25 @@ def directories(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "state"))
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """The command line with TCG."""
-    return line_of(monkeypatch, tmp_path, USUAL, TCG)
-
-
-def line_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: Hardware, accelerator: str) -> list[str]:
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, accelerator: str) -> dict[str, list[str]]:
+    """The command line of QEMU: the values of each flag."""
     monkeypatch.setattr(hardware, "find_qemu", lambda: "qemu")
     image = VmImage(tmp_path / "a,b", "stable", "6.12", 1.0)
-    return qemu_command(image, {"host-key": tmp_path / "host_key"}, wanted, accelerator, 40001)
+    words = qemu_command(image, {"host-key": tmp_path / "host_key"}, USUAL, accelerator)
+    return {flag: [value for name, value in pairwise(words) if name == flag] for flag in words if flag[0] == "-"}
 
 
-def after(words: list[str], flag: str) -> list[str]:
-    return [value for name, value in pairwise(words) if name == flag]
-
-
-def test_only_the_loopback_address_leads_to_the_guest_and_the_guest_nowhere(command: list[str]) -> None:
-    assert after(command, "-netdev") == [f"user,id=net,restrict=on,hostfwd=tcp:{HOST}:40001-10.0.2.15:22"]
+def test_qemu_is_private_and_emulates_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = command(monkeypatch, tmp_path, TCG)
+    assert words["-netdev"] == [f"user,id=net,restrict=on,hostfwd=tcp:{HOST}:0-10.0.2.15:22"]
     assert HOST == "127.0.0.1"
-    assert {"-display", "-nodefaults", "-no-user-config", "-no-reboot"} <= set(command)
-    assert not {"-vnc", "-spice", "-gdb", "-s"} & set(command)
-
-
-def test_a_comma_in_a_path_is_doubled_and_the_image_is_never_written(command: list[str], tmp_path: Path) -> None:
-    assert after(command, "-drive") == [f"file={tmp_path}/a,,b/disk.img,if=virtio,format=raw,snapshot=on"]
-
-
-def test_tcg_uses_a_thread_for_each_processor(command: list[str]) -> None:
-    assert after(command, "-accel") == ["tcg,thread=multi"] and after(command, "-smp") == ["2"]
-    assert "-icount" not in command
-
-
-def test_an_emulated_processor_has_no_avx2(command: list[str]) -> None:
-    assert after(command, "-cpu") == ["max,avx2=off"]
-
-
-def test_kvm_shows_the_processors_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    words = line_of(monkeypatch, tmp_path, USUAL, KVM)
-    assert after(words, "-accel") == ["kvm"] and after(words, "-cpu") == ["host"]
-
-
-@pytest.mark.parametrize(("nanoseconds", "shift"), [(1, 0), (8, 3)])
-def test_a_deterministic_guest_counts_its_instructions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nanoseconds: int, shift: int
-) -> None:
-    words = line_of(monkeypatch, tmp_path, Hardware(1, 2048, 0, nanoseconds), TCG)
-    assert after(words, "-icount") == [f"shift={shift},sleep=off"]
-    assert after(words, "-accel") == ["tcg,thread=single"]
-    assert after(words, "-rtc") == ["base=2026-01-01T00:00:00,clock=vm"] and after(words, "-seed") == ["1"]
-    other = line_of(monkeypatch, tmp_path, Hardware(1, 2048, 0, nanoseconds, seed=7), TCG)
-    assert after(other, "-seed") == ["7"] and len(other) == len(words)
+    assert {"-display", "-nodefaults", "-no-user-config", "-no-reboot"} <= set(words)
+    assert not {"-vnc", "-spice", "-gdb", "-s"} & set(words)
+    # A comma in a path is doubled, and the image is never written.
+    assert words["-drive"] == [f"file={tmp_path}/a,,b/disk.img,if=virtio,format=raw,snapshot=on"]
+    assert (words["-accel"], words["-smp"], words["-cpu"]) == (["tcg,thread=multi"], ["2"], ["max,avx2=off"])
+    words = command(monkeypatch, tmp_path, KVM)
+    assert (words["-accel"], words["-cpu"]) == (["kvm"], ["host"])
 
 
 def test_without_a_device_kvm_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,18 +89,18 @@ def test_keys_are_private_and_the_guest_is_known_at_its_port_only(tmp_path: Path
 
 
 def test_the_end_of_a_console_is_shown_without_its_colours(tmp_path: Path) -> None:
-    assert booting.tail_of(tmp_path) == ""
+    assert qemu.tail_of(tmp_path) == ""
     text = "".join(f"line {i}\r\n" for i in range(30)) + "\x1bc\x1b[2J\x1b[31mKernel Panic\x1b[0m\x07\n\n"
     (tmp_path / "console.log").write_text(text)
     (tmp_path / "qemu.log").write_text("qemu: ended\n")
-    lines = booting.tail_of(tmp_path).splitlines()
+    lines = qemu.tail_of(tmp_path).splitlines()
     assert lines[-2:] == ["Kernel Panic?", "qemu: ended"] and len(lines) == 13
 
 
 def test_a_panic_is_shown_from_its_first_line_on(tmp_path: Path) -> None:
     lines = ["before", "Kernel panic - not syncing: no init", *(f"trace {i}" for i in range(40))]
     (tmp_path / "console.log").write_text("\n".join(lines))
-    assert booting.tail_of(tmp_path).splitlines() == lines[1:13]
+    assert qemu.tail_of(tmp_path).splitlines() == lines[1:13]
 
 
 def test_what_led_to_a_panic_is_shown_before_it(tmp_path: Path) -> None:
@@ -138,30 +108,31 @@ def test_what_led_to_a_panic_is_shown_before_it(tmp_path: Path) -> None:
     panic = ["Kernel panic - not syncing: Fatal exception in interrupt", "Shutting down cpus with NMI"]
     lines = ["before", *cause, *(f"R{i}: 0" for i in range(30)), *panic, *(f"after {i}" for i in range(30))]
     (tmp_path / "console.log").write_text("\n".join(lines))
-    shown = booting.tail_of(tmp_path).splitlines()
+    shown = qemu.tail_of(tmp_path).splitlines()
     assert shown[:6] == cause + panic and len(shown) == 12
 
 
 def booted(
     monkeypatch: pytest.MonkeyPatch, place: Path, oops: str, panics: int, heard: list[str] | None = None
-) -> booting.Booted:
+) -> guest.Booted:
     """Boot a guest that panics so many times, and is ready then."""
     # Only chance makes a real guest meet this race: a program in the place of QEMU writes what one wrote that did.
-    qemu, image = place / "qemu", VmImage(place / "image", "stable", "6.12", 1.0)
-    qemu.write_text(
+    program, image = place / "qemu", VmImage(place / "image", "stable", "6.12", 1.0)
+    program.write_text(
         f"""#!/bin/sh
 echo >>starts
 [ "$(wc -l <starts)" -gt {panics} ] && {{ echo 'heddle: ready' >console.log; exec sleep 60; }}
 printf '%s\\n' '{oops}' 'Kernel panic - not syncing: Fatal exception' >console.log
 """
     )
-    qemu.chmod(0o755)
-    monkeypatch.setattr(hardware, "find_qemu", lambda: str(qemu))
+    program.chmod(0o755)
+    monkeypatch.setattr(hardware, "find_qemu", lambda: str(program))
+    monkeypatch.setattr(qemu, "forwarded_port", lambda directory: 40001)
     image.path.mkdir()
     (image.path / INITRAMFS).write_bytes(gzip.compress(b""))
     (place / "guest").mkdir()
     told = list[str]() if heard is None else heard
-    return booting.boot(image, place / "guest", make_keys(place), USUAL, TCG, told.append)
+    return guest.boot(image, place / "guest", make_keys(place), USUAL, TCG, told.append)
 
 
 def starts(place: Path) -> int:
@@ -180,19 +151,20 @@ def test_a_guest_that_ran_old_code_is_started_again(monkeypatch: pytest.MonkeyPa
 def test_a_guest_that_always_panics_or_for_another_reason_is_not(
     oops: str, wanted: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(booting.BootFailed) as failed:
+    with pytest.raises(guest.BootFailed) as failed:
         booted(monkeypatch, tmp_path, oops, 99)
     assert failed.value.why.startswith("panicked after ") and oops in failed.value.tail
-    assert starts(tmp_path) == wanted and booting.process_in(tmp_path / "guest") is None
+    assert starts(tmp_path) == wanted and qemu.process_in(tmp_path / "guest") is None
 
 
 def test_a_monitor_that_is_gone_answers_nothing(tmp_path: Path) -> None:
-    assert monitor.status(tmp_path) is None and monitor.registers(tmp_path / "none") == ""
+    assert qemu.status(tmp_path) is None and qemu.registers(tmp_path / "none") == ""
+    assert qemu.forwarded_port(tmp_path) == 0
 
 
 def test_a_guest_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     stable = KERNELS["stable"]
-    mine = guest.Guest("stable", "6.12", "stable-other", os.getpid(), 0, 1, TCG, 1, 1024, 0, 0, 1.0, 0.0)
+    mine = guest.Guest("stable", "6.12", "stable-other", os.getpid(), 0, 1, TCG, 1, 1024, 0, 1.0, 0.0)
     monkeypatch.setattr(guest, "find_guest", lambda name: mine)
     with pytest.raises(InputError) as error:
         guest.ensure_guest(stable, Console("text").observer)
@@ -208,9 +180,9 @@ def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
     for text in ("", "{}", '{"pid": 1}', "[1]"):
         (directory / "guest.json").write_text(text)
         (directory / "qemu.json").write_text(text)
-        assert guest.find_guest("stable") is None and booting.process_in(directory) is None
+        assert guest.find_guest("stable") is None and qemu.process_in(directory) is None
     (directory / "qemu.json").write_text(f'{{"pid": {os.getpid()}, "started": 1}}')
-    assert booting.process_in(directory) is None, "another process has its pid now"
+    assert qemu.process_in(directory) is None, "another process has its pid now"
     assert guest.end_guest("stable") is None and not directory.exists()
 
 
@@ -222,10 +194,6 @@ def test_a_record_of_a_process_that_ended_is_no_guest(tmp_path: Path) -> None:
         ({"action": "up", "command": ("ls",)}, "use ./inv vm ssh -- ls"),
         ({"action": "up", "memory": 512}, "--memory 512 is too small"),
         ({"action": "up", "idle": -1}, "--idle -1 is too small"),
-        ({"action": "up", "deterministic": True, "cpus": 2}, "--cpus 2 is not possible with --deterministic"),
-        ({"action": "up", "deterministic": True, "instruction_ns": 3}, "is not a power of 2 from 1 to 1024"),
-        ({"action": "up", "seed": 2}, "--seed 2 needs --deterministic"),
-        ({"action": "up", "deterministic": True, "seed": -1}, "--seed -1 is not between 0 and 18446744073709551615"),
         ({"action": "down", "kernel": "newest"}, "--kernel newest is not a kernel of the VM"),
     ],
 )

@@ -18,12 +18,14 @@ import pytest
 from heddle.base import mounts
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, MachineError
+from heddle.base.process import Done
 from heddle.host.packages import PARTS
-from heddle.places.vm import guestpackages, image, imagebuild, initramfs, leftovers, pack, recipe, replay
-from heddle.places.vm.image import ABOUT, DISK, INITRAMFS, KERNEL_FILE, find_image, image_name, images, images_dir
-from heddle.places.vm.imagecache import ensure_image, remove_images, sweep_parts
+from heddle.places.vm import build, recipe
+from heddle.places.vm.build import DISK, INITRAMFS, KERNEL_FILE
+from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, images_dir, remove_images, sweep
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
 from heddle.places.vm.kernels import KERNELS, Kernel, kernel_named
+from heddle.places.vm.recipe import guest_packages, image_name
 
 STABLE = KERNELS["stable"]
 
@@ -66,30 +68,24 @@ def in_process(builder: Callable[[Kernel, Path, Observer], str]) -> BaseProcess:
     return process
 
 
-def test_the_name_of_an_image_follows_its_inputs_and_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_an_image_follows_its_inputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = image_name(STABLE)
     assert before == image_name(STABLE) and before.startswith("stable-")
     assert len({image_name(kernel).partition("-")[2] for kernel in KERNELS.values()}) == len(KERNELS)
-    with monkeypatch.context() as changed:
-        changed.setattr(image, "script", lambda name: b"#!/bin/true")
-        assert image_name(STABLE) == before
-    for name, value in (("lock_file", lambda: b"other"), ("IMAGE_FORMAT", 10**6), ("maker_code", lambda: b"other")):
+    changes = {"lock_file": lambda: b"other", "IMAGE_FORMAT": 10**6, "_LEFT_OUT": (), "_RDMA": (), "_DISK_SIZE": "9G"}
+    for name, value in changes.items():
         with monkeypatch.context() as changed:
-            changed.setattr(image, name, value)
-            assert image_name(STABLE) != before
-    with monkeypatch.context() as changed:
-        changed.setattr(recipe, "_LEFT_OUT", ())
-        assert image_name(STABLE) != before
-    for module in (pack, initramfs):
-        assert Path(module.__file__ or "").read_bytes() in image.maker_code()
-    monkeypatch.setattr(guestpackages, "_RDMA", ())
+            changed.setattr(recipe, name, value)
+            assert image_name(STABLE) != before, name
+    (tmp_path / "other.py").touch()
+    monkeypatch.setattr("heddle.places.vm.initramfs.__file__", str(tmp_path / "other.py"))
     assert image_name(STABLE) != before
 
 
 def test_the_guest_has_the_tools_of_labs_tests_and_verbs() -> None:
-    found = set(guestpackages.guest_packages())
+    found = set(guest_packages())
     assert {"frr", "iproute2", "libbpf1", "tcpdump", "tshark", "perftest", "python3-pyverbs", "openssh-server"} <= found
-    assert len(found) == len(guestpackages.guest_packages())
+    assert len(found) == len(guest_packages())
 
 
 def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
@@ -99,12 +95,11 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert find_image(KERNELS["backports"]) is None
     assert made.to_json()["bytes"] > 0
     assert (made.path / ABOUT).stat().st_mode & 0o777 == 0o644, "others may read it in a cache that they share"
-
-
-def test_fresh_makes_an_image_again() -> None:
-    first = ensure_image(STABLE, Silent(), builder=small)
-    (first.path / "mark").touch()
+    (made.path / "mark").touch()
     assert not (ensure_image(STABLE, Silent(), fresh=True, builder=small).path / "mark").exists()
+    os.utime(made.path / ABOUT, (0, 0))
+    made.mark_used()
+    assert time.time() - made.used < 60, "a guest that starts keeps its image"
 
 
 def test_two_processes_make_one_image(cache: Path) -> None:
@@ -145,13 +140,13 @@ def test_a_killed_build_leaves_a_part_that_the_next_call_removes(cache: Path) ->
     part = cache / f".making-{STABLE.name}"
     while not (part / INITRAMFS).exists():
         time.sleep(0.01)
-    sweep_parts()
+    sweep()
     assert part.exists(), "another process is making it"
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
     process.join(10)
     assert part.exists() and find_image(STABLE) is None and images() == []
-    sweep_parts()
+    sweep()
     assert not part.exists(), "vm down removes it"
     part.mkdir()
     ensure_image(STABLE, Silent(), builder=small)
@@ -162,17 +157,15 @@ def test_scratch_of_dead_processes_is_removed_and_that_of_others_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "TEMPORARY", tmp_path)
-    kept = [tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"]
-    dead = [tmp_path / f"{prefix}1" for prefix in (imagebuild.SCRATCH, replay.SCRATCH)]
-    for path in (*kept, *dead):
-        (path / "files").mkdir(parents=True)
-    with monkeypatch.context() as other, mounts.scratch(replay.SCRATCH) as running:
-        assert not dead[1].exists() and dead[0].exists(), "a replay removes what replays left"
+    kept, dead = (tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"), tmp_path / f"{build.SCRATCH}1"
+    with monkeypatch.context() as other, mounts.scratch(build.SCRATCH) as running:
+        for path in (*kept, dead):
+            (path / "files").mkdir(parents=True)
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        leftovers.sweep()
-        assert dead[0].exists(), "it belongs to another user"
+        sweep()
+        assert dead.exists(), "it belongs to another user"
         other.undo()
-        leftovers.sweep()
+        sweep()
         assert sorted(tmp_path.glob("*heddle-*")) == sorted([*kept, running])
 
 
@@ -186,15 +179,21 @@ def test_a_build_that_fails_leaves_nothing(cache: Path) -> None:
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.parametrize(("directory", "hint"), [("cache", "HEDDLE_CACHE_DIR="), ("temporary", "(df -h)")])
 def test_a_disk_that_is_too_small_is_named_before_anything_is_made(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    directory: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(cache.parent.parent)._replace(free=10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(mounts, "TEMPORARY", tmp_path / "temporary")
+    usage = shutil.disk_usage(tmp_path)
+    free = {tmp_path / directory: 10**9}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(path, 10**12)))
     with pytest.raises(MachineError) as error:
-        ensure_image(STABLE, Silent(), builder=forbidden)
-    assert f"{cache} has 1.0 GB free, and an image of the VM needs 4.3 GB" in str(error.value)
-    assert "HEDDLE_CACHE_DIR=" in str(error.value)
+        build.build(STABLE, tmp_path / "cache/.making", Silent())
+    (problem,) = error.value.problems
+    assert problem.what == str(tmp_path / directory) and hint in problem.hint
+    assert problem.why.startswith("has 1.0 GB free, and an image of the VM needs 2.1 GB there")
 
 
 @pytest.mark.parametrize("damage", [DISK, KERNEL_FILE, ABOUT])
@@ -216,13 +215,6 @@ def test_images_that_no_guest_uses_are_removed_after_two_weeks(cache: Path) -> N
     assert sorted(remove_images()) == sorted(["stable-used", image_name(STABLE)]) and images() == []
 
 
-def test_a_guest_that_starts_keeps_its_image() -> None:
-    made = ensure_image(STABLE, Silent(), builder=small)
-    os.utime(made.path / ABOUT, (0, 0))
-    made.mark_used()
-    assert time.time() - made.used < 60
-
-
 def test_a_missing_tool_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [PARTS["mmdebstrap"]])
     with pytest.raises(MachineError) as error:
@@ -231,14 +223,44 @@ def test_a_missing_tool_is_named_with_the_line_that_installs_it(monkeypatch: pyt
     assert "apt-get install --no-install-recommends mmdebstrap, or ./inv vm build --yes" in str(error.value)
 
 
-def test_a_user_without_ranges_of_ids_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("output", "what", "why", "hint"),
+    [
+        ('unshare: no line matching user "me" in /etc/subgid: Success', "/etc/subgid", "user me", "--add-subgids"),
+        (
+            "unshare: unshare failed: No space left on device",
+            "user namespaces",
+            "cannot be used",
+            "sudo ./inv vm build",
+        ),
+        ("", "user namespaces", "exit code 1", "user.max_user_namespaces"),
+    ],
+)
+def test_a_user_without_namespaces_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str, what: str, why: str, hint: str
+) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    ranges = tmp_path / "subuid"
-    ranges.write_text("somebody:100000:65536\n")
-    monkeypatch.setattr(imagebuild, "_SUBIDS", (str(ranges),))
-    with pytest.raises(MachineError, match=r"(?s)subuid has no range of ids for user .*usermod --add-subuids"):
-        imagebuild.build(STABLE, tmp_path, Silent())
+    monkeypatch.setattr(build, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0))
+    with pytest.raises(MachineError) as error:
+        build.build(STABLE, tmp_path, Silent())
+    (problem,) = error.value.problems
+    assert problem.what == what and why in problem.why and hint in problem.hint
+
+
+@pytest.mark.parametrize("full", ["part", "work"])
+def test_a_disk_that_becomes_full_is_named(full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, work = tmp_path / "a cache", tmp_path / "work"
+    for place in (part, work):
+        place.mkdir()
+    monkeypatch.setattr(build, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
+    argv = ["sh", "-c", "echo 'dpkg: No space left on device'; exit 1"]
+    with pytest.raises(MachineError) as error:
+        build._follow(argv, "a step", Silent(), 20, work, part)
+    (problem,) = error.value.problems
+    assert problem.what == str(part if full == "part" else mounts.TEMPORARY)
+    assert problem.why == "is full: the image needs 4 GB while it is made"
+    assert ("HEDDLE_CACHE_DIR=" in problem.hint) == (full == "part")
 
 
 @pytest.mark.parametrize(
@@ -304,21 +326,6 @@ def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: P
         file.write("kernel/crc32c_generic.ko:\n")
     order = unpacked(gzip.decompress(image_archive(system, "6.1")))["modules/order"][1].decode().split()
     assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
-
-
-def test_a_replay_loads_other_modules_and_a_kernel_without_them_boots_all_the_same(system: Path) -> None:
-    assert unpacked(gzip.decompress(image_archive(system, "6.1")))["modules/order-replay"][1] == b""
-    modules = system / "usr/lib/modules/6.1"
-    with (modules / "modules.dep").open("a") as file:
-        file.write(
-            "kernel/nfit.ko: kernel/libnvdimm.ko\nkernel/libnvdimm.ko:\nkernel/nd_pmem.ko: kernel/libnvdimm.ko\n"
-        )
-    for name in ("nfit", "libnvdimm", "nd_pmem"):
-        (modules / f"kernel/{name}.ko").write_bytes(name.encode())
-    found = unpacked(gzip.decompress(image_archive(system, "6.1")))
-    order = found["modules/order-replay"][1].decode().split()
-    assert order == ["libnvdimm.ko", "nfit.ko", "nd_pmem.ko", "crc.ko", "jbd2.ko", "ext4.ko"]
-    assert found["modules/nfit.ko"][1] == b"nfit" and "nfit.ko" not in found["modules/order"][1].decode()
 
 
 def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:

@@ -25,8 +25,7 @@ from heddle.cli.progress import PlainObserver
 from heddle.host import packages
 from heddle.places.vm.guest import Guest, end_guest, ensure_guest, find_guest
 from heddle.places.vm.hardware import Hardware
-from heddle.places.vm.image import VmImage
-from heddle.places.vm.imagecache import ensure_image
+from heddle.places.vm.image import VmImage, ensure_image
 from heddle.places.vm.kernels import DEFAULT, KERNELS
 from heddle.testing.stopsignals import StopSignals
 
@@ -55,6 +54,10 @@ class Machine:
             self.words(*typed, place=place), capture_output=True, text=True, timeout=timeout, cwd=cwd,
             env=self.environment(), stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
+
+    def ssh(self, *words: str) -> Done:
+        """Run a command in the guest."""
+        return self.inv("vm", "ssh", "--kernel", self.kernel, "--", *words, place="here")
 
     def start(self, *typed: str) -> subprocess.Popen[str]:
         """Start a verb there."""

@@ -6,16 +6,17 @@ in which they are loaded; the system beside them is the same for all.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from heddle.base.events import Silent
-from heddle.places.vm import guestpackages, image, imagebuild
+from heddle.places.vm import recipe
 from heddle.places.vm.guest import end_guest, ensure_guest
 from heddle.places.vm.hardware import Hardware
-from heddle.places.vm.image import lock_file
 from heddle.places.vm.kernels import KERNELS
+from heddle.places.vm.recipe import lock_file
 from tests.vm.conftest import Machine
 
 FEW = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")
@@ -39,14 +40,13 @@ def test_another_kernel_boots_and_has_what_labs_can_use(
 ) -> None:
     lock = first_package()
     monkeypatch.setenv("HEDDLE_CACHE_DIR", str(tmp_path / "a cache"))
-    monkeypatch.setattr(guestpackages, "guest_packages", lambda: FEW)
-    for module in (image, imagebuild):
-        monkeypatch.setattr(module, "lock_file", lambda: lock)
+    monkeypatch.setattr(recipe, "guest_packages", lambda: FEW)
+    monkeypatch.setattr(recipe, "lock_file", lambda: lock)
     guest = ensure_guest(KERNELS[kernel], Silent(), Hardware(1, 1024, 600))
     try:
         assert guest.release.startswith(release)
         script = f"uname -r; modprobe -a sch_htb sch_red sch_ets sch_netem veth && echo loaded; test -e {SEED}; echo $?"
-        done = alone.inv("vm", "ssh", "--kernel", kernel, "--", "sh", "-c", script, place="here")
+        done = replace(alone, kernel=kernel).ssh("sh", "-c", script)
         assert done.stdout.split() == [guest.release, "loaded", "0" if has_seed else "1"], done.stderr
     finally:
         end_guest(kernel)

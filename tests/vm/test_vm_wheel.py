@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base import resources
 from heddle.places.vm.image import VmImage, images_dir
 from tests.ordinary import ID, OrdinaryUser, ordinary_user, python_of_all
 from tests.wheels import InstalledWheel, install
@@ -50,16 +49,3 @@ def test_an_ordinary_user_runs_a_lab_in_the_vm_from_a_wheel(image: VmImage, whee
         finally:
             shop.heddle("vm", "down")
         assert [path.name for path in user.home.iterdir()] == [".local"], "the state directory is there"
-
-
-def test_a_wheel_replays_a_script(image: VmImage, wheel: Path, tmp_path: Path) -> None:
-    made = install(wheel, tmp_path / "an environment")
-    place = tmp_path / "an empty directory"
-    place.mkdir()
-    (place / "mine.replay").write_text("./inv render tiny --out files\n./inv status --format json > status.json\n")
-    env = {"HEDDLE_CACHE_DIR": str(images_dir().parent), "HEDDLE_STATE_DIR": str(tmp_path / "state")}
-    done = made.heddle("replay", "mine.replay", "--out", "out", cwd=place, env=env, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((place / "out/status.json").read_text())["labs"] == []
-    assert (place / "out/files/tiny.clab.yml").is_file()
-    assert not list(resources.HERE.root.glob("out"))

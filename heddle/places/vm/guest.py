@@ -3,6 +3,15 @@
 STATE/vm/backports/guest.json   the record; beside it keys, console.log, qemu.log, qemu.json, and the monitor's socket
 STATE/vm/backports.lock         held while it is started or ended
 STATE/vm/kvm.json               written when KVM failed: it is not tried again until this machine boots again
+
+/dev/kvm may exist and then hang the guest before its first instruction, or end QEMU. So only a guest that reports
+`ready` counts as booted.
+
+A guest with several processors under TCG can panic with `Oops: int3` (one boot of 120, QEMU 7.2; the same was reported
+of 8.0 on the kernel's list in July 2023). The kernel changes its code while it runs, by way of an int3 instruction. The
+likely cause is that QEMU translates the int3 while it is replaced, and runs it ever after; newer versions lock the page
+("accel/tcg: Always lock pages before translation"), which was not tried. Such a guest is started again; one that panics
+for another reason is not.
 """
 
 from __future__ import annotations
@@ -11,28 +20,39 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base import resources
 from heddle.base.events import Observer
+from heddle.base.extras import EXTRAS, SSH
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.base.state import give_to_caller, make_dir, state_dir, write_json
+from heddle.host import packages
+from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked
-from heddle.places.vm import booting, hardware, monitor
-from heddle.places.vm.booting import Booted, BootFailed, QemuProcess
-from heddle.places.vm.bootkeys import BootKeys, key_files, know_host, make_keys
-from heddle.places.vm.hardware import KVM, SEED, TCG, Hardware
-from heddle.places.vm.image import VmImage, image_name
-from heddle.places.vm.imagecache import ensure_image
-from heddle.places.vm.kernels import KERNELS, Kernel
+from heddle.places.vm import hardware, qemu
+from heddle.places.vm.build import INITRAMFS
+from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, KVM, TCG, Hardware, qemu_command
+from heddle.places.vm.image import VmImage, ensure_image, find_image
+from heddle.places.vm.initramfs import boot_archive
+from heddle.places.vm.kernels import DEFAULT, KERNELS, Kernel
+from heddle.places.vm.keys import BootKeys, key_files, know_host, make_keys
+from heddle.places.vm.qemu import QemuProcess, process_in, start_qemu, tail_of
+from heddle.places.vm.recipe import image_name
 
 MEMORY: Final = 2048  # MiB
 IDLE_MINUTES: Final = 60
 LEAST_MEMORY: Final = 1024
+READY: Final = "heddle: ready"
+# A guest with KVM is ready within seconds; with TCG within 10 s on an idle machine.
+PATIENCE_S: Final = {KVM: 20.0, TCG: 240.0}
 _MOST_CPUS: Final = 4
+_BOOTS: Final = 3  # of guests that meet the race of QEMU
 _LEAST_DISK: Final = 256 << 20  # bytes: what small labs and their runs write
 _STEP: Final = "VM"
 
@@ -51,11 +71,9 @@ class Guest:
     cpus: int
     memory: int
     idle_seconds: int
-    instruction_ns: int
     seconds: float  # until it was ready
     since: float  # seconds of the epoch
     slow_because: str = ""  # why KVM is not used
-    seed: int = SEED  # of a guest whose clock counts instructions
 
     @property
     def alive(self) -> bool:
@@ -129,19 +147,14 @@ def end_guest(kernel: str) -> Guest | None:
     return found
 
 
-def console_of(kernel: str) -> str:
-    """The end of a guest's console, for errors."""
-    return booting.tail_of(guest_dir(kernel))
-
-
 def _usable(guest: Guest, kernel: Kernel) -> Guest:
     """The guest, resumed if it was paused; InputError when its image is not the one that this Heddle needs."""
     if guest.image != image_name(kernel):
         why = f"runs image {guest.image}, and this version of Heddle needs {image_name(kernel)}"
         raise InputError(Problem("", f"VM {kernel.name}", why, f"run ./inv vm down --kernel {kernel.name} first"))
-    if monitor.status(guest_dir(kernel.name)) == monitor.IO_ERROR:
+    if qemu.status(guest_dir(kernel.name)) == qemu.IO_ERROR:
         _check_disk(guest_dir(kernel.name))
-        monitor.resume(guest_dir(kernel.name))
+        qemu.resume(guest_dir(kernel.name))
     return guest
 
 
@@ -155,7 +168,7 @@ def _check_disk(directory: Path) -> None:
 
 def _remove(directory: Path) -> None:
     """End the process in this directory, also one that never was ready, and remove the directory."""
-    if (process := booting.process_in(directory)) is not None:
+    if (process := process_in(directory)) is not None:
         process.end()
     with machine_errors(str(directory)):
         if directory.exists():
@@ -170,23 +183,18 @@ def _start(kernel: Kernel, image: VmImage, directory: Path, wanted: Hardware, ob
             _check_disk(directory)
             keys = make_keys(directory)
         image.mark_used()
-        booted, slow = _boot(image, directory, keys, wanted, lambda line: observer.waiting(_STEP, line))
+        booted, slow = _boot_somehow(image, directory, keys, wanted, lambda line: observer.waiting(_STEP, line))
         guest = Guest(
             kernel=kernel.name,
             release=image.release,
             image=image.name,
-            pid=booted.process.pid,
-            started=booted.process.started,
+            **asdict(booted.process),
             port=booted.port,
             accelerator=booted.accelerator,
-            cpus=wanted.cpus,
-            memory=wanted.memory,
-            idle_seconds=wanted.idle_seconds,
-            instruction_ns=wanted.instruction_ns,
+            **asdict(wanted),
             seconds=round(booted.seconds, 1),
             since=time.time(),
             slow_because=slow,
-            seed=wanted.seed,
         )
         know_host(keys, booted.port)
         write_json(directory / "guest.json", asdict(guest), indent=1)
@@ -199,22 +207,96 @@ def _start(kernel: Kernel, image: VmImage, directory: Path, wanted: Hardware, ob
     return guest
 
 
-def _boot(
+def _boot_somehow(
     image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, tell: Callable[[str], None]
 ) -> tuple[Booted, str]:
     """Boot with KVM, else with TCG: the guest, and why KVM is not used."""
-    slow = "KVM cannot count instructions" if wanted.steps_of_time else hardware.kvm_problem() or kvm_failure()
+    slow = hardware.kvm_problem() or kvm_failure()
     if not slow:
         try:
-            return booting.boot(image, directory, keys, wanted, KVM, tell), ""
+            return boot(image, directory, keys, wanted, KVM, tell), ""
         except BootFailed as failed:
             slow = f"KVM failed: the guest {failed.why}"
             write_json(state_dir() / "vm" / "kvm.json", {"boot": _boot_id(), "why": slow})
     try:
-        return booting.boot(image, directory, keys, wanted, TCG, tell), slow
+        return boot(image, directory, keys, wanted, TCG, tell), slow
     except BootFailed as failed:
         hint = "the end of its console:\n" + (failed.tail or "(it printed nothing)")
         raise MachineError(Problem("", "the VM", f"could not be started: the guest {failed.why}", hint)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Booted:
+    """A process of QEMU whose guest is ready. port: of this machine, forwarded to the guest's sshd."""
+
+    process: QemuProcess
+    port: int
+    accelerator: str
+    seconds: float
+
+
+class BootFailed(Exception):  # noqa: N818  (a result: the next accelerator may succeed)
+    """A guest was not ready in time, or QEMU ended. why: the predicate of a sentence; tail: of its console."""
+
+    def __init__(self, why: str, tail: str) -> None:
+        super().__init__(why)
+        self.why, self.tail = why, tail
+
+
+def boot(
+    image: VmImage, directory: Path, keys: BootKeys, wanted: Hardware, accelerator: str, tell: Callable[[str], None]
+) -> Booted:
+    """Start QEMU and wait until the guest is ready. directory: for its log, console and socket. BootFailed if it fails.
+
+    tell: gets the last line of the console while the guest boots.
+    """
+    idle = directory / "idle-seconds"
+    given = {"authorized-key": keys.authorized, "host-key": keys.host_key, "idle-seconds": idle}
+    templates = resources.HERE.content(resources.TEMPLATES) / "vm"
+    scripts = {"init": "initramfs-init", "guest-init": "guest-init", "sshd_config": "sshd_config"}
+    with machine_errors(str(directory)):
+        idle.write_text(f"{wanted.idle_seconds}\n", encoding="ascii")
+        contents = {name: (templates / file).read_bytes() for name, file in scripts.items()}
+        (directory / BOOT_ARCHIVE).write_bytes(boot_archive((image.path / INITRAMFS).read_bytes(), contents))
+    argv, boots = qemu_command(image, given, wanted, accelerator), _BOOTS
+    while True:
+        began, boots = time.monotonic(), boots - 1
+        child, process = start_qemu(argv, directory)
+        try:
+            port = _wait(child, directory, PATIENCE_S[accelerator], began, tell)
+        except BootFailed:
+            process.end()
+            if not boots or not qemu.ran_old_code(directory):
+                raise
+            tell("the guest met a race of QEMU and is started again")
+        except BaseException:
+            process.end()
+            raise
+        else:
+            return Booted(process, port, accelerator, time.monotonic() - began)
+
+
+def _wait(
+    child: subprocess.Popen[bytes], directory: Path, patience: float, began: float, tell: Callable[[str], None]
+) -> int:
+    """Wait until the guest is ready; the port of its sshd. BootFailed when it ends, or is not ready in time."""
+    shown = ""
+    while True:
+        with machine_errors(str(directory)):
+            console = (directory / CONSOLE).read_bytes()
+        if READY.encode() in console and (port := qemu.forwarded_port(directory)):
+            return port
+        passed = time.monotonic() - began
+        if child.poll() is not None:
+            how = "panicked" if qemu.PANIC.encode() in console else f"ended (QEMU's exit code is {child.returncode})"
+            raise BootFailed(f"{how} after {passed:.1f} s", tail_of(directory))
+        if passed > patience:
+            state = f"QEMU reports {qemu.status(directory) or 'nothing'}\n{qemu.registers(directory)}"
+            raise BootFailed(f"was not ready within {patience:g} s", f"{tail_of(directory)}\n{state}".strip())
+        if (last := tail_of(directory).rpartition("\n")[2]) != shown:
+            shown = last
+            tell(last)
+        time.sleep(0.1)
 
 
 def kvm_failure() -> str:
@@ -228,3 +310,16 @@ def kvm_failure() -> str:
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def vm_check() -> Check:
+    """The row `vm` of doctor: QEMU and the SSH extra decide; KVM and the image are details. No VM is started."""
+    if packages.missing(packages.VM):
+        return Check("vm", False, "no QEMU for --place vm", "./inv vm up --yes", required=False)
+    if not EXTRAS[SSH].present:
+        return Check("vm", False, f"no {EXTRAS[SSH].package} for --place vm", EXTRAS[SSH].hint, required=False)
+    found = find_image(KERNELS[DEFAULT])
+    image = f"Linux {found.release}" if found else "its image is not made yet: a few minutes, 1 GB"
+    slow = hardware.kvm_problem() or kvm_failure()
+    speed = f"slow, because {slow}" if slow else "with KVM, if it boots a guest here"
+    return Check("vm", True, f"a full kernel with --place vm ({image}; {speed})", required=False)

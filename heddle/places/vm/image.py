@@ -1,38 +1,42 @@
-"""Images of guests in the cache. The name of an image is its kernel and a hash of all its inputs.
+"""Images of guests in the cache: make one once for all processes of this user, find it, remove what is not used.
 
     CACHE/vm/backports-0123456789ab/   disk.img, vmlinuz, initramfs.gz, image.json
     CACHE/vm/.making-*/                an image that is being made; it gets its name when it is complete
     CACHE/vm/.lock                     held while an image is made
 
-CACHE is $HEDDLE_CACHE_DIR, else $XDG_CACHE_HOME/heddle, else ~/.cache/heddle.
-The guest's own scripts (templates/vm/) are not part of an image: each boot adds them. So a change of a script needs no
-new image. A change of the commands and of the code that make an image does.
+CACHE is $HEDDLE_CACHE_DIR, else $XDG_CACHE_HOME/heddle, else ~/.cache/heddle. The name of an image is its kernel and a
+hash of all its inputs (recipe.py).
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.base import resources
-from heddle.base.state import cache_dir
-from heddle.host.engine.images import SUITE
-from heddle.places.vm import guestpackages, recipe
+from heddle.base import mounts
+from heddle.base.events import Observer
+from heddle.base.problems import MachineError, Problem, machine_errors
+from heddle.base.state import cache_dir, give_to_caller, make_dir, write_json
+from heddle.host.engine.lockfile import locked
+from heddle.places.vm import build as builds
+from heddle.places.vm.build import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build
 from heddle.places.vm.kernels import Kernel
+from heddle.places.vm.recipe import IMAGE_FORMAT, image_name, inputs
 
-DISK: Final = "disk.img"
-KERNEL_FILE: Final = "vmlinuz"
-INITRAMFS: Final = "initramfs.gz"
 ABOUT: Final = "image.json"
-IMAGE_FORMAT: Final = 3  # of the files; a change makes new images
-# They make the files of an image from the tar of its system. The commands that make the tar are in recipe.py.
-_MAKERS: Final = ("pack.py", "initramfs.py")
+Builder = Callable[[Kernel, Path, Observer], str]  # writes the files of an image to a directory; the kernel's release
+_MAKING: Final = ".making-"
+_LOCK: Final = ".lock"
+_WAIT: Final = "image of the VM"
+_UNUSED_S: Final = 14 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,42 +74,6 @@ class VmImage:
         return {**shown, "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))}
 
 
-def script(name: str) -> bytes:
-    """One of the guest's own files, from templates/vm/."""
-    return (resources.HERE.content(resources.TEMPLATES) / "vm" / name).read_bytes()
-
-
-def lock_file() -> bytes:
-    """requirements.lock: the guest has these Python packages."""
-    return (resources.HERE.root / "requirements.lock").read_bytes()
-
-
-def maker_code() -> bytes:
-    """The source of the modules that make the files of an image."""
-    return b"".join(Path(__file__).with_name(name).read_bytes() for name in _MAKERS)
-
-
-def inputs(kernel: Kernel) -> Mapping[str, str]:
-    """All inputs of an image, except the day on which Debian's packages are downloaded."""
-    lock, wheels, tar = Path("requirements.lock"), Path("wheels"), Path("root.tar")  # without the paths of this machine
-    commands = [*recipe.download(lock, wheels), *recipe.bootstrap(kernel, lock, wheels, tar)]
-    return {
-        "format": str(IMAGE_FORMAT),
-        "suite": SUITE,
-        "kernel": kernel.package,
-        "packages": " ".join(guestpackages.guest_packages()),
-        "python": hashlib.sha256(lock_file()).hexdigest(),
-        "commands": hashlib.sha256("\0".join(commands).encode()).hexdigest(),
-        "code": hashlib.sha256(maker_code()).hexdigest(),
-    }
-
-
-def image_name(kernel: Kernel) -> str:
-    """The name of the image that this Heddle needs for a kernel."""
-    digest = hashlib.sha256(json.dumps(inputs(kernel), sort_keys=True).encode()).hexdigest()
-    return f"{kernel.name}-{digest[:12]}"
-
-
 def images_dir() -> Path:
     """The directory of all images; it need not exist."""
     return cache_dir() / "vm"
@@ -113,16 +81,83 @@ def images_dir() -> Path:
 
 def find_image(kernel: Kernel) -> VmImage | None:
     """The image for a kernel, if it is in the cache."""
-    return read_image(images_dir() / image_name(kernel))
+    return _image_in(images_dir() / image_name(kernel))
 
 
 def images() -> list[VmImage]:
     """All complete images of the cache, also those of other versions of Heddle."""
-    found = (read_image(path) for path in sorted(images_dir().glob("[!.]*")))
+    found = (_image_in(path) for path in sorted(images_dir().glob("[!.]*")))
     return [image for image in found if image is not None]
 
 
-def read_image(path: Path) -> VmImage | None:
+def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, builder: Builder = build) -> VmImage:
+    """The image for a kernel; it is made if the cache does not have it, or with `fresh`.
+
+    Then images that no guest has used for 14 days are removed; a guest that runs keeps its open files. MachineError
+    names the obstacle. An incomplete image is always removed; if the process was killed, by the next call.
+    """
+    if not fresh and (found := find_image(kernel)) is not None:
+        return found
+    directory = images_dir()
+    with machine_errors(str(directory)):
+        make_dir(directory)
+    observer.begin(_WAIT)
+    waits = partial(observer.waiting, _WAIT, "another process makes an image of the VM")
+    with locked(directory / _LOCK, fcntl.LOCK_EX, waits):
+        observer.drop(_WAIT)
+        give_to_caller(directory / _LOCK)
+        _remove_parts(directory)
+        if not fresh and (found := find_image(kernel)) is not None:
+            return found  # another process made it while this one waited
+        target, part = directory / image_name(kernel), directory / f"{_MAKING}{kernel.name}"
+        try:
+            with machine_errors(str(part)):
+                part.mkdir(mode=0o755)
+                began = time.monotonic()
+                about = {"kernel": kernel.name, "release": builder(kernel, part, observer), "inputs": inputs(kernel)}
+                seconds = round(time.monotonic() - began, 1)
+                write_json(part / ABOUT, {"format": IMAGE_FORMAT, **about, "seconds": seconds}, indent=2)
+                (part / ABOUT).chmod(0o644)  # others may read an image in a directory that they may read
+                if target.exists():
+                    shutil.rmtree(target)
+                part.rename(target)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        give_to_caller(target, deep=True)
+        _remove_unused(target)
+    made = _image_in(target)
+    if made is None:
+        raise MachineError(Problem("", str(target), "was made and cannot be read", "run ./inv vm build --rebuild"))
+    return made
+
+
+def remove_images() -> Iterator[str]:
+    """Remove all images of the cache; yields the name of each image that is removed."""
+    directory = images_dir()
+    if not directory.is_dir():
+        return
+    with locked(directory / _LOCK, fcntl.LOCK_EX):
+        _remove_parts(directory)
+        for image in images():
+            with machine_errors(str(image.path)):
+                shutil.rmtree(image.path)
+            yield image.name
+
+
+def sweep() -> None:
+    """Remove what killed builds of this user left: incomplete images, and scratch directories.
+
+    Both have a lock while a process uses them, which the kernel removes when that process ends. What has one is never
+    touched.
+    """
+    directory = images_dir()
+    if any(directory.glob(f"{_MAKING}*")):
+        with suppress(MachineError), locked(directory / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            _remove_parts(directory)
+    mounts.sweep(SCRATCH, builds.remove)
+
+
+def _image_in(path: Path) -> VmImage | None:
     """The image in this directory; None when there is none, or when it is damaged."""
     try:
         about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
@@ -131,3 +166,16 @@ def read_image(path: Path) -> VmImage | None:
         return VmImage(path, str(about["kernel"]), str(about["release"]), float(about["seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _remove_unused(kept: Path) -> None:
+    for old in images():
+        with suppress(OSError):
+            if old.path != kept and time.time() - old.used > _UNUSED_S:
+                shutil.rmtree(old.path)
+
+
+def _remove_parts(directory: Path) -> None:
+    for left in directory.glob(f"{_MAKING}*"):
+        with suppress(OSError):
+            shutil.rmtree(left)

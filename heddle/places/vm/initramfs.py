@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,8 +21,6 @@ from heddle.base.problems import MachineError, Problem
 
 # virtio on PCI is part of Debian's kernel or a module, by release.
 MODULES: Final = ("virtio_pci", "virtio_blk", "virtio_net", "ext4", "qemu_fw_cfg")
-# Of a replay, whose disks are memory (replay.py).
-REPLAY_MODULES: Final = ("nfit", "nd_pmem", "ext4")
 # ext4 asks for these by the name of an algorithm, which modules.dep does not show. Newer kernels have it built in.
 EARLIER: Final = ("crc32c_generic",)
 _ALIGNED: Final = 4
@@ -41,19 +39,14 @@ class ArchivedFile:
 def image_archive(root: Path, release: str) -> bytes:
     """The archive of an image, compressed. root: the guest's files; release: of its kernel."""
     directory = root / "usr/lib/modules" / release
-    modules = _modules(directory, MODULES)
-    try:
-        replay = _modules(directory, REPLAY_MODULES)
-    except MachineError:
-        replay = {}  # templates/vm/initramfs-init says it when a replay starts
+    modules = _modules(directory)
     script = stat.S_IFREG | 0o755
     entries = [ArchivedFile(name, mode=stat.S_IFDIR | 0o755) for name in ("bin", "dev", "modules", "root")]
     entries += [
         ArchivedFile("bin/busybox", (root / "usr/bin/busybox").read_bytes(), script),
         ArchivedFile("bin/sh", b"busybox", stat.S_IFLNK | 0o777),
-        ArchivedFile("modules/order", _lines(modules)),
-        ArchivedFile("modules/order-replay", _lines(replay)),
-        *(ArchivedFile(f"modules/{name}", content) for name, content in {**modules, **replay}.items()),
+        ArchivedFile("modules/order", "".join(f"{name}\n" for name in modules).encode()),
+        *(ArchivedFile(f"modules/{name}", content) for name, content in modules.items()),
     ]
     return gzip.compress(archive(entries), 6, mtime=0)
 
@@ -81,37 +74,22 @@ def _padded(data: bytes) -> bytes:
     return data + b"\0" * (-len(data) % _ALIGNED)
 
 
-def _lines(names: Iterable[str]) -> bytes:
-    return "".join(f"{name}\n" for name in names).encode()
-
-
-def _modules(directory: Path, wanted: Sequence[str]) -> Mapping[str, bytes]:
-    """The files of these modules and of what they need, in an order in which insmod can load them."""
+def _modules(directory: Path) -> Mapping[str, bytes]:
+    """The files of MODULES and of what they need, in an order in which insmod can load them."""
     needs = {}
     for line in (directory / "modules.dep").read_text(encoding="ascii").splitlines():
         path, _, rest = line.partition(":")
         needs[path] = rest.split()
     names = {_name(path): path for path in needs}
     built_in = {_name(line) for line in (directory / "modules.builtin").read_text(encoding="ascii").splitlines()}
-    order: list[str] = []
-
-    def add(path: str) -> None:
-        for other in reversed(needs[path]):
-            add(other)
-        if path not in order:
-            order.append(path)
-
-    for module in EARLIER:
+    order = dict[str, None]()
+    for module in (*EARLIER, *MODULES):
         if module in names:
-            add(names[module])
-    for module in wanted:
-        if module in names:
-            add(names[module])
-        elif module not in built_in:
+            path = names[module]
+            order |= dict.fromkeys((*reversed(needs[path]), path))  # all that it needs, also indirectly
+        elif module in MODULES and module not in built_in:
             why = f"is missing in kernel {directory.name}, and the guest cannot boot without it"
-            raise MachineError(
-                Problem("", module, why, "use another kernel: --place vm:NAME; ./inv vm --help lists them")
-            )
+            raise MachineError(Problem("", module, why, _OTHER))
     return {f"{_name(path)}.ko": _content(directory / path) for path in order}
 
 
@@ -124,6 +102,4 @@ def _content(path: Path) -> bytes:
         return lzma.decompress(path.read_bytes())
     if path.suffix == ".ko":
         return path.read_bytes()
-    raise MachineError(
-        Problem("", str(path), f"has an unknown compression: {path.suffix}", "use another kernel: --place vm:NAME")
-    )
+    raise MachineError(Problem("", str(path), f"has an unknown compression: {path.suffix}", _OTHER))

@@ -10,10 +10,9 @@ from heddle.places.address import Address
 from heddle.places.call import Call, Output
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
-from heddle.places.vm import monitor
-from heddle.places.vm.booting import ran_old_code
-from heddle.places.vm.bootkeys import HOST
-from heddle.places.vm.guest import Guest, console_of, ensure_guest, find_guest, guest_dir
+from heddle.places.vm import qemu
+from heddle.places.vm.guest import Guest, ensure_guest, find_guest, guest_dir
+from heddle.places.vm.hardware import HOST
 from heddle.places.vm.kernels import DEFAULT, Kernel, place_name
 
 _USER: Final = "root"
@@ -54,12 +53,12 @@ def _cause(guest: Guest, call: Call) -> MachineError | None:
     """Why the connection to a guest broke, if the guest itself is the cause."""
     what, directory = str(_address(guest)), guest_dir(guest.kernel)
     if find_guest(guest.kernel) is None:
-        said = console_of(guest.kernel)
-        hint = f"the end of its console:\n{said}" if said else "./inv vm down ended it, or another process"
-        if ran_old_code(directory):
+        console = qemu.tail_of(directory)
+        hint = f"the end of its console:\n{console}" if console else "./inv vm down ended it, or another process"
+        if qemu.ran_old_code(directory):
             hint = f"probably a race of QEMU between two processors; run it again, or use vm up --cpus 1\n{hint}"
         return MachineError(Problem("", what, f"ended while {call.verb} ran there; its labs are gone", hint))
-    if monitor.status(directory) == monitor.IO_ERROR:
+    if qemu.status(directory) == qemu.IO_ERROR:
         why = f"is paused: the disk of {directory} is full, and the VM writes there"
         return MachineError(Problem("", what, why, "free some space there; the next verb with --place resumes the VM"))
     return None

@@ -1,32 +1,59 @@
-"""The commands that make an image, as words: inputs of an image, so a change here gives it a new name (image.py)."""
+"""What an image is made of: Debian packages, Python packages, and the commands. Its name is a hash of all these inputs.
+
+The guest's own scripts (templates/vm/) are not part of an image: each boot adds them. So a change of a script needs no
+new image; a change of a command here, or of initramfs.py, does.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from heddle.base import resources
+from heddle.host import packages as parts
 from heddle.host.engine.images import SUITE
-from heddle.places.vm import guestpackages, kernels
-from heddle.places.vm.kernels import Kernel
+from heddle.places.vm import initramfs
+from heddle.places.vm.kernels import PYTHON, Kernel, debian_machine
 
+IMAGE_FORMAT: Final = 4  # of the files; a change makes new images
+LOCK: Final = "requirements.lock"
 _HOME: Final = "/opt/heddle"  # in the guest
 _PLATFORMS: Final = ("manylinux_2_39", "manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
+# The guest runs templates/vm/guest-init and has no init system.
+_SYSTEM: Final = ("busybox-static", "ca-certificates", "iproute2", "kmod", "openssh-server", "python3", "python3-venv")
+_RDMA: Final = ("ibverbs-providers", "ibverbs-utils", "perftest", "python3-pyverbs", "rdma-core")
+_PARTS: Final = (*parts.FABRIC, *parts.HOST_TOOLS, *parts.TEST_EXTRAS)
 # A guest has no readers of these files.
 _LEFT_OUT: Final = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+_DISK_SIZE: Final = "8G"  # with holes: what the guest writes goes to another file
+
+
+def guest_packages() -> Sequence[str]:
+    """The Debian packages of the guest except its kernel: a small system, what labs and tests use, soft-RoCE."""
+    own = (parts.PARTS[name].packages[0] for name in _PARTS)
+    return sorted({*_SYSTEM, *_RDMA, "nftables", *own})
+
+
+def lock_file() -> bytes:
+    """requirements.lock: the guest has these Python packages."""
+    return (resources.HERE.root / LOCK).read_bytes()
 
 
 def download(lock: Path, wheels: Path) -> list[str]:
     """The words of pip: download the packages of a lock file for the guest's Python, and check their hashes."""
-    machine = {"amd64": "x86_64"}[kernels.debian_machine()]
+    machine = {"amd64": "x86_64"}[debian_machine()]
     words = ["download", "--disable-pip-version-check", "--no-input", "--require-hashes"]
-    words += ["--only-binary", ":all:", "--python-version", kernels.PYTHON, "--implementation", "cp", "--no-deps"]
+    words += ["--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp", "--no-deps"]
     words += [word for each in _PLATFORMS for word in ("--platform", f"{each}_{machine}")]
     return [*words, "--dest", str(wheels), "--requirement", str(lock)]
 
 
-def bootstrap(kernel: Kernel, lock: Path, wheels: Path, tar: Path) -> list[str]:
-    """The words of mmdebstrap: the system of a guest, with these Python packages, as a tar."""
+def bootstrap(kernel: Kernel, lock: Path, wheels: Path, root: Path) -> list[str]:
+    """mmdebstrap makes the system of a guest, with these Python packages, in the directory `root`."""
     python = f"{_HOME}/venv/bin/python"
     install = f"{python} -m pip install -q --no-index --no-deps --find-links {_HOME}/wheels {_HOME}/wheels/*.whl"
     stamp = f"sha256sum <{_HOME}/{lock.name} | cut -d ' ' -f 1 >{_HOME}/venv/heddle-stamp"
@@ -38,10 +65,39 @@ def bootstrap(kernel: Kernel, lock: Path, wheels: Path, tar: Path) -> list[str]:
             f'--setup-hook=sed -n "{change}" "$1/etc/apt/sources.list" >"$1/etc/apt/sources.list.d/pocket.list"'
         )
     hooks += [
-        f'--customize-hook=mkdir -p "$1{_HOME}"',
+        f'--customize-hook=mkdir -p "$1{_HOME}" "$1/usr/lib/heddle"',
         f"--customize-hook={shlex.join(['copy-in', str(wheels), str(lock), _HOME])}",
         f'--customize-hook=chroot "$1" sh -c {shlex.quote(inside)}',
     ]
-    words = ["--variant=minbase", "--include", ",".join([kernel.package, *guestpackages.guest_packages()])]
+    # INITRD=No: the kernel's package then makes no initramfs; initramfs.py makes a smaller one.
+    words = ["env", "INITRD=No", "mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase"]
+    words += ["--include", ",".join([kernel.package, *guest_packages()])]
     words += [f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT]
-    return [*words, *hooks, SUITE, str(tar)]
+    return [*words, *hooks, SUITE, str(root)]
+
+
+def make_disk(root: Path, disk: Path) -> list[str]:
+    """mke2fs makes a disk with the files of a directory; owners are those that it sees. The disk needs no journal."""
+    words = ["/sbin/mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0"]
+    return [*words, "-d", str(root), str(disk), _DISK_SIZE]
+
+
+def inputs(kernel: Kernel) -> Mapping[str, str]:
+    """All inputs of an image, except the day on which Debian's packages are downloaded."""
+    lock, wheels, root = Path(LOCK), Path("wheels"), Path("root")  # without the paths of this machine
+    commands = [*download(lock, wheels), *bootstrap(kernel, lock, wheels, root), *make_disk(root, Path("disk"))]
+    return {
+        "format": str(IMAGE_FORMAT),
+        "suite": SUITE,
+        "kernel": kernel.package,
+        "packages": " ".join(guest_packages()),
+        "python": hashlib.sha256(lock_file()).hexdigest(),
+        "commands": hashlib.sha256("\0".join(commands).encode()).hexdigest(),
+        "code": hashlib.sha256(Path(initramfs.__file__).read_bytes()).hexdigest(),
+    }
+
+
+def image_name(kernel: Kernel) -> str:
+    """The name of the image that this Heddle needs for a kernel: `backports-0123456789ab`."""
+    digest = hashlib.sha256(json.dumps(inputs(kernel), sort_keys=True).encode()).hexdigest()
+    return f"{kernel.name}-{digest[:12]}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from heddle.places.vm.hardware import HOST
 
 if TYPE_CHECKING:
     import paramiko
-
-HOST: Final = "127.0.0.1"  # QEMU listens at this address only: no other machine can reach the guest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,7 @@ class BootKeys:
 
 def key_files(directory: Path) -> BootKeys:
     """The files of a guest's keys; they need not exist."""
-    return BootKeys(
-        directory / "host_key", directory / "authorized_key", directory / "user_key", directory / "known_hosts"
-    )
+    return BootKeys(*(directory / name for name in ("host_key", "authorized_key", "user_key", "known_hosts")))
 
 
 def make_keys(directory: Path) -> BootKeys:
