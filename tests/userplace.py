@@ -69,7 +69,7 @@ class UserPlace:
         """A whole session."""
         return subprocess.run(
             self.command(*words), cwd=self.path, env=self.environment(*python_path), capture_output=True, text=True,
-            timeout=patience(240), check=False,
+            timeout=patience(600), check=False,
         )  # fmt: skip
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -221,7 +221,7 @@ def test_slow(heddle_lab):
 
 
 def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + patience(60)
+    end = time.monotonic() + patience(240)
     while not what():
         assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
         time.sleep(0.02)
