@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
-from heddle.endpoints.worker import Task, say
+from heddle.endpoints.worker import Task, send
 from heddle.host.saturation import WorkerUse
 
 
@@ -34,22 +34,22 @@ def main() -> None:
     sizes = task.plan.options.sizes
     for number, _ in enumerate(sizes):
         note(f"ready {number}")
-        say(WorkerMessage(ready=True, results=results(number - 1)))
+        send(WorkerMessage(ready=True, results=results(number - 1)))
         if "go" not in sys.stdin.readline():
             return
         note(f"go {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) / 3 if first == 0 else 0.0)
         note(f"use {number}")
-        say(WorkerMessage(use=WorkerUse(0.001, 0.5, 0.0)))
+        send(WorkerMessage(use=WorkerUse(0.001, 0.5, 0.0)))
         if "check" not in sys.stdin.readline():
             return
         note(f"check {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)
     note("done")
-    say(WorkerMessage(done=True, results=results(len(sizes) - 1)))
+    send(WorkerMessage(done=True, results=results(len(sizes) - 1)))
     if "stop" in sys.stdin.readline():
         time.sleep(float(os.environ.get("LINEWORKER_REPORT_S", "0")) if first == 0 else 0.0)
-        say(WorkerMessage(report=WorkerReport((), ())))
+        send(WorkerMessage(report=WorkerReport((), ())))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ _WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
 _ANSWER_S: Final = 2.0  # for a worker to report what its ranks wait for
 _NAMED: Final = 4  # ranks of a worker that an error names
-Said = TypeVar("Said")
+Part = TypeVar("Part")
 # A size, and what each rank measured there.
 SizeListener = Callable[[int, Mapping[int, SizeResult]], None]
 
@@ -66,14 +66,14 @@ class _Member:
         assert self.proc.stdout is not None  # noqa: S101  (a pipe was requested)
         return self.proc.stdout.fileno()
 
-    def tell(self, line: bytes) -> None:
-        """Send it a line. If it has ended, `hear` will find out."""
+    def send(self, line: bytes) -> None:
+        """Send it a line. If it has ended, `read` will find out."""
         assert self.proc.stdin is not None  # noqa: S101
         with suppress(BrokenPipeError):
             self.proc.stdin.write(line + b"\n")
             self.proc.stdin.flush()
 
-    def hear(self) -> bool:
+    def read(self) -> bool:
         """Read its output; False when it has ended after its report, as it should.
 
         CheckError when a rank failed, MachineError when the worker has ended before.
@@ -129,7 +129,7 @@ class Crew:
             member = _Member(_named(plan, ranks))
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
-            member.tell(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
+            member.send(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
 
     def run(
         self,
@@ -177,15 +177,15 @@ class Crew:
             member.end(max(0.0, end - time.monotonic()))
         self._selector.close()
 
-    def _all(self, part: Callable[[WorkerMessage], Said | None]) -> list[Said]:
+    def _all(self, part: Callable[[WorkerMessage], Part | None]) -> list[Part]:
         """Wait for the next message of every worker; return `part` of each, by worker. All must have that part."""
         while not all(member.inbox for member in self._members):
             self._listen()
         found = [part(member.inbox.popleft()) for member in self._members]
-        said = [each for each in found if each is not None]
-        if len(said) < len(found):
+        parts = [each for each in found if each is not None]
+        if len(parts) < len(found):
             raise RuntimeError("a worker sent an unexpected message")
-        return said
+        return parts
 
     def _listen(self) -> None:
         """Wait until a worker sends something; CheckError when the run exceeds its time limit."""
@@ -196,7 +196,7 @@ class Crew:
             raise CheckError(late, *self._waits(self._members))
         for key, _ in self._selector.select(left):
             try:
-                if not key.data.hear():
+                if not key.data.read():
                     self._selector.unregister(key.fileobj)
             except MachineError as error:
                 self._selector.unregister(key.fileobj)
@@ -209,12 +209,12 @@ class Crew:
     def _waits(self, asked: Sequence[_Member]) -> list[Problem]:
         """Ask workers of a run that cannot continue what their ranks wait for. Those that do not answer are named."""
         for member in asked:
-            member.tell(b'{"waits": true}')
+            member.send(b'{"waits": true}')
         end = time.monotonic() + _ANSWER_S
         while any(member.waits is None for member in asked) and (left := end - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 try:
-                    if key.data.hear():
+                    if key.data.read():
                         continue
                 except HeddleError as error:
                     key.data.waits = tuple(error.problems)
@@ -227,7 +227,7 @@ class Crew:
 
     def _broadcast(self, message: Mapping[str, bool]) -> None:
         for member in self._members:
-            member.tell(json.dumps(message).encode())
+            member.send(json.dumps(message).encode())
 
 
 def _named(plan: Plan, ranks: Sequence[int]) -> str:

@@ -93,7 +93,7 @@ class Worker:
         self._turning: list[Rank] = []  # to be checked
         self._began: machine.OwnTime | None = None  # at the start of the current size
         self._owes = True  # must send a message: "ready" for the next size, or "done"
-        self._heard = b""  # the incomplete line that has been read
+        self._unread = b""  # the incomplete line that has been read
         self._stopped = False
         keys = {e.rank: rkey_of(task.plan.lab, e.nic) for e in task.plan.endpoints}
         for rank in task.ranks:
@@ -159,12 +159,12 @@ class Worker:
             until = min([time.monotonic() + rest, *(rank.due for rank in self._slow)])
             try:
                 if self._stillness is not None and self._stillness.changed(time.monotonic(), self._packets):
-                    say(
+                    send(
                         WorkerMessage(still=self._waits(still=True))
                         if self._stillness.still
                         else WorkerMessage(moving=True)
                     )
-                if self.loop.turn(until, stdin) and self._hear(stdin):
+                if self.loop.turn(until, stdin) and self._read(stdin):
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
@@ -181,10 +181,10 @@ class Worker:
     def _why(self, error: NicError) -> str:
         return error.why if error.qpn is None else f"{qp_text(self._plan, error.rank, error.qpn)}: {error.why}"
 
-    def _hear(self, stdin: int) -> bool:
+    def _read(self, stdin: int) -> bool:
         """Read the messages to start or check a size; True at the stop message, or when the input has ended."""
         chunk = os.read(stdin, 1 << 12)
-        *lines, self._heard = (self._heard + chunk).split(b"\n")
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
             if _GO in line:
                 self._began = machine.own_time()
@@ -193,7 +193,7 @@ class Worker:
             elif _CHECK in line:
                 self._turning, self._owes = list(self._ranks.values()), True
             elif _WAITS in line:
-                say(WorkerMessage(waits=self._waits(still=False)))
+                send(WorkerMessage(waits=self._waits(still=False)))
             self._stopped = _STOP in line
         return self._stopped or not chunk
 
@@ -204,7 +204,7 @@ class Worker:
         worker's CPU and NICs. Each call checks one rank, so that large arrays do not keep NICs waiting.
         """
         if self._began is not None and all(rank.size_done for rank in self._ranks.values()):
-            say(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
+            send(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
             self._began = None
         if self._turning:
             rank = self._turning.pop(0)
@@ -214,7 +214,7 @@ class Worker:
             self._owes = False
             finished = all(rank.finished for rank in self._ranks.values())
             results = {number: rank.results[-1] for number, rank in self._ranks.items() if rank.results}
-            say(WorkerMessage(ready=not finished, done=finished, results=results))
+            send(WorkerMessage(ready=not finished, done=finished, results=results))
 
     def _packets(self) -> int:
         """The packets that its NICs have sent and received so far; while a slow rank works, a number that grows."""
@@ -296,7 +296,7 @@ def _header(here: Endpoint, there: Endpoint, sport: int, dqpn: int, tos: int) ->
     )
 
 
-def say(message: WorkerMessage) -> None:
+def send(message: WorkerMessage) -> None:
     """Send one line to the parent process."""
     sys.stdout.write(message.line() + "\n")
     sys.stdout.flush()
@@ -310,9 +310,9 @@ def main() -> int:
     try:
         worker = Worker(task)
         if worker.run(sys.stdin.fileno()):
-            say(WorkerMessage(report=worker.report()))
+            send(WorkerMessage(report=worker.report()))
     except HeddleError as error:
-        say(WorkerMessage(error=tuple(error.problems)))
+        send(WorkerMessage(error=tuple(error.problems)))
         return 1
     except BrokenPipeError:
         os._exit(1)  # the parent process has ended

@@ -140,12 +140,12 @@ def build_plan(
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
         delay_s = 0.0 if fabric.policy.delayed_on_links else delay_ns * fabric.policy.k * 1e-9
         for index in range(options.qps):
-            mine, theirs = numbers.next(src), numbers.next(dst)
-            sport = _source_port(options.source_ports, index, mine, theirs)
+            own, peer = numbers.next(src), numbers.next(dst)
+            sport = _source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, options.entropy)
-            answer_sport = _source_port(options.source_ports, index, theirs, mine)
-            flow = _flow(endpoints[src], endpoints[dst], sport, theirs)
-            qps.append(Qp(flow, index, mine, numbers.psn(src, mine), windows[index], delay_s, answer_sport, sports))
+            answer_sport = _source_port(options.source_ports, index, peer, own)
+            flow = _flow(endpoints[src], endpoints[dst], sport, peer)
+            qps.append(Qp(flow, index, own, numbers.psn(src, own), windows[index], delay_s, answer_sport, sports))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, propagation, fan_in, slowest.rtt_s)

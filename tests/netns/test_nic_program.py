@@ -7,7 +7,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -29,8 +28,11 @@ MTU, COUNT = 1024, 40
 OTHER_HOST = 3  # linux/if_packet.h
 
 
-@contextmanager
-def two_ends() -> Iterator[tuple[StaticLab, Flow, PacketSocket, PacketSocket]]:
+Ends = tuple[StaticLab, Flow, PacketSocket, PacketSocket]
+
+
+@pytest.fixture(scope="module")
+def ends() -> Iterator[Ends]:
     """A lab, a flow between its racks, and a NIC's socket at either end of it."""
     with static_fabric("flow", (1,)) as lab:
         flow = some_flows(lab.fabric, 1)[0]
@@ -73,47 +75,48 @@ def notices(lab: StaticLab, host: str) -> int:
     return int(dict(zip(names, values, strict=True))["OutMsgs"])
 
 
-def test_a_packet_socket_gets_every_packet_and_the_host_takes_no_notice() -> None:
-    with two_ends() as (lab, flow, near, far):
-        before = notices(lab, flow.dst)
+def test_a_packet_socket_gets_every_packet_and_the_host_takes_no_notice(ends: Ends) -> None:
+    lab, flow, near, far = ends
+    with Map.pinned(pin_dir(lab.name, "_hosts") / "taken", 4, 16) as taken:
+        noticed, counted = notices(lab, flow.dst), struct.unpack("=2Q", taken.lookup(bytes(4)) or b"")[0]
         assert near.send(batch_of(lab, flow), COUNT) == COUNT
         got = received(far)
         assert sum(len(part) for part in got) == COUNT and all(all(part.sounds) for part in got)
         assert {kind.tos for part in got for kind in part.kinds} == {wire.TOS_DATA}
-        time.sleep(0.1)
-        assert notices(lab, flow.dst) == before
-        with Map.pinned(pin_dir(lab.name, "_hosts") / "taken", 4, 16) as taken:
-            assert struct.unpack("=2Q", taken.lookup(bytes(4)) or b"")[0] == COUNT
-        assert near.recv()[1] == [], "a NIC does not hear itself"
+        assert struct.unpack("=2Q", taken.lookup(bytes(4)) or b"")[0] == counted + COUNT
+    time.sleep(0.1)
+    assert notices(lab, flow.dst) == noticed
+    assert near.recv()[1] == [], "a NIC does not receive its own frames"
 
 
-def test_without_the_program_the_host_would_take_notice() -> None:
-    """The control of the test above: it is the program that keeps the host silent, nothing else does."""
-    with two_ends() as (lab, flow, near, far):
-        run(["tc", "-n", lab.handle(flow.dst).netns.name, "qdisc", "del", "dev", "eth1", "clsact"])
-        before = notices(lab, flow.dst)
-        assert near.send(batch_of(lab, flow), COUNT) == COUNT
-        assert sum(len(part) for part in received(far)) == COUNT
-        end = time.monotonic() + patience(60)
-        while notices(lab, flow.dst) == before and time.monotonic() < end:
-            time.sleep(0.02)
-        assert notices(lab, flow.dst) > before
+def test_the_host_ignores_roce_packets_of_its_nic_and_receives_all_others(ends: Ends) -> None:
+    lab, flow, near, far = ends
+    with inside(lab.handle(flow.dst).netns):
+        ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with inside(lab.handle(flow.src).netns):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with ear, plain, sender:
+        ear.bind(("eth1", wire.ETHERTYPE_IPV4))
+        ear.settimeout(2)
+        plain.bind((flow.dst_ip, 4792))
+        plain.settimeout(2)
+        assert near.send(batch_of(lab, flow), 1) == 1
+        assert ear.recvfrom(2048)[1][2] == OTHER_HOST
+        sender.sendto(b"hello", (flow.dst_ip, 4792))
+        assert plain.recv(100) == b"hello"
+        assert ear.recvfrom(2048)[1][2] == socket.PACKET_HOST
+    far.recv()
 
 
-def test_the_host_ignores_roce_packets_of_its_nic_and_receives_all_others() -> None:
-    with two_ends() as (lab, flow, near, _):
-        with inside(lab.handle(flow.dst).netns):
-            ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-            plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with inside(lab.handle(flow.src).netns):
-            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with ear, plain, sender:
-            ear.bind(("eth1", wire.ETHERTYPE_IPV4))
-            ear.settimeout(2)
-            plain.bind((flow.dst_ip, 4792))
-            plain.settimeout(2)
-            assert near.send(batch_of(lab, flow), 1) == 1
-            assert ear.recvfrom(2048)[1][2] == OTHER_HOST
-            sender.sendto(b"hello", (flow.dst_ip, 4792))
-            assert plain.recv(100) == b"hello"
-            assert ear.recvfrom(2048)[1][2] == socket.PACKET_HOST
+def test_without_the_program_the_host_would_take_notice(ends: Ends) -> None:
+    """The control of the first test: only the program keeps the host silent. Its removal makes this the last test."""
+    lab, flow, near, far = ends
+    run(["tc", "-n", lab.handle(flow.dst).netns.name, "qdisc", "del", "dev", "eth1", "clsact"])
+    before = notices(lab, flow.dst)
+    assert near.send(batch_of(lab, flow), COUNT) == COUNT
+    assert sum(len(part) for part in received(far)) == COUNT
+    end = time.monotonic() + patience(60)
+    while notices(lab, flow.dst) == before and time.monotonic() < end:
+        time.sleep(0.02)
+    assert notices(lab, flow.dst) > before

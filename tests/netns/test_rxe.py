@@ -235,10 +235,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, deep(signal.SIGINT)])
-def test_a_launch_that_is_ended_leaves_no_program_and_no_device(
-    tiny: Lab, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_path: Path) -> None:
     file, program = tmp_path / "pid", tmp_path / "ib_test"
     program.write_text(STAYS.format(python=sys.executable, file=str(file)))
     program.chmod(0o755)
@@ -249,7 +246,7 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         assert Path("/proc", file.read_text().strip()).exists()
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=patience(60))
     assert process.returncode != 0
     assert not Path("/proc", file.read_text().strip()).exists()

@@ -23,7 +23,8 @@ from heddle.traffic.options import WINDOWED, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from tests.unit.test_transports import HERE, KINDS, MTU, RELIABLE, RKEY, THERE, Cable, Memory, _planned
+from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_transports import HERE, KINDS, MTU, RELIABLE, THERE, Cable, _planned
 
 LINE = 100e6
 FRAME_BITS = 8 * (MTU + wire.LAYOUTS[4].overhead_bytes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import get_args
 
 import pytest
@@ -28,6 +27,7 @@ from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import Recovery, RunOptions
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
+from tests.unit.test_rc import RKEY, Memory
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
@@ -35,7 +35,6 @@ RECOVERIES = {f"rc {recovery}": recovery for recovery in get_args(Recovery)[1:]}
 # A peer of uc says nothing, and uc sends nothing again.
 RELIABLE = [*(name for name in KINDS if name != "uc"), *RECOVERIES]
 MTU = 4096
-RKEY = 7
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
 
 
@@ -71,18 +70,6 @@ def _planned(name: str, **options: object) -> tuple[object, Transport]:
     with patch.context() as m:
         m.setitem(TRANSPORTS, NAME, StopAndWait)
         return plan_run(load_fabric("tiny").fabric, RunOptions(transport=name, **options))  # type: ignore[arg-type]
-
-
-@dataclass
-class Memory:
-    data: bytearray
-    arrivals: list[int] = field(default_factory=list)
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
-
-    def arrived(self, imm: int) -> None:
-        self.arrivals.append(imm)
 
 
 class Cable:
