@@ -17,11 +17,11 @@ from heddle.cli.vm_verb import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
 from heddle.places.known_hosts import HostKeyState, judge, read_entries
 from heddle.places.vm import guest, hardware, qemu
-from heddle.places.vm.build import INITRAMFS
+from heddle.places.vm.bootkeys import know_host, make_keys
 from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle.places.vm.image import VmImage
+from heddle.places.vm.imagebuild import INITRAMFS
 from heddle.places.vm.kernels import KERNELS
-from heddle.places.vm.keys import know_host, make_keys
 from heddle.places.vm.recipe import image_name
 
 USUAL = Hardware(2, 2048, 3600)

@@ -20,9 +20,9 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
 from heddle.host.packages import PARTS
-from heddle.places.vm import build, recipe
-from heddle.places.vm.build import DISK, INITRAMFS, KERNEL_FILE
+from heddle.places.vm import imagebuild, recipe
 from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, images_dir, remove_images, sweep
+from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
 from heddle.places.vm.kernels import KERNELS, Kernel, kernel_named
 from heddle.places.vm.recipe import guest_packages, image_name
@@ -157,8 +157,8 @@ def test_scratch_of_dead_processes_is_removed_and_that_of_others_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounts, "TEMPORARY", tmp_path)
-    kept, dead = (tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"), tmp_path / f"{build.SCRATCH}1"
-    with monkeypatch.context() as other, mounts.scratch(build.SCRATCH) as running:
+    kept, dead = (tmp_path / "heddle-vmx", tmp_path / "mine-heddle-vm-1"), tmp_path / f"{imagebuild.SCRATCH}1"
+    with monkeypatch.context() as other, mounts.scratch(imagebuild.SCRATCH) as running:
         for path in (*kept, dead):
             (path / "files").mkdir(parents=True)
         other.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -190,7 +190,7 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_made(
     free = {tmp_path / directory: 10**9}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(path, 10**12)))
     with pytest.raises(MachineError) as error:
-        build.build(STABLE, tmp_path / "cache/.making", Silent())
+        imagebuild.build(STABLE, tmp_path / "cache/.making", Silent())
     (problem,) = error.value.problems
     assert problem.what == str(tmp_path / directory) and hint in problem.hint
     assert problem.why.startswith("has 1.0 GB free, and an image of the VM needs 2.1 GB there")
@@ -241,9 +241,11 @@ def test_a_user_without_namespaces_is_told_what_to_do(
 ) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(build, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0))
+    monkeypatch.setattr(
+        imagebuild, "run", lambda argv, **named: Done(tuple(argv), int("--pid" in argv), "", output, 0.0)
+    )
     with pytest.raises(MachineError) as error:
-        build.build(STABLE, tmp_path, Silent())
+        imagebuild.build(STABLE, tmp_path, Silent())
     (problem,) = error.value.problems
     assert problem.what == what and why in problem.why and hint in problem.hint
 
@@ -253,10 +255,10 @@ def test_a_disk_that_becomes_full_is_named(full: str, tmp_path: Path, monkeypatc
     part, work = tmp_path / "a cache", tmp_path / "work"
     for place in (part, work):
         place.mkdir()
-    monkeypatch.setattr(build, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
+    monkeypatch.setattr(imagebuild, "_is_full", lambda place: place == tmp_path / {"part": "a cache"}.get(full, full))
     argv = ["sh", "-c", "echo 'dpkg: No space left on device'; exit 1"]
     with pytest.raises(MachineError) as error:
-        build._follow(argv, "a step", Silent(), 20, work, part)
+        imagebuild._follow(argv, "a step", Silent(), 20, work, part)
     (problem,) = error.value.problems
     assert problem.what == str(part if full == "part" else mounts.TEMPORARY)
     assert problem.why == "is full: the image needs 4 GB while it is made"

@@ -36,8 +36,8 @@ def listening(pid: int) -> set[str]:
 
 def test_the_full_kernel_has_what_labs_can_use(machine: Machine) -> None:
     done = machine.inv("doctor", "--format", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert done.returncode == 0, done.stderr
     for name in ("red", "ets", "netem", "rxe", "verbs", "hash seed", "bpf", "frr", "tcpdump", "tshark"):
         assert checks[name]["ok"], checks[name]
 

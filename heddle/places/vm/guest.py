@@ -36,12 +36,12 @@ from heddle.host import packages
 from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked
 from heddle.places.vm import hardware, qemu
-from heddle.places.vm.build import INITRAMFS
+from heddle.places.vm.bootkeys import BootKeys, key_files, know_host, make_keys
 from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, KVM, TCG, Hardware, qemu_command
 from heddle.places.vm.image import VmImage, ensure_image, find_image
+from heddle.places.vm.imagebuild import INITRAMFS
 from heddle.places.vm.initramfs import boot_archive
 from heddle.places.vm.kernels import DEFAULT, KERNELS, Kernel
-from heddle.places.vm.keys import BootKeys, key_files, know_host, make_keys
 from heddle.places.vm.qemu import QemuProcess, process_in, start_qemu, tail_of
 from heddle.places.vm.recipe import image_name
 

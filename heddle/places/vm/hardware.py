@@ -11,8 +11,8 @@ from typing import Final
 from heddle.base.problems import MachineError
 from heddle.base.process import find_program
 from heddle.host import packages
-from heddle.places.vm.build import DISK, KERNEL_FILE
 from heddle.places.vm.image import VmImage
+from heddle.places.vm.imagebuild import DISK, KERNEL_FILE
 
 QEMU: Final = "qemu-system-x86_64"
 KVM: Final = "kvm"

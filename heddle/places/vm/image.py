@@ -26,8 +26,8 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.state import cache_dir, give_to_caller, make_dir, write_json
 from heddle.host.engine.lockfile import locked
-from heddle.places.vm import build as builds
-from heddle.places.vm.build import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build
+from heddle.places.vm import imagebuild
+from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build
 from heddle.places.vm.kernels import Kernel
 from heddle.places.vm.recipe import IMAGE_FORMAT, image_name, inputs
 
@@ -154,7 +154,7 @@ def sweep() -> None:
     if any(directory.glob(f"{_MAKING}*")):
         with suppress(MachineError), locked(directory / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB):
             _remove_parts(directory)
-    mounts.sweep(SCRATCH, builds.remove)
+    mounts.sweep(SCRATCH, imagebuild.remove)
 
 
 def _image_in(path: Path) -> VmImage | None:
