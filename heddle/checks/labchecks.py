@@ -15,7 +15,7 @@ from heddle.kernel import offloads as port_offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.lab.foreignroutes import overriding_routes
-from heddle.runs.past import has_run, paths_of
+from heddle.runs.lookup import has_run, paths_of
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.proof.selection import QpSelection
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.past import PastRun
+    from heddle.runs.stored import StoredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,43 +51,43 @@ class Shown:
 def paths_of_run(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
     """`./inv paths`. Exit 1 when the three sources differ for any QP, shown or not."""
     from heddle.lab.opening import open_lab
-    from heddle.runs.past import load, proven
+    from heddle.runs.lookup import load
     from heddle.views.pathstext import paths_text
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)
-    past = load(where, run)
-    result = proven(where, past)
-    text = f"{paths_text(result, chosen, **shown.rows)}\n\n{_which(past)}"
-    out.result(_document(result.to_json(), past, result, chosen), text)
+    found = load(where, run)
+    result = found.needed(found.proof)
+    text = f"{paths_text(result, chosen, **shown.rows)}\n\n{_which(found)}"
+    out.result(_document(result.to_json(), found, result, chosen), text)
     out.exit_code = 0 if result.agree else 1
 
 
 def paths_now(out: Console, lab: str | None, run: str | None, shown: Shown) -> None:
     """`./inv paths --now`. Exit 1 when prediction and oracle differ, or a QP would not reach its destination."""
     from heddle.lab.opening import open_lab
+    from heddle.runs.lookup import load
     from heddle.runs.moved import now
-    from heddle.runs.past import load
     from heddle.views.pathstext import now_text
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)
-    past = load(where, run)
-    found = now(where, past)
-    text = f"{now_text(found, chosen, **shown.rows)}\n\n{_which(past)}"
-    out.result(_document(found.to_json(), past, found.result, chosen), text)
-    out.exit_code = 0 if found.result.agree else 1
+    found = load(where, run)
+    current = now(where, found)
+    text = f"{now_text(current, chosen, **shown.rows)}\n\n{_which(found)}"
+    out.result(_document(current.to_json(), found, current.result, chosen), text)
+    out.exit_code = 0 if current.result.agree else 1
 
 
-def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
+def _document(data: dict[str, Any], found: StoredRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
     """The JSON document with the run's ID, the filter, and the rows of `flows` that match it."""
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
     shown = {"flows": len(flows), "of": len(data["flows"])}
-    return {"run_id": past.record.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
+    return {"run_id": found.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
 
 
-def _which(past: PastRun) -> str:
+def _which(found: StoredRun) -> str:
     """The run, on one line."""
     from heddle.views.usage import describe_run
 
-    return f"run {past.record.id}: {describe_run(past.record.header)}"
+    return f"run {found.id}: {describe_run(found.record.header)}"

@@ -102,9 +102,9 @@ def run(
     """
     from heddle.cli.livetable import LiveTable
     from heddle.endpoints.transports import find_transport
-    from heddle.runs.keeping import RunInterruptedError
     from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
+    from heddle.runs.writer import RunInterruptedError
     from heddle.traffic.options import run_options
 
     options = run_options(

@@ -30,8 +30,8 @@ from heddle.dashboard.metrics import ScrapedLab, families
 from heddle.dashboard.monotonic import MonotonicCounters
 from heddle.dashboard.viewers import Viewers
 from heddle.lab.opening import check_version, open_lab
-from heddle.runs.history import History
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import History
 
 
 class LabDesk:
@@ -133,7 +133,7 @@ class _Once(Collector):
 
 def _last_run(source: LiveSource) -> RunRecord | None:
     history = History.of(source.lab)
-    return next((each.record for each in reversed(history.newest(1)) if each.record and each.record.outcome), None)
+    return next((each.record for each in history.newest(1) if not each.damage and each.record.outcome), None)
 
 
 def _described(name: str) -> dict[str, str]:

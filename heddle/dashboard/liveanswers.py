@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from heddle.base.problems import InputError, Problem
 from heddle.lab.queuestatus import rows_of_port
 from heddle.predict.spread import ports_of
-from heddle.runs import past
-from heddle.runs.history import History
+from heddle.runs import lookup
+from heddle.runs.store import History
 
 if TYPE_CHECKING:
     from heddle.dashboard.labwatch import OpenedLab
@@ -54,7 +54,7 @@ class PathsOfRuns:
         key = mark, run
         known = self._known.get(lab.name)
         if known is None or known[0] != key:
-            known = key, paths_json(run, past.paths_of(lab, run))
+            known = key, paths_json(run, lookup.paths_of(lab, run))
             self._known[lab.name] = known
         return known[1]
 

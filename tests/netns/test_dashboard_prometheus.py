@@ -24,8 +24,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.dashboard.grafana import dashboard_json
 from heddle.lab.lab import Lab
-from heddle.runs.history import History
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.communicators import parse_split
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow

@@ -20,10 +20,10 @@ from heddle.lab import lifecycle as life
 from heddle.lab.faults import link_down
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.history import History
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from tests.machine import patience
 from tests.netns.during import run_and
@@ -47,7 +47,7 @@ def labelled(lab: Lab, result: RunResult) -> dict[str, Any]:
     data = result.to_json()
     state: dict[str, Any] = data["fabric_state"]
     assert (state["state"] == "converged") == (data["warnings"] == []) == ("#fabric" not in result.table())
-    _, record = History.of(lab).open("last")
+    record = History.of(lab).open("last").record
     assert record.outcome is not None and record.outcome.fabric_state == result.fabric_state
     return state
 

@@ -20,7 +20,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab import linkfaults
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.options import RunOptions

@@ -15,8 +15,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
+from heddle.runs.lookup import load
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
-from heddle.runs.past import load
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions

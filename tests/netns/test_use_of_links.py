@@ -9,7 +9,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.past import load, paths_of, proven
+from heddle.runs.lookup import load, paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
@@ -86,7 +86,7 @@ def test_drops_of_the_last_queue_are_behind_the_last_counter_and_explained(fabri
     lab = fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, queues=dropping("40KB"))
     run(lab, options(collective="incast", qps=4, iters=1), Silent())
     past = load(lab)
-    paths = proven(lab, past)
+    paths = past.needed(past.proof)
     assert paths.delivery is not None and paths.delivery.received is not None
     last = {proof.measured[-1] for proof in paths.flows if proof.measured}
     missing = paths.delivery.counted - paths.delivery.received

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError, MachineError
-from heddle.runs import keeping, past
-from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
+from heddle.runs import lookup, writer
 from heddle.runs.runevidence import EVIDENCE, read_evidence
 from heddle.runs.runrecord import RECORD
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
 from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
@@ -33,8 +33,8 @@ def entries(history: History) -> list[str]:
 
 def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert keep(history) == "0001"
-    kept, record = history.open()
-    assert record == replace(samples.record(), id="0001")
+    kept = history.open()
+    assert kept.record == replace(samples.record(), id="0001")
     assert read_evidence(kept.path) == (samples.result().flows, samples.evidence())
     assert kept.bytes == sum(path.stat().st_size for path in kept.path.iterdir())
     assert json.loads((history.directory / "last" / RECORD).read_text())["format"] == 1
@@ -42,7 +42,7 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
 
 def test_a_failed_run_is_read_as_it_was_written(history: History) -> None:
     keep(history, samples.failed())
-    assert history.open("last")[1] == replace(samples.failed(), id="0001")
+    assert history.open("last").record == replace(samples.failed(), id="0001")
 
 
 def test_every_run_is_kept_and_the_link_leads_to_the_newest(history: History) -> None:
@@ -108,7 +108,7 @@ def test_an_interrupted_run_is_kept_and_last_stays_at_the_run_before(history: Hi
     assert history.ids() == ["0001", "0002", "0003"]
     assert history.find("last") == history.find() == "0002"
     assert (history.directory / "last").readlink() == Path("0002")
-    assert history.open("3")[1] == replace(samples.interrupted(), id="0003")
+    assert history.open("3").record == replace(samples.interrupted(), id="0003")
 
 
 def test_an_interrupted_run_never_drives_the_last_one_out(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,11 @@ def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History
     keep(history)
     keep(history, samples.interrupted())
     lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
-    assert past.has_run(lab) and past.load(lab).record.id == "0001"
+    assert lookup.has_run(lab) and lookup.load(lab).record.id == "0001"
     with pytest.raises(
         InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
     ):
-        past.load(lab, "2")
+        lookup.load(lab, "2")
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -138,27 +138,28 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(keeping, "label", lambda lab: "flow")
+    monkeypatch.setattr(writer, "label", lambda lab: "flow")
     runtime = SimpleNamespace(name="netns")
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     plan = build_plan(samples.FABRIC, samples.OPTIONS)
-    with pytest.raises(end) as ended, keeping.keeping(lab, plan):
+    with pytest.raises(end) as ended, writer.writing(lab, plan):
         raise end  # before the first size: nothing to keep
     assert type(ended.value) is end and History.of(lab).ids() == []
     rows = samples.result().rows
-    with pytest.raises(end) as ended, keeping.keeping(lab, plan) as keeper:
-        keeper.rows.append(rows[0])
+    with pytest.raises(end) as ended, writer.writing(lab, plan) as measured:
+        measured.rows.append(rows[0])
         raise end
-    kept, record = History.of(lab).open("0001")
+    kept = History.of(lab).open("0001")
+    record = kept.record
     assert read_surroundings(kept.path).fabric == samples.FABRIC
     assert (record.interrupted, record.rows, record.outcome) == (True, rows[:1], None)
-    assert isinstance(ended.value, keeping.RunInterruptedError) == (end is KeyboardInterrupt)
+    assert isinstance(ended.value, writer.RunInterruptedError) == (end is KeyboardInterrupt)
 
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from heddle.runs.history import History
+from heddle.runs.store import History
 with History("zone", Path(sys.argv[1])).draft() as draft:
     (draft.path / "evidence.json").write_text("half")
     print(draft.path.name, flush=True)

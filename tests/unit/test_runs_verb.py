@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from heddle.cli.argv import parse
-from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from tests.unit.history_runs import keep
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,8 @@ from heddle.views.usage import describe_run, link_loads
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.keptrun import WholeRun
     from heddle.runs.seriesfile import Recorded
+    from heddle.runs.stored import StoredRun
 
 ROWS: Final = 200  # of QPs; those that are not proven come first
 _CHOSEN: Final = {
@@ -27,18 +27,19 @@ _CHOSEN: Final = {
 }
 
 
-def loads_of(run: WholeRun) -> Sequence[LinkLoad]:
+def loads_of(run: StoredRun) -> Sequence[LinkLoad]:
     """What the run put on each link; empty where it has no paths."""
-    if run.fabric is None or run.evidence is None or run.proof is None:
+    fabric, proof = run.fabric.value, run.proof.value
+    if fabric is None or proof is None:
         return ()
-    return link_loads(run.fabric, run.evidence.sent, run.proof.links, run.evidence.seconds)
+    return link_loads(fabric, run.evidence.sent, proof.links, run.evidence.seconds)
 
 
-def fabric(run: WholeRun) -> Values:
+def fabric(run: StoredRun) -> Values:
     """The drawing with the use of links, and the same as a table."""
-    built = run.fabric
+    built = run.fabric.value
     if built is None:
-        raise NotCarriedError(run.why("fabric"))
+        raise NotCarriedError(run.fabric.why)
     loads = loads_of(run)
     title = f"Fabric {built.name}: {len(built.switches)} switches, {len(built.hosts)} hosts, {len(built.links)} links"
     rows = tuple(
@@ -63,7 +64,7 @@ def fabric(run: WholeRun) -> Values:
         "svg": fabric_svg(built, loads, title=f"{title}; {describe_run(run.record.header)}", prefix=f"{run.name}-"),
         "legend": legend(loads),
         "spreads": [spread.text() for spread in spreads(built, loads)],
-        "without": "" if loads else run.why("proof"),
+        "without": "" if loads else run.proof.why,
         "links": Table("Every link, the busiest first", columns, rows, note) if rows else None,
     }  # fmt: skip
 
@@ -74,16 +75,16 @@ def _end(load: LinkLoad, side: int) -> tuple[str, str, str]:
     return amount(size), counted(packets), use
 
 
-def queues(run: WholeRun) -> Values:
+def queues(run: StoredRun) -> Values:
     """The queues that held most, over time; all that were used, as a table."""
-    recorded = run.recorded
+    recorded = run.recorded.value
     if recorded is None:
-        raise NotCarriedError(run.why("recorded"))
+        raise NotCarriedError(run.recorded.why)
     drawn = charts.queues(recorded)
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
-    rates = [charts.rates(run.rates, recorded.k)] if run.rates is not None else []
+    rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k)]
     shown = [*rates, *(chart for _, chart in drawn)]
     return {"charts": shown, "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
@@ -109,11 +110,11 @@ def _queue_table(recorded: Recorded) -> Table:
     return Table("Every port and class that was used, the deepest first", heads, tuple(row for _, row in rows))
 
 
-def paths(run: WholeRun) -> Values:
+def paths(run: StoredRun) -> Values:
     """Verdict, the three sources, and the path of every QP by each of them."""
-    proof = run.proof
+    proof = run.proof.value
     if proof is None:
-        raise NotCarriedError(run.why("proof"))
+        raise NotCarriedError(run.proof.why)
     wrong = [each for each in proof.flows if each.why]
     shown = [*wrong, *(each for each in proof.flows if not each.why)][:ROWS]
     title = f"QPs: {len(shown)} of {len(proof.flows)}" + (", those that are not proven first" if wrong else "")
