@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -14,14 +15,21 @@ from heddle.fabric.policy import HashOptions
 from heddle.kernel.namespace import inside
 from heddle.lab import rehash
 from heddle.switch.hashing.hashing import hashing_of
+from tests.machine import patience
 from tests.marks import deep
-from tests.netns.static_fabric import static_fabric
+from tests.netns.static_fabric import StaticLab, static_fabric
 
 pytestmark = pytest.mark.root
 
 UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 PORT, FLOWS = 9, 32
 ETH_P_ALL, OUTGOING = 3, 4
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[StaticLab]:
+    with static_fabric("flow") as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -32,8 +40,10 @@ ETH_P_ALL, OUTGOING = 3, 4
         deep("flow", HashOptions(policy="l4")),
     ],
 )
-def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str, options: HashOptions) -> None:
-    with static_fabric("flow") as lab, ExitStack() as stack:
+def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(
+    lab: StaticLab, mode: str, options: HashOptions
+) -> None:
+    with ExitStack() as stack:
         row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
         rehash.change(lab.name, [(lab.handle("rtsw1"), row)])
         here = next(host for host in lab.fabric.hosts if host.group("rack") == 1)
@@ -58,8 +68,12 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str, opt
             "iif", here.ports[0].peer_port, "ipproto", "17", "dport", str(PORT), "sport",
         ]  # fmt: skip
         said = {sport: re.findall(r"dev (eth\d)", run([*asked, str(sport)]).out)[0] for sport in sports}
-        time.sleep(0.2)
-        assert _left(ears) == said and len(set(said.values())) > 1
+        left: dict[int, str] = {}
+        end = time.monotonic() + patience(10)
+        while len(left) < FLOWS and time.monotonic() < end:
+            left |= _left(ears)
+            time.sleep(0.01)
+        assert left == said and len(set(said.values())) > 1
 
 
 def _left(ears: dict[str, socket.socket]) -> dict[int, str]:

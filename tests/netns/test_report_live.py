@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
 from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
@@ -43,6 +44,7 @@ def measured(name: str, tmp_path: Path) -> tuple[Path, Path, list[str]]:
     run(lab, OPTIONS, Silent())
     shutil.copytree(History.of(lab).directory, tmp_path / "kept", symlinks=True)
     labs.down(name)
+    assert not state.lab_dir(name).exists(), "runs go with their lab"
     return tmp_path / "kept" / "0001", tmp_path / "kept" / "0002", paths
 
 
