@@ -9,7 +9,7 @@ a panel above the queues has the sending rates of its queue pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -51,6 +51,19 @@ class Panel:
     def most(self) -> float:
         """The maximum over the run, bytes."""
         return float(self.peak.max(initial=0.0))
+
+    @property
+    def title(self) -> str:
+        """`rtsw1:eth3, class 3: egress queue`."""
+        what = "egress queue" if self.side == "egress" else "ingress buffer"
+        return f"{self.label.port}, class {self.label.traffic_class}: {what}"
+
+    @property
+    def thresholds(self) -> dict[str, int]:
+        """Those of this side, in bytes, without those that the class does not have."""
+        label = self.label
+        ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
+        return {name: value for name, value in (ecn if self.side == "egress" else pfc).items() if value}
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `panels`."""
@@ -103,7 +116,7 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: R
 def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:
     from matplotlib.figure import Figure
 
-    lanes = [_lane_of(recorded, panel) for panel in shown]
+    lanes = [lanes_of(recorded, panel) for panel in shown]
     heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
     tall = _TOP + sum(heights) + _BOTTOM + (_PANEL + _GAP if rates is not None else 0)
     figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
@@ -119,7 +132,8 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
         y -= _PANEL
         for name, (colour, values) in lane.items():
             below = figure.add_axes((_LEFT / _WIDTH, (y - _LANE + 0.04) / tall, inner, (_LANE - 0.07) / tall))
-            _counts(below, recorded, name, colour, values)
+            total = f"{paused_ms(recorded, panel):,.0f} ms" if name == "paused" else f"{int(values.sum()):,}"
+            _counts(below, recorded, (name, total), colour, values)
             y -= _LANE
         y -= _GAP
     _time(figure, recorded, (y + _GAP) / tall, inner, tall)
@@ -127,33 +141,37 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
     return figure
 
 
-def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
-    """The lanes below a panel, without those that are zero."""
-    columns = recorded.series.columns
-    wanted: Mapping[str, tuple[str, str]] = (
-        {"paused": ("paused_ns", PAUSED), "marks": ("marks", MARKED), "drops": ("drops", DROPPED)}
-        if panel.side == "egress"
-        else {"pauses": ("pfc_sent", PAUSES)}
-    )
-    found = {name: (colour, columns[key][panel.row].astype(np.float64)) for name, (key, colour) in wanted.items()}
-    return {name: lane for name, lane in found.items() if lane[1].any()}
+def lanes_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
+    """The lanes below a panel, without those that are zero: colour, and values by bucket.
+
+    `paused`: the share of each bucket in which the gate was closed, 0 to 1; the others are counts.
+    """
+    columns, row = recorded.series.columns, panel.row
+    if panel.side == "egress":
+        lengths = np.maximum(recorded.series.ends_s - recorded.series.starts_s, 1e-9)
+        paused = np.clip(columns["paused_ns"][row] / 1e9 / lengths, 0, 1)
+        found = {"paused": (PAUSED, paused), "marks": (MARKED, columns["marks"][row])}
+        found["drops"] = (DROPPED, columns["drops"][row])
+    else:
+        found = {"pauses": (PAUSES, columns["pfc_sent"][row])}
+    return {name: (colour, values.astype(np.float64)) for name, (colour, values) in found.items() if values.any()}
+
+
+def paused_ms(recorded: Recorded, panel: Panel) -> float:
+    """How long the gate of a panel's port was closed in the whole run."""
+    return float(recorded.series.columns["paused_ns"][panel.row].sum()) / 1e6
 
 
 def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     """One queue over time, with its thresholds."""
-    series, label = recorded.series, panel.label
-    edges = np.concatenate([[0.0], series.ends_s])
+    edges = np.concatenate([[0.0], recorded.series.ends_s])
     colour = DEPTH if panel.side == "egress" else HELD
     top = max(most, 1.0) * 1.12
     axes.stairs(panel.level, edges, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
     axes.stairs(panel.peak, edges, color=colour, linewidth=0.8, zorder=3, baseline=None)
-    ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
-    limits = ecn if panel.side == "egress" else pfc
     beyond = []
     taken: list[float] = []
-    for name, value in limits.items():
-        if not value:
-            continue
+    for name, value in panel.thresholds.items():
         said = f"{name.capitalize()} {format_bytes(value)}"
         if value > top:
             beyond.append(said)
@@ -179,25 +197,14 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
     for spine in ("top", "right"):
         axes.spines[spine].set_visible(False)
-    axes.set_title(_title(panel), fontsize=9, color=INK, loc="left", pad=4)
+    axes.set_title(f"{panel.title}, at most {format_bytes(panel.most)}", fontsize=9, color=INK, loc="left", pad=4)
 
 
-def _title(panel: Panel) -> str:
-    what = "egress queue" if panel.side == "egress" else "ingress buffer"
-    return f"{panel.label.port}, class {panel.label.traffic_class}: {what}, at most {format_bytes(panel.most)}"
-
-
-def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64) -> None:
-    """A lane: a bar for the count of each bucket, scaled to the largest; the sum of all buckets is at the right.
-
-    For the time that a gate was closed, a bar is the share of its bucket.
-    """
-    series = recorded.series
-    edges = np.concatenate([[0.0], series.ends_s])
-    top, total = max(1.0, float(values.max())), f"{int(values.sum()):,}"
-    if name == "paused":
-        top, total = 1.0, f"{values.sum() / 1e6:,.0f} ms"
-        values = np.clip(values / 1e9 / np.maximum(series.ends_s - series.starts_s, 1e-9), 0, 1)
+def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, values: F64) -> None:
+    """A lane: a bar for the value of each bucket, scaled to the largest. said: its name, and the sum at the right."""
+    name, total = said
+    edges = np.concatenate([[0.0], recorded.series.ends_s])
+    top = max(1.0, float(values.max()))
     # With an edge line: without one, a single bar among thousands of buckets is thinner than a pixel.
     for start, end, value in zip(edges[:-1], edges[1:], values, strict=True):
         if value:

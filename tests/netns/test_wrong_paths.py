@@ -196,9 +196,12 @@ def test_drops_of_other_data_of_the_same_class_are_distinguished_by_their_losses
     Packets other than RoCEv2 have no flow counters, so their drops cannot be told from those of the flow.
     """
     flow = some_flows(slow.fabric, 1)[0]
+    path = expected_path(slow, flow)
+    plain = (replace(flow, dport=port) for port in range(9, 99))
+    others = [replace(flow, qpn=flow.qpn + 1)] if other == "another flow" else plain
+    beside = next(each for each in others if expected_path(slow, each) == path)
     before = collect_before(slow)
     send(slow, {flow: 50}, payload=1000, dscp=DSCP_DATA)
-    beside = replace(flow, qpn=flow.qpn + 1) if other == "another flow" else replace(flow, dport=9)
     send(slow, {beside: 50}, payload=1000, dscp=DSCP_DATA)
     evidence = collect_after(slow, before, [sent_flow(flow, 50, payload=1000)])
     result = prove(slow.fabric, evidence)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.units import format_bytes, format_rate
 from heddle.views.fabricsvg import fabric_svg, legend
 from heddle.views.linkloads import LinkLoad, amount, spreads
+from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
 from heddle.views.usage import describe_run, link_loads
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
     from heddle.runs.stored import StoredRun
 
 ROWS: Final = 200  # of QPs; those that are not proven come first
-_CHOSEN: Final = {
-    "kernel": "by the kernels of the switches",
-    "program": "by the programs of the switches",
-    "packet": "by packets through a router of the same hash",
-    "route": "spread over all next hops of the route",
-    "arithmetic": "by arithmetic that the prediction shares",
-}
 
 
 def loads_of(run: StoredRun) -> Sequence[LinkLoad]:
@@ -132,45 +126,25 @@ def paths(run: StoredRun) -> Values:
     note = "" if len(shown) == len(proof.flows) else f"./inv paths --run {run.id} --all prints every QP."
     return {
         "agree": proof.agree,
-        "verdict": _verdict(proof, len(wrong)),
+        "verdict": f"{'Proven: ' if proof.agree else ''}{verdict_text(proof)}.",
         "sources": _sources(proof),
         "notes": proof.notes,
         "uplinks": _uplinks(proof),
         "flows": Table(title, columns, tuple(_flow(proof, each) for each in shown), note),
-        "entropy": _entropy(proof),
+        "entropy": entropy_text(proof),
     }
-
-
-def _verdict(proof: PathsResult, wrong: int) -> str:
-    total = len(proof.flows)
-    if proof.agree:
-        return f"Proven: {proof.source_names} agree on the paths of all {total} QPs."
-    if wrong:
-        return f"NOT PROVEN: {proof.source_names} do not agree on {wrong} of {total} QPs."
-    return f"NOT PROVEN: the paths of {total} QPs. The notes say why."
 
 
 def _sources(proof: PathsResult) -> Table:
     """What each source is, and how far it can be trusted here."""
-    chosen = [f"{proof.choices[who]:,} {words}" for who, words in _CHOSEN.items() if proof.choices.get(who)]
-    made = ", ".join(chosen) or "-"
     selftest = proof.selftest.text() if proof.selftest else "-"
-    delivered = "-"
-    if proof.delivery is not None:
-        taken = proof.delivery.received
-        nics = (
-            "how many packets the NICs got is not known"
-            if taken is None
-            else f"the receiving NICs got {taken:,} of them"
-        )
-        delivered = f"the last ports counted {proof.delivery.counted:,} packets; {nics}"
     used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
     return Table(
         "Three sources", ("source", "what it is", "here"),
         (
             ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
-            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
-            ("counters", "packets of each QP at each port, counted on the way", delivered),
+            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {choices_text(proof) or '-'}"),
+            ("counters", "packets of each QP at each port, counted on the way", delivery_text(proof) or "-"),
         ),
     )  # fmt: skip
 
@@ -201,12 +175,3 @@ def _flow(proof: PathsResult, each: FlowProof) -> tuple[str, ...]:
         src, dst, str(each.flow.qpn), str(each.flow.sport), counted(each.sent.packets), predicted,
         " ".join(each.oracle) or "-", " ".join(each.measured) or "-", each.why or "agree",
     )  # fmt: skip
-
-
-def _entropy(proof: PathsResult) -> str:
-    found = proof.entropy
-    return (
-        f"5-tuples: {found.distinct:,} distinct of {found.flows:,}; entropy {found.bits:.2f} bits."
-        if found.flows
-        else ""
-    )
