@@ -137,13 +137,13 @@ def paths(run: StoredRun) -> Values:
 
 def _sources(proof: PathsResult) -> Table:
     """What each source is, and how far it can be trusted here."""
-    selftest = proof.selftest.text() if proof.selftest else "-"
+    selftest, made = proof.selftest.text() if proof.selftest else "-", choices_text(proof) or "-"
     used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
     return Table(
         "Three sources", ("source", "what it is", "here"),
         (
             ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
-            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {choices_text(proof) or '-'}"),
+            ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
             ("counters", "packets of each QP at each port, counted on the way", delivery_text(proof) or "-"),
         ),
     )  # fmt: skip
