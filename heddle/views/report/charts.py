@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.views.queuepicture import STEPS, Panel, lanes_of, panels, paused_ms
-from heddle.views.ratepanel import LINES, drawn, rates_title
+from heddle.views.queuepicture import LINES, STEPS, Panel, drawn, lanes_of, panels, paused_ms, rates_title
 from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
