@@ -14,7 +14,7 @@ from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.tunables import described, values_of
 
 if TYPE_CHECKING:
-    from heddle.runs.measured import Measured
+    from heddle.runs.measured import MeasuredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class AdmissionUse:
     cts_path: str = ""
 
     @classmethod
-    def of_run(cls, measured: Measured) -> AdmissionUse | None:
+    def of_run(cls, measured: MeasuredRun) -> AdmissionUse | None:
         """From the end of a run; None without admission and slow hosts."""
         options, counted = measured.plan.options, measured.counters
         slow = dict(options.slow)

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from heddle.base.units import format_size
 from heddle.host.capacity import PacketBudget
 from heddle.host.saturation import Cause, Phase
-from heddle.runs.measured import Measured, sum_known
+from heddle.runs.measured import MeasuredRun, sum_known
 
 MARK: Final = "#UNRELIABLE:"
 _MOST_LINES: Final = 8  # of causes; JSON has all of them
@@ -63,7 +63,7 @@ class MachineUse:
         )
 
     @classmethod
-    def of_run(cls, measured: Measured) -> Self:
+    def of_run(cls, measured: MeasuredRun) -> Self:
         """From the end of a run."""
         lost = sum_known(nic.socket_drops for report in measured.reports for nic in report.nics)
         return cls.of(measured.phases, lost, measured.budget)

@@ -1,6 +1,6 @@
 """What the workers report at the end of a run: a row per flow, and all that the parts of a result are made from.
 
-In:  the plan, its transport, the reports of the workers. Out: FlowRow per flow, Measured.
+In:  the plan, its transport, the reports of the workers. Out: FlowRow per flow, MeasuredRun.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FlowRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run.
     """

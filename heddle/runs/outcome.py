@@ -1,7 +1,7 @@
 """The outcome of a run: its rows, its totals, and its parts.
 
 A part is what one mechanism did in the run (its queues, its congestion control). It is a frozen value with `lines()`
-for the table and `to_json()` for the document. A new part is a module with the value and its function of Measured, and
+for the table and `to_json()` for the document. A new part is a module with the value and its function of MeasuredRun, and
 a line in RunParts: table, document, run.json and stored runs follow from it.
 """
 
@@ -17,7 +17,7 @@ from heddle.endpoints.countercolumn import Column
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.admissionuse import AdmissionUse
 from heddle.runs.machineuse import MachineUse
-from heddle.runs.measured import Measured, columns_of
+from heddle.runs.measured import MeasuredRun, columns_of
 from heddle.runs.queueuse import QueueUse
 from heddle.runs.rates import CongestionUse
 from heddle.runs.runtable import SizeRow
@@ -38,7 +38,7 @@ class RunPart(Protocol):
         """Its key of the run's document."""
 
 
-def _made(of: Callable[[Measured], RunPart | None]) -> Mapping[str, Any]:
+def _made(of: Callable[[MeasuredRun], RunPart | None]) -> Mapping[str, Any]:
     return {_OF: of}
 
 
@@ -56,7 +56,7 @@ class RunParts:
         return {each.name: getattr(self, each.name) for each in fields(RunParts)}
 
 
-def parts_of(measured: Measured) -> dict[str, Any]:
+def parts_of(measured: MeasuredRun) -> dict[str, Any]:
     """The parts of a run that follow from what the workers reported."""
     return {each.name: each.metadata[_OF](measured) for each in fields(RunParts) if _OF in each.metadata}
 
@@ -70,7 +70,7 @@ class Carrier:
     columns: tuple[Column, ...] = ()
 
     @classmethod
-    def of_run(cls, measured: Measured) -> Self:
+    def of_run(cls, measured: MeasuredRun) -> Self:
         """The transport of a run."""
         plan, transport = measured.plan, measured.transport
         return cls(plan.options.transport, transport.parameters(), columns_of(plan, transport))

@@ -18,7 +18,7 @@ from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
-    from heddle.runs.measured import Measured
+    from heddle.runs.measured import MeasuredRun
 
 RATES: Final = "rates.npz"
 _VERSION_OF_RATES: Final = 1
@@ -107,7 +107,7 @@ class CongestionUse:
     least_at: str
 
     @classmethod
-    def of_run(cls, measured: Measured) -> CongestionUse | None:
+    def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
         """From the end of a run; None without congestion control."""
         control, rates = congestion_of(measured.plan), rates_of_run(measured)
         if control is None or rates is None:
@@ -130,7 +130,7 @@ class CongestionUse:
         return [f"#{self.controller:<9s}: {line}" for line in lines]
 
 
-def rates_of_run(measured: Measured) -> Rates | None:
+def rates_of_run(measured: MeasuredRun) -> Rates | None:
     """The rates that the workers recorded; None without congestion control."""
     plan, control = measured.plan, congestion_of(measured.plan)
     if control is None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from heddle.base.units import emulated_words
 from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
-from heddle.runs.measured import FlowRow, Measured
+from heddle.runs.measured import FlowRow, MeasuredRun
 from heddle.runs.outcome import Carrier, RunOutcome, parts_of
 from heddle.runs.rates import Rates, rates_of_run
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
@@ -25,7 +25,7 @@ class RunResult(RunHead, RunOutcome):
     run_id: str = ""  # its ID in the lab's store; see store.py
 
     @classmethod
-    def of(cls, head: RunHead, measured: Measured, rows: Sequence[SizeRow], **known: Any) -> Self:
+    def of(cls, head: RunHead, measured: MeasuredRun, rows: Sequence[SizeRow], **known: Any) -> Self:
         """Combine the reports of the workers. rows: in order of size; known: the fields that they do not report."""
         return cls(
             **vars(head),

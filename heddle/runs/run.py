@@ -35,7 +35,7 @@ from heddle.lab.rehash import label
 from heddle.lab.runfaults import faults_for_run, faults_on
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
-from heddle.runs.measured import Measured, flow_rows
+from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.recording import recording
 from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
@@ -119,7 +119,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 result = RunResult.of(
                     replace(head, ecmp=label(lab)),  # the hashing may have been changed during the run
-                    Measured(plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns),
+                    MeasuredRun(plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns),
                     writer.rows,
                     queues=queues.finish(crew.began_ns),
                     fabric_state=fabric,
