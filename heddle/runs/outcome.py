@@ -1,8 +1,8 @@
 """The outcome of a run: its rows, its totals, and its parts.
 
 A part is what one mechanism did in the run (its queues, its congestion control). It is a frozen value with `lines()`
-for the table and `to_json()` for the document. A new part is a module with the value and its function of MeasuredRun, and
-a line in RunParts: table, document, run.json and stored runs follow from it.
+for the table and `to_json()` for the document. A new part is a module with the value and its function of MeasuredRun,
+and a line in RunParts: table, document, run.json and stored runs follow from it.
 """
 
 from __future__ import annotations
