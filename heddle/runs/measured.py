@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
-from heddle.endpoints.congestion.controlled import CNP_COLUMNS
 from heddle.traffic.flow import Sent
 from heddle.wire.layout import AETH_BYTES, LAYOUTS
 
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
     from heddle.traffic.plan import Plan, Qp
-
-_NO_CTS: Final = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +84,25 @@ def sum_known(counts: Iterable[int | None]) -> int | None:
 
 def columns_of(plan: Plan, transport: Transport) -> tuple[Column, ...]:
     """The counters of each flow: those of the transport, and of congestion control and admission if they are on."""
+    from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
+    from heddle.endpoints.congestion.controlled import CNP_COLUMNS
+
     cnps = CNP_COLUMNS if plan.options.congestion != "none" else ()
     return (*transport.columns, *cnps, *(ADMISSION_COLUMNS if plan.options.admission else ()))
 
 
 def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
     """The flows in order of the plan's QPs; of a QP that sprays, a row for each of its source ports."""
+    from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
+
+    no_cts = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
     ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
     columns = columns_of(plan, transport)
     ack_bytes = LAYOUTS[plan.ip_version].overhead_bytes + AETH_BYTES
     rows = []
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
-        counted = {**_NO_CTS, **sender.counters, **receiver.counters}
+        counted = {**no_cts, **sender.counters, **receiver.counters}
         counters = {column.key: counted[column.key] for column in columns}
         # Switches and the receiving NIC count ACKs of CTS packets with the data: addresses, port and QP are the same.
         acks = counters.get("cts_acks", 0)

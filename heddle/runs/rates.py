@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
 from heddle.traffic.tunables import described
 
@@ -109,6 +108,8 @@ class CongestionUse:
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
         """From the end of a run; None without congestion control."""
+        from heddle.endpoints.congestion.controlled import congestion_of
+
         control, rates = congestion_of(measured.plan), rates_of_run(measured)
         if control is None or rates is None:
             return None
@@ -132,6 +133,8 @@ class CongestionUse:
 
 def rates_of_run(measured: MeasuredRun) -> Rates | None:
     """The rates that the workers recorded; None without congestion control."""
+    from heddle.endpoints.congestion.controlled import congestion_of
+
     plan, control = measured.plan, congestion_of(measured.plan)
     if control is None:
         return None

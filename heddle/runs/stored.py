@@ -1,7 +1,7 @@
 """A stored run, read from its directory alone: all that it carries, and why a part of it is not there.
 
 In:  the directory of a run (store.py), also one that was copied elsewhere. Its lab need not be up.
-Out: StoredRun. Its parts are read when they are used.
+Out: StoredRun. Its parts are read when they are used, and so is the code for them: lists of runs need only records.
 A run of an older Heddle has no `fabric.json`: while its lab has a record, that has the fabric.
 """
 
@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
-from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.files import UnreadableError
 from heddle.runs.rates import Rates, read_rates
-from heddle.runs.runevidence import read_evidence
 from heddle.runs.runrecord import RunRecord, read_record
-from heddle.runs.seriesfile import Recorded, read_series
-from heddle.runs.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.proof.evidence import Evidence
+    from heddle.proof.verdict import PathsResult
     from heddle.runs.measured import FlowRow
+    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.surroundings import Surroundings
 
 T = TypeVar("T")
 
@@ -95,6 +94,8 @@ class StoredRun:
     @cached_property
     def surroundings(self) -> Stored[Surroundings]:
         """Its fabric file, versions and machine; a run of an older Heddle has none."""
+        from heddle.runs.surroundings import read_surroundings
+
         return _stored(read_surroundings, self.path)
 
     @cached_property
@@ -118,6 +119,8 @@ class StoredRun:
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:
         """A row for each flow, and what was sent and counted."""
+        from heddle.runs.runevidence import read_evidence
+
         if self.record.outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
             return Stored(None, f"the run {how}, so it has no paths")
@@ -138,6 +141,8 @@ class StoredRun:
         """The path of every QP by three sources, judged from the evidence, on the fabric and with the self-test of
         the prediction that the run carries.
         """
+        from heddle.proof.verdict import prove
+
         measured, fabric, around = self.measured, self.fabric, self.surroundings.value
         if measured.value is None:
             return Stored(None, measured.why)
@@ -151,6 +156,8 @@ class StoredRun:
     @cached_property
     def recorded(self) -> Stored[Recorded]:
         """Its queues over time."""
+        from heddle.runs.seriesfile import read_series
+
         return _stored(read_series, self.path)
 
     @cached_property
