@@ -21,7 +21,7 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runtimes.registry import get_runtime

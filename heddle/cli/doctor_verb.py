@@ -14,7 +14,7 @@ def doctor(out: Console) -> None:
     """
     from heddle.endpoints.rdma.verbscheck import rxe_check, verbs_check
     from heddle.host.doctor import examine
-    from heddle.places.vm.vmcheck import vm_check
+    from heddle.places.vm.guest import vm_check
     from heddle.predict.selftest import doctor_check
 
     found = examine({"prediction": doctor_check, "rxe": rxe_check, "verbs": verbs_check, "vm": vm_check})

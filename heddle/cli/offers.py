@@ -79,7 +79,7 @@ def _labs_named(typed: Typed) -> list[str]:
 
 def runs(typed: Typed) -> list[str]:
     """IDs of the kept runs, and `last`."""
-    from heddle.runs.history import LAST, History
+    from heddle.runs.store import LAST, History
 
     ids = {each for lab in _labs_named(typed) for each in History.named(lab).ids()}
     return [*sorted(ids, key=int), LAST] if ids else []

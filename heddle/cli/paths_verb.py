@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heddle.forecast.result import Prediction
     from heddle.proof.selection import QpSelection
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.past import PastRun
+    from heddle.runs.stored import StoredRun
 
 # Parameters that are for a prediction only.
 PREDICTIVE: Final = ("plan", "set_", "mode", "trials", "down", "drain", "csv", "heatmap")
@@ -123,29 +123,29 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
     """
     from heddle.lab.opening import open_lab
     from heddle.runs import moved
-    from heddle.runs.past import load, proven
+    from heddle.runs.lookup import load
     from heddle.views.pathstext import now_text, paths_text
     from heddle.views.usage import describe_run
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)
-    past = load(where, run)
+    stored = load(where, run)
     if now:
-        found = moved.now(where, past)
+        found = moved.now(where, stored)
         result, data, text = found.result, found.to_json(), now_text(found, chosen, **shown.rows)
     else:
-        result = proven(where, past)
+        result = stored.needed(stored.proof)
         data, text = result.to_json(), paths_text(result, chosen, **shown.rows)
-    which = f"run {past.record.id}: {describe_run(past.record.header)}"
-    out.result(_document(data, past, result, chosen), f"{text}\n\n{which}")
+    which = f"run {stored.id}: {describe_run(stored.record.header)}"
+    out.result(_document(data, stored, result, chosen), f"{text}\n\n{which}")
     out.exit_code = 0 if result.agree else 1
 
 
-def _document(data: dict[str, Any], past: PastRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
+def _document(data: dict[str, Any], found: StoredRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
     """The JSON document with the run's ID, the filter, and the rows of `flows` that match it."""
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
     shown = {"flows": len(flows), "of": len(data["flows"])}
-    return {"run_id": past.record.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
+    return {"run_id": found.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
 
 
 def wants_prediction(

@@ -42,7 +42,7 @@ def plot(
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
-    from heddle.runs.past import rates_kept, series_of
+    from heddle.runs.store import History
     from heddle.views import graph
     from heddle.views.queuepicture import draw
     from heddle.views.style import picture_kind
@@ -51,20 +51,21 @@ def plot(
         raise InputError(Problem("", f"plot {what}", "cannot be drawn", did_you_mean(what, WHATS)))
     kind = picture_kind("--out", out_) if out_ is not None else "svg"
     where = open_lab(lab)
-    record, recorded = series_of(where, run)
-    shown = _panels(record.id, recorded, port, class_)
+    found = History.of(where).open(run)
+    recorded = found.needed(found.recorded)
+    shown = _panels(found.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
-    graph.write_file(real(path), draw(kind, recorded, shown, rates_kept(where, run)), path)
+    graph.write_file(real(path), draw(kind, recorded, shown, found.rates.value), path)
     series = recorded.series
     data = {
-        "plot": path, "kind": kind, "lab": where.name, "run_id": record.id, "run": recorded.what,
+        "plot": path, "kind": kind, "lab": where.name, "run_id": found.id, "run": recorded.what,
         "bucket_ms": series.bucket_s * 1e3,
         "seconds": float(series.ends_s[-1]) if len(series.ends_s) else 0.0,
         "panels": [each.to_json() for each in shown],
         "emulated": {"k": recorded.k},
     }  # fmt: skip
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
-    what = f"run {record.id}, {recorded.what}"
+    what = f"run {found.id}, {recorded.what}"
     out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms per bucket")
 
 

@@ -15,7 +15,7 @@ from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import Stored, StoredRun
 
 
 def _wants_report(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -40,7 +40,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     ./inv report writes the last run; ./inv report 3 5 -o both.html writes two. The lab need not be up, and the file
     needs no network. A directory of a run that was copied elsewhere can be named too. docs/report.md describes it.
     """
-    from heddle.runs.keptrun import open_runs
+    from heddle.runs.lookup import open_runs
 
     found = open_runs(runs, lab)
     name = out_ or f"report-{'-'.join(_short_name(run, found) for run in found[:4])}.html"
@@ -72,12 +72,12 @@ def compare(
     comparison and both runs are written as one HTML file. docs/report.md says how noise is judged.
     """
     from heddle.runs.compare import compare as compare_runs
-    from heddle.runs.keptrun import open_runs
+    from heddle.runs.lookup import open_runs
     from heddle.views.comparetext import compare_text
 
     pair = open_runs([a, b], lab)
     if len(pair) == 1:
-        why = f"are both run {pair[0].id} of lab {pair[0].kept.lab}"
+        why = f"are both run {pair[0].id} of lab {pair[0].lab}"
         raise InputError(Problem("", f"{a} and {b}", why, "name two runs; ./inv runs lists them"))
     found = compare_runs(*pair)
     data, text = found.to_json(), compare_text(found)
@@ -89,7 +89,7 @@ def compare(
     out.result(data, text)
 
 
-def _write(runs: Sequence[WholeRun], comparison: Comparison | None, name: str) -> int:
+def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:
     """Write the page; its bytes."""
     from heddle.base.files import real
     from heddle.views.graph import write_file
@@ -100,23 +100,24 @@ def _write(runs: Sequence[WholeRun], comparison: Comparison | None, name: str) -
     return len(content)
 
 
-def _short_name(run: WholeRun, among: Sequence[WholeRun]) -> str:
+def _short_name(run: StoredRun, among: Sequence[StoredRun]) -> str:
     """The ID; with the lab where there are several."""
     labs = {each.record.header.lab for each in among}
     return run.name if len(labs) > 1 else run.id
 
 
-def _named(runs: Sequence[WholeRun]) -> str:
+def _named(runs: Sequence[StoredRun]) -> str:
     names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _row(run: WholeRun) -> dict[str, Any]:
-    return {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.kept.path), "missing": _missing(run)}
+def _row(run: StoredRun) -> dict[str, Any]:
+    return {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path), "missing": _missing(run)}
 
 
-def _missing(run: WholeRun) -> list[str]:
+def _missing(run: StoredRun) -> list[str]:
     """What the run does not carry, each with its reason."""
-    parts = {"fabric": run.fabric, "proof": run.proof, "recorded": run.recorded, "surroundings": run.surroundings}
-    said = {"fabric": "drawing", "proof": "paths", "recorded": "queues", "surroundings": "versions and machine"}
-    return [f"{said[name]}: {run.why(name)}" for name, part in parts.items() if part is None]
+    parts: dict[str, Stored[Any]] = {
+        "drawing": run.fabric, "paths": run.proof, "queues": run.recorded, "versions and machine": run.surroundings,
+    }  # fmt: skip
+    return [f"{name}: {part.why}" for name, part in parts.items() if part.why]

@@ -160,9 +160,9 @@ def run(
     as partial); the previous run stays the last one for other verbs.
     """
     from heddle.endpoints.transports import find_transport
-    from heddle.runs.keeping import RunInterruptedError
     from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
+    from heddle.runs.writer import RunInterruptedError
     from heddle.traffic.options import run_options
 
     options = run_options(

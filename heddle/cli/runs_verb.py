@@ -24,7 +24,7 @@ def runs(out: Console, lab: str | None = None, remove: Sequence[str] = ()) -> No
     the lab. docs/runs.md describes the files.
     """
     from heddle.base import state
-    from heddle.runs.history import History, limits
+    from heddle.runs.store import History, limits
     from heddle.views.runstext import runs_json, runs_text
 
     keep = limits()

@@ -29,9 +29,9 @@ from heddle.dashboard.reading import LiveSource
 from heddle.lab.opening import check_version, open_lab
 from heddle.lab.queues import rows_of_port
 from heddle.predict.spread import ports_of
-from heddle.runs import past
-from heddle.runs.history import History
+from heddle.runs import lookup
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import History
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -134,7 +134,7 @@ class PathsOfRuns:
         key = mark, run
         known = self._known.get(lab.name)
         if known is None or known[0] != key:
-            known = key, paths_json(run, past.paths_of(lab, run))
+            known = key, paths_json(run, lookup.paths_of(lab, run))
             self._known[lab.name] = known
         return known[1]
 
@@ -259,7 +259,7 @@ class _Once(Collector):
 
 def _last_run(source: LiveSource) -> RunRecord | None:
     history = History.of(source.lab)
-    return next((each.record for each in reversed(history.newest(1)) if each.record and each.record.outcome), None)
+    return next((each.record for each in history.newest(1) if not each.damage and each.record.outcome), None)
 
 
 def _described(name: str) -> dict[str, str]:

@@ -19,7 +19,8 @@ from heddle.base.arrays import I64
 from heddle.base.units import format_size
 from heddle.dashboard.reading import LiveReading, PortFigures
 from heddle.lab.daemons import ESTABLISHED
-from heddle.runs.history import History, KeptRun
+from heddle.runs.store import History
+from heddle.runs.stored import StoredRun
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Port
@@ -145,7 +146,7 @@ class RunList:
     def __init__(self, lab: Lab) -> None:
         self._history = History.of(lab)
         self._changed: int | None = None
-        self._runs: tuple[KeptRun, ...] = ()
+        self._runs: tuple[StoredRun, ...] = ()
         self._busy = False
         self._seen: str | None = None
         self._news: list[NewsItem] = []
@@ -172,12 +173,12 @@ class RunList:
         return found
 
 
-def run_json(kept: KeptRun) -> dict[str, Any]:
+def run_json(kept: StoredRun) -> dict[str, Any]:
     """One run in a few values. busbw: GB/s of its largest size, emulated; None when it has none."""
-    record = kept.record
-    if record is None:
+    if kept.damage:
         return {"id": kept.id, "what": f"cannot be read: {kept.damage}", "ok": False}
-    o, rows = record.header.options, record.outcome.rows if record.outcome else record.rows
+    record = kept.record
+    o, rows = record.header.options, record.measured
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
     done = record.outcome
     failed = "interrupted" if record.interrupted else (record.failure[0].partition("\n")[0] if record.failure else "")
@@ -196,7 +197,7 @@ def run_json(kept: KeptRun) -> dict[str, Any]:
     }
 
 
-def _ended(kept: KeptRun) -> NewsItem:
+def _ended(kept: StoredRun) -> NewsItem:
     row = run_json(kept)
     if not row.get("rows") or row["why"]:
         return NewsItem(time.time(), "run", f"run {kept.id} {row.get('why') or row['what']}")

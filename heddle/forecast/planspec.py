@@ -12,10 +12,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from heddle.base.problems import did_you_mean, nearest
+from heddle.base.problems import InputError, did_you_mean, nearest
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.spec.keys import Size, at
-from heddle.traffic.collectives import patterns, usual_algorithm
+from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT, SourcePorts, parse_source_ports
 
@@ -80,16 +80,14 @@ class PlanSpec(BaseModel):
             raise at("algorithm", "is for a collective, not for a matrix", "remove it")
         if self.file is not None and "size" in self.model_fields_set:
             raise at("size", "is already in the file of the matrix", "remove it")
-        try:
-            parse_source_ports(self.sport)
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            raise at("sport", why, hint) from None
-        try:
-            object.__setattr__(self, "split", parse_split(self.split))
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            raise at("split", why, hint) from None
+        parsed = {}
+        for key, parser in (("sport", parse_source_ports), ("split", parse_split)):
+            try:
+                parsed[key] = parser(getattr(self, key))
+            except ValueError as error:
+                why, _, hint = str(error).partition("; ")
+                raise at(key, why, hint) from None
+        object.__setattr__(self, "split", parsed["split"])
         if self.file is not None and self.split != AUTO:
             raise at("split", "is for a collective or a named matrix", "remove it: the file names both ends")
         self._check_transport()
@@ -114,14 +112,11 @@ class PlanSpec(BaseModel):
             raise at("entropy", why, f"add transport: {SPRAYING}, or use more qps")
 
     def _check_collective(self) -> None:
-        names = sorted({collective for collective, _ in patterns()})
-        if self.collective is not None and self.collective not in names:
-            hint = did_you_mean(self.collective, names)
-            raise at("collective", "is not a supported collective", hint)
-        collective, algorithm = self.pattern
-        legal = sorted(a for c, a in patterns() if c == collective)
-        if algorithm not in legal:
-            raise at("algorithm", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal))
+        try:
+            find_pattern(*self.pattern)
+        except InputError as error:  # as for a run, where these are flags
+            problem = error.problems[0]
+            raise at(problem.what.removeprefix("--").partition(" ")[0], problem.why, problem.hint) from None
 
     def _check_matrix(self) -> None:
         if self.file is not None:

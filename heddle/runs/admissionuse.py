@@ -1,21 +1,20 @@
 """Admission and slow hosts in a run's result: the budget, CTS packets, and how long senders waited for them.
 
-In:  a plan, the reports of the workers. Out: AdmissionUse, for the table, JSON, the record and the report.
+In:  the end of a run. Out: AdmissionUse, for the table, JSON, the record and the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.endpoints.admission.waits import WaitCounts, merged, percentile
 from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.tunables import described, values_of
 
 if TYPE_CHECKING:
-    from heddle.endpoints.reports import WorkerReport
-    from heddle.traffic.plan import Plan
+    from heddle.runs.measured import MeasuredRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +74,24 @@ class AdmissionUse:
     cts_path: str = ""
 
     @classmethod
-    def of(cls, plan: Plan, counted: Mapping[str, int], reports: Sequence[WorkerReport]) -> AdmissionUse | None:
-        """From a run; None without admission and slow hosts. counted: the sums of the columns of all flows."""
-        options, slow = plan.options, dict(plan.options.slow)
+    def of_run(cls, measured: MeasuredRun) -> AdmissionUse | None:
+        """From the end of a run; None without admission and slow hosts."""
+        options, counted = measured.plan.options, measured.counters
+        slow = dict(options.slow)
         admission = options.admitted
         if admission is None:
             return cls(False, {}, "", "", 0, "", 0, 0, 0, None, slow) if slow else None
         values = values_of("admission", ADMISSION_TUNABLES, options.admission_set, flag="--admission-set")
-        waits = WaitFigures.of(merged(end.waits for report in reports for end in report.qps))
+        waits = WaitFigures.of(merged(end.waits for report in measured.reports for end in report.qps))
         return cls(
             True, values, described(values, ADMISSION_TUNABLES), admission.cts_class, admission.budget_bytes,
             admission.text(), counted["cts_sent"], counted["cts_received"], counted["cts_resent"], waits, slow,
             _NO_PROOF,
         )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """`admission` of the run's document."""
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """Lines of the table's footer."""

@@ -1,13 +1,13 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
-In:  WholeRun A and B. Out: Comparison. InputError when the runs are not comparable.
+In:  StoredRun A and B. Out: Comparison. InputError when the runs are not comparable.
 Noise of times and bandwidths of one size:
 - Each run measures every iteration. A difference of the means inside the 95 % interval of Welch's test (B. L. Welch,
   Biometrika 34, 1947) is noise: with other iterations its sign could change.
 - A difference up to STEADY is always noise. Two identical runs on an idle machine differ by up to STEADY
   (`./inv bench steady`). The iterations of one run do not show this.
 Noise of counts (marks, drops, pauses; one value per run): the spread of equal runs that are kept beside A and B
-(equalruns.py, noise.py). With fewer than three equal runs it is not known. Not known either: noise when the host CPU
+(noise.py). With fewer than three equal runs it is not known. Not known either: noise when the host CPU
 was the bottleneck, and noise of times of runs without recorded iterations.
 """
 
@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size
-from heddle.runs.equalruns import equal_runs
-from heddle.runs.noise import interval, spread_of
+from heddle.runs.noise import equal_runs, interval, spread_of
 from heddle.runs.runsettings import SettingDifference, differing_settings
 
 if TYPE_CHECKING:
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.outcome import RunOutcome
     from heddle.runs.queueuse import QueueUse
-    from heddle.runs.runrecord import RunOutcome
     from heddle.runs.runtable import SizeRow
+    from heddle.runs.stored import StoredRun
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
@@ -57,8 +56,8 @@ class Comparison:
     equal: how many equal runs are kept: of A and of B, or of both where A and B are equal.
     """
 
-    a: WholeRun
-    b: WholeRun
+    a: StoredRun
+    b: StoredRun
     settings: tuple[SettingDifference, ...]
     ratios: tuple[Ratio, ...]
     left_out: tuple[str, ...]
@@ -67,9 +66,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `./inv compare`."""
-        runs = (
-            {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.kept.path)} for run in (self.a, self.b)
-        )
+        runs = ({"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path)} for run in (self.a, self.b))
         return {
             **dict(zip(("a", "b"), runs, strict=True)),
             "settings": [asdict(each) for each in self.settings],
@@ -81,9 +78,9 @@ class Comparison:
         }
 
 
-def compare(a: WholeRun, b: WholeRun) -> Comparison:
+def compare(a: StoredRun, b: StoredRun) -> Comparison:
     """Compare two runs; InputError when that has no meaning, with the reason."""
-    if a.kept.path == b.kept.path:
+    if a.path == b.path:
         raise _refused(a, b, "are the same run", "name two runs; ./inv runs lists them")
     rows = [_rows(run) for run in (a, b)]
     one, other = a.record.header, b.record.header
@@ -114,21 +111,20 @@ def compare(a: WholeRun, b: WholeRun) -> Comparison:
     )
 
 
-def _refused(a: WholeRun, b: WholeRun, why: str, hint: str) -> InputError:
-    return InputError(Problem("", f"{a.kept.what} and {b.kept.what}", why, hint))
+def _refused(a: StoredRun, b: StoredRun, why: str, hint: str) -> InputError:
+    return InputError(Problem("", f"{a.what} and {b.what}", why, hint))
 
 
-def _rows(run: WholeRun) -> dict[int, SizeRow]:
-    outcome = run.record.outcome
-    rows = run.record.rows if outcome is None else outcome.rows
+def _rows(run: StoredRun) -> dict[int, SizeRow]:
+    rows = run.record.measured
     if not rows:
-        first = run.record.failure[0].partition("\n")[0] if run.record.failure else "no reason is known"
-        hint = f"./inv runs {run.kept.lab} lists runs that came to their end"
-        raise InputError(Problem("", run.kept.what, f"failed and has no figures: {first}", hint))
+        first = run.record.why_not_done
+        hint = f"./inv runs {run.lab} lists runs that came to their end"
+        raise InputError(Problem("", run.what, f"failed and has no figures: {first}", hint))
     return {row.size: row for row in rows}
 
 
-def _of_size(a: WholeRun, b: WholeRun, one: SizeRow, other: SizeRow) -> list[Ratio]:
+def _of_size(a: StoredRun, b: StoredRun, one: SizeRow, other: SizeRow) -> list[Ratio]:
     """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
     verdict, why = judged(one, other, _unreliable(a, one.size) or _unreliable(b, one.size))
     same_work = len(a.record.header.ranks) == len(b.record.header.ranks)
@@ -154,7 +150,7 @@ def judged(one: SizeRow, other: SizeRow, unreliable: bool = False) -> tuple[Verd
     return ("noise", said) if apart <= half else ("differs", said)
 
 
-def _unreliable(run: WholeRun, size: int) -> bool:
+def _unreliable(run: StoredRun, size: int) -> bool:
     """Whether the host CPU was or may have been the bottleneck at that size, or at one that is not named."""
     outcome = run.record.outcome
     return outcome is not None and any(cause.size in (None, size) for cause in outcome.machine.unreliable)
@@ -169,7 +165,7 @@ def _ratio(
     return Ratio(name, unit, size, a, b, ratio, verdict, why)
 
 
-def _of_run(a: WholeRun, b: WholeRun, groups: Sequence[Sequence[RunOutcome]]) -> list[Ratio]:
+def _of_run(a: StoredRun, b: StoredRun, groups: Sequence[Sequence[RunOutcome]]) -> list[Ratio]:
     """Figures of the whole run. Ratios of counts need equal sizes and iterations. groups: equal runs of A, and of B."""
     one, other = a.record.outcome, b.record.outcome
     if one is None or other is None:
@@ -191,7 +187,7 @@ def _of_run(a: WholeRun, b: WholeRun, groups: Sequence[Sequence[RunOutcome]]) ->
     return found
 
 
-def _doubt(a: WholeRun, b: WholeRun) -> str:
+def _doubt(a: StoredRun, b: StoredRun) -> str:
     """Why equal runs cannot tell the noise of counts; empty if they can."""
     one, other = a.record.header.options, b.record.header.options
     if (one.sizes, one.iters, one.warmup) != (other.sizes, other.iters, other.warmup):
@@ -250,7 +246,7 @@ def _counter(key: str, outcome: RunOutcome) -> float | None:
     return float(outcome.counters[key]) if key in outcome.counters else None
 
 
-def _notes(a: WholeRun, b: WholeRun) -> tuple[str, ...]:
+def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
     notes = []
     for name, run in (("A", a), ("B", b)):
         outcome = run.record.outcome
@@ -265,8 +261,8 @@ def _notes(a: WholeRun, b: WholeRun) -> tuple[str, ...]:
             notes.append(f"{name}: the fabric was {outcome.fabric_state.word} during the run")
         if outcome.proof is not None and not outcome.proof.agree:
             notes.append(f"{name}: its paths are not proven")
-        if run.fabric is None:
-            notes.append(f"{name}: settings of its fabric are not compared: {run.why('fabric')}")
+        if run.fabric.value is None:
+            notes.append(f"{name}: settings of its fabric are not compared: {run.fabric.why}")
     if len(a.record.header.ranks) != len(b.record.header.ranks):
         notes.append("the numbers of ranks differ: times are of different work and are not compared")
     return tuple(notes)

@@ -75,16 +75,16 @@ def _number(word: str, text: str, key: str) -> int:
 
 
 def _of_run(lab: Lab, word: str, qpn: int, run: str | None) -> Flow:
-    from heddle.runs.past import load
+    from heddle.runs.lookup import load
 
-    past = load(lab, run)
-    flows = [sent.flow for sent in past.evidence.sent]
+    stored = load(lab, run)
+    flows = [sent.flow for sent in stored.evidence.sent]
     found = [flow for flow in flows if flow.qpn == qpn]
     if len(found) == 1:
         return found[0]
     if not found:
         some = ", ".join(str(flow.qpn) for flow in flows[:4])
         hint = f"it had {some}{', ...' if len(flows) > 4 else ''}; or {_HINT.partition(', or ')[2]}"
-        raise InputError(Problem("", f"--explain {word}", f"is no QP number of run {past.record.id}", hint))
+        raise InputError(Problem("", f"--explain {word}", f"is no QP number of run {stored.id}", hint))
     hint = "; or ".join(f"{f.src},{f.dst},qpn={f.qpn},sport={f.sport}" for f in found[:4])
     raise InputError(Problem("", f"--explain {word}", f"is a QP number of {len(found)} hosts", hint))

@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from heddle.base.units import format_size
 from heddle.host.capacity import PacketBudget
 from heddle.host.saturation import Cause, Phase
+from heddle.runs.measured import MeasuredRun, sum_known
 
 MARK: Final = "#UNRELIABLE:"
 _MOST_LINES: Final = 8  # of causes; JSON has all of them
@@ -60,6 +61,12 @@ class MachineUse:
             phases=tuple(phases),
             unreliable=tuple(causes),
         )
+
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> Self:
+        """From the end of a run."""
+        lost = sum_known(nic.socket_drops for report in measured.reports for nic in report.nics)
+        return cls.of(measured.phases, lost, measured.budget)
 
     @property
     def limited(self) -> bool:

@@ -24,7 +24,7 @@ from heddle.predict.rules import FabricRules, steering_like
 from heddle.predict.spread import spreads
 from heddle.predict.walk import Hops, walk
 from heddle.proof.verdict import Path, PathsResult, lookup_paths
-from heddle.runs.past import PastRun
+from heddle.runs.stored import StoredRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.traffic.flow import Flow
 
@@ -98,9 +98,9 @@ class Now:
         return {**data, "moved": self.moved.to_json()}
 
 
-def now(lab: Lab, past: PastRun) -> Now:
+def now(lab: Lab, run: StoredRun) -> Now:
     """Look up the QPs of a run in the current state of the fabric."""
-    evidence = past.evidence
+    evidence = run.evidence
     flows = [sent.flow for sent in evidence.sent]
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     result = lookup_paths(lab, flows, now)

@@ -7,18 +7,17 @@ sums for the table, JSON and the run's record.
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.runs.arraysfile import write_arrays
-from heddle.runs.readable import UnreadableError
+from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
+from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
+    from heddle.runs.measured import MeasuredRun
 
 RATES: Final = "rates.npz"
 _VERSION_OF_RATES: Final = 1
@@ -106,6 +105,22 @@ class CongestionUse:
     least_bps: float
     least_at: str
 
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
+        """From the end of a run; None without congestion control."""
+        from heddle.endpoints.congestion.controlled import congestion_of
+
+        control, rates = congestion_of(measured.plan), rates_of_run(measured)
+        if control is None or rates is None:
+            return None
+        sums = measured.counters
+        settings = described(control.values, control.congestion.tunables)
+        return use_of_rates(rates, control.values, settings, sums["cnps_sent"], sums["cnps_received"])
+
+    def to_json(self) -> dict[str, Any]:
+        """`congestion` of the run's document, without the rates of each queue pair."""
+        return asdict(self)
+
     def lines(self) -> list[str]:
         """Lines of the table's footer."""
         slowed = f"{self.slowed} of {self.qps} QPs slowed, down to {self.least_bps / 1e6:.3g} Mb/s ({self.least_at})"
@@ -114,6 +129,21 @@ class CongestionUse:
         if self.settings:
             lines.append(f"set: {self.settings}")
         return [f"#{self.controller:<9s}: {line}" for line in lines]
+
+
+def rates_of_run(measured: MeasuredRun) -> Rates | None:
+    """The rates that the workers recorded; None without congestion control."""
+    from heddle.endpoints.congestion.controlled import congestion_of
+
+    plan, control = measured.plan, congestion_of(measured.plan)
+    if control is None:
+        return None
+    ends = {(end.rank, end.qpn): end for report in measured.reports for end in report.qps}
+    steps = []
+    for qp in plan.qps:
+        flow, rate = qp.flow, plan.endpoints[qp.flow.src_rank].rate_bps
+        steps.append((PacedQp(flow.src, flow.dst, flow.qpn, rate), ends[flow.src_rank, qp.src_qpn].rates))
+    return rates_of(control.name, (measured.ended_ns - measured.began_ns) / 1e9, measured.began_ns, steps)
 
 
 def rates_of(
@@ -151,16 +181,16 @@ def write_rates(directory: Path, rates: Rates) -> None:
     """Write rates.npz atomically."""
     import numpy as np
 
-    path = directory / RATES
-    about = {"format": _VERSION_OF_RATES, "controller": rates.controller, "seconds": rates.seconds}
-    text = json.dumps({**about, "qps": [asdict(each.qp) for each in rates.courses]})
-    arrays: dict[str, Any] = {
-        "about_json": np.array(text),
+    about = {
+        "format": _VERSION_OF_RATES, "controller": rates.controller, "seconds": rates.seconds,
+        "qps": [asdict(each.qp) for each in rates.courses],
+    }  # fmt: skip
+    arrays = {
         "counts": np.array([len(each.times_s) for each in rates.courses], np.int64),
         "times_s": np.concatenate([np.empty(0), *(each.times_s for each in rates.courses)]),
         "rates_bps": np.concatenate([np.empty(0), *(each.rates_bps for each in rates.courses)]),
     }
-    write_arrays(path, arrays)
+    write_arrays(directory / RATES, about, arrays)
 
 
 def read_rates(directory: Path) -> Rates:
@@ -170,12 +200,9 @@ def read_rates(directory: Path) -> Rates:
     path = directory / RATES
     if not path.exists():
         raise UnreadableError(f"{RATES} is missing: the run had no congestion control, or did not finish")
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            about = json.loads(str(data["about_json"]))
-            counts, times, rates = (np.asarray(data[name]) for name in ("counts", "times_s", "rates_bps"))
-        if about["format"] != _VERSION_OF_RATES or len(counts) != len(about["qps"]):
-            raise ValueError("another format")
+    with undamaged(RATES):
+        about, arrays = read_arrays(path, _VERSION_OF_RATES)
+        counts, times, rates = (arrays[name] for name in ("counts", "times_s", "rates_bps"))
         if not int(counts.sum()) == len(times) == len(rates) or (counts < 0).any():
             raise ValueError("its arrays do not fit together")
         ends = np.cumsum(counts)
@@ -184,5 +211,3 @@ def read_rates(directory: Path) -> Rates:
             for qp, end, count in zip(about["qps"], ends.tolist(), counts.tolist(), strict=True)
         )
         return Rates(str(about["controller"]), float(about["seconds"]), courses)
-    except (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
-        raise UnreadableError(f"{RATES} is damaged, or of another version of Heddle") from None

@@ -1,36 +1,32 @@
 """Run one collective on a running lab.
 
 In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
-Out: RunResult, also kept in the lab's directory (history.py) with the evidence for `paths`. A TableListener gets the
+Out: RunResult, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener gets the
 head of the table, and each row as soon as it is measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_size
-from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
-from heddle.endpoints.congestion.controlled import CNP_COLUMNS, congestion_of
+from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
-from heddle.endpoints.reports import QpReport, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.host.saturation import Phase
 from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns, faults_for_run, faults_on
@@ -38,24 +34,19 @@ from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
 from heddle.proof.countroom import check_room
-from heddle.runs.admissionuse import AdmissionUse
-from heddle.runs.congestionuse import with_congestion
-from heddle.runs.keeping import keeping
-from heddle.runs.machineuse import MachineUse
+from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.recording import recording
 from heddle.runs.reordering import reordering
-from heddle.runs.results import Carrier, FlowRow, RunResult
+from heddle.runs.results import RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
+from heddle.runs.writer import writing
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
-from heddle.traffic.flow import Sent
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
-from heddle.traffic.plan import Plan, Qp, build_plan, longest_transfer
-from heddle.wire.layout import AETH_BYTES, LAYOUTS
-
-_NO_CTS: Final = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
+from heddle.traffic.plan import Plan, build_plan, longest_transfer
+from heddle.wire.layout import LAYOUTS
 
 
 class TableListener(Protocol):
@@ -92,14 +83,14 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("the PFC agent and its keeper had ended, and were restarted")
-        with keeping(lab, plan) as keeper:
+        with writing(lab, plan) as writer:
             evidence_before = collect_before(lab, state_parts(lab))
             fabric_before = FabricReading.of(lab, evidence_before)
             if not fabric_before.converged:
                 observer.warn(f"the fabric is degraded: {fabric_before.text()}")
             for reorders in (expected := reordering(evidence_before.hashing, plan, transport)):
                 observer.warn(reorders)
-            with recording(lab, options.bucket_ns, _summary(plan), keeper.draft.path) as queues:
+            with recording(lab, options.bucket_ns, _summary(plan), writer.draft.path) as queues:
                 head = RunHead(
                     lab.name, plan.k, label(lab), plan.options, plan.endpoints, plan.communicators,
                     describe(lab.fabric, plan.endpoints, plan.communicators), plan.propagation, fabric_before,
@@ -108,9 +99,9 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                     table.head(head)
 
                 def measured(size: int, results: Mapping[int, SizeResult]) -> None:
-                    keeper.rows.append(_row(plan, size, results))
+                    writer.rows.append(_row(plan, size, results))
                     if table is not None:
-                        table.row(keeper.rows[-1])
+                        table.row(writer.rows[-1])
 
                 with (
                     _hosts_ready(plan, transport, netns),
@@ -120,17 +111,20 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
                     ended_ns = time.monotonic_ns()
                     (observer.end if table is None else observer.drop)("run")
-                now = replace(head, ecmp=label(lab))  # the hashing may have been changed during the run
-                result = _result(now, plan, transport, reports, keeper.rows, crew.phases, budget)
-                sent, received = [row.sent for row in result.flows], [row.received or 0 for row in result.flows]
+                flows = flow_rows(plan, transport, reports)
+                sent, received = [row.sent for row in flows], [row.received or 0 for row in flows]
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
-                warnings = (*fabric.warnings(), *expected, *queues.remarks)
-                used = queues.finish(crew.began_ns)
-                result = replace(result, queues=used, fabric_state=fabric, warnings=warnings)
-                result = with_congestion(result, plan, reports, crew.began_ns, ended_ns)
-            return keeper.keep(result, evidence)
+                result = RunResult.of(
+                    replace(head, ecmp=label(lab)),  # the hashing may have been changed during the run
+                    MeasuredRun(plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns),
+                    writer.rows,
+                    queues=queues.finish(crew.began_ns),
+                    fabric_state=fabric,
+                    warnings=(*fabric.warnings(), *expected, *queues.remarks),
+                )
+            return writer.finish(result, evidence)
 
 
 def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
@@ -215,91 +209,3 @@ def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
     return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
-
-
-def _result(
-    head: RunHead,
-    plan: Plan,
-    transport: Transport,
-    reports: Sequence[WorkerReport],
-    rows: Sequence[SizeRow],
-    phases: Sequence[Phase],
-    budget: machine.PacketBudget,
-) -> RunResult:
-    """Combine the reports of the workers: rows in order of size, flows in order of the plan's QPs."""
-    nics = [nic for report in reports for nic in report.nics]
-    counters = [nic.counters for nic in nics]
-    flows = _flow_rows(plan, transport, reports)
-    return RunResult(
-        lab=head.lab,
-        k=head.k,
-        ecmp=head.ecmp,
-        options=head.options,
-        endpoints=head.endpoints,
-        propagation=head.propagation,
-        communicators=head.communicators,
-        split=head.split,
-        rows=tuple(rows),
-        flows=flows,
-        machine=MachineUse.of(phases, _sum_known(nic.socket_drops for nic in nics), budget),
-        icrc_errors=_sum_known(None if c is None else c.icrc_errors + c.malformed for c in counters),
-        stray=_sum_known(None if c is None else c.stray for c in counters),
-        transport=Carrier(plan.options.transport, transport.parameters(), _columns(plan, transport)),
-        admission=AdmissionUse.of(plan, _sums(flows), reports),
-        nic_loop=", ".join(dict.fromkeys(report.loop for report in reports)),
-    )
-
-
-def _sum_known(counts: Iterable[int | None]) -> int | None:
-    """The sum; None when one of them is not known."""
-    known = list(counts)
-    return None if None in known else sum(each for each in known if each is not None)
-
-
-def _sums(flows: Sequence[FlowRow]) -> dict[str, int]:
-    """The sum of each counter over all flows."""
-    return {key: sum(flow.counters[key] for flow in flows) for key in flows[0].counters}
-
-
-def _sprayed_rows(
-    qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int], extra: tuple[int, int]
-) -> Iterator[FlowRow]:
-    """A row for each source port of a QP that sprays. The first one has the QP's counters and marks.
-
-    extra: packets and bytes of the sender's ACKs of CTS packets, which use the first port.
-    """
-    nothing = dict.fromkeys(counters, 0)
-    acks_taken = receiver.taken - sum(taken for taken, _ in receiver.by_sport.values()) if any(extra) else 0
-    for flow in qp.flows:
-        packets, size = sender.by_sport.get(flow.sport, (0, 0))
-        taken, _ = receiver.by_sport.get(flow.sport, (0, 0))
-        if flow.sport == qp.flow.sport:
-            sent = Sent(flow, packets + extra[0], size + extra[1])
-            yield FlowRow(sent, receiver.ce, counters, taken + acks_taken)
-        else:
-            yield FlowRow(Sent(flow, packets, size), 0, nothing, taken)
-
-
-def _columns(plan: Plan, transport: Transport) -> tuple[Column, ...]:
-    """The counters of each flow: those of the transport, and of congestion control and admission if they are on."""
-    cnps = CNP_COLUMNS if plan.options.congestion != "none" else ()
-    return (*transport.columns, *cnps, *(ADMISSION_COLUMNS if plan.options.admission else ()))
-
-
-def _flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
-    ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
-    ack_bytes = LAYOUTS[plan.ip_version].overhead_bytes + AETH_BYTES
-    rows = []
-    for qp in plan.qps:
-        sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
-        counted = {**_NO_CTS, **sender.counters, **receiver.counters}
-        counters = {column.key: counted[column.key] for column in _columns(plan, transport)}
-        # Switches and the receiving NIC count ACKs of CTS packets with the data: addresses, port and QP are the same.
-        acks = counters.get("cts_acks", 0)
-        extra = (acks, acks * ack_bytes)
-        if len(qp.sports) == 1:
-            sent = Sent(qp.flow, sender.packets + extra[0], sender.bytes + extra[1])
-            rows.append(FlowRow(sent, receiver.ce, counters, receiver.taken))
-        else:
-            rows += _sprayed_rows(qp, sender, receiver, counters, extra)
-    return tuple(rows)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from heddle.base import state
 from heddle.proof import evidencefile
 from heddle.proof.evidence import Evidence
-from heddle.runs.readable import UnreadableError, read_object
-from heddle.runs.results import FlowRow
+from heddle.runs.files import read_object, undamaged
+from heddle.runs.measured import FlowRow
 
 EVIDENCE: Final = "evidence.json"
 
@@ -43,12 +43,10 @@ def write_evidence(directory: Path, flows: Sequence[FlowRow], evidence: Evidence
 def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
     """Read evidence.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / EVIDENCE)
-    try:
+    with undamaged(EVIDENCE):
         received, evidence = _RECEIVED.validate_python(data["received"]), evidencefile.from_json(data["evidence"])
         if not len(evidence.oracle) == len(evidence.sent) == len(received):
             raise ValueError("flows without evidence")
         taken = evidence.received or (None,) * len(evidence.sent)
         rows = zip(evidence.sent, received, taken, strict=True)
         return tuple(FlowRow(sent, each.ce, each.counters, count) for sent, each, count in rows), evidence
-    except (ValidationError, ValueError, LookupError, TypeError, AttributeError):
-        raise UnreadableError(f"{EVIDENCE} is damaged, or of another version of Heddle") from None

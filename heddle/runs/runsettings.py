@@ -1,6 +1,6 @@
 """The settings of a run in words, and those in which two runs differ.
 
-In:  WholeRun. Out: name -> value: its options, the fabric's policy, versions and machine, and what was set live.
+In:  StoredRun. Out: name -> value: its options, the fabric's policy, versions and machine, and what was set live.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from heddle.base.tables import flat, value_text
 from heddle.fabric.policydata import dump_policy
 
 if TYPE_CHECKING:
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import StoredRun
     from heddle.runs.surroundings import Surroundings
 
 _SHOWN: Final = 4  # nodes that a setting names
@@ -28,19 +28,19 @@ class SettingDifference:
     b: str
 
 
-def differing_settings(a: WholeRun, b: WholeRun) -> tuple[SettingDifference, ...]:
+def differing_settings(a: StoredRun, b: StoredRun) -> tuple[SettingDifference, ...]:
     """Options, policy of the fabric, versions and machine, if they differ. A part that one run misses gives no row."""
-    fabrics = a.fabric is not None and b.fabric is not None
-    around = a.surroundings is not None and b.surroundings is not None
+    fabrics = a.fabric.value is not None and b.fabric.value is not None
+    around = a.surroundings.value is not None and b.surroundings.value is not None
     told = [settings_of(run, fabrics, around) for run in (a, b)]
     names = dict.fromkeys((*told[0], *told[1]))
     pairs = ((name, told[0].get(name, "-"), told[1].get(name, "-")) for name in names)
     return tuple(SettingDifference(name, one, other) for name, one, other in pairs if one != other)
 
 
-def settings_of(run: WholeRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
+def settings_of(run: StoredRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
     """Every setting of a run in words."""
-    header, built, around = run.record.header, run.fabric, run.surroundings
+    header, built, around = run.record.header, run.fabric.value, run.surroundings.value
     told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
     told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
     told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)

@@ -44,7 +44,7 @@ class SizeRow:
     iteration_us: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunHead:
     """The table's part above its rows: data from before the first packet.
 

@@ -6,14 +6,11 @@ Out: Recorded, for the picture; UnreadableError with the reason where there is n
 
 from __future__ import annotations
 
-import json
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from heddle.runs.arraysfile import write_arrays
-from heddle.runs.readable import UnreadableError
+from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
 from heddle.runs.series import Series
 
 SERIES: Final = "series.npz"
@@ -56,31 +53,20 @@ class Recorded:
 
 def write_series(directory: Path, recorded: Recorded) -> None:
     """Write series.npz atomically."""
-    import numpy as np
-
-    path = directory / SERIES
-    about = {"format": _FORMAT, "lab": recorded.lab, "what": recorded.what, "k": recorded.k}
-    text = json.dumps({**about, "labels": [asdict(label) for label in recorded.labels]})
-    arrays: dict[str, Any] = {"about_json": np.array(text), **recorded.series.arrays()}
-    write_arrays(path, arrays)
+    about: dict[str, Any] = {"format": _FORMAT, "lab": recorded.lab, "what": recorded.what, "k": recorded.k}
+    about["labels"] = [asdict(label) for label in recorded.labels]
+    write_arrays(directory / SERIES, about, recorded.series.arrays())
 
 
 def read_series(directory: Path) -> Recorded:
     """Read series.npz. UnreadableError with the reason when that is not possible."""
-    import numpy as np
-
     path = directory / SERIES
     if not path.exists():
         raise UnreadableError(f"{SERIES} is missing, so its queues were not recorded")
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            about = json.loads(str(data["about_json"]))
-            if about["format"] != _FORMAT:
-                raise ValueError("another format")
-            series = Series.of_arrays(data)
+    with undamaged(SERIES):
+        about, arrays = read_arrays(path, _FORMAT)
+        series = Series.of_arrays(arrays)
         labels = tuple(RowLabel(**label) for label in about["labels"])
         if len(labels) != len(series.rows):
             raise ValueError("rows without labels")
         return Recorded(str(about["lab"]), str(about["what"]), int(about["k"]), labels, series)
-    except (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile):
-        raise UnreadableError(f"{SERIES} is damaged, or of another version of Heddle") from None

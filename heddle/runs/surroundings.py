@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.runs.readable import UnreadableError, read_object
+from heddle.runs.files import UnreadableError, read_object, undamaged
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -88,12 +86,8 @@ def read_surroundings(directory: Path) -> Surroundings:
     """Read fabric.json. UnreadableError with the reason when that is not possible."""
     if not (directory / SURROUNDINGS).exists():
         raise UnreadableError(f"{SURROUNDINGS} is missing: the Heddle that made this run did not write it")
-    data = read_object(directory / SURROUNDINGS)
-    if data.get("format") != _FORMAT:
-        raise UnreadableError(
-            f"{SURROUNDINGS} has format {data.get('format')!r}, and this Heddle reads format {_FORMAT}"
-        )
-    try:
+    data = read_object(directory / SURROUNDINGS, _FORMAT)
+    with undamaged(SURROUNDINGS):
         machine = data["machine"]
         return Surroundings(
             fabric=fabric_from_json(data["fabric"]),
@@ -107,8 +101,6 @@ def read_surroundings(directory: Path) -> Surroundings:
             processor=str(machine["processor"]),
             memory=int(machine["memory"]),
         )
-    except (ValidationError, ValueError, LookupError, TypeError, AttributeError):
-        raise UnreadableError(f"{SURROUNDINGS} is damaged, or of another version of Heddle") from None
 
 
 def _versions(runtime: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from heddle.views.usage import describe_run
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison, Ratio
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import StoredRun
 
 _CELL: Final = 32  # letters of a setting's value
 VERDICTS: Final = {"same": "same", "noise": "noise", "differs": "differs", "unknown": "not known"}
@@ -70,7 +70,7 @@ def compare_text(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _which(name: str, run: WholeRun) -> str:
+def _which(name: str, run: StoredRun) -> str:
     text = f"{name} = run {run.id} of lab {run.record.header.lab}: {describe_run(run.record.header)}"
     return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 

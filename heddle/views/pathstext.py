@@ -22,7 +22,7 @@ _HEADING: Final = f"{{:<15}} {'flows':>6} {'packets':>10} {'bytes':>15} {'second
 _PORTS: Final = 8  # rows of each direction other than uplinks
 _ROWS: Final = 16
 _END: Final = 9  # least width of a host's name
-_WHO: Final = {
+_CHOICES: Final = {
     "kernel": "by the switches' kernels",
     "program": "by the switches' BPF programs",
     "packet": "by packets through a router with the same hash",
@@ -46,7 +46,7 @@ def paths_text(result: PathsResult, chosen: QpSelection | None = None, rows: int
             *uplinks(result),
             *_other_levels(result),
             "",
-            *_entropy(result),
+            *filter(None, [entropy_text(result)]),
             "",
             *_flows(result, result.flows, rows),
         ]
@@ -83,33 +83,34 @@ def _chosen(result: PathsResult, selection: QpSelection) -> list[str]:
 
 
 def _verdict(result: PathsResult) -> list[str]:
-    total = len(result.flows)
-    wrong = sum(1 for proof in result.flows if proof.why)
+    chosen = choices_text(result)
+    notes = [delivery_text(result), f"the oracle's choices: {chosen}" if chosen else "", *result.notes]
+    return [verdict_text(result), *(line for note in notes if note for line in _wrapped(f"  {note}"))]
+
+
+def verdict_text(result: PathsResult) -> str:
+    """Whether the sources agree, on one line. Where they do and it is no proof, the notes give the reason."""
+    total, wrong = len(result.flows), sum(1 for proof in result.flows if proof.why)
     if result.agree:
-        lines = [f"{result.source_names} agree on the paths of all {total} {result.units}"]
-    elif wrong:
-        lines = [f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} {result.units}"]
-    else:  # the notes give the reason
-        lines = [f"NOT PROVEN: the paths of {total} {result.units}"]
-    return lines + [
-        line for note in (*_delivery(result), *_choices(result), *result.notes) for line in _wrapped(f"  {note}")
-    ]
+        return f"{result.source_names} agree on the paths of all {total} {result.units}"
+    if wrong:
+        return f"NOT PROVEN: {result.source_names} do not agree on {wrong} of {total} {result.units}"
+    return f"NOT PROVEN: the paths of {total} {result.units}"
 
 
-def _delivery(result: PathsResult) -> list[str]:
-    """Packets that the NICs received, and packets that the last ports counted."""
+def delivery_text(result: PathsResult) -> str:
+    """Packets that the NICs received, and packets that the last ports counted; empty where neither is known."""
     found = result.delivery
     if found is None or not found.qps:
-        return []
+        return ""
     if found.received is None:
-        return [f"the last ports counted {found.counted:,} packets; how many the receiving NICs got is not known"]
-    return [f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted"]
+        return f"the last ports counted {found.counted:,} packets; how many the receiving NICs got is not known"
+    return f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted"
 
 
-def _choices(result: PathsResult) -> list[str]:
+def choices_text(result: PathsResult) -> str:
     """The source of the oracle's choices. Choices that use the prediction's own arithmetic are named."""
-    said = [f"{result.choices[who]:,} {words}" for who, words in _WHO.items() if result.choices.get(who)]
-    return [f"the oracle's choices: {', '.join(said)}"] if said else []
+    return ", ".join(f"{result.choices[who]:,} {words}" for who, words in _CHOICES.items() if result.choices.get(who))
 
 
 def uplinks(result: PathsResult) -> list[str]:
@@ -170,13 +171,13 @@ def _bars(links: Sequence[LinkUse], most: float) -> list[str]:
     return lines
 
 
-def _entropy(result: PathsResult) -> list[str]:
-    """How many of the QPs a hash of 5-tuples can distinguish."""
+def entropy_text(result: PathsResult) -> str:
+    """How many of the QPs a hash of 5-tuples can distinguish; empty without QPs."""
     found = result.entropy
     if not found.flows:
-        return []
+        return ""
     most = math.log2(found.flows)
-    return [f"5-tuples: {found.distinct:,} distinct of {found.flows:,}, entropy {found.bits:.2f} of {most:.2f} bits"]
+    return f"5-tuples: {found.distinct:,} distinct of {found.flows:,}, entropy {found.bits:.2f} of {most:.2f} bits"
 
 
 def _ratio(value: float | None) -> str:

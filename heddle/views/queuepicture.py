@@ -9,7 +9,7 @@ a panel above the queues has the sending rates of its queue pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -18,9 +18,8 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
-from heddle.runs.rates import Rates
+from heddle.runs.rates import RateCourse, Rates
 from heddle.runs.seriesfile import Recorded, RowLabel
-from heddle.views.ratepanel import draw_rates
 from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
 
 if TYPE_CHECKING:
@@ -35,6 +34,10 @@ STEPS: Final = 600  # buckets drawn: a bucket must not be thinner than a pixel
 _WIDTH, _PANEL, _LANE, _GAP = 10.5, 1.5, 0.26, 0.42  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.75
 _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
+DRAWN: Final = 32  # queue pairs; more lines would hide each other
+_NAMED: Final = 6  # queue pairs with a legend
+# Colours of lines that differ also in lightness (Okabe and Ito).
+LINES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,19 @@ class Panel:
     def most(self) -> float:
         """The maximum over the run, bytes."""
         return float(self.peak.max(initial=0.0))
+
+    @property
+    def title(self) -> str:
+        """`rtsw1:eth3, class 3: egress queue`."""
+        what = "egress queue" if self.side == "egress" else "ingress buffer"
+        return f"{self.label.port}, class {self.label.traffic_class}: {what}"
+
+    @property
+    def thresholds(self) -> dict[str, int]:
+        """Those of this side, in bytes, without those that the class does not have."""
+        label = self.label
+        ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
+        return {name: value for name, value in (ecn if self.side == "egress" else pfc).items() if value}
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `panels`."""
@@ -103,7 +119,7 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: R
 def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:
     from matplotlib.figure import Figure
 
-    lanes = [_lane_of(recorded, panel) for panel in shown]
+    lanes = [lanes_of(recorded, panel) for panel in shown]
     heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
     tall = _TOP + sum(heights) + _BOTTOM + (_PANEL + _GAP if rates is not None else 0)
     figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
@@ -111,7 +127,9 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
     y = tall - _TOP
     most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
     if rates is not None:
-        draw_rates(figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, _last(recorded))
+        _draw_rates(
+            figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, _last(recorded)
+        )
         y -= _PANEL + _GAP
     for panel, lane in zip(shown, lanes, strict=True):
         axes = figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall))
@@ -119,7 +137,8 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
         y -= _PANEL
         for name, (colour, values) in lane.items():
             below = figure.add_axes((_LEFT / _WIDTH, (y - _LANE + 0.04) / tall, inner, (_LANE - 0.07) / tall))
-            _counts(below, recorded, name, colour, values)
+            total = f"{paused_ms(recorded, panel):,.0f} ms" if name == "paused" else f"{int(values.sum()):,}"
+            _counts(below, recorded, (name, total), colour, values)
             y -= _LANE
         y -= _GAP
     _time(figure, recorded, (y + _GAP) / tall, inner, tall)
@@ -127,33 +146,37 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
     return figure
 
 
-def _lane_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
-    """The lanes below a panel, without those that are zero."""
-    columns = recorded.series.columns
-    wanted: Mapping[str, tuple[str, str]] = (
-        {"paused": ("paused_ns", PAUSED), "marks": ("marks", MARKED), "drops": ("drops", DROPPED)}
-        if panel.side == "egress"
-        else {"pauses": ("pfc_sent", PAUSES)}
-    )
-    found = {name: (colour, columns[key][panel.row].astype(np.float64)) for name, (key, colour) in wanted.items()}
-    return {name: lane for name, lane in found.items() if lane[1].any()}
+def lanes_of(recorded: Recorded, panel: Panel) -> dict[str, tuple[str, F64]]:
+    """The lanes below a panel, without those that are zero: colour, and values by bucket.
+
+    `paused`: the share of each bucket in which the gate was closed, 0 to 1; the others are counts.
+    """
+    columns, row = recorded.series.columns, panel.row
+    if panel.side == "egress":
+        lengths = np.maximum(recorded.series.ends_s - recorded.series.starts_s, 1e-9)
+        paused = np.clip(columns["paused_ns"][row] / 1e9 / lengths, 0, 1)
+        found = {"paused": (PAUSED, paused), "marks": (MARKED, columns["marks"][row])}
+        found["drops"] = (DROPPED, columns["drops"][row])
+    else:
+        found = {"pauses": (PAUSES, columns["pfc_sent"][row])}
+    return {name: (colour, values.astype(np.float64)) for name, (colour, values) in found.items() if values.any()}
+
+
+def paused_ms(recorded: Recorded, panel: Panel) -> float:
+    """How long the gate of a panel's port was closed in the whole run."""
+    return float(recorded.series.columns["paused_ns"][panel.row].sum()) / 1e6
 
 
 def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     """One queue over time, with its thresholds."""
-    series, label = recorded.series, panel.label
-    edges = np.concatenate([[0.0], series.ends_s])
+    edges = np.concatenate([[0.0], recorded.series.ends_s])
     colour = DEPTH if panel.side == "egress" else HELD
     top = max(most, 1.0) * 1.12
     axes.stairs(panel.level, edges, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
     axes.stairs(panel.peak, edges, color=colour, linewidth=0.8, zorder=3, baseline=None)
-    ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
-    limits = ecn if panel.side == "egress" else pfc
     beyond = []
     taken: list[float] = []
-    for name, value in limits.items():
-        if not value:
-            continue
+    for name, value in panel.thresholds.items():
         said = f"{name.capitalize()} {format_bytes(value)}"
         if value > top:
             beyond.append(said)
@@ -179,25 +202,14 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
     for spine in ("top", "right"):
         axes.spines[spine].set_visible(False)
-    axes.set_title(_title(panel), fontsize=9, color=INK, loc="left", pad=4)
+    axes.set_title(f"{panel.title}, at most {format_bytes(panel.most)}", fontsize=9, color=INK, loc="left", pad=4)
 
 
-def _title(panel: Panel) -> str:
-    what = "egress queue" if panel.side == "egress" else "ingress buffer"
-    return f"{panel.label.port}, class {panel.label.traffic_class}: {what}, at most {format_bytes(panel.most)}"
-
-
-def _counts(axes: Axes, recorded: Recorded, name: str, colour: str, values: F64) -> None:
-    """A lane: a bar for the count of each bucket, scaled to the largest; the sum of all buckets is at the right.
-
-    For the time that a gate was closed, a bar is the share of its bucket.
-    """
-    series = recorded.series
-    edges = np.concatenate([[0.0], series.ends_s])
-    top, total = max(1.0, float(values.max())), f"{int(values.sum()):,}"
-    if name == "paused":
-        top, total = 1.0, f"{values.sum() / 1e6:,.0f} ms"
-        values = np.clip(values / 1e9 / np.maximum(series.ends_s - series.starts_s, 1e-9), 0, 1)
+def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, values: F64) -> None:
+    """A lane: a bar for the value of each bucket, scaled to the largest. said: its name, and the sum at the right."""
+    name, total = said
+    edges = np.concatenate([[0.0], recorded.series.ends_s])
+    top = max(1.0, float(values.max()))
     # With an edge line: without one, a single bar among thousands of buckets is thinner than a pixel.
     for start, end, value in zip(edges[:-1], edges[1:], values, strict=True):
         if value:
@@ -250,3 +262,43 @@ def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
 
 def _last(recorded: Recorded) -> float:
     return float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 1.0
+
+
+def drawn(rates: Rates) -> list[RateCourse]:
+    """The queue pairs to draw: those that have sent, the most slowed ones first."""
+    sent = [each for each in rates.courses if len(each.times_s)]
+    sent.sort(key=lambda each: float(each.rates_bps.min()) / each.qp.line_bps)
+    slowed = [each for each in sent if float(each.rates_bps.min()) < each.qp.line_bps]
+    return (slowed or sent)[:DRAWN]
+
+
+def rates_title(rates: Rates, shown: list[RateCourse]) -> str:
+    """The title: how many of how many."""
+    sent = sum(1 for each in rates.courses if len(each.times_s))
+    return f"{rates.controller}: sending rates of {len(shown)} of {sent} QPs that sent, Mb/s (emulated)"
+
+
+def _draw_rates(axes: Axes, rates: Rates, last_s: float) -> None:
+    """Draw the rates as steps. last_s: the end of the time axis, seconds."""
+    shown = drawn(rates)
+    top = max((each.qp.line_bps for each in shown), default=1) / 1e6
+    for at, each in enumerate(shown):
+        times = np.concatenate([each.times_s, [max(last_s, float(each.times_s[-1]))]])
+        values = np.concatenate([each.rates_bps, each.rates_bps[-1:]]) / 1e6
+        axes.step(
+            times, values, where="post", linewidth=0.9, color=LINES[at % len(LINES)],
+            alpha=1.0 if len(shown) <= _NAMED else 0.5, label=each.qp.name if len(shown) <= _NAMED else None, zorder=3,
+        )  # fmt: skip
+    axes.axhline(top, color=INK, linewidth=0.8, linestyle=":", zorder=2)
+    axes.annotate(
+        f"line {top:g}", (1.008, 1 / 1.12), xycoords="axes fraction", fontsize=7.5, color=INK, va="center",
+        annotation_clip=False,
+    )  # fmt: skip
+    if 0 < len(shown) <= _NAMED:
+        axes.legend(fontsize=6.5, loc="upper right", bbox_to_anchor=(1.0, 0.88), frameon=False)
+    axes.set_ylim(0, top * 1.12)
+    axes.set_xlim(0, last_s)
+    axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
+    for spine in ("top", "right"):
+        axes.spines[spine].set_visible(False)
+    axes.set_title(rates_title(rates, shown), fontsize=9, color=INK, loc="left", pad=4)

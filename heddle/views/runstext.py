@@ -15,8 +15,8 @@ from heddle.base.units import format_bytes
 from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
-    from heddle.runs.history import KeptRun, Limits
-    from heddle.runs.runrecord import RunRecord
+    from heddle.runs.store import Limits
+    from heddle.runs.stored import StoredRun
 
 _HEADER: Final = (
     "id", "when (UTC)", "collective", "ranks", "size", "qps", "hashing", "busbw", "wrong", "agree", "bytes",
@@ -27,24 +27,24 @@ UNKNOWN: Final = "-"
 _MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # largest width of columns with long words
 
 
-def runs_json(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
+def runs_json(kept: Mapping[str, Sequence[StoredRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
     """`runs`, oldest first, and `keep`: the limits. busbw is of the largest size, in GB/s, emulated."""
     rows = [_row(run, last=run is _last(runs)) for runs in kept.values() for run in runs]
     return {"runs": rows, "keep": {"runs": keep.runs, "bytes": keep.bytes}, "removed": list(removed)}
 
 
-def _last(runs: Sequence[KeptRun]) -> KeptRun | None:
+def _last(runs: Sequence[StoredRun]) -> StoredRun | None:
     """The run that verbs read when the user names none."""
     return next((run for run in reversed(runs) if not run.interrupted), None)
 
 
-def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
+def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"id": run.id, "lab": run.lab, "last": last, "bytes": run.bytes, "path": str(run.path)}
-    if run.record is None:
+    if run.damage:
         return {**row, "state": "unreadable", "why": [run.damage]}
     header, options, outcome = run.record.header, run.record.header.options, run.record.outcome
     row |= {
-        "state": "interrupted" if run.interrupted else "failed" if outcome is None else "done",
+        "state": run.record.state,
         "why": list(run.record.failure),
         "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
         "collective": options.collective, "algorithm": options.algorithm, "ranks": len(header.ranks),
@@ -57,38 +57,38 @@ def _row(run: KeptRun, *, last: bool) -> dict[str, Any]:
         return row | ({"measured": [asdict(each) for each in measured]} if measured else {})
     proof = outcome.proof
     return {
-        **row, "busbw": outcome.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
+        **row, "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
         "unreliable": [asdict(cause) for cause in outcome.machine.unreliable],
         "agree": proof.agree if proof else None,
         "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
     }  # fmt: skip
 
 
-def runs_text(kept: Mapping[str, Sequence[KeptRun]], keep: Limits, removed: Sequence[str]) -> str:
+def runs_text(kept: Mapping[str, Sequence[StoredRun]], keep: Limits, removed: Sequence[str]) -> str:
     """One block per lab."""
     parts = [f"removed run {', '.join(removed)}"] if removed else []
     parts += [_block(lab, runs, keep) for lab, runs in kept.items()]
     return "\n\n".join(parts) or "no lab exists, so there are no runs; run ./inv up zone to start one"
 
 
-def _block(lab: str, runs: Sequence[KeptRun], keep: Limits) -> str:
+def _block(lab: str, runs: Sequence[StoredRun], keep: Limits) -> str:
     if not runs:
         return f"lab {lab}: no run yet; run ./inv run --lab {lab} --collective all-reduce"
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
     total = format_bytes(sum(run.bytes for run in runs))
     most = f"{keep.runs} run{'' if keep.runs == 1 else 's'}, {format_bytes(keep.bytes)}"
     head = f"lab {lab}: {count}, {total} (limits: {most})"
-    scales = dict.fromkeys(run.record.header.k for run in runs if run.record is not None)
+    scales = dict.fromkeys(run.record.header.k for run in runs if not run.damage)
     units = f"busbw: GB/s of the largest size, emulated, k = {', '.join(map(str, scales))}"
     foot = [f"{units}; agree: all paths proven"] if scales else []
-    if any(_limited(run.record) for run in runs):
+    if any(_limited(run) for run in runs):
         foot.append("*: unreliable: the host CPU was or may have been the bottleneck; --format json has the reasons")
     why = [line for run in runs for line in _reasons(run)]
     return "\n".join([head, *_table([_cells(run) for run in runs]), *foot, *why])
 
 
-def _reasons(run: KeptRun) -> list[str]:
-    if run.record is None:
+def _reasons(run: StoredRun) -> list[str]:
+    if run.damage:
         said = f"{run.id} cannot be read: {run.damage}"
     elif run.record.interrupted:
         largest = max(run.record.rows, key=lambda row: row.size)
@@ -100,32 +100,32 @@ def _reasons(run: KeptRun) -> list[str]:
     return textwrap.wrap(said, WIDTH, subsequent_indent="     ")
 
 
-def _cells(run: KeptRun) -> tuple[str, ...]:
+def _cells(run: StoredRun) -> tuple[str, ...]:
     size = format_bytes(run.bytes)
-    if run.record is None:
+    if run.damage:
         return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
     header, options = run.record.header, run.record.header.options
     when = header.when.removesuffix("Z").replace("T", " ")[5:16]
     what = f"{options.collective}/{options.algorithm}"
     setup = (run.id, when, what, str(len(header.ranks)), _sizes(options.sizes), str(options.qps), header.ecmp)
-    return (*setup, *_results(run.record), size)
+    return (*setup, *_results(run), size)
 
 
-def _results(record: RunRecord) -> tuple[str, str, str]:
+def _results(run: StoredRun) -> tuple[str, str, str]:
     """busbw, wrong, agree."""
-    outcome = record.outcome
+    record, outcome = run.record, run.record.outcome
     if record.interrupted:
         largest = max(record.rows, key=lambda row: row.size)
         return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     agree = UNKNOWN if outcome.proof is None else "yes" if outcome.proof.agree else "NO"
-    return (f"{outcome.busbw:.4g}{'*' if _limited(record) else ''}", str(outcome.wrong), agree)
+    return (f"{outcome.largest.busbw:.4g}{'*' if _limited(run) else ''}", str(outcome.wrong), agree)
 
 
-def _limited(record: RunRecord | None) -> bool:
+def _limited(run: StoredRun) -> bool:
     """Whether the host CPU may have been the bottleneck, not the fabric."""
-    return record is not None and record.outcome is not None and record.outcome.machine.limited
+    return not run.damage and run.record.outcome is not None and run.record.outcome.machine.limited
 
 
 def _sizes(sizes: Sequence[int]) -> str:

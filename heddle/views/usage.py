@@ -37,16 +37,17 @@ class Usage:
 def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
     """The loads of a run. run: the value of --run; None: the last run, and the result is None when it has no paths."""
     from heddle.base.problems import InputError
-    from heddle.runs.past import load, proven
+    from heddle.runs.lookup import load
 
     try:
-        past = load(lab, run)
+        found = load(lab, run)
     except InputError:
         if run is not None:
             raise
         return None
-    loads = link_loads(lab.fabric, past.evidence.sent, proven(lab, past).links, past.evidence.seconds)
-    return Usage(past.record.id, tuple(loads), describe_run(past.record.header))
+    links, evidence = found.needed(found.proof).links, found.evidence
+    loads = link_loads(lab.fabric, evidence.sent, links, evidence.seconds)
+    return Usage(found.id, tuple(loads), describe_run(found.record.header))
 
 
 def link_loads(

@@ -75,10 +75,10 @@ class UnitLab:
     @cached_property
     def runs(self) -> Sequence[RunRecord]:
         """The learner's runs that came to their end, oldest first."""
-        from heddle.runs.history import History
+        from heddle.runs.store import History
 
-        kept = (each.record for each in History.of(self.lab).runs())
-        return [record for record in kept if record is not None and record.outcome is not None]
+        records = (each.record for each in History.of(self.lab).runs() if not each.damage)
+        return [record for record in records if record.outcome is not None]
 
     def last_run(self, **options: Fact) -> RunRecord:
         """The last run, or the last one with these facts: last_run(qps=16). NotDoneError when there is none."""
@@ -91,7 +91,7 @@ class UnitLab:
 
     def paths(self, record: RunRecord) -> PathsResult:
         """The paths of a run, by three sources."""
-        from heddle.runs.past import paths_of
+        from heddle.runs.lookup import paths_of
 
         return paths_of(self.lab, record.id)
 

@@ -6,16 +6,20 @@ import os
 import time
 from collections.abc import Iterator
 
-from heddle.base.events import Observer
+from heddle.base.events import Observer, Silent
 from heddle.cli.demo import demo
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.nicbound import nic_bound
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import PaperPlan
+from heddle.forecast.planspec import PlanSpec
 from heddle.host.capacity import crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.yamlfile import Document
+from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 
@@ -26,8 +30,15 @@ _LAB = "benchar"
 
 def fluid_busbw(lab: Lab, options: RunOptions) -> float:
     """GB/s, at most, of the largest size when the NICs' links are the only limit; its packets as they are sent."""
-    plan = build_plan(lab.fabric, options)
-    return nic_bound(lab.fabric, plan, max(plan.options.sizes)).busbw
+    o, size = options, max(options.sizes)
+    spec = PlanSpec(
+        collective=o.collective, ranks=o.ranks, size=size, qps=o.qps, qp_mode=o.qp_mode, chunk=o.chunk,
+        placement=o.placement, transport=o.transport,
+    )  # fmt: skip
+    plan = PaperPlan(spec, "a run", Document({}, "a run", {}))
+    nic_s = forecast(lab.fabric, plan, Ask(), Silent()).roofline.nic_s
+    ranks = build_plan(lab.fabric, o).size
+    return size / nic_s / 1e9 * find_pattern(o.collective, o.algorithm).busbw_factor(ranks)
 
 
 def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: str) -> tuple[Lab, RunResult, float]:

@@ -21,7 +21,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.runs.past import series_of
+from heddle.runs.lookup import series_of
 from heddle.runs.run import run
 from heddle.runs.seriesfile import RowLabel
 from heddle.traffic.options import CongestionName, RunOptions
@@ -70,7 +70,7 @@ class _Steady:
 
 
 def _steady(lab: Lab, port: str) -> _Steady:
-    recorded = series_of(lab)[1]
+    recorded = series_of(lab)
     series = recorded.series
     out = series.columns["out_bytes"]
     rows = [(at, each) for at, each in enumerate(recorded.labels) if each.kind == "lossless"]

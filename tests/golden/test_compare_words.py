@@ -11,7 +11,7 @@ import pytest
 from heddle.base import state
 from heddle.base.problems import HeddleError
 from heddle.runs.compare import compare
-from heddle.runs.keptrun import open_runs
+from heddle.runs.lookup import open_runs
 from heddle.traffic.options import RunOptions
 from heddle.views.comparetext import compare_text
 from heddle.views.style import WIDTH
@@ -63,5 +63,5 @@ def test_words_that_mean_no_run(
     texts += [said("1"), said("zone:x")]
     texts.append(said("zone:1", "zone:2"))
     one, other = open_runs(["zone:1", "tiny:1"])
-    assert (one.kept.lab, other.kept.lab) == ("zone", "tiny")
+    assert (one.lab, other.lab) == ("zone", "tiny")
     golden("runs/no-run.log", "\n\n".join(texts) + "\n")

@@ -29,7 +29,7 @@ DOWN = FabricReading(("rtsw1:eth1  the link is down",))
 def finished() -> RunResult:
     options = RunOptions(sizes=tuple(row.size for row in ROWS), qps=16)
     state = FabricState(DOWN, DOWN)
-    return replace(samples.result(options), rows=ROWS, fabric_state=state, run_id="0007")
+    return replace(samples.result(options), rows=ROWS, before=state.before, fabric_state=state, run_id="0007")
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str:
@@ -48,24 +48,24 @@ def test_rows_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     live = LiveTable(Console())
-    live.head(finished().head)
+    live.head(finished())
     for row in ROWS:
         live.row(row)
     *_, names, units, first, second, third, fourth = printed(capsys).splitlines()
     assert (names[:10], names[-6:], units[:10]) == ("#     size", "#wrong", "#      (B)")
     rows = (first, second, third, fourth)
     assert {len(line) for line in rows} == {len(names)} == {80}
-    assert [line.split()[:9] for line in rows] == [finished().head.row(row).split()[:9] for row in ROWS]
+    assert [line.split()[:9] for line in rows] == [finished().row(row).split()[:9] for row in ROWS]
 
 
 def test_parts_that_are_printed_one_by_one_are_the_finished_table(capsys: pytest.CaptureFixture[str]) -> None:
     result = finished()
     live, seen = LiveTable(Console()), ""
-    live.head(result.head)
+    live.head(result)
     for row in ROWS:
         live.row(row)
         new = printed(capsys)
-        assert new.splitlines()[-1] == result.head.row(row), "a row is on the screen before the next one is measured"
+        assert new.splitlines()[-1] == result.row(row), "a row is on the screen before the next one is measured"
         seen += new
     live.end(result)
     assert seen + printed(capsys) == result.table()
@@ -75,7 +75,7 @@ def test_an_interrupted_table(golden: Callable[[str, str], None], capsys: pytest
     texts = []
     for lasting in (True, False):
         live = LiveTable(Console())
-        live.head(samples.result().head)
+        live.head(samples.result())
         live.row(samples.result().rows[0])
         live.interrupted(replace(samples.interrupted(), id="0008"), lasting=lasting)
         texts.append(printed(capsys))
@@ -84,7 +84,7 @@ def test_an_interrupted_table(golden: Callable[[str, str], None], capsys: pytest
 
 def test_with_json_there_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     live = LiveTable(Console("json"))
-    live.head(finished().head)
+    live.head(finished())
     live.row(ROWS[0])
     assert printed(capsys) == ""
     live.end(finished())
@@ -98,7 +98,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(error: Exception, monkeypatch
 
     monkeypatch.setattr(Console, "part", refuse)
     live = LiveTable(Console())
-    live.head(finished().head)
+    live.head(finished())
     live.row(ROWS[0])
     with pytest.raises(type(error)):
         live.end(finished())

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from heddle.host.saturation import Cause
-from heddle.runs.history import KeptRun, Limits
-from heddle.runs.runrecord import RunOutcome, RunRecord
+from heddle.runs.outcome import RunOutcome
+from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
+from heddle.runs.store import Limits
+from heddle.runs.stored import Stored, StoredRun
 from heddle.traffic.options import RunOptions
 from heddle.views.runstext import runs_json, runs_text
 from heddle.views.style import WIDTH
@@ -18,9 +20,11 @@ from tests.unit import run_samples as samples
 KEEP = Limits(50, 200_000_000)
 
 
-def kept(number: int, record: RunRecord | None, size: int = 48_123, damage: str = "") -> KeptRun:
+def kept(number: int, record: RunRecord | None, size: int = 48_123, damage: str = "") -> StoredRun:
     run_id = f"{number:04}"
-    return KeptRun(run_id, "zone", Path("/state/labs/zone/runs", run_id), size, record, damage)
+    run = StoredRun(run_id, "zone", Path("/state/labs/zone/runs", run_id))
+    vars(run).update(bytes=size, _record=Stored(record, damage))
+    return run
 
 
 def wrong_sums() -> RunRecord:
@@ -62,7 +66,12 @@ def test_the_table_of_runs(golden: Callable[[str, str], None]) -> None:
 
 
 def test_rows_have_what_a_program_needs() -> None:
-    runs = [kept(1, samples.record()), kept(3, samples.failed()), kept(4, None), kept(5, samples.interrupted())]
+    runs = [
+        kept(1, samples.record()),
+        kept(3, samples.failed()),
+        kept(4, None, damage="run.json is missing"),
+        kept(5, samples.interrupted()),
+    ]
     rows = runs_json({"zone": runs}, KEEP, ())["runs"]
     first = rows[0]
     assert (first["id"], first["lab"], first["collective"], first["algorithm"]) == (

@@ -11,7 +11,7 @@ from heddle.base.events import Silent
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text

@@ -13,7 +13,7 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.past import paths_of, rates_kept, series_of
+from heddle.runs.lookup import load, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import TRANSPORT, CongestionName, RunOptions
@@ -58,7 +58,7 @@ class Settled:
 
 
 def settled(lab: Lab) -> Settled:
-    _, recorded = series_of(lab)
+    recorded = series_of(lab)
     series = recorded.series
     row = next(
         row
@@ -98,7 +98,7 @@ def incast(
 def without(net: Lab) -> Settled:
     """The same incast with pauses only."""
     result = incast(net, "none")
-    assert result.congestion is None and rates_kept(net) is None
+    assert result.congestion is None and load(net).rates.value is None
     assert "cnps_sent" not in result.flows[0].counters
     return settled(net)
 
@@ -116,7 +116,7 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(
     assert np.quantile(found.depths, 0.9) > found.kmin, "the queue returns to the range in which packets are marked"
     assert 0 < found.marks < without.marks / 2
 
-    use, rates = result.congestion, rates_kept(net)
+    use, rates = result.congestion, load(net).rates.value
     assert use is not None and rates is not None
     # Each CNP arrives, in the class of control; a delayed one may leave when the sender has already reported.
     assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS

@@ -31,9 +31,9 @@ from heddle.lab.queues import read_queues
 from heddle.lab.repair import repair
 from heddle.lab.status import status
 from heddle.lab.thresholds import set_queues
-from heddle.runs.history import History
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow

@@ -20,10 +20,10 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.status import status
-from heddle.runs.history import History
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from tests.machine import patience
 from tests.netns.during import run_and
@@ -47,27 +47,41 @@ def labelled(lab: Lab, result: RunResult) -> dict[str, Any]:
     data = result.to_json()
     state: dict[str, Any] = data["fabric_state"]
     assert (state["state"] == "converged") == (data["warnings"] == []) == ("#fabric" not in result.table())
-    _, record = History.of(lab).open("last")
+    record = History.of(lab).open("last").record
     assert record.outcome is not None and record.outcome.fabric_state == result.fabric_state
     return state
 
 
-def test_a_converged_fabric_has_no_label(lab: Lab) -> None:
+def test_the_label_of_a_run_is_the_state_of_the_fabric(lab: Lab) -> None:
+    """Converged; with a link down; converged again; with a link that goes down during the run; with a dead bgpd."""
     state = labelled(lab, run(lab, SHORT, Silent()))
-    assert state["state"] == "converged"
-    assert state["before"]["converged"] and state["after"]["converged"]
-
-
-def test_a_link_that_is_down_labels_the_run(lab: Lab) -> None:
+    assert (state["state"], state["before"]["converged"], state["after"]["converged"]) == ("converged", True, True)
     with link_down(lab, "rtsw1:eth1"):
         (row,) = status(lab.name)
         assert not row.converged
         result = run(lab, SHORT, Silent())
     state = labelled(lab, result)
-    assert state["state"] == "degraded"
-    assert state["before"]["faults"] == list(row.faults)
+    assert (state["state"], state["before"]["faults"]) == ("degraded", list(row.faults))
     assert "rtsw1:eth1" in result.warnings[0]
     assert labelled(lab, run(lab, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
+
+    # By hand: a fault of Heddle's waits for the lock that the run holds.
+    link = ["nsenter", f"--net={lab.handle('rtsw1').netns}", "ip", "link", "set", "eth1"]
+    result = run_and(lab, LONG, lambda: process.run([*link, "down"]))
+    process.run([*link, "up"])
+    state = labelled(lab, result)
+    assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
+    assert result.warnings[0].startswith("the fabric changed during the run, and is degraded now: rtsw1:eth1")
+
+    lab.wait()
+    os.kill(int(lab.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
+    deadline = time.monotonic() + patience(60)
+    while status(lab.name)[0].converged and time.monotonic() < deadline:
+        time.sleep(0.1)
+    result = run(lab, SHORT, Silent())
+    assert labelled(lab, result)["state"] == "degraded"
+    assert "ctsw1  bgpd does not answer" in result.warnings[0]
+    assert "#fabric   : degraded before this run (ctsw1  bgpd does not answer)" in result.table()
 
 
 def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(lab: Lab) -> None:
@@ -110,26 +124,3 @@ def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
         assert [each.ok for each in validate(tiny, ["routes"])] == [True, True]
     finally:
         process.run([*inside, "link", "del", "other0"])
-
-
-@pytest.mark.deep
-def test_a_bgpd_that_is_dead_labels_the_run(lab: Lab) -> None:
-    os.kill(int(lab.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
-    deadline = time.monotonic() + patience(60)
-    while status(lab.name)[0].converged and time.monotonic() < deadline:
-        time.sleep(0.1)
-    result = run(lab, SHORT, Silent())
-    assert labelled(lab, result)["state"] == "degraded"
-    assert "ctsw1  bgpd does not answer" in result.warnings[0]
-    assert "#fabric   : degraded before this run (ctsw1  bgpd does not answer)" in result.table()
-
-
-@pytest.mark.deep
-def test_a_link_that_goes_down_during_the_run_labels_it(lab: Lab) -> None:
-    # By hand: a fault of Heddle's waits for the lock that the run holds.
-    down = ["nsenter", f"--net={lab.handle('rtsw1').netns}", "ip", "link", "set", "eth1", "down"]
-    result = run_and(lab, LONG, lambda: process.run(down))
-    state = labelled(lab, result)
-    assert state["before"]["converged"] and not state["after"]["converged"]
-    assert state["changed"]
-    assert result.warnings[0].startswith("the fabric changed during the run, and is degraded now: rtsw1:eth1")

@@ -21,7 +21,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec

@@ -22,7 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_exact, set_hashing
 from heddle.lab.tapped import find_ports
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions

@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 
 from heddle.base import state
 from heddle.lab.lab import Lab
-from heddle.runs.history import History
+from heddle.runs.store import History
 from tests.machine import patience
 from tests.typed import typed
 

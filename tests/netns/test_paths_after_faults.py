@@ -15,8 +15,8 @@ from heddle.lab.outages import Fault, drain, link_down, switch_down
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
+from heddle.runs.lookup import load
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
-from heddle.runs.past import load
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
@@ -57,10 +57,15 @@ def a_drain(lab: Lab) -> Fault:
 
 
 @pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
-def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab, fault: Callable[[Lab], Fault]) -> None:
+def test_after_a_fault_prediction_is_what_the_kernels_do_and_resilient_hashing_moves_the_lost_share_alone(
+    lab: Lab, fault: Callable[[Lab], Fault]
+) -> None:
     flows = some_flows(lab.fabric, 300)
-    whole = lookup_paths(lab, flows)
+    whole, still = lookup_paths(lab, flows), now(lab, load(lab))
+    assert still.result.agree and still.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
+    assert (still.moved.moved, still.moved.gone, still.moved.spread) == (0, 0, 0), "nothing moves without a fault"
     with fault(lab):
+        found = now(lab, load(lab))
         for mode, options in MODES:
             set_hashing(lab, mode, options)
             result = lookup_paths(lab, flows)
@@ -69,22 +74,6 @@ def test_prediction_is_what_the_kernels_do_after_a_fault_in_every_mode(lab: Lab,
     again = lookup_paths(lab, flows)
     assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
 
-
-@pytest.mark.deep
-def test_nothing_moves_without_a_fault(lab: Lab) -> None:
-    found = now(lab, load(lab))
-    assert found.result.agree
-    assert (found.moved.moved, found.moved.gone, found.moved.spread) == (0, 0, 0)
-    assert found.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
-def test_resilient_hashing_moves_the_lost_share_alone_and_threshold_more(
-    lab: Lab, fault: Callable[[Lab], Fault]
-) -> None:
-    with fault(lab):
-        found = now(lab, load(lab))
     assert found.result.agree, now_text(found)
     moved = found.moved
     assert moved.flows == 96 and moved.in_force == THRESHOLD

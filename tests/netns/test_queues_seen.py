@@ -27,9 +27,10 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
 from heddle.lab.thresholds import set_queues, wanted_policies
-from heddle.runs.past import series_of
+from heddle.runs.lookup import series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
@@ -81,7 +82,7 @@ def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
     assert f"#queues   : {use.pauses:,} pause frames; {use.paused_ports} ports paused" in table
     assert ran.to_json()["queues"]["pfc_sent"] == use.pauses
     # The recorded series add up to the counters.
-    _, kept = series_of(lab)
+    kept = series_of(lab)
     series = kept.series
     assert kept.what == "incast over 4 ranks, 512 KiB, 1 QP"
     at = [label.name for label in kept.labels].index("rtsw1:eth3 class 3")
@@ -213,7 +214,7 @@ def test_queues_of_a_failed_run_are_kept_and_labelled(lab: Lab) -> None:
     finally:
         link("up")
         lab.wait()
-    record, kept = series_of(lab)
+    kept, record = series_of(lab), History.of(lab).open().record
     assert kept.what == "incast over 4 ranks, 64 KiB, 1 QP (which failed)"
     assert record.outcome is None and record.failure
     assert f"run {record.id} of lab {lab.name} failed, so it has no paths" in inv(lab, "paths").stderr

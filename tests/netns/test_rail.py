@@ -16,7 +16,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down, link_up, undrain
 from heddle.lab.queues import read_queues
 from heddle.lab.rehash import set_hashing
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
 from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.rehash import set_hashing
-from heddle.runs.history import History
-from heddle.runs.keptrun import open_runs
-from heddle.runs.past import load, proven
+from heddle.runs.lookup import open_runs, paths_of
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import report_html
 from tests.typed import typed
@@ -39,11 +39,12 @@ def copied(
 def measured(name: str, tmp_path: Path) -> tuple[Path, Path, list[str]]:
     lab = labs.up(load_fabric("tiny", name=name)).lab
     run(lab, OPTIONS, Silent())
-    paths = [" ".join(each.measured) for each in proven(lab, load(lab)).flows]
+    paths = [" ".join(each.measured) for each in paths_of(lab).flows]
     set_hashing(lab, "e-ecmp")
     run(lab, OPTIONS, Silent())
     shutil.copytree(History.of(lab).directory, tmp_path / "kept", symlinks=True)
     labs.down(name)
+    assert not state.lab_dir(name).exists(), "runs go with their lab"
     return tmp_path / "kept" / "0001", tmp_path / "kept" / "0002", paths
 
 
@@ -62,13 +63,12 @@ def test_a_copied_run_has_its_whole_report_when_the_lab_is_gone(
     for row in kept.record.outcome.rows:
         assert len(row.iteration_us) == OPTIONS.iters
         assert sum(row.iteration_us) / OPTIONS.iters == pytest.approx(row.time_us, rel=1e-3)
-    assert kept.proof is not None
-    assert kept.proof.agree
-    assert [" ".join(each.measured) for each in kept.proof.flows] == paths
-    assert kept.surroundings is not None
-    assert {"Heddle", "Linux", "Python", "FRR"} <= set(kept.surroundings.versions)
-    assert other.surroundings is not None
-    assert {rule["mode"] for rule in other.surroundings.hashing.values()} == {"e-ecmp"}
+    proof, around = kept.proof.value, kept.surroundings.value
+    assert proof is not None and proof.agree
+    assert [" ".join(each.measured) for each in proof.flows] == paths
+    assert around is not None and {"Heddle", "Linux", "Python", "FRR"} <= set(around.versions)
+    live = other.needed(other.surroundings).hashing
+    assert {rule["mode"] for rule in live.values()} == {"e-ecmp"}
     html = report_html([kept, other])
     assert html.count("Not shown") == 0
     assert html.count("Proven: prediction, oracle and counters agree on the paths of all") == 2

@@ -12,7 +12,7 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates

@@ -15,8 +15,8 @@ from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.proof import countroom
 from heddle.runs import run as runs
-from heddle.runs.history import History
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from tests.conftest import FabricLab
 from tests.marks import deep

@@ -24,7 +24,7 @@ from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow

@@ -23,7 +23,7 @@ from heddle.endpoints.rdma.launching import launch
 from heddle.kernel import rdma
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch import stackcounts

@@ -12,7 +12,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.past import paths_of
+from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault

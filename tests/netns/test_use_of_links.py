@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.past import load, paths_of, proven
+from heddle.runs.lookup import load, paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
@@ -34,8 +35,11 @@ def four_racks(fabric_lab: FabricLab) -> Lab:
     return fabric_lab(racks=4, ctsw=2, hosts_per_rack=2, link=link, routing={"ecmp": "e-ecmp"})
 
 
-def test_ranks_in_two_racks_of_four(four_racks: Lab) -> None:
+def test_ranks_in_two_racks_of_four(four_racks: Lab, tmp_path: Path) -> None:
     lab = four_racks
+    assert usage_of(lab) is None
+    done = typed("graph", lab.name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"wrote {lab.name}.svg: no run yet, so links have no load\n")
     result = run(lab, options(qps=8, placement="host1,host3,host2,host4", ranks=4), Silent())
     assert result.wrong == 0
     paths = paths_of(lab)
@@ -65,13 +69,26 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab) -> None:
     assert paths.delivery is not None and paths.delivery.received == paths.delivery.counted
     assert f"the receiving NICs got {paths.delivery.counted:,} of the {paths.delivery.counted:,} packets" in text
 
-    # The picture goes by the same measure.
+    # The picture goes by the same measure, and what came into a switch left it again.
     usage = usage_of(lab)
     assert usage is not None
     by_port = {load.a: load for load in usage.loads}
     links = {link.port: link for link in paths.links}
     assert by_port["rtsw1:eth2"].seconds[0] == pytest.approx(links["rtsw1:eth2"].seconds)
     assert not by_port["rtsw4:eth1"].ranked and by_port["rtsw1:eth1"].ranked
+    balance = dict.fromkeys(("rtsw1", "rtsw2"), 0)
+    for each in usage.loads:
+        assert (each.b_packets, each.b_bytes) == (links[each.b].packets, links[each.b].bytes)
+        for ref, change in ((each.a, each.b_bytes - each.a_bytes), (each.b, each.a_bytes - each.b_bytes)):
+            if (switch := ref.partition(":")[0]) in balance:
+                balance[switch] += change
+    assert set(balance.values()) == {0}
+    drawn = json.loads(typed("graph", lab.name, "--format", "json", cwd=tmp_path).stdout)
+    assert (drawn["run_id"], drawn["links"]) == (usage.run_id, [each.to_json() for each in usage.loads])
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / f"{lab.name}.svg").read_text())
+    assert usage.caption in texts
+    mmr = f"max/mean {paths.mmr.bytes:.2f},"
+    assert any(words.startswith("RTSW to CTSW: ") and mmr in words for words in texts)
 
     done = typed("paths", "--lab", lab.name, "--format", "json")
     data = json.loads(done.stdout)
@@ -86,7 +103,7 @@ def test_drops_of_the_last_queue_are_behind_the_last_counter_and_explained(fabri
     lab = fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, queues=dropping("40KB"))
     run(lab, options(collective="incast", qps=4, iters=1), Silent())
     past = load(lab)
-    paths = proven(lab, past)
+    paths = past.needed(past.proof)
     assert paths.delivery is not None and paths.delivery.received is not None
     last = {proof.measured[-1] for proof in paths.flows if proof.measured}
     missing = paths.delivery.counted - paths.delivery.received

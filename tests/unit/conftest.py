@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from heddle.runs.history import History
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import History
 from tests.unit import run_samples as samples
 
 

@@ -9,13 +9,14 @@ import numpy as np
 
 from heddle.base.problems import InputError
 from heddle.predict.selftest import SelfTest
-from heddle.runs.keptrun import WholeRun, open_runs
+from heddle.runs.lookup import open_runs
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunRecord, write_record
 from heddle.runs.runtable import SizeRow
 from heddle.runs.series import Series
 from heddle.runs.seriesfile import Recorded, RowLabel, write_series
+from heddle.runs.stored import StoredRun
 from heddle.runs.surroundings import Surroundings, write_surroundings
 from tests.unit import run_samples as samples
 
@@ -43,7 +44,7 @@ def series() -> Series:
 def keep(
     place: Path, number: int = 1, record: RunRecord | None = None, *, around: Surroundings | None = AROUND,
     queues: Series | None = None,
-) -> WholeRun:  # fmt: skip
+) -> StoredRun:  # fmt: skip
     """A run's directory below `place`, opened."""
     path = place / f"{number:04}"
     path.mkdir(parents=True)

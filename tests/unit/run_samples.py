@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.runs.machineuse import MachineUse
+from heddle.runs.measured import FlowRow
+from heddle.runs.outcome import Carrier, ProofSummary
 from heddle.runs.queueuse import QueueUse
-from heddle.runs.results import Carrier, FlowRow, RunResult
-from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+from heddle.runs.results import RunResult
+from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, parse_source_ports
@@ -39,9 +43,10 @@ def result(options: RunOptions = OPTIONS) -> RunResult:
     )
     use = MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)
     return RunResult(
-        lab="zone", k=4000, ecmp="e-ecmp", options=options, endpoints=build_plan(FABRIC, options).endpoints, rows=rows,
+        "zone", 4000, "e-ecmp", options, build_plan(FABRIC, options).endpoints, rows=rows,
         flows=(flow_row(), flow_row(qpn=266719, packets=9)), machine=use, icrc_errors=0, stray=0,
-        warnings=("a warning",), queues=USE, transport=Carrier("rc", {"window": 64}, Rc.columns),
+        counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",), queues=USE,
+        transport=Carrier("rc", {"window": 64}, Rc.columns),
     )  # fmt: skip
 
 
@@ -53,7 +58,7 @@ def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunHeader:
 
 def record(options: RunOptions = OPTIONS, proof: ProofSummary | None = PROOF, ecmp: str = "e-ecmp") -> RunRecord:
     """A run that ended well, without an ID."""
-    return RunRecord(header(options, ecmp), 2.5, RunOutcome.of(result(options), proof))
+    return RunRecord(header(options, ecmp), 2.5, replace(result(options), proof=proof).outcome)
 
 
 def failed() -> RunRecord:

@@ -359,7 +359,7 @@ def test_little_is_read_for_the_list_of_verbs() -> None:
 @pytest.mark.parametrize(
     ("module", "never"),
     [
-        ("heddle.runs.history", ["numpy", "jinja2", "heddle.endpoints.nic", "heddle.switch", "heddle.lab.snapshot"]),
+        ("heddle.runs.store", ["numpy", "jinja2", "heddle.endpoints.nic", "heddle.switch", "heddle.lab.snapshot"]),
         ("heddle.lab.status", ["numpy", "jinja2", "scapy", "heddle.endpoints", "heddle.traffic"]),
         ("heddle.endpoints.worker", ["jinja2", "scapy", "rich", "invoke", "heddle.lab", "heddle.cli", "heddle.runs"]),
         ("heddle.switch.pfc.agent", ["pydantic", "jinja2", "scapy", "rich", "invoke", "heddle.lab", "heddle.cli"]),

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 
 from heddle.lab.fabricstate import FabricReading, FabricState
-from heddle.runs.runrecord import RunOutcome
 from tests.unit import run_samples
 
 FINE = FabricReading()
@@ -16,7 +15,7 @@ LOST = FabricReading((), tuple(f"rtsw{n}: 10.0.0.0/24 has no next hop eth1" for 
 
 def outputs_of(before: FabricReading, after: FabricReading, *changed: str) -> tuple[str, dict[str, object]]:
     state = FabricState(before, after, changed)
-    result = replace(run_samples.result(), fabric_state=state, warnings=tuple(state.warnings()))
+    result = replace(run_samples.result(), before=state.before, fabric_state=state, warnings=tuple(state.warnings()))
     return result.table(), json.loads(json.dumps(result.to_json()))
 
 
@@ -39,7 +38,7 @@ def test_a_degraded_fabric_is_named_above_and_below_the_figures_and_in_json() ->
     assert "#warning  : the fabric was degraded before the run: rtsw1:eth1  the link is down" in foot
     assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
     assert data["warnings"] == ["the fabric was degraded before the run: rtsw1:eth1  the link is down"]
-    short = replace(run_samples.result(), fabric_state=FabricState(DOWN, DOWN)).table(short=True)
+    short = replace(run_samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
     assert "#fabric   : degraded before" in short
 
 
@@ -66,4 +65,4 @@ def test_many_gaps_are_shortened_in_words_and_whole_in_json() -> None:
 
 def test_the_record_keeps_it() -> None:
     state = FabricState(DOWN, FINE)
-    assert RunOutcome.of(replace(run_samples.result(), fabric_state=state), None).fabric_state == state
+    assert replace(run_samples.result(), fabric_state=state).outcome.fabric_state == state

@@ -1,4 +1,4 @@
-"""Values that can be computed by hand: MMR without some links, rooflines of narrow racks, moved flows."""
+"""Values that can be computed by hand: MMR without some links, rooflines of narrow racks, moved flows, evenness."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
+from heddle.predict.statistics import EVEN, UNEVEN
 from heddle.spec.shapes.clos import ClosSpec
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
+EIGHT: dict[str, Any] = {
+    "racks": 8, "ctsw": 4, "hosts_per_rack": 4,
+    "link": {"exceptions": {f"ctsw1:eth{n}": "10mbit" for n in range(2, 6)}},
+}  # fmt: skip
+ZONES: dict[str, Any] = {
+    "zones": 2, "racks": 4, "ctsw": 4, "atsw": 3, "hosts_per_rack": 4,
+    "link": {"exceptions": {"ctsw1:eth2": "10mbit", "atsw2:eth4": "20mbit", "ctsw5": "50mbit"}},
+}  # fmt: skip
 
 
 def ask(shape: dict[str, Any], plan: str, **keys: Any) -> Prediction:
@@ -93,3 +102,24 @@ def test_evenness_is_not_judged_where_links_are_gone() -> None:
 def test_trials_are_summarised_by_mean_and_percentiles() -> None:
     assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
     assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)
+
+
+def predicted(shape: dict[str, Any], seed: str | int, *, ucmp: bool) -> Prediction:
+    return ask({**shape, "routing": {"ucmp": ucmp, "seed": seed}}, "all-to-all,qps=16")
+
+
+@pytest.mark.parametrize("seed", ["per-switch", 7, 8])
+def test_a_fair_hash_over_weighted_paths_is_even_if_weights_differ_between_racks(seed: str | int) -> None:
+    found = predicted(EIGHT, seed, ucmp=True).evenness[1]
+    assert found.verdict == EVEN
+    assert found.degrees == 8 * 3
+    assert found.flows == 32 * 28 * 16
+
+
+def test_weights_do_not_hide_polarisation() -> None:
+    assert {d: e.verdict for d, e in predicted(ZONES, "per-switch", ucmp=True).evenness.items()} == {1: EVEN, 2: EVEN}
+    assert {d: e.verdict for d, e in predicted(ZONES, "shared", ucmp=True).evenness.items()} == {1: EVEN, 2: UNEVEN}
+
+
+def test_without_weights_narrow_links_get_as_many_flows_as_others() -> None:
+    assert predicted(EIGHT, "per-switch", ucmp=False).evenness[1].verdict == EVEN

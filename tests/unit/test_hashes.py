@@ -22,50 +22,21 @@ def hops(*weights: int, dead: tuple[int, ...] = ()) -> tuple[NextHop, ...]:
     return tuple(NextHop(f"eth{i + 1}", i + 2, "169.254.0.1", w, i in dead) for i, w in enumerate(weights))
 
 
-# Aumasson and Bernstein's vectors (vectors_sip64; lib/tests/siphash_kunit.c): key 00..0f, input 00, 01, ...
-REFERENCE = {0: 0x726FDB47DD0E0E31, 8: 0x93F5F5799A932462, 16: 0x3F2ACC7F57C29BDB}
-
-
-@pytest.mark.parametrize("length", [0, 8, 16, 48])
-def test_siphash_gives_the_reference_vectors(length: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (0, 0x726FDB47DD0E0E31),
+        (8, 0x93F5F5799A932462),
+        (16, 0x3F2ACC7F57C29BDB),
+        (24, 0xB8AD50C6F649AF94),
+        (48, 0xE612A3CB9ECBA951),
+    ],
+)
+def test_siphash_gives_the_reference_vectors(length: int, expected: int) -> None:
+    """Aumasson and Bernstein's (vectors_sip64; lib/tests/siphash_kunit.c): key 00..0f, input 00, 01, ..."""
     key = np.frombuffer(bytes(range(16)), dtype="<u8").tolist()
-    data = bytes(range(length))
-    words = np.frombuffer(data, dtype="<u8").reshape(1, length // 8)
-    expected = reference_siphash(data, *key)
-    assert REFERENCE.get(length, expected) == expected
+    words = np.frombuffer(bytes(range(length)), dtype="<u8").reshape(1, length // 8)
     assert int(siphash24(words, *key)[0]) == expected
-
-
-def reference_siphash(data: bytes, key0: int, key1: int) -> int:
-    """SipHash-2-4 of whole words in plain integers, word by word from the paper."""
-    mask = (1 << 64) - 1
-
-    def rol(x: int, n: int) -> int:
-        return (x << n | x >> (64 - n)) & mask
-
-    v = [key0 ^ 0x736F6D6570736575, key1 ^ 0x646F72616E646F6D, key0 ^ 0x6C7967656E657261, key1 ^ 0x7465646279746573]
-
-    def rounds(count: int) -> None:
-        for _ in range(count):
-            v[0] = (v[0] + v[1]) & mask
-            v[1] = rol(v[1], 13) ^ v[0]
-            v[0] = rol(v[0], 32)
-            v[2] = (v[2] + v[3]) & mask
-            v[3] = rol(v[3], 16) ^ v[2]
-            v[0] = (v[0] + v[3]) & mask
-            v[3] = rol(v[3], 21) ^ v[0]
-            v[2] = (v[2] + v[1]) & mask
-            v[1] = rol(v[1], 17) ^ v[2]
-            v[2] = rol(v[2], 32)
-
-    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data), 8)]
-    for word in (*words, len(data) << 56):
-        v[3] ^= word
-        rounds(2)
-        v[0] ^= word
-    v[2] ^= 0xFF
-    rounds(4)
-    return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
 def test_jhash_gives_lookup3_hashword() -> None:
@@ -74,50 +45,6 @@ def test_jhash_gives_lookup3_hashword() -> None:
     assert int(jhash2(empty, 0)[0]) == 0xDEADBEEF
     one = np.array([[1, 2]], dtype=np.uint32)
     assert jhash2(one, 7)[0] == jhash_2words(one[:, 0], one[:, 1], 7)[0]
-    for length in range(1, 9):
-        words = np.arange(1, length + 1, dtype=np.uint32).reshape(1, length) * np.uint32(0x01010101)
-        assert int(jhash2(words, 99)[0]) == reference_jhash2(words[0].tolist(), 99)
-
-
-def reference_jhash2(k: list[int], initval: int) -> int:
-    """include/linux/jhash.h in plain integers."""
-    mask = 0xFFFFFFFF
-
-    def rol(x: int, n: int) -> int:
-        return (x << n | x >> (32 - n)) & mask
-
-    a = b = c = (0xDEADBEEF + (len(k) << 2) + initval) & mask
-    while len(k) > 3:
-        a, b, c = (a + k[0]) & mask, (b + k[1]) & mask, (c + k[2]) & mask
-        a = ((a - c) & mask) ^ rol(c, 4)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rol(a, 6)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rol(b, 8)
-        b = (b + a) & mask
-        a = ((a - c) & mask) ^ rol(c, 16)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rol(a, 19)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rol(b, 4)
-        b = (b + a) & mask
-        k = k[3:]
-    if not k:
-        return c
-    a, b, c = ((x + y) & mask for x, y in zip((a, b, c), [*k, 0, 0][:3], strict=True))
-    for x, y, n in (
-        ("c", "b", 14),
-        ("a", "c", 11),
-        ("b", "a", 25),
-        ("c", "b", 16),
-        ("a", "c", 4),
-        ("b", "a", 14),
-        ("c", "b", 24),
-    ):
-        now = {"a": a, "b": b, "c": c}
-        value = ((now[x] ^ now[y]) - rol(now[y], n)) & mask
-        a, b, c = (value if x == name else now[name] for name in "abc")
-    return c
 
 
 def test_the_kernel_hash_does_not_see_direction_or_the_qp() -> None:

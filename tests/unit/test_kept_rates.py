@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from heddle.runs.files import UnreadableError
 from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, use_of_rates, write_rates
-from heddle.runs.readable import UnreadableError
-from heddle.views.queuepicture import draw, panels
-from heddle.views.ratepanel import DRAWN, drawn
+from heddle.views.queuepicture import DRAWN, draw, drawn, panels
 from heddle.views.report import charts
 from tests.unit.test_queue_picture import recorded
 

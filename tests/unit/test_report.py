@@ -15,8 +15,8 @@ from heddle.cli.run_verb import run as run_task
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.rendered import Rendered
-from heddle.runs.keptrun import open_runs
-from heddle.runs.runrecord import RunOutcome, RunRecord
+from heddle.runs.lookup import open_runs
+from heddle.runs.runrecord import RunRecord
 from heddle.traffic.options import RunOptions, parse_source_ports, run_options
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
@@ -70,8 +70,8 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
 
 def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) -> None:
     run = keep(tmp_path, around=None)
-    (run.kept.path / "series.npz").unlink()
-    text = page_without_plotly(report_html(open_runs([str(run.kept.path)])))
+    (run.path / "series.npz").unlink()
+    text = page_without_plotly(report_html(open_runs([str(run.path)])))
     missing = "fabric.json is missing: the Heddle that made this run did not write it, and its lab is gone"
     assert text.count(f"Not shown: {missing}.") == 2  # the fabric and the paths
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
@@ -93,7 +93,7 @@ def test_what_nobody_counted_is_a_dash_and_no_zero(tmp_path: Path) -> None:
     counted = replace(samples.result(), flows=(flow,), icrc_errors=None, stray=None, machine=use)
     assert "- with a wrong ICRC, - stray" in counted.table()
     assert (counted.to_json()["icrc_errors"], counted.to_json()["machine"]["socket_drops"]) == (None, None)
-    text = report_html([keep(tmp_path, record=replace(samples.record(), outcome=RunOutcome.of(counted, None)))])
+    text = report_html([keep(tmp_path, record=replace(samples.record(), outcome=counted.outcome))])
     assert re.search(r"stray</th>\s*<td>packets</td>\s*<td[^>]*>-</td>", text)
 
 
@@ -109,11 +109,11 @@ def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Pat
 
 def test_damaged_surroundings_are_named(tmp_path: Path) -> None:
     run = keep(tmp_path)
-    (run.kept.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
-    assert open_runs([str(run.kept.path)])[0].why("fabric").startswith("fabric.json is damaged")
-    (run.kept.path / "fabric.json").write_text('{"format": 2}')
-    again = open_runs([str(run.kept.path)])[0]
-    assert again.why("surroundings") == "fabric.json has format 2, and this Heddle reads format 1"
+    (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
+    assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
+    (run.path / "fabric.json").write_text('{"format": 2}')
+    again = open_runs([str(run.path)])[0]
+    assert again.surroundings.why == "fabric.json has format 2, and this Heddle reads format 1"
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_the_fabric_file_in_the_report_makes_the_same_fabric(tmp_path: Path, ove
 def test_words_that_mean_no_run(tmp_path: Path) -> None:
     assert "is not the directory of a run: it has no run.json" in refused(f"{tmp_path}/nothing")
     run = keep(tmp_path)
-    (run.kept.path / "run.json").write_text("{")
-    assert "run.json is damaged" in refused(str(run.kept.path))
+    (run.path / "run.json").write_text("{")
+    assert "run.json is damaged" in refused(str(run.path))
 
 
 def test_a_run_that_is_named_twice_is_reported_once(tmp_path: Path) -> None:
-    path = str(keep(tmp_path).kept.path)
+    path = str(keep(tmp_path).path)
     assert len(open_runs([path, f"{path}/."])) == 1
 
 

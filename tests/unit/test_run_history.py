@@ -1,4 +1,4 @@
-"""Runs on disk: written whole or not at all, found by short words, bounded, and never a traceback."""
+"""Runs on disk: written whole or not at all, found by short words, bounded; damaged ones are named with the reason."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError, MachineError
-from heddle.runs import keeping, past
-from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
-from heddle.runs.runevidence import EVIDENCE, read_evidence
+from heddle.runs import lookup, writer
+from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
 from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
-from tests.unit.history_runs import keep
+from tests.unit.history_runs import a_lab, keep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,8 +33,8 @@ def entries(history: History) -> list[str]:
 
 def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert keep(history) == "0001"
-    kept, record = history.open()
-    assert record == replace(samples.record(), id="0001")
+    kept = history.open()
+    assert kept.record == replace(samples.record(), id="0001")
     assert read_evidence(kept.path) == (samples.result().flows, samples.evidence())
     assert kept.bytes == sum(path.stat().st_size for path in kept.path.iterdir())
     assert json.loads((history.directory / "last" / RECORD).read_text())["format"] == 1
@@ -42,7 +42,7 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
 
 def test_a_failed_run_is_read_as_it_was_written(history: History) -> None:
     keep(history, samples.failed())
-    assert history.open("last")[1] == replace(samples.failed(), id="0001")
+    assert history.open("last").record == replace(samples.failed(), id="0001")
 
 
 def test_every_run_is_kept_and_the_link_leads_to_the_newest(history: History) -> None:
@@ -108,7 +108,7 @@ def test_an_interrupted_run_is_kept_and_last_stays_at_the_run_before(history: Hi
     assert history.ids() == ["0001", "0002", "0003"]
     assert history.find("last") == history.find() == "0002"
     assert (history.directory / "last").readlink() == Path("0002")
-    assert history.open("3")[1] == replace(samples.interrupted(), id="0003")
+    assert history.open("3").record == replace(samples.interrupted(), id="0003")
 
 
 def test_an_interrupted_run_never_drives_the_last_one_out(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,11 @@ def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History
     keep(history)
     keep(history, samples.interrupted())
     lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
-    assert past.has_run(lab) and past.load(lab).record.id == "0001"
+    assert lookup.has_run(lab) and lookup.load(lab).record.id == "0001"
     with pytest.raises(
         InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
     ):
-        past.load(lab, "2")
+        lookup.load(lab, "2")
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -138,27 +138,28 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(keeping, "label", lambda lab: "flow")
+    monkeypatch.setattr(writer, "label", lambda lab: "flow")
     runtime = SimpleNamespace(name="netns")
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     plan = build_plan(samples.FABRIC, samples.OPTIONS)
-    with pytest.raises(end) as ended, keeping.keeping(lab, plan):
+    with pytest.raises(end) as ended, writer.writing(lab, plan):
         raise end  # before the first size: nothing to keep
     assert type(ended.value) is end and History.of(lab).ids() == []
     rows = samples.result().rows
-    with pytest.raises(end) as ended, keeping.keeping(lab, plan) as keeper:
-        keeper.rows.append(rows[0])
+    with pytest.raises(end) as ended, writer.writing(lab, plan) as measured:
+        measured.rows.append(rows[0])
         raise end
-    kept, record = History.of(lab).open("0001")
+    kept = History.of(lab).open("0001")
+    record = kept.record
     assert read_surroundings(kept.path).fabric == samples.FABRIC
     assert (record.interrupted, record.rows, record.outcome) == (True, rows[:1], None)
-    assert isinstance(ended.value, keeping.RunInterruptedError) == (end is KeyboardInterrupt)
+    assert isinstance(ended.value, writer.RunInterruptedError) == (end is KeyboardInterrupt)
 
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from heddle.runs.history import History
+from heddle.runs.store import History
 with History("zone", Path(sys.argv[1])).draft() as draft:
     (draft.path / "evidence.json").write_text("half")
     print(draft.path.name, flush=True)
@@ -296,3 +297,90 @@ def test_under_sudo_the_files_belong_to_the_user_who_called(tmp_path: Path, monk
     for path in (history.directory, *history.directory.rglob("*")):
         assert path.lstat().st_uid == owner, path
     assert history.remove(["1"]) == ["0001"]
+
+
+def as_format(number: object) -> str:
+    return json.dumps({**samples.record().to_json(), "format": number, "id": "0001"})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "run.json is missing"),
+        ("{", "run.json is damaged: it is not valid JSON"),
+        ("[]", "run.json is damaged: it is not a JSON object"),
+        ("[" * 100_000, "run.json is damaged: it is not valid JSON"),
+        ("\x00\xff", "run.json is damaged: it is not valid JSON"),
+        ("{}", "run.json has format None, and this Heddle reads format 1"),
+        (as_format(7), "run.json has format 7, and this Heddle reads format 1"),
+        (as_format("1"), "run.json has format '1', and this Heddle reads format 1"),
+        ('{"format": 1}', "run.json is damaged: header: Field required"),
+        (as_format(1).replace('"time_us": 1000.0', '"time_us": "long"'), "damaged: outcome.rows.0.time_us: "),
+        (as_format(1).replace('"id": "0001"', '"id": "0009"'), "its record is that of run 0009"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_refused(
+    history: History, content: str | None, why: str
+) -> None:
+    keep(history)
+    keep(history)
+    path = history.directory / "0001" / RECORD
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    bad, good = history.runs()
+    assert good.damage == ""
+    assert why in bad.damage
+    with pytest.raises(InputError) as caught:
+        history.open("1")
+    assert why in str(caught.value)
+    assert "./inv runs zone --remove 0001" in str(caught.value)
+    assert history.open().id == "0002"
+
+
+@pytest.mark.parametrize("name", ["0001", "0002"])
+def test_a_link_or_a_file_is_no_run(history: History, tmp_path: Path, name: str) -> None:
+    history.directory.mkdir()
+    if name == "0001":
+        (history.directory / name).symlink_to(tmp_path)
+    else:
+        (history.directory / name).write_text("")
+    assert history.ids() == []
+
+
+@pytest.mark.parametrize("data", ["{", "[]", '{"received": []}', '{"received": [{"ce": 1}], "evidence": {}}'])
+def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str) -> None:
+    keep(history)
+    (history.directory / "0001" / EVIDENCE).write_text(data)
+    with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):
+        lookup.load(a_lab(history))
+
+
+def test_flows_and_oracle_must_fit_together(history: History) -> None:
+    with history.draft() as draft:
+        write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))
+        draft.finish(samples.record())
+    with pytest.raises(InputError, match=r"evidence.json is damaged"):
+        lookup.load(a_lab(history))
+
+
+def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: History) -> None:
+    keep(history, samples.failed())
+    with pytest.raises(InputError, match=r"run 0001 of lab zone failed, so it has no paths: rank 1 .*\n.*./inv run "):
+        lookup.load(a_lab(history))
+    keep(history)
+    keep(history, samples.failed())
+    with pytest.raises(InputError, match=r"run 0003 of lab zone failed.*\n.*use --run 0002"):
+        lookup.load(a_lab(history))
+    assert lookup.load(a_lab(history), "2").record.id == "0002"
+    assert lookup.has_run(a_lab(history))
+
+
+def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
+    keep(history)
+    found = lookup.load(a_lab(history))
+    sent = found.evidence.sent
+    assert found.flows == samples.result().flows
+    assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
+        ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heddle.runs.history import KEEP_BYTES, KEEP_RUNS, History
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from tests.unit.history_runs import keep
 from tests.unit.test_completion import offered
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from heddle.runs import series as room
-from heddle.runs.readable import UnreadableError
+from heddle.runs.files import UnreadableError
 from heddle.runs.rowreader import COLUMNS, COUNTS
 from heddle.runs.series import Sampler, Series, _Bucket, changes, counted, halved
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,29 +19,10 @@ from heddle.predict.statistics import (
     entropy_bits,
     evenness,
     evenness_of_groups,
-    max_load,
     max_over_mean,
     tuple_entropy,
     upper_gamma,
 )
-
-# NIC flows, uplinks, then completion/roofline for 1, 4, 16 and 32 QPs: mean and p95 of a simulation of 4,000 trials.
-COMPLETION = [
-    (8, 8, (2.59, 4.00), (1.76, 2.25), (1.37, 1.62), (1.26, 1.44)),
-    (8, 9, (2.48, 4.00), (1.64, 2.25), (1.25, 1.50), (1.14, 1.31)),
-    (8, 16, (2.05, 3.00), (1.22, 1.50), (1.00, 1.00), (1.00, 1.00)),
-    (8, 7, (2.73, 4.00), (1.90, 2.50), (1.52, 1.75), (1.40, 1.59)),
-    (16, 16, (3.08, 4.00), (1.96, 2.50), (1.47, 1.75), (1.33, 1.50)),
-    (16, 18, (2.94, 4.00), (1.84, 2.25), (1.35, 1.56), (1.21, 1.38)),
-    (16, 32, (2.42, 3.00), (1.35, 1.75), (1.01, 1.06), (1.00, 1.00)),
-    (16, 15, (3.16, 4.00), (2.05, 2.50), (1.54, 1.81), (1.39, 1.56)),
-    (4, 4, (2.13, 3.00), (1.54, 2.00), (1.26, 1.50), (1.19, 1.34)),
-]
-# flows, uplinks, mean load of the fullest.
-FULLEST = [
-    (4, 2, 2.74), (8, 4, 3.54), (16, 4, 6.14), (8, 8, 2.60), (16, 8, 4.21), (32, 8, 7.05), (64, 8, 12.25),
-    (128, 8, 21.92), (256, 8, 40.28), (16, 16, 3.08),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -65,36 +44,6 @@ def test_a_thousand_random_flows_on_sixteen_links_have_an_mmr_of_one_point_two_t
     random = np.random.default_rng(1)
     drawn = [max_over_mean(np.bincount(random.integers(0, 16, 1000), minlength=16)) or 0.0 for _ in range(2000)]
     assert float(np.mean(drawn)) == pytest.approx(1.23, abs=0.02)
-    exact = max_load(1000, 16)
-    assert exact.mmr == pytest.approx(1.229, abs=0.002)
-    assert exact.quantile(0.95) * 16 / 1000 == pytest.approx(1.344)
-
-
-@pytest.mark.parametrize("row", COMPLETION, ids=lambda row: f"{row[0]}x{row[1]}")
-def test_completion_over_roofline_by_number_of_qps(row: tuple[int, int, *tuple[tuple[float, float], ...]]) -> None:
-    nics, links, *wanted = row
-    for qps, (mean, p95) in zip((1, 4, 16, 32), wanted, strict=True):
-        load = max_load(nics * qps, links)
-        assert load.mean_of(np.maximum(1.0, np.arange(nics * qps + 1) / qps)) == pytest.approx(mean, abs=0.035)
-        # A simulation's quantile may be one step (a flow) beside the exact one.
-        assert max(1.0, load.quantile(0.95) / qps) == pytest.approx(p95, abs=1 / qps + 0.006)
-
-
-@pytest.mark.parametrize(("flows", "links", "mean"), FULLEST)
-def test_the_fullest_of_some_uplinks(flows: int, links: int, mean: float) -> None:
-    assert max_load(flows, links).mean == pytest.approx(mean, abs=0.025)
-
-
-def test_the_fullest_link_by_counting_every_outcome() -> None:
-    for flows, links in ((1, 3), (4, 2), (5, 3), (4, 4)):
-        outcomes = [max(Counter(each).values()) for each in itertools.product(range(links), repeat=flows)]
-        assert max_load(flows, links).chance == pytest.approx(
-            [outcomes.count(m) / len(outcomes) for m in range(flows + 1)], abs=1e-12
-        )
-
-
-def test_four_flows_seldom_land_on_four_links() -> None:
-    assert max_load(4, 4).chance[1] == pytest.approx(0.09375)
 
 
 def test_mmr_of_nothing_is_unknown() -> None:

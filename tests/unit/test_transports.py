@@ -21,7 +21,7 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc, RcSender
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.results import FlowRow
+from heddle.runs.measured import FlowRow
 from heddle.runs.run import plan_run
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import Recovery, RunOptions

@@ -81,7 +81,7 @@ def remove(path: Path) -> None:
     try:
         mounts.remove(path)
     except MachineError:
-        if os.geteuid() == 0 or any(each.target.is_relative_to(path.resolve()) for each in mounts.mounts()):
+        if os.geteuid() == 0 or any(each.is_relative_to(path.resolve()) for each in mounts.mount_points()):
             raise
         run([*_namespaces(), "rm", "-rf", "--one-file-system", "--", str(path)], timeout=_REMOVE_S)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.views.queuepicture import STEPS, Panel, panels
-from heddle.views.ratepanel import LINES, drawn, rates_title
+from heddle.views.queuepicture import LINES, STEPS, Panel, drawn, lanes_of, panels, paused_ms, rates_title
 from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
@@ -25,6 +24,12 @@ if TYPE_CHECKING:
     from heddle.runs.seriesfile import Recorded
 
 _FONT: Final = "system-ui, sans-serif"
+_UNITS: Final = {
+    "paused": "% of the time",
+    "marks": "packets marked",
+    "drops": "packets dropped",
+    "pauses": "pause frames",
+}
 _DASH: Final = {"kmin": "dot", "kmax": "dash", "xon": "dot", "xoff": "dash"}
 SERIES_OF_RUNS: Final = (DEPTH, MARKED, HELD, PAUSES, DROPPED, PAUSED)
 
@@ -137,11 +142,14 @@ def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:
     """Depth and peak above; below them lanes for pauses, marks, drops or pause frames, where there are any."""
     import plotly.graph_objects as go
 
-    series, label = recorded.series, panel.label
+    series = recorded.series
     colour = DEPTH if panel.side == "egress" else HELD
     starts, ends = np.round(series.starts_s, 6), np.round(series.ends_s, 6)
     edges = np.concatenate([starts[:1], ends])
-    lanes = _lanes(recorded, panel)
+    lanes = [
+        (name, (tint, values * 100) if name == "paused" else (tint, values), _UNITS[name])
+        for name, (tint, values) in lanes_of(recorded, panel).items()
+    ]
     figure = _figure(f"seconds since the run began, emulated (k = {recorded.k})", "bytes", height=240 + 62 * len(lanes))
     for name, values, style in (
         ("at the bucket's end", panel.level, {"fill": "tozeroy", "line": {"color": colour, "width": 0, "shape": "vh"}}),
@@ -175,44 +183,19 @@ def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:
     figure.update_layout(
         bargap=0, xaxis={"anchor": f"y{len(lanes) + 1}" if lanes else "y", "range": [0, float(ends[-1])]}
     )
-    what = "egress queue" if panel.side == "egress" else "ingress buffer"
-    told = f"At most {format_bytes(panel.most)}" + "".join(
-        f"; {_total(name, lane[1], recorded)}" for name, lane, _ in lanes
-    )
-    return Chart(f"queue-{number}", f"{label.port}, class {label.traffic_class}: {what}", f"{told}.", figure.to_json())
-
-
-def _total(name: str, values: Any, recorded: Recorded) -> str:
-    if name == "paused":
-        lengths = recorded.series.ends_s - recorded.series.starts_s
-        return f"paused {float((values / 100 * lengths).sum()) * 1e3:,.0f} ms in all"
-    return f"{int(values.sum()):,} {name}"
-
-
-def _lanes(recorded: Recorded, panel: Panel) -> list[tuple[str, tuple[str, Any], str]]:
-    """Name, colour, values and unit of each lane that has anything in it."""
-    series, row = recorded.series, panel.row
-    lengths = np.maximum(series.ends_s - series.starts_s, 1e-9)
-    columns = {name: values[row].astype(np.float64) for name, values in series.columns.items()}
-    wanted = (
-        [
-            ("paused", (PAUSED, np.clip(columns["paused_ns"] / 1e7 / lengths, 0, 100)), "% of the time"),
-            ("marks", (MARKED, columns["marks"]), "packets marked"),
-            ("drops", (DROPPED, columns["drops"]), "packets dropped"),
-        ]
-        if panel.side == "egress"
-        else [("pauses", (PAUSES, columns["pfc_sent"]), "pause frames")]
-    )
-    return [each for each in wanted if each[1][1].any()]
+    totals = [
+        f"paused {paused_ms(recorded, panel):,.0f} ms in all" if name == "paused" else f"{int(lane[1].sum()):,} {name}"
+        for name, lane, _ in lanes
+    ]
+    told = "; ".join([f"At most {format_bytes(panel.most)}", *totals])
+    return Chart(f"queue-{number}", panel.title, f"{told}.", figure.to_json())
 
 
 def _thresholds(figure: Figure, panel: Panel, top: float) -> None:
-    label = panel.label
-    ecn, pfc = {"kmin": label.kmin, "kmax": label.kmax}, {"xon": label.xon, "xoff": label.xoff}
     above = []
-    for name, value in (ecn if panel.side == "egress" else pfc).items():
+    for name, value in panel.thresholds.items():
         said = f"{name.capitalize()} {format_bytes(value)}"
-        if value and value <= top:
+        if value <= top:
             figure.add_shape(
                 type="line", xref="paper", x0=0, x1=1, y0=value, y1=value, yref="y",
                 line={"color": INK, "width": 1, "dash": _DASH[name]},
@@ -220,7 +203,7 @@ def _thresholds(figure: Figure, panel: Panel, top: float) -> None:
             figure.add_annotation(
                 text=said, xref="paper", x=1.005, xanchor="left", y=value, yref="y", showarrow=False, font={"size": 11}
             )
-        elif value:
+        else:
             above.append(said)
     if above:
         figure.add_annotation(

@@ -8,37 +8,32 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.units import format_bytes, format_rate
 from heddle.views.fabricsvg import fabric_svg, legend
 from heddle.views.linkloads import LinkLoad, amount, spreads
+from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
 from heddle.views.usage import describe_run, link_loads
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.keptrun import WholeRun
     from heddle.runs.seriesfile import Recorded
+    from heddle.runs.stored import StoredRun
 
 ROWS: Final = 200  # of QPs; those that are not proven come first
-_CHOSEN: Final = {
-    "kernel": "by the kernels of the switches",
-    "program": "by the programs of the switches",
-    "packet": "by packets through a router of the same hash",
-    "route": "spread over all next hops of the route",
-    "arithmetic": "by arithmetic that the prediction shares",
-}
 
 
-def loads_of(run: WholeRun) -> Sequence[LinkLoad]:
+def loads_of(run: StoredRun) -> Sequence[LinkLoad]:
     """What the run put on each link; empty where it has no paths."""
-    if run.fabric is None or run.evidence is None or run.proof is None:
+    fabric, proof = run.fabric.value, run.proof.value
+    if fabric is None or proof is None:
         return ()
-    return link_loads(run.fabric, run.evidence.sent, run.proof.links, run.evidence.seconds)
+    return link_loads(fabric, run.evidence.sent, proof.links, run.evidence.seconds)
 
 
-def fabric(run: WholeRun) -> Values:
+def fabric(run: StoredRun) -> Values:
     """The drawing with the use of links, and the same as a table."""
-    built = run.fabric
+    built = run.fabric.value
     if built is None:
-        raise NotCarriedError(run.why("fabric"))
+        raise NotCarriedError(run.fabric.why)
     loads = loads_of(run)
     title = f"Fabric {built.name}: {len(built.switches)} switches, {len(built.hosts)} hosts, {len(built.links)} links"
     rows = tuple(
@@ -63,7 +58,7 @@ def fabric(run: WholeRun) -> Values:
         "svg": fabric_svg(built, loads, title=f"{title}; {describe_run(run.record.header)}", prefix=f"{run.name}-"),
         "legend": legend(loads),
         "spreads": [spread.text() for spread in spreads(built, loads)],
-        "without": "" if loads else run.why("proof"),
+        "without": "" if loads else run.proof.why,
         "links": Table("Every link, the busiest first", columns, rows, note) if rows else None,
     }  # fmt: skip
 
@@ -74,16 +69,16 @@ def _end(load: LinkLoad, side: int) -> tuple[str, str, str]:
     return amount(size), counted(packets), use
 
 
-def queues(run: WholeRun) -> Values:
+def queues(run: StoredRun) -> Values:
     """The queues that held most, over time; all that were used, as a table."""
-    recorded = run.recorded
+    recorded = run.recorded.value
     if recorded is None:
-        raise NotCarriedError(run.why("recorded"))
+        raise NotCarriedError(run.recorded.why)
     drawn = charts.queues(recorded)
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
-    rates = [charts.rates(run.rates, recorded.k)] if run.rates is not None else []
+    rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k)]
     shown = [*rates, *(chart for _, chart in drawn)]
     return {"charts": shown, "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
@@ -109,11 +104,11 @@ def _queue_table(recorded: Recorded) -> Table:
     return Table("Every port and class that was used, the deepest first", heads, tuple(row for _, row in rows))
 
 
-def paths(run: WholeRun) -> Values:
+def paths(run: StoredRun) -> Values:
     """Verdict, the three sources, and the path of every QP by each of them."""
-    proof = run.proof
+    proof = run.proof.value
     if proof is None:
-        raise NotCarriedError(run.why("proof"))
+        raise NotCarriedError(run.proof.why)
     wrong = [each for each in proof.flows if each.why]
     shown = [*wrong, *(each for each in proof.flows if not each.why)][:ROWS]
     title = f"QPs: {len(shown)} of {len(proof.flows)}" + (", those that are not proven first" if wrong else "")
@@ -131,45 +126,25 @@ def paths(run: WholeRun) -> Values:
     note = "" if len(shown) == len(proof.flows) else f"./inv paths --run {run.id} --all prints every QP."
     return {
         "agree": proof.agree,
-        "verdict": _verdict(proof, len(wrong)),
+        "verdict": f"{'Proven: ' if proof.agree else ''}{verdict_text(proof)}.",
         "sources": _sources(proof),
         "notes": proof.notes,
         "uplinks": _uplinks(proof),
         "flows": Table(title, columns, tuple(_flow(proof, each) for each in shown), note),
-        "entropy": _entropy(proof),
+        "entropy": entropy_text(proof),
     }
-
-
-def _verdict(proof: PathsResult, wrong: int) -> str:
-    total = len(proof.flows)
-    if proof.agree:
-        return f"Proven: {proof.source_names} agree on the paths of all {total} QPs."
-    if wrong:
-        return f"NOT PROVEN: {proof.source_names} do not agree on {wrong} of {total} QPs."
-    return f"NOT PROVEN: the paths of {total} QPs. The notes say why."
 
 
 def _sources(proof: PathsResult) -> Table:
     """What each source is, and how far it can be trusted here."""
-    chosen = [f"{proof.choices[who]:,} {words}" for who, words in _CHOSEN.items() if proof.choices.get(who)]
-    made = ", ".join(chosen) or "-"
-    selftest = proof.selftest.text() if proof.selftest else "-"
-    delivered = "-"
-    if proof.delivery is not None:
-        taken = proof.delivery.received
-        nics = (
-            "how many packets the NICs got is not known"
-            if taken is None
-            else f"the receiving NICs got {taken:,} of them"
-        )
-        delivered = f"the last ports counted {proof.delivery.counted:,} packets; {nics}"
+    selftest, made = proof.selftest.text() if proof.selftest else "-", choices_text(proof) or "-"
     used = "used" if "prediction" in proof.sources else "not used: wrong on that kernel"
     return Table(
         "Three sources", ("source", "what it is", "here"),
         (
             ("prediction", "hash and FIBs of the switches, computed before the packets", f"{used}; {selftest}"),
             ("oracle", "the forwarding decision of each switch, asked hop by hop", f"choices made: {made}"),
-            ("counters", "packets of each QP at each port, counted on the way", delivered),
+            ("counters", "packets of each QP at each port, counted on the way", delivery_text(proof) or "-"),
         ),
     )  # fmt: skip
 
@@ -200,12 +175,3 @@ def _flow(proof: PathsResult, each: FlowProof) -> tuple[str, ...]:
         src, dst, str(each.flow.qpn), str(each.flow.sport), counted(each.sent.packets), predicted,
         " ".join(each.oracle) or "-", " ".join(each.measured) or "-", each.why or "agree",
     )  # fmt: skip
-
-
-def _entropy(proof: PathsResult) -> str:
-    found = proof.entropy
-    return (
-        f"5-tuples: {found.distinct:,} distinct of {found.flows:,}; entropy {found.bits:.2f} bits."
-        if found.flows
-        else ""
-    )

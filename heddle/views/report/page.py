@@ -26,7 +26,7 @@ from heddle.views.usage import describe_run
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import StoredRun
 
 # The sections of a run, in the order of the page. A new one is a line here.
 SECTIONS: Final = (
@@ -41,7 +41,7 @@ SECTIONS: Final = (
 )
 
 
-def report_html(runs: Sequence[WholeRun], comparison: Comparison | None = None) -> str:
+def report_html(runs: Sequence[StoredRun], comparison: Comparison | None = None) -> str:
     """The whole page. comparison: stands above the runs."""
     from plotly.offline import get_plotlyjs
 
@@ -57,14 +57,14 @@ def report_html(runs: Sequence[WholeRun], comparison: Comparison | None = None) 
     )
 
 
-def _title(runs: Sequence[WholeRun], comparison: Comparison | None) -> str:
+def _title(runs: Sequence[StoredRun], comparison: Comparison | None) -> str:
     names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
     if comparison is not None:
         return f"Heddle: {names[0]} against {names[1]}"
     return f"Heddle: {names[0]}" if len(names) == 1 else f"Heddle: {len(names)} runs"
 
 
-def _run(run: WholeRun) -> Mapping[str, Any]:
+def _run(run: StoredRun) -> Mapping[str, Any]:
     """A run's part: its heading, and its sections with their values, or the reason why one is not there."""
     sections = []
     for section in SECTIONS:
@@ -74,10 +74,10 @@ def _run(run: WholeRun) -> Mapping[str, Any]:
             values, why = {}, str(error)
         sections.append({"section": section, "values": values, "why": why})
     header = run.record.header
-    state = "interrupted" if run.record.interrupted else "failed" if run.record.outcome is None else ""
     return {
         "name": run.name, "heading": f"Run {run.id} of lab {header.lab}", "when": header.when, "k": header.k,
-        "described": describe_run(header), "state": state, "sections": sections,
+        "described": describe_run(header), "state": "" if run.record.outcome else run.record.state,
+        "sections": sections,
     }  # fmt: skip
 
 

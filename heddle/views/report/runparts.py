@@ -13,22 +13,16 @@ from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
 
 if TYPE_CHECKING:
-    from heddle.runs.keptrun import WholeRun
-    from heddle.runs.runrecord import RunOutcome
+    from heddle.runs.outcome import RunOutcome
+    from heddle.runs.stored import StoredRun
 
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good
 
 
-def rows_of(run: WholeRun) -> tuple[SizeRow, ...]:
-    """The sizes that were measured; also those of a run that was interrupted."""
-    outcome = run.record.outcome
-    return run.record.rows if outcome is None else outcome.rows
-
-
-def summary(run: WholeRun) -> Values:
+def summary(run: StoredRun) -> Values:
     """What came of the run, in cards; and everything that makes its figures doubtful."""
     record, outcome = run.record, run.record.outcome
-    rows = rows_of(run)
+    rows = run.record.measured
     cards: list[Card] = []
     scale = f"emulated, k = {record.header.k}"
     if rows:
@@ -66,7 +60,7 @@ def _counted(outcome: RunOutcome) -> list[Card]:
     return cards
 
 
-def _doubts(run: WholeRun) -> list[str]:
+def _doubts(run: StoredRun) -> list[str]:
     outcome = run.record.outcome
     if outcome is None:
         return []
@@ -79,9 +73,9 @@ def _doubts(run: WholeRun) -> list[str]:
     return [*found, *outcome.warnings]
 
 
-def results(run: WholeRun) -> Values:
+def results(run: StoredRun) -> Values:
     """The table of nccl-tests, with the range of single iterations; the transport's counters."""
-    rows, options = rows_of(run), run.record.header.options
+    rows, options = run.record.measured, run.record.header.options
     if not rows:
         raise NotCarriedError("no size was measured")
     pattern = find_pattern(options.collective, options.algorithm)
@@ -120,7 +114,7 @@ def _range(row: SizeRow) -> str:
     return f"{figure(min(row.iteration_us), 6)} to {figure(max(row.iteration_us), 6)} ({len(row.iteration_us)})"
 
 
-def _transport(run: WholeRun) -> list[Table]:
+def _transport(run: StoredRun) -> list[Table]:
     outcome = run.record.outcome
     if outcome is None or not outcome.transport.columns:
         return []
@@ -133,9 +127,9 @@ def _transport(run: WholeRun) -> list[Table]:
     return [Table(caption, ("what", "unit", ">count"), (*rows, *more))]
 
 
-def bandwidth(run: WholeRun) -> Values:
+def bandwidth(run: StoredRun) -> Values:
     """busbw by size, and the time of each iteration."""
-    rows = rows_of(run)
+    rows = run.record.measured
     if not rows:
         raise NotCarriedError("no size was measured")
     found = [charts.bandwidth(rows, run.record.header.k)] if len(rows) > 1 else []

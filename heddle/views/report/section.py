@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import StoredRun
 
 Values = Mapping[str, object]
 
@@ -26,7 +26,7 @@ class Section:
     key: str
     title: str
     template: str
-    values: Callable[[WholeRun], Values]
+    values: Callable[[StoredRun], Values]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from heddle.views.report.section import Table, Values
 
 if TYPE_CHECKING:
     from heddle.runs.admissionuse import AdmissionUse
-    from heddle.runs.keptrun import WholeRun
+    from heddle.runs.stored import StoredRun
 
 _FLAGS: Final = {
     "sizes": "size", "source_ports": "sport", "bucket_ns": "bucket", "congestion": "cc", "congestion_set": "cc_set",
@@ -25,9 +25,9 @@ _FLAGS: Final = {
 _KEPT_BY: Final = frozenset({"retries"})  # no flag sets it
 
 
-def parameters(run: WholeRun) -> Values:
+def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
-    header, outcome, around = run.record.header, run.record.outcome, run.surroundings
+    header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
     options = [(_FLAGS.get(name, name), value_text(value)) for name, value in asdict(header.options).items()]
     tables = [
         _run_table(run),
@@ -43,8 +43,8 @@ def parameters(run: WholeRun) -> Values:
         tables.append(Table(title, ("parameter", "value"), rows, note))
     if outcome is not None and outcome.admission is not None:
         tables.append(_admission_table(outcome.admission))
-    if run.fabric is not None:
-        rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(run.fabric.policy)).items())
+    if (built := run.fabric.value) is not None:
+        rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(built.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
         tables.append(Table("Policy of the fabric", ("key", "value"), rows, note))
     if around is not None and around.queues:
@@ -56,7 +56,7 @@ def parameters(run: WholeRun) -> Values:
             "runtime": around.runtime, "prediction": around.selftest.text(),
         }  # fmt: skip
         tables.append(Table("Versions and machine", ("what", "value"), (*around.versions.items(), *machine.items())))
-    why = "" if around is not None else f"Versions and machine: {run.why('surroundings')}."
+    why = "" if around is not None else f"Versions and machine: {run.surroundings.why}."
     return {"tables": tables, "without": why}
 
 
@@ -85,7 +85,7 @@ def _live_rows(live: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], 
     return tuple((path, value, ", ".join(nodes)) for (path, value), nodes in found.items())
 
 
-def _run_table(run: WholeRun) -> Table:
+def _run_table(run: StoredRun) -> Table:
     header = run.record.header
     rows = (
         ("run", f"{run.id} of lab {header.lab}"),
@@ -101,9 +101,9 @@ def _run_table(run: WholeRun) -> Table:
     return Table("The run", ("what", "value"), rows)
 
 
-def reproduce(run: WholeRun) -> Values:
+def reproduce(run: StoredRun) -> Values:
     """The commands, and the fabric file where the run carries it."""
-    header, around = run.record.header, run.surroundings
+    header, around = run.record.header, run.surroundings.value
     spec = around.spec if around is not None else {}
     file = f"{header.lab}.yml" if spec else header.fabric
     live = []
@@ -114,7 +114,7 @@ def reproduce(run: WholeRun) -> Values:
     import yaml
 
     text = yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100) if spec else ""
-    note = "" if around is not None else f"The fabric file is not here: {run.why('surroundings')}."
+    note = "" if around is not None else f"The fabric file is not here: {run.surroundings.why}."
     return {"commands": "\n".join(lines), "file": file if spec else "", "yaml": text, "note": note}
 
 

@@ -1,7 +1,7 @@
 """Keep a run: its directory is created before the first packet and completed when the run ends, also after an error.
 
 In:  a running lab whose lock is held, the plan; then the result with its evidence, or the error that ended the run.
-Out: a directory of the lab's history (history.py). An interrupted run keeps its measured sizes; if it has none, nothing
+Out: a directory of the lab's history (store.py). An interrupted run keeps its measured sizes; if it has none, nothing
 is kept.
 """
 
@@ -18,10 +18,11 @@ from heddle.base import state
 from heddle.base.problems import HeddleError
 from heddle.lab.rehash import label
 from heddle.proof.verdict import prove
-from heddle.runs.history import Draft, History
+from heddle.runs.outcome import ProofSummary, RunOutcome
 from heddle.runs.rates import write_rates
 from heddle.runs.runevidence import write_evidence
-from heddle.runs.runrecord import ProofSummary, RunHeader, RunOutcome, RunRecord
+from heddle.runs.runrecord import RunHeader, RunRecord
+from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class RunInterruptedError(KeyboardInterrupt):
         self.record = record
 
 
-class Keeper:
+class RunWriter:
     """Writes one run to its directory and completes its record. rows: the sizes measured so far."""
 
     def __init__(self, lab: Lab, plan: Plan, draft: Draft) -> None:
@@ -62,13 +63,13 @@ class Keeper:
             communicators=plan.communicators,
         )
 
-    def keep(self, result: RunResult, evidence: Evidence) -> RunResult:
-        """Keep a finished run; returns the result with its ID."""
+    def finish(self, result: RunResult, evidence: Evidence) -> RunResult:
+        """Store a finished run; returns the result with its ID and the verdict on its paths."""
         write_evidence(self.draft.path, result.flows, evidence)
         if result.rates is not None:
             write_rates(self.draft.path, result.rates)
-        record = self._record(RunOutcome.of(result, self._proof(evidence)))
-        return replace(result, run_id=self.draft.finish(record).id)
+        result = replace(result, proof=self._proof(evidence))
+        return replace(result, run_id=self.draft.finish(self._record(result.outcome)).id)
 
     def failed(self, error: HeddleError) -> None:
         """Keep a failed run, so that `last` does not link to an older, successful one."""
@@ -92,23 +93,23 @@ class Keeper:
 
 
 @contextmanager
-def keeping(lab: Lab, plan: Plan) -> Iterator[Keeper]:
-    """A Keeper for a with block. If the block raises a HeddleError, the run is kept as failed.
+def writing(lab: Lab, plan: Plan) -> Iterator[RunWriter]:
+    """A RunWriter for a with block. If the block raises a HeddleError, the run is kept as failed.
 
     Raises RunInterruptedError instead of KeyboardInterrupt when at least one size was measured.
     """
     with History.of(lab).draft() as draft:
-        keeper = Keeper(lab, plan, draft)
+        writer = RunWriter(lab, plan, draft)
         try:
-            yield keeper
+            yield writer
         except HeddleError as error:
             with suppress(HeddleError):  # such as a full disk: report the error that ended the run instead
-                keeper.failed(error)
+                writer.failed(error)
             raise
         except (KeyboardInterrupt, SystemExit) as end:  # SystemExit: a closed terminal, SIGTERM
             kept = None
             with suppress(HeddleError):
-                kept = keeper.interrupted() if keeper.rows else None
+                kept = writer.interrupted() if writer.rows else None
             if kept is not None and isinstance(end, KeyboardInterrupt):
                 raise RunInterruptedError(kept) from None
             raise

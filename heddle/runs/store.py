@@ -26,8 +26,8 @@ from heddle.base import mounts as trees
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, machine_errors
 from heddle.base.units import parse_size
-from heddle.runs.readable import UnreadableError
-from heddle.runs.runrecord import RunRecord, read_record, write_record
+from heddle.runs.runrecord import RunRecord, write_record
+from heddle.runs.stored import StoredRun, bytes_of
 
 LAST: Final = "last"
 KEEP_RUNS: Final = "HEDDLE_KEEP_RUNS"
@@ -60,28 +60,6 @@ class Limits:
 
     runs: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeptRun:
-    """One run on disk. record: None when it cannot be read; then damage is the reason."""
-
-    id: str
-    lab: str
-    path: Path
-    bytes: int
-    record: RunRecord | None
-    damage: str = ""
-
-    @property
-    def what(self) -> str:
-        """`run 0003 of lab zone`, for messages."""
-        return f"run {self.id} of lab {self.lab}"
-
-    @property
-    def interrupted(self) -> bool:
-        """True when it was interrupted: then it is never the run `last`."""
-        return self.record is not None and self.record.interrupted
 
 
 def limits() -> Limits:
@@ -144,11 +122,11 @@ class History:
         kept = (self.read(each) for each in reversed(self.ids()))
         return next((run.id for run in kept if not run.interrupted), None)
 
-    def runs(self) -> list[KeptRun]:
+    def runs(self) -> list[StoredRun]:
         """All runs with their records, oldest first; damaged ones included, with the reason."""
         return [self.read(each) for each in self.ids()]
 
-    def newest(self, count: int) -> list[KeptRun]:
+    def newest(self, count: int) -> list[StoredRun]:
         """The latest runs, oldest first."""
         return [self.read(each) for each in self.ids()[-count:]]
 
@@ -172,18 +150,9 @@ class History:
                     os.close(fd)
         return False
 
-    def read(self, run_id: str) -> KeptRun:
+    def read(self, run_id: str) -> StoredRun:
         """One run by its whole ID."""
-        path = self.directory / run_id
-        size = _bytes_of(path)
-        try:
-            record = read_record(path)
-        except UnreadableError as error:
-            return KeptRun(run_id, self.lab, path, size, None, str(error))
-        if record.id != run_id:
-            damage = f"its record is that of run {record.id or 'no ID'}"
-            return KeptRun(run_id, self.lab, path, size, None, damage)
-        return KeptRun(run_id, self.lab, path, size, record)
+        return StoredRun(run_id, self.lab, self.directory / run_id)
 
     def find(self, word: str | None = None) -> str:
         """The ID for a word: `last` (also None), a number (`3`), or the start of exactly one ID.
@@ -208,12 +177,12 @@ class History:
         hint = f"use {LAST}, or one of {_some(ids)}" if ids else f"lab {self.lab} has no run yet"
         raise InputError(Problem("", f"run {word}", f"is not a run of lab {self.lab}", hint))
 
-    def open(self, word: str | None = None) -> tuple[KeptRun, RunRecord]:
-        """The run for a word, and its record. InputError when there is none, or it cannot be read."""
-        kept = self.read(self.find(word))
-        if kept.record is None:
-            raise unreadable(kept, kept.damage)
-        return kept, kept.record
+    def open(self, word: str | None = None) -> StoredRun:
+        """The run for a word. InputError when there is none, or its record cannot be read."""
+        found = self.read(self.find(word))
+        if found.damage:
+            raise found.unusable(found.damage)
+        return found
 
     @contextmanager
     def draft(self) -> Iterator[Draft]:
@@ -293,7 +262,7 @@ class History:
 
     def _prune(self, keep: Limits) -> None:
         """Remove the oldest runs until the limits are met, but never the newest run nor `last`."""
-        sizes = {each: _bytes_of(self.directory / each) for each in self.ids()}
+        sizes = {each: bytes_of(self.directory / each) for each in self.ids()}
         last = self.last()
         for each in [run for run in list(sizes)[:-1] if run != last]:
             if len(sizes) <= keep.runs and sum(sizes.values()) <= keep.bytes:
@@ -318,21 +287,6 @@ class History:
                     trees.remove(path)
                 finally:
                     os.close(fd)
-
-
-def unreadable(kept: KeptRun, why: str) -> InputError:
-    """The error for a run, or a part of it, that cannot be read."""
-    hint = f"./inv runs {kept.lab} lists others; ./inv runs {kept.lab} --remove {kept.id} removes this one"
-    return InputError(Problem("", kept.what, f"cannot be used: {why}", hint))
-
-
-def _bytes_of(directory: Path) -> int:
-    """Bytes of all files of a run."""
-    total = 0
-    for path in directory.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size
-    return total
 
 
 def _some(ids: Sequence[str]) -> str:
