@@ -20,7 +20,7 @@ PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 CARRIERS = {"axe-playwright-python"}
 # Debian's package python3-pyverbs: tests/netns/pyverbs_peer.py runs in the system's Python.
 SYSTEMS = {"pyverbs"}
-OURS = {"heddle", "tests", "tasks"}
+OURS = {"heddle", "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
 OURSELVES = "heddle-fabric"
 
 
