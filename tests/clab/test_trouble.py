@@ -5,8 +5,9 @@ have nothing to do with it go on.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
 ) -> None:
     """The first finds its management network taken, and its image gone."""
     names = [lab_name() for _ in range(3)]
-    before = outside()
+    before = outside(names)
     taken = mgmt_subnet(load_fabric("tiny", name=names[0]).fabric)
     image, listener = image_names()["host"], Listener()
     docker(["network", "create", "--subnet", str(taken), f"heddle-{names[0]}-theirs"])
@@ -145,7 +146,7 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
             life.down(each)
         docker(["network", "rm", f"heddle-{names[0]}-theirs"])
         docker(["image", "rm", "heddle-test-layers"], check=False)
-    assert outside() == before
+    assert outside(names) == before
     assert not any(path.exists() for path in bridges)
 
 
@@ -159,7 +160,7 @@ class Listener(Silent):
         self.lines.append(text)
 
 
-def outside() -> dict[str, str]:
+def outside(names: Sequence[str]) -> dict[str, str]:
     """What of this machine every lab must leave as it was."""
     found = {}
     for argv in (["nft", "list", "ruleset"], ["iptables-save"], ["ip", "rule"]):
@@ -170,7 +171,8 @@ def outside() -> dict[str, str]:
     mine = ("t", "heddle")  # other tests of this run may have labs at the same time
     rows = docker(["network", "ls", "--format", "{{.Name}}"]).out.split()
     found["networks"] = " ".join(row for row in rows if not row.startswith(mine))
-    found["hosts"] = Path("/etc/hosts").read_text(encoding="utf-8")
+    of_others = rf"###### CLAB-(t(?!{'|'.join(each[1:] for each in names)})\w+)-START ######\n.*?CLAB-\1-END ######\n"
+    found["hosts"] = re.sub(of_others, "", Path("/etc/hosts").read_text(encoding="utf-8"), flags=re.DOTALL)
     return found
 
 

@@ -18,7 +18,7 @@ PLUGINS = {"pytest-timeout", "hatchling"}
 PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
 # tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
 CARRIERS = {"axe-playwright-python"}
-OURS = {"heddle", "tests", "tasks"}
+OURS = {"heddle", "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
 OURSELVES = "heddle-fabric"
 
 
