@@ -23,7 +23,7 @@ _SHOWN: Final = 40  # letters of a wrong value
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FaultKind:
     """One kind of fault. key: in a fabric file, and the flag of `./inv fault`. field: of LinkFault.
 
     word: in sentences, `1/256 lost` or `delay 10us`; for the program also the name of its counter. by: what does it.
@@ -116,16 +116,16 @@ class LinkFault:
         return cls(**data)
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, FaultKind]:
     """Key -> kind, in the order of LinkFault's fields."""
     found = {}
     for each in fields(LinkFault):
         key = each.name.removesuffix("_ns")
-        found[key] = Kind(**{"key": key, "field": each.name, "word": key, **each.metadata})
+        found[key] = FaultKind(**{"key": key, "field": each.name, "word": key, **each.metadata})
     return found
 
 
-KINDS: Final[Mapping[str, Kind]] = _kinds()
+KINDS: Final[Mapping[str, FaultKind]] = _kinds()
 NO_FAULT: Final = LinkFault()
 
 

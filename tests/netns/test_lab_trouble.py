@@ -199,10 +199,10 @@ def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Le
     """
     program = f"""
 import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
 from heddle.lab import lifecycle as lab
 from heddle.spec.shapes.clos import ClosSpec
-lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=64))
+lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
 assert lab.down({name!r})
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=patience(120))
