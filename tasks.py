@@ -257,6 +257,7 @@ def validate(out: Console, lab: str | None = None) -> None:
     },
     files_in=["fabric"],
     files_out=["out_"],
+    directory_out=True,
 )
 def render(
     out: Console,

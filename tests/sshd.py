@@ -153,6 +153,7 @@ def ssh_server(
     lines = [
         "ListenAddress 127.0.0.1",
         "PidFile none",
+        "Subsystem sftp internal-sftp",
         f'AuthorizedKeysFile "{spot}/authorized_keys"',
         "StrictModes no",  # below /tmp, which everybody may write
         f"UsePAM {'yes' if _locked(user) else 'no'}",  # without PAM a locked account cannot log in at all

@@ -36,7 +36,7 @@ def _files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [*([] if typed["script"] in scripts() else [typed["script"]]), *typed["input"]]
 
 
-@verb(help=helptexts.REPLAY, packages=needed_packages, files_in=_files_in, files_out=["out_"])
+@verb(help=helptexts.REPLAY, packages=needed_packages, files_in=_files_in, files_out=["out_"], directory_out=True)
 def replay(
     out: Console,
     script: str,

@@ -20,7 +20,6 @@ from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_
 from heddle.cli.console import Console
 from heddle.places import kinds
 from heddle.places.call import Call
-from heddle.places.choice import place_for
 
 Arguments = Mapping[str, Any]
 # A need is constant, or depends on the typed values (`up --explain` needs no root).
@@ -50,6 +49,7 @@ def verb(
     checkout: bool = False,
     files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
     files_out: Sequence[str] = (),
+    directory_out: bool = False,
     endings_here: Sequence[str] = (),
     lasting: bool = False,
     typed_in: bool = False,
@@ -61,7 +61,8 @@ def verb(
     extras those of base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
-    endings_here: suffixes of files that it writes to the working directory when no name was typed.
+    directory_out: files_out are directories. endings_here: suffixes of a file that it writes to the working directory
+    when no name was typed.
     lasting: on another machine it continues when the connection breaks. typed_in: it reads stdin.
     """
 
@@ -93,6 +94,7 @@ def verb(
                 words_of(spec, {**typed, "place": kinds.HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
+                directory_out=directory_out,
                 endings_here=endings_here,
                 lasting=lasting,
                 typed_in=typed_in,
@@ -104,7 +106,7 @@ def verb(
             try:
                 if checkout:
                     HERE.checkout(f"./inv {called}")
-                place = place_for(typed.pop("place", None))
+                place = kinds.place_for(typed.pop("place", None))
                 if place is not None:
                     out.exit_code = place.run(call_of(typed), out)
                 else:

@@ -17,11 +17,10 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.replay_verb import _check, needed_packages
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
-from heddle.places.store import unpack
 from heddle.places.vm import hardware, replay
 from heddle.places.vm.hardware import QEMU, Hardware, replay_command
 from heddle.places.vm.image import DISK, INITRAMFS, KERNEL_FILE, VmImage
-from heddle.places.vm.replay import Replayed, check_target, differing, read_inputs
+from heddle.places.vm.replay import Replayed, check_target, differing, read_inputs, unpack
 from heddle.places.vm.replayguest import Lines, pack, report_of
 from heddle.places.vm.replayscript import Line, Script, load_script, scripts
 from tests.typed import typed
@@ -262,7 +261,7 @@ def test_results_are_sorted_without_links_and_inputs(tmp_path: Path) -> None:
     pack(work, ["my.yml"], made)
     made.write(bytes(1 << 20))  # the rest of the disk
     made.seek(0)
-    assert unpack(made, tmp_path / "there", links=False) == ["b", "sub/a"]
+    assert unpack(made, tmp_path / "there") == ["b", "sub/a"]
 
 
 def replayed(number: int, directory: Path, **files: str) -> Replayed:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from heddle.base import resources
 from heddle.base.events import Observer
@@ -31,7 +31,6 @@ from heddle.base.mounts import TEMPORARY, scratch
 from heddle.base.problems import InputError, MachineError, Problem, Problems, machine_errors
 from heddle.host.capacity import free_bytes
 from heddle.places import sync
-from heddle.places.store import unpack
 from heddle.places.vm import stilldate
 from heddle.places.vm.booting import PANIC, QemuProcess, start_qemu, tail_of
 from heddle.places.vm.hardware import BOOT_ARCHIVE, CONSOLE, Hardware, replay_command
@@ -219,7 +218,7 @@ class _Guest:
             made = self.directory / "files"
             made.mkdir()
             try:
-                names = sorted(unpack(file, made, links=False))
+                names = sorted(unpack(file, made))
                 report = json.loads((made / REPORT).read_text(encoding="utf-8"))
             except (ValueError, EOFError, tarfile.TarError, FileNotFoundError) as error:
                 raise self._failed(f"left results that cannot be read: {error}") from None
@@ -264,3 +263,15 @@ def check_target(path: Path, typed: str) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         why = "is not empty" if path.is_dir() else "is a file"
         raise InputError(Problem("", f"--out {typed}", why, "name a new directory"))
+
+
+def unpack(source: IO[bytes], root: Path) -> list[str]:
+    """Write the plain files of a guest's tar below `root`; return their names."""
+    with tarfile.open(fileobj=source, mode="r|gz") as tar:
+        names = []
+        for member in tar:
+            if not member.isfile():
+                raise ValueError(f"{member.name} is not a plain file")
+            tar.extract(member, root, filter="data")
+            names.append(member.name)
+    return names
