@@ -20,6 +20,7 @@ from heddle.cli.argv import Parameter, Verb, check_format, parameters_of, words_
 from heddle.cli.console import Console
 from heddle.places import kinds
 from heddle.places.call import Call
+from heddle.places.choice import place_for
 
 Arguments = Mapping[str, Any]
 # A need is constant, or depends on the typed values (`up --explain` needs no root).
@@ -106,7 +107,7 @@ def verb(
             try:
                 if checkout:
                     HERE.checkout(f"./inv {called}")
-                place = kinds.place_for(typed.pop("place", None))
+                place = place_for(typed.pop("place", None))
                 if place is not None:
                     out.exit_code = place.run(call_of(typed), out)
                 else:

@@ -74,7 +74,7 @@ def manifest_there(base: Path) -> Manifest:
         known = json.loads(record.read_text())
     except (OSError, ValueError):
         known = {}
-    found = {}
+    found: dict[str, Any] = {}
     for name in walk(project):
         status = os.lstat(f"{project}/{name}")
         stamp = [status.st_size, status.st_ctime_ns, status.st_mode]

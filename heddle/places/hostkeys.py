@@ -52,7 +52,7 @@ def _match(pattern: str, name: str) -> bool:
         # Only * and ? are special: brackets are part of [host]:port.
         return fnmatchcase(name, pattern.lower().replace("[", "[[]"))
     try:
-        return HostKeys.hash_host(name, pattern) == pattern
+        return bool(HostKeys.hash_host(name, pattern) == pattern)
     except (ValueError, IndexError, AssertionError):  # not base64, or not a salt
         return False
 

@@ -1,4 +1,4 @@
-"""The place that the user chose, and the kinds of places. A new kind needs a file and one line here."""
+"""The kinds of places. A new kind needs a file and one line here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 from heddle.base.extras import SSH, require
 from heddle.places.address import check_kind
 from heddle.places.call import Place
-from heddle.places.config import config_path, read_config
 
 HERE: Final = "here"
 
@@ -41,17 +40,3 @@ def place_named(text: str, where: str) -> Place | None:
     if text == HERE:
         return None
     return KINDS[check_kind(text, where, KINDS)](text, where)
-
-
-def place_for(typed: str | None) -> Place | None:
-    """The place that was typed (`--place`), else that of the config file; None: this machine.
-
-    Raises InputError when the text names no place, or the config file is wrong.
-    """
-    if typed is not None:
-        return place_named(typed, "")
-    path = config_path()
-    if path is None:
-        return None
-    config = read_config(path)
-    return place_named(config.place, config.where("place"))

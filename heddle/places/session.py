@@ -320,6 +320,7 @@ class Session:
             if self._typed:
                 channel.get_pty(os.environ.get("TERM", "vt100"), *terminal_size())
             channel.exec_command(f"{command()} {shlex.quote(self.directory)}")
+        with suppress(*_ENDED):  # it may have ended already
             if not self.call.typed_in:
                 channel.shutdown_write()
         return channel
@@ -349,7 +350,7 @@ class Session:
                 channel.status_event.wait(0.2)
         if results.kept and self.out.json:
             written(results.kept.decode(errors="replace"), verbatim=True)
-        return channel.exit_status
+        return int(channel.exit_status)
 
     def _is_over(self, channel: paramiko.Channel, idle_s: float) -> bool:
         """Whether the verb has ended and all its output is here; Broken when the connection has ended before."""

@@ -62,4 +62,5 @@ def raw_terminal() -> Iterator[None]:
 
 def terminal_size() -> tuple[int, int]:
     """Columns and rows of the terminal on stdin; not LINES and COLUMNS, which any program sets for its children."""
-    return tuple(os.get_terminal_size(0))
+    size = os.get_terminal_size(0)
+    return size.columns, size.lines

@@ -158,7 +158,7 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
         raise MachineError(Problem("", str(address), why, hint)) from None
 
 
-class _ProxyCommand(paramiko.ProxyCommand):
+class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  (paramiko has no types)
     """The end of the command's output is the end of the connection, which paramiko's own does not notice."""
 
     def recv(self, size: int) -> bytes:
@@ -356,7 +356,7 @@ def _unlocked(path: Path) -> paramiko.PKey | None:
         if not typed:
             break
         with suppress(paramiko.SSHException, ValueError, TypeError):
-            return paramiko.PKey.from_path(str(path), typed)
+            return paramiko.PKey.from_path(str(path), typed.encode())  # paramiko has str, but needs bytes
     return None
 
 

@@ -70,7 +70,7 @@ class Outputs:
         for name, path in output_paths(call).items():
             self._named(f"{self.session}/{path}", Path(name).expanduser(), name, call.directory_out)
         other, new = [], ""
-        for name in sorted(self._names(f"{self.session}/here", "the working directory")):
+        for name in self._names(f"{self.session}/here", "the working directory"):
             if new or name.startswith(".") or Path(name).suffix not in call.endings_here:
                 other.append(printable(name))
             else:
@@ -114,15 +114,17 @@ class Outputs:
                 raise refused(f"{shown}/{printable(name)}", "has a hidden name")
             self._named(f"{there}/{name}", target / name, f"{shown}/{printable(name)}", directory, inner=True)
 
-    def _names(self, there: str, shown: str) -> Iterator[str]:
+    def _names(self, there: str, shown: str) -> list[str]:
         """The names in a directory there, each checked to be one."""
+        found = []  # complete: paramiko reads no other answer meanwhile
         for entry in self.sftp.listdir_iter(there):
             self.files_left -= 1
             if self.files_left < 0:
                 raise refused(shown, f"has more than {OUTPUT_FILES} files there")
             if entry.filename in ("", ".", "..") or "/" in entry.filename or "\0" in entry.filename:
                 raise refused(shown, f"has a file there whose name is {printable(entry.filename)!r}")
-            yield entry.filename
+            found.append(entry.filename)
+        return sorted(found)
 
     @contextmanager
     def _copy(self, there: str, directory: Path, shown: str) -> Iterator[Path]:
