@@ -30,6 +30,20 @@ from tests.machine import patience
 NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
 ROOT = Path(__file__).resolve().parent.parent
 Done = subprocess.CompletedProcess[str]
+# Connect as a verb does, and name the server that answered.
+ASKS = """
+import sys
+from heddle.base.problems import HeddleError
+from heddle.places.address import parse_address
+from heddle.places.ssh import connection
+try:
+    with connection(parse_address(sys.argv[1])) as transport:
+        channel = transport.open_session()
+        channel.exec_command("ip -brief -4 address; echo $SSH_CONNECTION")
+        print("answer", channel.makefile().read().decode())
+except HeddleError as error:
+    print("error", error)
+"""
 
 
 def sshd_path() -> str | None:

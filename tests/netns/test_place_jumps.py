@@ -16,24 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.machine import patience
-from tests.sshd import NEEDS, SshServer, copy_of_project, key, ssh_server
+from tests.sshd import ASKS, NEEDS, SshServer, copy_of_project, key, ssh_server
 
 pytestmark = [NEEDS, pytest.mark.deep, pytest.mark.needs("mount")]
 
-# Connect as a verb does, and name the server that answered.
-ASKS = """
-import sys
-from heddle.base.problems import HeddleError
-from heddle.places.address import parse_address
-from heddle.places.ssh import connection
-try:
-    with connection(parse_address(sys.argv[1])) as transport:
-        channel = transport.open_session()
-        channel.exec_command("ip -brief -4 address; echo $SSH_CONNECTION")
-        print("answer", channel.makefile().read().decode())
-except HeddleError as error:
-    print("error", error)
-"""
 HOPS = ("gate", "mid", "lab")
 
 
