@@ -2,7 +2,7 @@
 
 In:  a Call, and the Console that called.
 Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
-Two channels: the control (agent.py, lines of JSON), and the verb's own, with its streams, its terminal and its exit
+Two channels: the control (server.py, lines of JSON), and the verb's own, with its streams, its terminal and its exit
 code. The control's end tells the server that this process has gone. Then a lasting verb (`up`, `down`) continues, so
 that its result is complete. Any other verb gets SIGHUP and undoes unfinished work.
 """
@@ -34,10 +34,10 @@ from heddle.base import progname
 from heddle.base.files import PLACE, VARIABLE
 from heddle.base.problems import MachineError, Problem, trouble
 from heddle.base.tables import written
-from heddle.places import agent, sync
+from heddle.places import server, sync
 from heddle.places.address import Address
-from heddle.places.agent import HELLO, SILENCE, digest_of
 from heddle.places.call import Call, Output
+from heddle.places.server import HELLO, SILENCE, digest_of
 from heddle.places.signals import EndSignals, raw_terminal, terminal_size
 from heddle.places.ssh import Target, connection
 from heddle.places.transfer import Outputs, input_files, output_paths, printable
@@ -55,7 +55,7 @@ _ENDED: Final = (OSError, EOFError, paramiko.SSHException)  # exceptions of para
 
 def command() -> str:
     """What the server's shell runs: always the same text, without a character of the user's."""
-    text = base64.b64encode(zlib.compress(Path(agent.__file__).read_bytes(), 9)).decode()
+    text = base64.b64encode(zlib.compress(Path(server.__file__).read_bytes(), 9)).decode()
     load = f"sys.version_info<(3,9) and sys.exit({_OLD});exec(zlib.decompress(base64.b64decode('{text}')))"
     return f"exec python3 -c {shlex.quote(f'import base64,sys,zlib;{load}')}"
 
@@ -224,7 +224,7 @@ class Session:
         self.directory = ""  # of this call, on the server
         self.ending = False
 
-    def copy(self, manifest: agent.Manifest, files: Mapping[str, Path]) -> None:
+    def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         """Bring the project on the server up to date, and copy the verb's files."""
         try:
             self._copy(manifest, files)
@@ -233,7 +233,7 @@ class Session:
             why = "lost the connection while the project was copied there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
 
-    def _copy(self, manifest: agent.Manifest, files: Mapping[str, Path]) -> None:
+    def _copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         wanted = digest_of(manifest)
         answer = self.control.ask({"id": sync.checkout_id(sync.project()), "hash": wanted})
         have, self.directory = answer.get("have"), answer.get("session", "")

@@ -158,7 +158,7 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
         raise MachineError(Problem("", str(address), why, hint)) from None
 
 
-class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  (paramiko has no types)
+class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  # paramiko has no types
     """The end of the command's output is the end of the connection, which paramiko's own does not notice."""
 
     def recv(self, size: int) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from heddle.base import resources
 from heddle.base.problems import machine_errors
-from heddle.places.agent import Manifest, is_kept, manifest_entry, walk
+from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 
 def project() -> Path:
@@ -63,11 +63,10 @@ def add(tar: tarfile.TarFile, path: Path, name: str, *, link: bool = False, prog
         tar.add(path, name)
         return
     with machine_errors(str(path)), path.open("rb") as file:
-        member = tar.gettarinfo(arcname=name, fileobj=file)
-        member.uid = member.gid = 0
-        member.mode |= stat.S_IXUSR if program else 0
-        content = file.read(member.size)
-    member.size = len(content)  # it may become shorter at any time
+        status = os.fstat(file.fileno())
+        content = file.read(status.st_size)
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o755 if program or status.st_mode & stat.S_IXUSR else 0o644
     tar.addfile(member, io.BytesIO(content))
 
 

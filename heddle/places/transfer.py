@@ -55,7 +55,8 @@ def input_files(names: Sequence[str]) -> dict[str, Path]:
 
 def output_paths(call: Call) -> dict[str, str]:
     """Name of an output as typed -> its path below the session's directory. Verbs read its suffix (`.svg`)."""
-    return {name: f"out/{i}/{Path(f'/{name}').resolve().name or 'out'}" for i, name in enumerate(call.files_out)}
+    lasts = {name: os.path.basename(os.path.normpath(f"/{name}")) for name in call.files_out}  # noqa: PTH119
+    return {name: f"out/{i}/{last or 'out'}" for i, (name, last) in enumerate(lasts.items())}
 
 
 class Outputs:

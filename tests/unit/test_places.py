@@ -22,11 +22,11 @@ from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.lab.imported.companions import files_of
 from heddle.places.address import Address, check_kind, parse_address
-from heddle.places.agent import manifest_there, remove, unpack
 from heddle.places.choice import place_for
 from heddle.places.config import config_path, read_config
 from heddle.places.hostkeys import HostKeyState, KnownKey, algorithms, judge, read_known
 from heddle.places.kinds import KINDS
+from heddle.places.server import manifest_there, remove, unpack
 from heddle.places.session import command
 from heddle.places.ssh import target_of
 from heddle.places.sync import checkout_id, manifest_of, pack

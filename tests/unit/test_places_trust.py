@@ -20,8 +20,8 @@ from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
 from heddle.places import transfer
 from heddle.places.address import Address
-from heddle.places.agent import HELLO, make_private
 from heddle.places.call import Call
+from heddle.places.server import HELLO, make_private
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.transfer import input_files

@@ -44,7 +44,7 @@ def manifest_entry(path: Path) -> list[str]:
     """A file's entry in a manifest."""
     if path.is_symlink():
         return ["l", str(path.readlink())]
-    return ["x" if os.access(path, os.X_OK) else "f", hashlib.sha256(path.read_bytes()).hexdigest()]
+    return ["x" if path.stat().st_mode & stat.S_IXUSR else "f", hashlib.sha256(path.read_bytes()).hexdigest()]
 
 
 def is_kept(name: str) -> bool:
