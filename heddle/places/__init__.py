@@ -14,7 +14,7 @@ sync.py         the files of the project that are copied to the server
 transfer.py     the files of a verb, both ways
 session.py      one verb on a server: its streams, signals, files and exit code
 signals.py      this machine's terminal and signals meanwhile
-agent.py        runs on the server; it is sent with each call
+server.py       runs on the server; it is sent with each call
 
 A new kind of place: one file, one line in kinds.py.
 """
