@@ -31,7 +31,7 @@ Content = bytes | int | list[str]  # of a file, its mode with no content, or the
 KEY = paramiko.ECDSAKey.generate()
 
 
-class Liar(paramiko.ServerInterface):
+class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
     """A server that answers as it likes. files: path -> content; sent: what the client has copied to it."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Liar(paramiko.ServerInterface):
         channel.close()
 
 
-class Files(paramiko.SFTPServerInterface):
+class Files(paramiko.SFTPServerInterface):  # type: ignore[misc]  # paramiko has no types
     """The files of a Liar."""
 
     def __init__(self, server: Liar, *rest: Any) -> None:
