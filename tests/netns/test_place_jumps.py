@@ -21,6 +21,9 @@ from tests.sshd import ASKS, NEEDS, SshServer, copy_of_project, key, ssh_server
 pytestmark = [NEEDS, pytest.mark.deep, pytest.mark.needs("mount")]
 
 HOPS = ("gate", "mid", "lab")
+# crypt(3) of "a password".
+SECRET = "$6$heddletest$fXRZEjxFCf.CPsxGfGA7ciH/xCCIiX9M5wsJ4drqS5LkTdVTYS"
+SECRET += "kzAMe5yGRBmy8MxkJm72s3D7.RTmvlAuT8O."
 
 
 def run(*words: str) -> None:
@@ -106,9 +109,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Row]:
     spot = tmp_path_factory.mktemp("jumps")
     project = copy_of_project(spot / "project")
     shadow = spot / "shadow"
-    secret = ["openssl", "passwd", "-6", "a password"]
-    word = subprocess.run(secret, capture_output=True, text=True, check=True).stdout.strip()
-    shadow.write_text(f"root:{word}:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n")
+    shadow.write_text(f"root:{SECRET}:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n")
     with contextlib.ExitStack() as opened:
         names = opened.enter_context(row())
         found = {}

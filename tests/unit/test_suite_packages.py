@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parents[1]
 # Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
 ESSENTIAL: Final = frozenset(
     {
-        "bash", "cat", "dd", "dpkg", "echo", "env", "exit", "false", "find", "hostname", "kill", "printenv", "python3",
+        "bash", "cat", "dd", "dpkg", "echo", "env", "exec", "exit", "false", "find", "hostname", "kill", "printenv", "python3",
         "rm", "sh", "sleep", "tar", "test", "timeout", "touch", "tr", "true", "uniq",
     }
 )  # fmt: skip
@@ -98,7 +98,9 @@ def needs_of(source: str) -> set[str]:
     tree = ast.parse(source if "mark.needs(" in source else "")
     calls = [call for call in _calls(tree) if ast.unparse(call.func) == "pytest.mark.needs"]
     found = {_text(word) for call in calls for word in call.args}
-    return found | (needs_of((TESTS / "sshd.py").read_text(encoding="utf-8")) if "= NEEDS" in source else set())
+    return found | (
+        needs_of((TESTS / "sshd.py").read_text(encoding="utf-8")) if re.search(r"= \[?NEEDS", source) else set()
+    )
 
 
 def uncovered(suite: str) -> list[str]:
