@@ -24,7 +24,8 @@ TESTS = Path(__file__).resolve().parents[1]
 # Of Debian's essential packages, of the shell, and Python, which runs the tests: on every machine.
 ESSENTIAL: Final = frozenset(
     {
-        "bash", "cat", "dd", "dpkg", "echo", "env", "exec", "exit", "false", "find", "hostname", "kill", "printenv", "python3",
+        "bash", "cat", "dd", "dpkg", "echo", "env", "exec", "exit", "false", "find", "hostname", "kill", "printenv",
+        "python3",
         "rm", "sh", "sleep", "tar", "test", "timeout", "touch", "tr", "true", "uniq",
     }
 )  # fmt: skip
