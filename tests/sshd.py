@@ -30,6 +30,20 @@ from tests.machine import patience
 NEEDS = pytest.mark.needs("openssh-server", "openssh-client", "git")  # of modules whose tests log in
 ROOT = Path(__file__).resolve().parent.parent
 Done = subprocess.CompletedProcess[str]
+# Connect as a verb does, and name the server that answered.
+ASKS = """
+import sys
+from heddle.base.problems import HeddleError
+from heddle.places.address import parse_address
+from heddle.places.ssh import connection
+try:
+    with connection(parse_address(sys.argv[1])) as transport:
+        channel = transport.open_session()
+        channel.exec_command("ip -brief -4 address; echo $SSH_CONNECTION")
+        print("answer", channel.makefile().read().decode())
+except HeddleError as error:
+    print("error", error)
+"""
 
 
 def sshd_path() -> str | None:
@@ -46,12 +60,13 @@ class SshServer:
     user: str
     project: Path
     process: subprocess.Popen[bytes]
+    address: str = "127.0.0.1"
     env: dict[str, str] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
         """The argument of --place."""
-        return f"ssh:{self.user}@127.0.0.1:{self.port}"
+        return f"ssh:{self.user}@{self.address}:{self.port}"
 
     @property
     def client_ssh(self) -> Path:
@@ -129,11 +144,19 @@ def copy_of_project(spot: Path) -> Path:
 
 @contextlib.contextmanager
 def ssh_server(
-    spot: Path, *, project: Path = ROOT, host_keys: Sequence[str] = ("ed25519",), set_up: bool = True
+    spot: Path,
+    *,
+    project: Path = ROOT,
+    host_keys: Sequence[str] = ("ed25519",),
+    set_up: bool = True,
+    address: str = "127.0.0.1",
+    before: Sequence[str] = (),
+    lines: Sequence[str] = (),
 ) -> Iterator[SshServer]:
     """A server below `spot`, and a client that knows it and may log in.
 
     set_up: the server has a .venv for the project already, so that no test but the one for it waits for that.
+    before: words before sshd, such as those of a network namespace that has this address. lines: first in its settings.
     """
     program = sshd_path()
     assert program, "openssh-server is not installed"
@@ -151,8 +174,10 @@ def ssh_server(
     public = key(home / ".ssh" / "id_ed25519")
     (spot / "authorized_keys").write_text(public)
     lines = [
-        "ListenAddress 127.0.0.1",
+        *lines,
+        f"ListenAddress {address}",
         "PidFile none",
+        "Subsystem sftp internal-sftp",
         f'AuthorizedKeysFile "{spot}/authorized_keys"',
         "StrictModes no",  # below /tmp, which everybody may write
         f"UsePAM {'yes' if _locked(user) else 'no'}",  # without PAM a locked account cannot log in at all
@@ -169,19 +194,20 @@ def ssh_server(
     (spot / "sshd_config").write_text("\n".join([*lines, f"Port {port}"]) + "\n")
     with (spot / "sshd.log").open("wb") as log:
         process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(spot / "sshd_config")], stdin=subprocess.DEVNULL, stderr=log
+            [*before, program, "-D", "-e", "-f", str(spot / "sshd_config")], stdin=subprocess.DEVNULL, stderr=log
         )
         try:
-            _wait_for(port, process)
+            assert until(lambda: "Server listening" in (spot / "sshd.log").read_text() or process.poll() is not None)
+            assert process.poll() is None, (spot / "sshd.log").read_text()
             known = "".join(
-                f"[127.0.0.1]:{port} {' '.join((spot / f'host_{kind}.pub').read_text().split()[:2])}\n"
+                f"[{address}]:{port} {' '.join((spot / f'host_{kind}.pub').read_text().split()[:2])}\n"
                 for kind in host_keys
             )
             (home / ".ssh" / "known_hosts").write_text(known)
             env = {k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "HEDDLE_", "XDG_"))}
             env |= {"HOME": str(home), "HEDDLE_STATE_DIR": str(spot / "client state")}
             env.pop("CI", None)
-            yield SshServer(spot, port, user, project, process, env)
+            yield SshServer(spot, port, user, project, process, address, env)
         finally:
             for pid in (*children_of(process.pid), process.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -201,16 +227,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + patience(60)
-    while time.monotonic() < until:
-        assert process.poll() is None, "sshd did not start"
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise AssertionError("sshd does not answer")
 
 
 def until(done: Callable[[], bool], seconds: float = 60) -> bool:

@@ -12,6 +12,7 @@ from heddle.cli.verbs import verb
     help={"out": "directory to write", "name": "override the lab name"},
     files_in=["fabric"],
     files_out=["out_"],
+    directory_out=True,
 )
 def render(
     out: Console,

@@ -52,6 +52,7 @@ def verb(
     checkout: bool = False,
     files_in: Sequence[str] | Callable[[Arguments], Sequence[str]] = (),
     files_out: Sequence[str] = (),
+    directory_out: bool = False,
     endings_here: Sequence[str] = (),
     lasting: bool = False,
     typed_in: bool = False,
@@ -65,7 +66,8 @@ def verb(
     works on Heddle's own source, which a wheel does not contain. tool: how an assistant gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
-    endings_here: suffixes of files that it writes to the working directory when no name was typed.
+    directory_out: files_out are directories. endings_here: suffixes of a file that it writes to the working directory
+    when no name was typed.
     lasting: on another machine it continues when the connection breaks. typed_in: it reads stdin.
     """
 
@@ -97,6 +99,7 @@ def verb(
                 words_of(spec, {**typed, "place": kinds.HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
+                directory_out=directory_out,
                 endings_here=endings_here,
                 lasting=lasting,
                 typed_in=typed_in,

@@ -8,12 +8,13 @@ kinds.py        the kinds of places, one line each
 choice.py       the place that the user chose
 address.py      the text of a place -> Address, or the mistake in it
 config.py       ~/.config/heddle/config.yml
-known_hosts.py  check the server's host key
-ssh.py          connect and authenticate
+ssh.py          ~/.ssh/config, jump hosts, login
+hostkeys.py     check the server's host key
 sync.py         the files of the project that are copied to the server
+transfer.py     the files of a verb, both ways
 session.py      one verb on a server: its streams, signals, files and exit code
-channel.py      the frames between this machine and the server
-server.py       the agent: it runs on the server and is sent with each call
+signals.py      this machine's terminal and signals meanwhile
+server.py       runs on the server; it is sent with each call
 
 A new kind of place: one file, one line in kinds.py.
 """

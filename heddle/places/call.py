@@ -14,8 +14,9 @@ class Call:
     """One verb to run in another place.
 
     words:     the verb and its words, without --place.
-    files_in:  files that the verb reads, as typed. files_out: files or directories that it writes.
-    endings_here: suffixes of files that it may write to its working directory under names of its choice.
+    files_in:  files that the verb reads, as typed. files_out: those that it writes.
+    directory_out: files_out are directories, else they are files.
+    endings_here: suffixes of a file that it may write to its working directory under a name of its choice.
     lasting:   it continues when the connection breaks; else it gets SIGHUP and undoes unfinished work.
     typed_in:  it reads stdin or a terminal (exec).
     """
@@ -23,6 +24,7 @@ class Call:
     words: Sequence[str]
     files_in: Sequence[str] = ()
     files_out: Sequence[str] = ()
+    directory_out: bool = False
     endings_here: Sequence[str] = ()
     lasting: bool = False
     typed_in: bool = False

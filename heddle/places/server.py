@@ -1,354 +1,292 @@
-"""The agent on the lab server: it reads the project and a verb from its stdin, and returns the verb's output.
+"""The agent on a lab server. Its text is in the command line of both channels, and the server's python3 runs it.
 
-This file and store.py are sent with every call and run by the server's python3. So they use the standard library only,
-and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
+So it uses the standard library only, and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
+What both sides must know of the project (its manifest) is here too.
 
-Frames go both ways: a letter, four bytes of length, and the content.
-    to here:    R request, M manifest, T tar of changed files, F tar of the verb's files, G go,
-                I input, Z end of input, C interrupt, H hang up, W terminal's size, K alive
-    from here:  q answer, n needed paths, o stdout, e stderr, a input taken, t tar of written files, x end, p problem,
-                k alive
-
-The verb has its own process group, in the foreground of a terminal that this process made and leads. So Ctrl-C works
-as at a keyboard: the kernel sends SIGINT to the verb and all its children. This includes children that run as root
-through sudo, which this process may not signal. When this process is killed, the kernel sends SIGHUP to all of them.
+Without an argument it is the control: lines of JSON on stdin and stdout. It compares the project with the caller's,
+unpacks what the caller has copied, and runs the verb in a process group of its own. Its stdin, its end, or its silence
+tell that the caller sends a signal, or has gone. With a session's directory it lends the channel's stdin, stdout and
+stderr to the control, and ends with the verb's exit code.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
 import json
 import os
-import pty
-import queue
 import secrets
 import select
 import shutil
 import signal
-import struct
+import socket
+import stat
 import subprocess
 import sys
 import tarfile
-import termios
 import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from heddle.places.store import Manifest, Store, inside, make_private, pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-HELLO = b"\0heddle agent 1\n"
-SILENCE = 30.0  # seconds without a frame after which the connection counts as ended
-GRACE = 60.0  # seconds that a verb has to undo its work after SIGHUP
+HELLO = b"\0heddle agent 2\0"  # the output of a login (`echo` in .bashrc) comes before it
+SILENCE = 30.0  # seconds without a sign of life after which the connection counts as ended
+# Directories of tools in a checkout. They are neither copied nor removed on the server.
+KEPT = frozenset({".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
+Manifest = dict[str, list[str]]  # path -> ["f" or "x", SHA-256] or ["l", target]
 
 
 class Gone(Exception):  # noqa: N818  (not an error: the caller has disconnected)
     """The caller has disconnected."""
 
 
-class Wire:
-    """Frames to and from the caller."""
+def manifest_entry(path: Path) -> list[str]:
+    """A file's entry in a manifest."""
+    if path.is_symlink():
+        return ["l", str(path.readlink())]
+    return ["x" if path.stat().st_mode & stat.S_IXUSR else "f", hashlib.sha256(path.read_bytes()).hexdigest()]
+
+
+def is_kept(name: str) -> bool:
+    """Whether a relative path belongs to a tool (see KEPT), by any of its parts."""
+    return name.endswith(".pyc") or any(part in KEPT or part.endswith(".egg-info") for part in name.split("/"))
+
+
+def walk(root: Path) -> list[str]:
+    """All files and links below `root` except those of tools, as relative paths, sorted."""
+    found = []
+    for here, directories, files in os.walk(root):
+        links = [d for d in directories if Path(here, d).is_symlink()]
+        found += [os.path.relpath(Path(here, name), root) for name in files + links]
+        directories[:] = [d for d in directories if not is_kept(d) and d not in links]
+    return sorted(name for name in found if not is_kept(name))
+
+
+def digest_of(manifest: Manifest) -> str:
+    """One hash over a whole manifest."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def manifest_there(base: Path) -> Manifest:
+    """The project below `base`. Only files that have changed since the last call are read."""
+    record, project = base / "record.json", base / "project"
+    try:
+        known = json.loads(record.read_text())
+    except (OSError, ValueError):
+        known = {}
+    found: dict[str, Any] = {}
+    for name in walk(project):
+        status = os.lstat(f"{project}/{name}")
+        stamp = [status.st_size, status.st_ctime_ns, status.st_mode]
+        old = known.get(name, [None])
+        found[name] = old if old[0] == stamp else [stamp, manifest_entry(project / name)]
+    if found != known:
+        fresh = record.with_suffix(".new")
+        fresh.write_text(json.dumps(found))
+        fresh.replace(record)
+    return {name: entry for name, (_, entry) in found.items()}
+
+
+def remove(project: Path, names: list[str]) -> None:
+    """Remove files, whatever they are now, and the directories that are empty then."""
+    for path in (project / name for name in names):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif os.path.lexists(path):
+            path.unlink()
+        for parent in path.parents:
+            if parent == project or not parent.is_dir() or os.listdir(parent):  # noqa: PTH208
+                break
+            parent.rmdir()
+
+
+def unpack(bundle: Path, root: Path) -> None:
+    """Unpack a tar, with its links."""
+    with tarfile.open(bundle) as tar:
+        # Debian 12's first Python has no filters; the default of Python 3.14 refuses links to other places.
+        safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+        tar.extractall(root, **safe)  # noqa: S202  (it is the user's own)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only this user can write to, whatever the umask is: its files will run as root.
+
+    PermissionError when it is another user's, or a link.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(directory)
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(errno.EACCES, "is another user's, or a link", str(directory))
+    if status.st_mode & 0o022:
+        directory.chmod(0o700)
+
+
+class Caller:
+    """Lines of JSON from and to the caller."""
 
     def __init__(self) -> None:
-        self.gone = threading.Event()
-        self.heard = time.monotonic()
-        self.steps: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue(16)
-        self._live: Callable[[bytes, bytes], None] | None = None
-        self._early: list[tuple[bytes, bytes]] = []
-        self._lock, self._begun = threading.Lock(), threading.Lock()
+        self.lines: list[bytes] = []
+        self.rest = b""
 
-    def listen(self) -> None:
-        """Read frames until the end: frames for a running verb are passed on at once, the others are queued."""
-        try:
-            while True:
-                head = sys.stdin.buffer.read(5)
-                if len(head) < 5:
-                    break
-                kind, (size,) = head[:1], struct.unpack(">I", head[1:])
-                data = sys.stdin.buffer.read(size)
-                self.heard = time.monotonic()
-                if kind == b"K":
-                    self.send(b"k")
-                    continue
-                if kind in b"RMTFG":
-                    self.steps.put((kind, data))
-                else:
-                    self._pass_on(kind, data)
-        except (OSError, ValueError):
-            pass
-        self.gone.set()
-        self.steps.put(None)
+    def ask(self) -> Any:
+        """The next message; Gone after the end, or after SILENCE."""
+        while True:
+            while not self.lines:
+                if not select.select([0], [], [], SILENCE)[0] or not (data := os.read(0, 1 << 16)):
+                    raise Gone
+                *self.lines, self.rest = (self.rest + data).split(b"\n")
+            if line := self.lines.pop(0):  # an empty line is a sign of life
+                return json.loads(line)
 
-    def _pass_on(self, kind: bytes, data: bytes) -> None:
-        with self._begun:
-            if self._live is None:
-                self._early.append((kind, data))
-            else:
-                self._live(kind, data)
-
-    def go_live(self, live: Callable[[bytes, bytes], None]) -> None:
-        """Pass frames to a running verb from now on, first those that came before it ran."""
-        with self._begun:
-            for kind, data in self._early:
-                live(kind, data)
-            self._live = live
-
-    def take(self, kind: bytes) -> bytes:
-        """The next frame, which must be of this kind."""
-        try:
-            frame = self.steps.get(timeout=SILENCE * 2)
-        except queue.Empty:
-            raise Gone from None
-        if frame is None or frame[0] != kind:
-            raise Gone
-        return frame[1]
-
-    def send(self, kind: bytes, data: bytes = b"") -> None:
-        """Write one frame; do nothing when the caller has disconnected."""
-        with self._lock:
-            self._write(kind + struct.pack(">I", len(data)) + data)
-
-    def say(self, kind: bytes, data: Any) -> None:
-        """Write a frame of JSON."""
-        self.send(kind, json.dumps(data).encode())
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and not self.gone.is_set():
-            try:
-                # Wait for a slow reader. A reader that is gone is detected by SILENCE.
-                if select.select([], [1], [], 1.0)[1]:
-                    view = view[os.write(1, view[:4096]) :]
-            except OSError:
-                self.gone.set()
+    def say(self, **message: Any) -> None:
+        """Write a message."""
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
 
 
-class Chunks:
-    """Frames of one kind as a file that tarfile reads or writes. An empty frame is the end."""
-
-    def __init__(self, wire: Wire, kind: bytes) -> None:
-        self.wire, self.kind, self.rest, self.ended = wire, kind, b"", False
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end."""
-        while not self.rest and not self.ended:
-            self.rest = self.wire.take(self.kind)
-            # The caller's signs of life wait behind frames of a tar, so a slow disk must not look like silence.
-            self.wire.send(b"k")
-            self.ended = not self.rest
-        data, self.rest = self.rest[:size], self.rest[size:]
-        return data
-
-    def write(self, data: bytes) -> int:
-        """Send a piece."""
-        self.wire.send(self.kind, data)
-        return len(data)
-
-
-class Terminal:
-    """A terminal that this process leads, with the verb in its foreground."""
-
-    def __init__(self, size: list[int] | None) -> None:
-        self.master, self.slave = pty.openpty()
-        modes = termios.tcgetattr(self.slave)
-        if size is None:  # no user types at this terminal: input must not be echoed
-            modes[3] &= ~termios.ECHO
-            termios.tcsetattr(self.slave, termios.TCSANOW, modes)
-        else:
-            self.resize(size)
-        if os.getsid(0) != os.getpid():
-            os.setsid()
-        fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)
-
-    def resize(self, size: list[int]) -> None:
-        """Set rows and columns."""
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size[:2], 0, 0))
-
-    def enter(self) -> None:
-        """In the child: make a process group and put it in the foreground."""
-        os.setpgid(0, 0)
-        os.tcsetpgrp(self.slave, os.getpid())
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
-            signal.signal(number, signal.SIG_DFL)
-
-    def interrupt(self) -> None:
-        """Send Ctrl-C."""
-        os.write(self.master, b"\x03")
-
-    def leave(self) -> None:
-        """Return to the foreground: then processes that a verb left running get no SIGHUP when this process ends."""
-        os.tcsetpgrp(self.slave, os.getpgrp())
-
-
-class RunningVerb:
-    """A running verb."""
-
-    def __init__(self, wire: Wire, store: Store, session: Path, order: dict[str, Any]) -> None:
-        self.wire, self.order = wire, order
-        typed: bool = order["terminal"] is not None
-        self.terminal = Terminal(order["terminal"])
-        pipe = subprocess.PIPE
-        self.child = subprocess.Popen(
-            order["argv"],
-            executable=str(store.project / "inv"),
-            cwd=session / "here",
-            env={**os.environ, **order["env"]},
-            stdin=self.terminal.slave if typed else pipe if order["input"] else subprocess.DEVNULL,
-            stdout=self.terminal.slave if typed else pipe,
-            stderr=self.terminal.slave if typed else pipe,
-            preexec_fn=self.terminal.enter,  # noqa: PLW1509  (it takes no lock that a thread could hold)
-        )
-        self.ended = threading.Event()
-        self.input: queue.Queue[bytes] = queue.Queue()
-        wire.go_live(self.take)
-        sources = [(self.terminal.master, b"o" if typed else b"")]
-        for stream, kind in ((self.child.stdout, b"o"), (self.child.stderr, b"e")):
-            if stream is not None:
-                sources.append((stream.fileno(), kind))
-        self.pumps = [threading.Thread(target=self.pump, args=source, daemon=True) for source in sources]
-        for thread in (*self.pumps, threading.Thread(target=self.feed, daemon=True)):
-            thread.start()
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def watch(self) -> None:
-        """Wait for its end."""
-        self.child.wait()
-        self.ended.set()
-
-    def pump(self, source: int, kind: bytes) -> None:
-        """Send the verb's output to the caller. It does not block when the caller has disconnected."""
-        try:
-            while True:
-                if not select.select([source], [], [], 0.1)[0]:
-                    if self.ended.is_set():  # processes that the verb left running may hold its stdout open
-                        return
-                    continue
-                data = os.read(source, 1 << 15)
-                if not data:
-                    return
-                if kind:
-                    self.wire.send(kind, data)
-        except OSError:  # EIO: no process uses the terminal any more
-            return
-
-    def feed(self) -> None:
-        """Write input to the verb, and report how much it has read."""
-        typed = self.order["terminal"] is not None
-        into = self.terminal.master if typed else self.child.stdin.fileno() if self.child.stdin else -1
-        while data := self.input.get():
-            view = memoryview(data)
-            try:
-                while view:
-                    view = view[os.write(into, view) :]
-            except OSError:
-                pass  # the verb has closed its stdin
-            self.wire.say(b"a", len(data))
-        if self.child.stdin:
-            self.child.stdin.close()
-
-    def take(self, kind: bytes, data: bytes) -> None:
-        """Handle one frame for the running verb."""
-        try:
-            if kind in (b"I", b"Z"):
-                self.input.put(data if kind == b"I" else b"")
-            elif kind == b"C":
-                self.terminal.interrupt()
-            elif kind == b"H":
-                self.hang_up()
-            elif kind == b"W" and self.order["terminal"] is not None:
-                self.terminal.resize(json.loads(data))
-        except (OSError, ValueError):
-            pass  # it has just ended
-
-    def hang_up(self) -> None:
-        """Send SIGHUP, as when a terminal is closed: a verb then undoes unfinished work."""
-        try:
-            os.killpg(self.child.pid, signal.SIGHUP)
-        except PermissionError:  # it runs as root through sudo; only the terminal can signal it
-            self.terminal.interrupt()
-
-    def wait(self) -> int:
-        """The verb's exit code, as a shell reports it. Only lasting verbs outlive the connection."""
-        until = float("inf")
-        while not self.ended.wait(0.5) and time.monotonic() < until:
-            if time.monotonic() - self.wire.heard > SILENCE:
-                self.wire.gone.set()
-            if self.wire.gone.is_set() and not self.order["lasting"] and until == float("inf"):
-                until = time.monotonic() + GRACE
-                self.hang_up()
-        for thread in self.pumps:
-            thread.join()
-        self.terminal.leave()
-        code = self.child.returncode
-        return 70 if code is None else code if code >= 0 else 128 - code
-
-
-def main(wire: Wire) -> None:
-    """Serve one call, from its first frame to its last."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    wire._write(HELLO)
-    request = json.loads(wire.take(b"R"))
+def control(caller: Caller) -> None:
+    """Serve one call: bring the project and the verb's files up to date, then run the verb."""
+    os.write(1, HELLO)
+    request = caller.ask()
     cache = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
-    root.mkdir(parents=True, exist_ok=True)
     base = root / "heddle/place" / request["id"]
-    for directory in (root / "heddle", base.parent):
+    for directory in (root / "heddle", base.parent, base, base / "project"):
         make_private(directory)
-    store = Store(base)
-    with (base / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        same = store.is_at(request["hash"])
-        wire.say(b"q", {"same": same})
-        if not same:
-            manifest: Manifest = json.loads(wire.take(b"M"))
-            needed = store.needs(manifest)
-            wire.say(b"n", needed)
-            if needed:
-                unpack(Chunks(wire, b"T"), store.project)
-            wire.say(b"q", {"whole": store.finish(manifest)})
     session = base / f"s{os.getpid()}-{secrets.token_hex(4)}"
-    for old in base.glob("s[0-9]*-*"):  # left by a killed agent
-        if not Path("/proc", old.name[1:].partition("-")[0]).exists():
-            shutil.rmtree(old, ignore_errors=True)
-    session.mkdir(mode=0o700)
     try:
-        serve(wire, store, session, request)
+        with (base / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for old in base.glob("s[0-9]*-*"):  # left by a killed agent
+                if not Path("/proc", old.name[1:].partition("-")[0]).exists():
+                    shutil.rmtree(old, ignore_errors=True)
+            (session / "here").mkdir(mode=0o700, parents=True)  # the verb's working directory
+            have = manifest_there(base)
+            caller.say(session=str(session), have=None if digest_of(have) == request["hash"] else have)
+            message = caller.ask()
+            if "size" in message:
+                with (session / "bundle").open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, message["size"])  # SFTP has no error for a full disk
+                caller.say()
+                order = caller.ask()
+                remove(base / "project", message["remove"])
+                unpack(session / "bundle", base)
+            else:
+                order = message
+            now = digest_of(manifest_there(base)) if "size" in message else request["hash"]
+        for name in order["directories"]:
+            (session / name).mkdir(parents=True, exist_ok=True)
+        (session / "order").write_text(json.dumps(order))
+        os.chdir(session)  # the name of a socket must be short
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("socket")
+            listener.listen()
+            caller.say(hash=now)
+            if order["typed"]:  # the verb has the other channel, and its terminal's SIGHUP
+                while True:
+                    caller.ask()
+            if not select.select([listener], [], [], SILENCE)[0]:
+                raise Gone
+            runner, _ = listener.accept()
+        run(caller, session, order, runner)
     finally:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def serve(wire: Wire, store: Store, session: Path, request: dict[str, Any]) -> None:
-    """Run the verb with its files, and send back those that it wrote."""
-    if request["files"]:
-        unpack(Chunks(wire, b"F"), session)
-    order = json.loads(wire.take(b"G"))
-    here = session / "here"  # the verb's working directory: files without a path of the user's go here
-    here.mkdir()
-    outs = [here, *[inside(session, name) for name in order["outs"].values()]]
-    for path in outs:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    names = {typed: str(inside(session, name)) for typed, name in {**order["ins"], **order["outs"]}.items()}
-    order["env"]["HEDDLE_FILES"] = json.dumps(names)
-    code = RunningVerb(wire, store, session, order).wait()
-    if os.listdir(here) or any(os.path.lexists(path) for path in outs[1:]):  # noqa: PTH208
-        pack([(path, str(path.relative_to(session))) for path in outs], Chunks(wire, b"t"))
-        wire.send(b"t")
-    wire.say(b"x", code)
+def run(caller: Caller, session: Path, order: dict[str, Any], runner: socket.socket) -> None:
+    """Run the verb with the runner's stdin, stdout and stderr. Only lasting verbs outlive the connection."""
+    _, streams, _, _ = socket.recv_fds(runner, 1, 3)
+    child = subprocess.Popen(
+        order["argv"], executable=str(session.parent / "project/inv"), cwd=session / "here",
+        env={**os.environ, **order["env"]}, stdin=streams[0] if order["input"] else subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    os.close(streams[0])
+    gone, ended = threading.Event(), threading.Event()
+
+    def follow() -> None:
+        try:
+            while True:
+                send_signal(child, signal.SIGINT if caller.ask() == "interrupt" else signal.SIGHUP)
+        except (Gone, OSError, ValueError):
+            gone.set()
+            if not order["lasting"]:
+                send_signal(child, signal.SIGHUP)
+
+    threading.Thread(target=follow, daemon=True).start()
+    pumps = [
+        threading.Thread(target=pump, args=(source.fileno(), target, gone, ended), daemon=True)
+        for source, target in ((child.stdout, streams[1]), (child.stderr, streams[2]))
+        if source
+    ]
+    for thread in pumps:
+        thread.start()
+    code = child.wait()
+    ended.set()
+    for thread in pumps:
+        thread.join()
+    runner.sendall(b"%d" % (code if code >= 0 else 128 - code))
+    gone.wait()  # the caller takes the verb's files
 
 
-def run() -> None:
-    """The loader calls this when the source text has arrived."""
-    wire = Wire()
-    threading.Thread(target=wire.listen, daemon=True).start()
+def send_signal(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
     try:
-        main(wire)
+        os.killpg(child.pid, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:  # it is sudo, which passes the signal on to the verb that runs as root
+        subprocess.run(["sudo", "-n", "kill", f"-{number:d}", str(child.pid)], stdin=subprocess.DEVNULL, check=False)
+
+
+def pump(source: int, target: int, gone: threading.Event, ended: threading.Event) -> None:
+    """Pass on the verb's output. What it writes after the caller has gone is dropped, so that it can end its work."""
+    while True:
+        if not select.select([source], [], [], 0.1)[0]:
+            if ended.is_set():  # processes that the verb left running may hold its stdout open
+                return
+            continue
+        data = os.read(source, 1 << 15)
+        if not data:
+            return
+        while data and not gone.is_set():
+            try:
+                if select.select([], [target], [], 1.0)[1]:
+                    data = data[os.write(target, data[:4096]) :]
+            except OSError:
+                gone.set()
+
+
+def lend(session: Path) -> int:
+    """Lend the streams of this channel to the control, or at a terminal become the verb; the verb's exit code."""
+    os.chdir(session)
+    order = json.loads(Path("order").read_text())
+    os.write(1, HELLO)
+    if order["typed"]:
+        os.chdir("here")
+        env = {**os.environ, **order["env"]}
+        os.execve(session.parent / "project/inv", order["argv"], env)  # noqa: S606  (no shell is wanted)
+    os.write(2, HELLO)
+    with socket.socket(socket.AF_UNIX) as control:
+        control.connect("socket")
+        socket.send_fds(control, [b"-"], [0, 1, 2])
+        return int(control.recv(8) or 70)
+
+
+def main() -> None:
+    """What a channel runs."""
+    if len(sys.argv) > 1:
+        sys.exit(lend(Path(sys.argv[1])))
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # not ignored: the verb would inherit that
+    caller = Caller()
+    try:
+        control(caller)
     except Gone:
         pass
     except (OSError, ValueError, tarfile.TarError) as error:
-        about = getattr(error, "filename", None)
-        reason = getattr(error, "strerror", None) or str(error)
-        wire.say(b"p", {"what": str(about or ""), "why": reason, "errno": getattr(error, "errno", None)})
+        why = getattr(error, "strerror", None) or str(error)
+        caller.say(problem=[str(getattr(error, "filename", None) or ""), why, getattr(error, "errno", 0)])
+
+
+if __name__ == "__main__":
+    main()

@@ -2,52 +2,174 @@
 
 In:  a Call, and the Console that called.
 Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
-When the connection breaks, a lasting verb (`up`, `down`) continues on the server, so that its result is complete. Any
-other verb gets SIGHUP and undoes unfinished work.
+Two channels: the control (server.py, lines of JSON), and the verb's own, with its streams, its terminal and its exit
+code. The control's end tells the server that this process has gone. Then a lasting verb (`up`, `down`) continues, so
+that its result is complete. Any other verb gets SIGHUP and undoes unfinished work.
 """
 
 from __future__ import annotations
 
-import io
+import base64
+import errno
 import json
 import os
-import queue
+import select
+import shlex
 import shutil
 import sys
 import tarfile
 import tempfile
+import threading
+import time
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import paramiko
 
 from heddle.base import progname
-from heddle.base.files import PLACE
-from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.base.files import PLACE, VARIABLE
+from heddle.base.problems import MachineError, Problem, trouble
 from heddle.base.tables import written
+from heddle.places import server, sync
 from heddle.places.address import Address
 from heddle.places.call import Call, Output
-from heddle.places.channel import AgentConnection, Broken, open_link
-from heddle.places.endsignals import EndSignals
-from heddle.places.keyboard import Keyboard, size_of_terminal
-from heddle.places.store import digest_of, unpack
+from heddle.places.server import HELLO, SILENCE, digest_of
+from heddle.places.signals import EndSignals, raw_terminal, terminal_size
+from heddle.places.ssh import Target, connection
+from heddle.places.transfer import Outputs, input_files, output_paths, printable
 
-if TYPE_CHECKING:
-    from heddle.places.ssh import Target
+PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")  # variables
+_BEAT: Final = 5.0  # seconds between signs of life
+_STEP: Final = 300.0  # seconds to wait for an answer: another verb may be copying the project
+_END: Final = 10.0  # seconds for the exit code that follows the end of the output, on a busy server
+_NOISE: Final = 1 << 20  # bytes that a login may print before the agent
+_ANSWER: Final = 16 << 20  # largest answer, bytes: a manifest of all files there
+_OLD: Final = 65  # the exit code when Python is too old
+_NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
+_ENDED: Final = (OSError, EOFError, paramiko.SSHException)  # exceptions of paramiko when the connection has ended
 
-# Variables that change the output or the limits of a verb.
-_PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")
-_MOST: Final = 64 * 1024 * 1024  # largest size of an input file, bytes
+
+def command() -> str:
+    """What the server's shell runs: always the same text, without a character of the user's."""
+    text = base64.b64encode(zlib.compress(Path(server.__file__).read_bytes(), 9)).decode()
+    load = f"sys.version_info<(3,9) and sys.exit({_OLD});exec(zlib.decompress(base64.b64decode('{text}')))"
+    return f"exec python3 -c {shlex.quote(f'import base64,sys,zlib;{load}')}"
 
 
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """A file that is sent with a verb: its path in the tar, its content, and its mode."""
+class Broken(Exception):  # noqa: N818  (the caller, which knows the current step, reports it to the user)
+    """The connection ended before the verb did."""
 
-    path: str
-    content: bytes
-    mode: int
+
+@contextmanager
+def breaks() -> Iterator[None]:
+    """Turn paramiko's exceptions into Broken."""
+    try:
+        yield
+    except _ENDED as error:
+        raise Broken from error
+
+
+class Control:
+    """This end of the control channel. `what` names the place in messages."""
+
+    def __init__(self, transport: paramiko.Transport, what: str) -> None:
+        self.what, self.transport, self.rest = what, transport, b""
+        self.heard = time.monotonic()
+        self._lock = threading.Lock()
+        try:
+            self.channel = transport.open_session(timeout=15)
+            self.channel.settimeout(_STEP)
+            self.channel.exec_command(command())
+        except _ENDED as error:
+            why = f"does not run commands: {printable(str(error) or type(error).__name__)}"
+            hint = "allow the account to run commands: see ForceCommand and MaxSessions in the server's sshd_config"
+            raise MachineError(Problem("", what, why, hint)) from None
+        if not self._read_until(HELLO, _NOISE):
+            raise self._start_failure()
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a message; MachineError when it is a problem."""
+        self.send(message)
+        with breaks():
+            try:
+                answer = json.loads(self._read_until(b"\n", _ANSWER))
+            except (ValueError, RecursionError):
+                raise Broken from None
+        if not isinstance(answer, dict):
+            raise Broken
+        if "problem" in answer:
+            raise self._problem(answer["problem"])
+        return answer
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        with breaks(), self._lock:
+            self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def end(self) -> None:
+        """End the call, and wait until the agent has removed its files."""
+        with suppress(*_ENDED):
+            self.channel.shutdown_write()
+            self.channel.status_event.wait(_END)
+
+    def is_silent(self) -> bool:
+        """Whether the server has not answered for too long, also behind a jump host."""
+        return time.monotonic() - self.heard > SILENCE
+
+    def _live(self) -> None:
+        with suppress(*_ENDED):
+            while not self.channel.status_event.wait(_BEAT):
+                with self._lock:
+                    self.channel.sendall(b"\n")
+                self.transport.global_request("keepalive@openssh.com")  # waits for sshd's answer
+                self.heard = time.monotonic()
+
+    def _read_until(self, mark: bytes, most: int) -> bytes:
+        """The bytes before the mark and the mark; none when the channel ends first, or `most` bytes have no mark."""
+        while mark not in self.rest and len(self.rest) <= most:
+            data = self.channel.recv(1 << 16)
+            if not data:
+                return b""
+            self.rest += data
+        found, mark, self.rest = self.rest.partition(mark) if mark in self.rest else (b"", b"", self.rest)
+        return found + mark
+
+    def _start_failure(self) -> MachineError | Broken:
+        """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
+
+        def wrong(why: str, hint: str) -> MachineError:
+            return MachineError(Problem("", self.what, why, hint))
+
+        if len(self.rest) > _NOISE:
+            why = f"does not run commands: its login printed more than {_NOISE >> 20} MiB first"
+            return wrong(why, "see the output of ssh HOST true")
+        if not self.channel.status_event.wait(_END) or (code := self.channel.exit_status) < 0:
+            return wrong("closed the connection at once", "see the log of its sshd")
+        if code == _NOT_FOUND:
+            return wrong("has no python3", "install it on the server: apt-get install python3 python3-venv")
+        if code == _OLD:
+            hint = "install python3.11 on the server, or use a newer system"
+            return wrong("has a python3 that is too old: Heddle needs 3.11", hint)
+        texts = [self.rest, self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b""]
+        lines = [line for text in texts for line in text.decode(errors="replace").split("\n") if line.strip()]
+        last = printable(lines[-1].strip()) if lines else "it printed nothing"
+        why = f"does not run commands: python3 ended with exit code {code}: {last}"
+        return wrong(why, "see the output of ssh HOST python3 -V")
+
+    def _problem(self, fields: Any) -> MachineError:
+        """A problem of the agent as an error with a hint."""
+        if not isinstance(fields, list) or len(fields) != 3:
+            raise Broken
+        what, why, number = printable(str(fields[0])) or "the project", printable(str(fields[1])), fields[2]
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT):
+            error = trouble(OSError(number, why), what, "run df -h and ls -ld on the server")
+            return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
+        return MachineError(Problem(self.what, what, f"could not be copied to the server: {why}", "try again"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,218 +181,195 @@ class SshPlace:
 
     def run(self, call: Call, out: Output) -> int:
         """Run the verb there."""
-        from heddle.places import sync
-        from heddle.places.ssh import connect
-
-        files = _read(call.files_in)
+        files = input_files(call.files_in)
         manifest = sync.manifest_of(sync.project())
-        transport, _ = connect(self.address, self.target)
-        try:
-            link = open_link(transport, str(self.address))
+        with connection(self.address, self.target) as transport:
+            session = Session(self.address, call, out, transport)
+            session.copy(manifest, files)
+            return session.run()
+
+
+class _Stream:
+    """One stream of the verb, without what a login prints before it. A JSON document is kept to the end."""
+
+    def __init__(self, stream: Any, whole: bool) -> None:
+        self.stream, self.whole, self.begun, self.kept = stream, whole, False, b""
+
+    def take(self, data: bytes) -> None:
+        if not self.begun:
+            self.kept += data
+            _, mark, data = self.kept.partition(HELLO)
+            self.begun, self.kept = bool(mark), b"" if mark else self.kept[-_NOISE:]
+        if self.begun and self.whole:
+            self.kept += data
+        elif self.begun and data:
             try:
-                return _Session(self.address, call, out, link).run(manifest, files)
-            finally:
-                link.close()
-        finally:
-            transport.close()
+                self.stream.buffer.write(data)
+                self.stream.buffer.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+                hint = "check that the disk of the output file is not full"
+                name = self.stream.name.strip("<>")
+                raise MachineError(Problem("", name, f"cannot be written: {error.strerror}", hint)) from None
 
 
-def _read(names: Sequence[str]) -> dict[str, InputFile]:
-    """The files with these names. The name of a preset is not a file and is sent unchanged."""
-    from heddle.spec.load import find_fabric, presets
+class Session:
+    """One verb on a server."""
 
-    found = {}
-    for name in names:
-        if name in presets():
-            continue
-        path, _ = find_fabric(name)
-        if path.is_dir():
-            raise InputError(Problem("", name, "is a directory", "name the .yml file in it"))
-        with machine_errors(name, "make the file readable for this user"), path.open("rb") as file:
-            content = file.read(_MOST + 1)
-        if len(content) > _MOST:
-            raise InputError(Problem("", name, f"is larger than {_MOST >> 20} MiB", "check the name"))
-        # The whole path is kept, so that relative paths between files stay valid.
-        there = "in" + str(Path(os.path.abspath(path)))  # noqa: PTH100  (not through links)
-        found[name] = InputFile(there, content, 0o755 if os.access(path, os.X_OK) else 0o644)
-    return found
+    def __init__(self, address: Address, call: Call, out: Output, transport: paramiko.Transport) -> None:
+        self.address, self.call, self.out, self.transport = address, call, out, transport
+        self.control = Control(transport, str(address))
+        self.directory = ""  # of this call, on the server
+        self.ending = False
 
-
-class _Frames(io.RawIOBase):
-    """A file that writes frames of one kind."""
-
-    def __init__(self, link: AgentConnection, kind: bytes) -> None:
-        self.link, self.kind, self.count = link, kind, 0
-
-    def write(self, data: Any) -> int:
-        self.link.send(self.kind, bytes(data))
-        self.count += len(data)
-        return len(data)
-
-
-@dataclass(slots=True)
-class _Session:
-    address: Address
-    call: Call
-    out: Output
-    link: AgentConnection
-    printed: bytearray = field(default_factory=bytearray)  # with --format json: one document, or nothing
-
-    def run(self, manifest: dict[str, list[str]], files: dict[str, InputFile]) -> int:
+    def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
+        """Bring the project on the server up to date, and copy the verb's files."""
         try:
-            self._copy_project(manifest, bool(files))
+            self._copy(manifest, files)
         except Broken:
-            if (told := self.link.reported_problem()) is not None:
-                raise told from None
             hint = "run the same line again: files already copied are not sent again"
             why = "lost the connection while the project was copied there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
+
+    def _copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
+        wanted = digest_of(manifest)
+        answer = self.control.ask({"id": sync.checkout_id(sync.project()), "hash": wanted})
+        have, self.directory = answer.get("have"), answer.get("session", "")
+        if not isinstance(have, dict | None) or not isinstance(self.directory, str):
+            raise Broken
+        # Only names of the manifest are sent, whatever the server has answered.
+        changed = [] if have is None else [n for n, entry in manifest.items() if have.get(n) != entry]
+        gone = [] if have is None else [n for n in have if n not in manifest]
+        if changed or gone or files:
+            with tempfile.TemporaryFile() as bundle:
+                with tarfile.open(fileobj=bundle, mode="w:gz") as tar:
+                    sync.pack(sync.project(), changed, tar)
+                    copied = tar.offset
+                    for path in dict.fromkeys(files.values()):
+                        sync.add(tar, path, f"{Path(self.directory).name}/in{path}")
+                size = bundle.tell()
+                self.control.ask({"size": size, "remove": gone + changed})
+                bundle.seek(0)
+                with self._sftp() as sftp, breaks():
+                    sftp.putfo(bundle, f"{self.directory}/bundle")
+            if changed:
+                count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
+                self.out.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
+        if self.control.ask(self._order(files)).get("hash") != wanted:
+            self.out.say(f"{self.address}: files changed while they were copied")
+
+    def _order(self, files: Mapping[str, Path]) -> dict[str, Any]:
+        outs = output_paths(self.call)
+        names = {name: f"{self.directory}/in{path}" for name, path in files.items()}
+        names |= {name: f"{self.directory}/{path}" for name, path in outs.items()}
+        env = {name: os.environ[name] for name in PASSED if name in os.environ}
+        if sys.stdout.isatty() or sys.stderr.isatty():
+            env["COLUMNS"] = str(shutil.get_terminal_size().columns)
+        env |= {PLACE: str(self.address), progname.VARIABLE: progname.program(), VARIABLE: json.dumps(names)}
+        return {
+            "argv": ["./inv", *self.call.words],
+            "env": env,
+            "directories": [str(Path(path).parent) for path in outs.values()],
+            "lasting": self.call.lasting,
+            "input": self.call.typed_in,
+            "typed": self._typed,
+        }
+
+    @property
+    def _typed(self) -> bool:
+        return self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
+
+    @contextmanager
+    def _sftp(self) -> Iterator[paramiko.SFTPClient]:
         try:
-            return self._run_verb(files)
+            sftp = paramiko.SFTPClient.from_transport(self.transport)
+        except _ENDED as error:
+            why = f"has no SFTP: {printable(str(error) or type(error).__name__)}"
+            hint = "add the line Subsystem sftp internal-sftp to its sshd_config"
+            raise MachineError(Problem("", str(self.address), why, hint)) from None
+        assert sftp is not None  # noqa: S101  (it is None only for a transport that has ended)
+        with sftp:
+            sftp.get_channel().settimeout(_STEP)
+            yield sftp
+
+    def run(self) -> int:
+        """Run the verb, and copy back what it wrote; its exit code."""
+        self.out.close()
+        where = progname.as_started(f"./inv status --place {self.address}")
+        left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
+        try:
+            with EndSignals(left) as signals, raw_terminal() if self._typed else nullcontext():
+                code = self._follow(signals)
+            if self.call.files_out or self.call.endings_here:
+                with self._sftp() as sftp, breaks():
+                    for name in Outputs(sftp, self.directory).fetch(self.call):
+                        print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
         except Broken:
             after = "continues there" if self.call.lasting else "was ended there"
             why = f"lost the connection during {self.call.verb}"
             hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
             raise MachineError(Problem("", str(self.address), why, hint)) from None
-
-    def _copy_project(self, manifest: dict[str, list[str]], files: bool) -> None:
-        from heddle.places import sync
-
-        request = {"id": sync.checkout_id(sync.project()), "hash": digest_of(manifest), "files": files}
-        self.link.say(b"R", request)
-        if self.link.expect(b"q")["same"]:
-            return
-        self.link.say(b"M", manifest)
-        needed = self.link.expect(b"n")
-        if needed:
-            sink = _Frames(self.link, b"T")
-            sync.send(sync.project(), needed, sink)
-            self.link.send(b"T")
-            files_text = f"{len(needed)} file{'' if len(needed) == 1 else 's'}"
-            self.out.say(f"{self.address}: {files_text} copied ({sink.count / 1000:.0f} kB)")
-        if not self.link.expect(b"q")["whole"]:
-            self.out.say(f"{self.address}: files changed while they were copied")
-
-    def _run_verb(self, files: dict[str, InputFile]) -> int:
-        if files:
-            with tarfile.open(fileobj=_Frames(self.link, b"F"), mode="w|gz") as tar:
-                for file in {file.path: file for file in files.values()}.values():
-                    member = tarfile.TarInfo(file.path)
-                    member.size, member.mode = len(file.content), file.mode
-                    tar.addfile(member, io.BytesIO(file.content))
-            self.link.send(b"F")
-        outs = {name: f"out/{i}/{_last(name)}" for i, name in enumerate(self.call.files_out)}
-        typed = self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
-        order = {
-            "argv": ["./inv", *self.call.words],
-            "env": {**_environment(), PLACE: str(self.address), progname.VARIABLE: progname.program()},
-            "ins": {name: file.path for name, file in files.items()},
-            "outs": outs,
-            "lasting": self.call.lasting,
-            "input": self.call.typed_in,
-            "terminal": size_of_terminal() if typed else None,
-        }
-        self.out.close()
-        self.link.say(b"G", order)
-        where = progname.as_started(f"./inv status --place {self.address}")
-        left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
-        with EndSignals(left) as signals, Keyboard(self.link, typed=typed, wanted=self.call.typed_in) as keyboard:
-            code = self._follow(keyboard, outs, signals)
-        if self.printed:
-            written(self.printed.decode(errors="replace"), verbatim=True)
+        self.control.end()
         return 128 + signals.ending if signals.ending else code
 
-    def _follow(self, keyboard: Keyboard, outs: dict[str, str], signals: EndSignals) -> int:
-        """Show the verb's output until it ends, and send it the signals of this process."""
-        told = 0
-        with tempfile.TemporaryFile() as tar:
-            while True:
-                try:
-                    frame = self.link.frames.get(timeout=0.1)
-                except queue.Empty:
-                    frame = (b"", b"")
-                if signals.interrupts + signals.ending and not told:
-                    told = 1
-                    self.link.send(b"H" if signals.ending else b"C")
-                    print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
-                if frame is None:
-                    raise Broken
-                kind, data = frame
-                if kind == b"x":
-                    return int(json.loads(data))
-                if kind == b"p":
-                    raise self.link.problem(json.loads(data))
-                if kind == b"o":
-                    self._print(data)
-                elif kind == b"e":
-                    _write(sys.stderr, data)
-                elif kind == b"a":
-                    keyboard.taken(json.loads(data))
-                elif kind == b"t" and data:
-                    tar.write(data)
-                elif kind == b"t":
-                    tar.seek(0)
-                    for name in copy_back(tar, outs, self.call.endings_here):
-                        print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
+    def _open(self) -> paramiko.Channel:
+        with breaks():
+            channel = self.transport.open_session(timeout=15)
+            if self._typed:
+                channel.get_pty(os.environ.get("TERM", "vt100"), *terminal_size())
+            channel.exec_command(f"{command()} {shlex.quote(self.directory)}")
+        with suppress(*_ENDED):  # it may have ended already
+            if not self.call.typed_in:
+                channel.shutdown_write()
+        return channel
 
-    def _print(self, data: bytes) -> None:
-        if self.out.json:
-            self.printed += data
-            return
-        try:
-            _write(sys.stdout, data)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            hint = "check that the disk of the output file is not full"
-            raise MachineError(Problem("", "stdout", f"cannot be written: {error.strerror}", hint)) from None
+    def _follow(self, signals: EndSignals) -> int:
+        """Show the verb's output until it ends; send it stdin, and the signals of this process."""
+        channel = self._open()
+        results, remarks = _Stream(sys.stdout, self.out.json), _Stream(sys.stderr, False)
+        stdin, typed, heard = self.call.typed_in, b"", time.monotonic()
+        while not self._is_over(channel, time.monotonic() - heard):
+            self._pass_on(channel, signals)
+            sources = [channel, 0] if stdin and not typed else [channel]
+            ready = select.select(sources, [], [], 0.02 if typed else 0.2)[0]
+            if 0 in ready:
+                typed = os.read(0, 1 << 15)
+                stdin = bool(typed)
+                if not stdin:
+                    channel.shutdown_write()
+            if typed and channel.send_ready():
+                with breaks():
+                    typed = typed[channel.send(typed) :]
+            if channel.recv_ready() or channel.recv_stderr_ready():
+                heard = time.monotonic()
+                results.take(channel.recv(1 << 15) if channel.recv_ready() else b"")
+                remarks.take(channel.recv_stderr(1 << 15) if channel.recv_stderr_ready() else b"")
+            elif channel.eof_received:  # select returns at once
+                channel.status_event.wait(0.2)
+        if results.kept and self.out.json:
+            written(results.kept.decode(errors="replace"), verbatim=True)
+        return int(channel.exit_status)
 
+    def _is_over(self, channel: paramiko.Channel, idle_s: float) -> bool:
+        """Whether the verb has ended and all its output is here; Broken when the connection has ended before."""
+        if channel.recv_ready() or channel.recv_stderr_ready():
+            return False
+        # Processes that the verb left running may hold its stdout open.
+        if channel.exit_status >= 0 and (channel.closed or channel.eof_received or idle_s > 2):
+            return True
+        if channel.closed or not self.transport.is_active() or self.control.is_silent():
+            raise Broken
+        return False
 
-def _environment() -> dict[str, str]:
-    env = {name: os.environ[name] for name in _PASSED if name in os.environ}
-    if sys.stdout.isatty() or sys.stderr.isatty():
-        env["COLUMNS"] = str(shutil.get_terminal_size().columns)
-    return env
-
-
-def _write(stream: Any, data: bytes) -> None:
-    stream.buffer.write(data)
-    stream.buffer.flush()
-
-
-def _last(name: str) -> str:
-    """The last part of a path: verbs read its suffix (`.svg`)."""
-    last = Path(name).name
-    return "out" if last in ("", ".", "..") else last
-
-
-def copy_back(tar: IO[bytes], outs: Mapping[str, str], endings: Sequence[str]) -> list[str]:
-    """Copy the files that the verb wrote to the paths that the user named. Returns the names of other files.
-
-    The server is not trusted: links are refused. The working directory, which may be a home or a checkout, gets plain
-    files with one of these suffixes only.
-    """
-    unasked = []
-    with tempfile.TemporaryDirectory(prefix="heddle-") as spot, machine_errors():
-        try:
-            unpack(tar, Path(spot), links=False)
-        except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
-            names = ", ".join(outs) or "what it wrote"
-            raise MachineError(
-                Problem("", names, f"could not be copied back: {error}", "run the same line again")
-            ) from None
-        here = Path(spot, "here")
-        for source in sorted(here.iterdir()) if here.is_dir() else ():
-            if source.is_file() and source.suffix in endings and not source.name.startswith("."):
-                shutil.copy(source, source.name)
-            else:
-                unasked.append("".join(c if c.isprintable() else "?" for c in source.name))
-        for name, path in outs.items():
-            source, target = Path(spot, path), Path(name).expanduser()
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
-            elif source.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, target)
-    return unasked
+    def _pass_on(self, channel: paramiko.Channel, signals: EndSignals) -> None:
+        """Send the server what has happened to this process and to its terminal."""
+        if (signals.interrupts or signals.ending) and not self.ending:
+            self.ending = True
+            self.control.send("hang up" if signals.ending else "interrupt")
+            print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
+        if signals.resized and self._typed:
+            signals.resized = False
+            with breaks():
+                channel.resize_pty(*terminal_size())

@@ -7,32 +7,41 @@ Out: a Transport that is logged in; MachineError names the failed step and a fix
 from __future__ import annotations
 
 import getpass
+import glob
 import logging
+import os
+import re
 import shlex
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from select import select
+from typing import Any, Final
+
+import paramiko
 
 from heddle.base.problems import InputError, MachineError, Problem, trouble
-from heddle.places import known_hosts
-from heddle.places.address import Address
-from heddle.places.known_hosts import HostKeyState
-
-if TYPE_CHECKING:
-    import paramiko
+from heddle.places.address import Address, parse_address
+from heddle.places.hostkeys import PORT, SYSTEM, HostKeyState, algorithms, judge, known_name, read_known
 
 TIMEOUT: Final = 10.0  # seconds for each of: the TCP connection, the banner, the key exchange
-_DEAD: Final = 20  # seconds after which TCP closes a connection whose peer does not answer
 _USUAL: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
-_ASKED: Final = 3  # attempts for a passphrase
+_ASKED: Final = 3  # attempts for a passphrase or a password
+_DEPTH: Final = 16  # of files that include each other, as in OpenSSH
+_FAILURES: Final = (paramiko.SSHException, EOFError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server with the settings of ~/.ssh/config. `name` is its name in known_hosts; `keys` are files, in order."""
+    """A server with the settings of ~/.ssh/config. `name` is its name in known_hosts; `keys` are files, in order.
+
+    jumps: the hosts on the way, the last one reaches this server. proxy: the command that is the connection.
+    """
 
     host: str
     name: str
@@ -41,52 +50,46 @@ class Target:
     keys: tuple[Path, ...]
     only_these: bool
     known_hosts: tuple[Path, ...]
+    jumps: tuple[str, ...] = ()
+    proxy: str = ""
 
     @property
     def login(self) -> str:
         """What ssh, ssh-copy-id and the like take: `-p 2222 user@host`."""
-        port = f"-p {self.port} " if self.port != known_hosts.DEFAULT_PORT else ""
+        port = f"-p {self.port} " if self.port != PORT else ""
         return port + shlex.quote(f"{self.user}@{self.host}")
 
 
 def target_of(address: Address) -> Target:
     """The address, completed from ~/.ssh/config, then from OpenSSH's defaults."""
     home = Path.home() / ".ssh"
-    said = _settings(home / "config", address)
-    for key in ("proxyjump", "proxycommand"):
-        if said.get(key, "none").lower() != "none":
-            far = f"{said.get('hostname', address.host)}:{address.port or said.get('port', 22)}"
-            hint = (
-                f"open a tunnel: ssh -N -L 2222:{far} {said[key].split(',')[-1] if key == 'proxyjump' else 'JUMP'}; "
-                "then use --place ssh:user@localhost:2222"
-            )
-            why = f"is behind a jump host ({said[key][:60]}), which --place does not support"
-            raise MachineError(Problem("~/.ssh/config", str(address), why, hint))
-    host = said.get("hostname", address.host)
-    files = said.get("userknownhostsfile", "").split() or [str(home / "known_hosts"), str(home / "known_hosts2")]
-    named = [Path(k).expanduser() for k in said.get("identityfile", [])]
+    found = _settings(home / "config", address)
+    host = found.get("hostname", address.host)
+    files = found.get("userknownhostsfile", "").split() or [str(home / "known_hosts"), str(home / "known_hosts2")]
     try:
-        port = address.port or int(said.get("port", known_hosts.DEFAULT_PORT))
+        port = int(found.get("port", PORT))
     except ValueError:
-        raise InputError(Problem("~/.ssh/config", f"Port {said['port']}", "is not a number")) from None
+        raise InputError(Problem("~/.ssh/config", f"Port {found['port']}", "is not a number")) from None
+    jumps, proxy = found.get("proxyjump", "none"), found.get("proxycommand") or ""
     return Target(
         host=host,
-        name=said.get("hostkeyalias", host),
+        name=found.get("hostkeyalias", host),
         port=port,
-        user=address.user or said.get("user") or getpass.getuser(),
-        keys=tuple(named or [home / name for name in _USUAL]),
-        only_these=said.get("identitiesonly", "no").lower() == "yes",
-        known_hosts=(*(Path(f).expanduser() for f in files), *known_hosts.SYSTEM),
+        user=found.get("user") or getpass.getuser(),
+        keys=tuple(Path(k).expanduser() for k in found.get("identityfile", [home / name for name in _USUAL])),
+        only_these=found.get("identitiesonly", "no").lower() == "yes",
+        known_hosts=(*(Path(f).expanduser() for f in files), *SYSTEM),
+        jumps=() if jumps.lower() == "none" else tuple(jump.strip() for jump in jumps.split(",")),
+        proxy=proxy,
     )
 
 
 def _settings(path: Path, address: Address) -> dict[str, Any]:
-    import paramiko
-
+    # As in ssh, the first value counts: that of the command line. So %p and %r of ProxyCommand have it too.
+    typed = [f"User {address.user}"] * bool(address.user) + [f"Port {address.port}"] * bool(address.port)
     try:
-        return dict(paramiko.SSHConfig.from_path(str(path)).lookup(address.host))
-    except FileNotFoundError:
-        return {}
+        text = "\n".join(["Host *", *typed, *_lines(path, 0)])
+        return dict(paramiko.SSHConfig.from_text(text).lookup(address.host))
     except OSError as error:
         raise trouble(error, "~/.ssh/config") from None
     except (paramiko.SSHException, UnicodeDecodeError, ValueError) as error:
@@ -94,24 +97,90 @@ def _settings(path: Path, address: Address) -> dict[str, Any]:
         raise InputError(Problem("", "~/.ssh/config", f"cannot be read: {error}", hint)) from None
 
 
-def connect(address: Address, target: Target | None = None) -> tuple[paramiko.Transport, Target]:
-    """A connection that is logged in; the caller closes it. MachineError when a step fails.
+def _lines(path: Path, depth: int) -> Iterator[str]:
+    """The lines of a file of settings with those that it includes, which paramiko does not do."""
+    block = "Host *"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        word, _, rest = re.sub(r"\s*=\s*|\s+", " ", line.strip(), count=1).partition(" ")
+        if word.lower() in ("host", "match"):
+            block = line
+        if word.lower() != "include":
+            yield line
+        elif depth < _DEPTH:
+            for pattern in shlex.split(rest):
+                for file in sorted(glob.glob(str(Path.home() / ".ssh" / Path(pattern).expanduser()))):  # noqa: PTH207
+                    yield block
+                    yield from _lines(Path(file), depth + 1)
+            yield block  # a Host of the file ends with the file
+
+
+@contextmanager
+def connection(address: Address, target: Target | None = None) -> Iterator[paramiko.Transport]:
+    """A connection that is logged in. MachineError when a step fails.
 
     target: the server itself, where ~/.ssh/config does not say it (the VM's guest).
     """
-    import paramiko
-
     logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # errors are reported below, once
-    target = target or target_of(address)
-    sock = _dial(address, target)
+    with ExitStack() as opened:
+        yield _connect(address, target or target_of(address), opened, ())
+
+
+def _connect(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> paramiko.Transport:
+    """before: the hosts that are reached through this one, by name."""
+    if target.jumps:
+        sock = _through(address, target, opened, (*before, address.host))
+    elif target.proxy:
+        sock = opened.enter_context(_command(address, target))
+    else:
+        sock = _dial(address, target)
     transport = paramiko.Transport(sock)
+    opened.callback(transport.close)
+    _greet(transport, address, target)
+    _log_in(transport, address, target)
+    return transport
+
+
+def _through(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> Any:
+    """A channel to the server through its last jump host, which is reached through those before it."""
+    *first, last = target.jumps
+    jump = parse_address("ssh:" + last.removeprefix("ssh://"), "~/.ssh/config")
+    hop = target_of(jump)
+    if first:
+        hop = replace(hop, jumps=tuple(first), proxy="")
+    elif jump.host in before:  # `Host *` with ProxyJump is about the jump host too
+        hop = replace(hop, jumps=())
+    transport = _connect(jump, hop, opened, before)
     try:
-        _greet(transport, address, target)
-        _log_in(transport, address, target)
-    except BaseException:
-        transport.close()
-        raise
-    return transport, target
+        return transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=TIMEOUT)
+    except _FAILURES as error:
+        why = f"cannot be reached through {jump}, at {target.host} port {target.port}: {error or type(error).__name__}"
+        hint = "check that this jump host reaches it, and AllowTcpForwarding in the sshd_config of the jump host"
+        raise MachineError(Problem("", str(address), why, hint)) from None
+
+
+class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  # paramiko has no types
+    """The end of the command's output is the end of the connection, which paramiko's own does not notice."""
+
+    def recv(self, size: int) -> bytes:
+        if not select([self.process.stdout], [], [], self.timeout)[0]:
+            raise TimeoutError
+        return os.read(self.process.stdout.fileno(), size)
+
+
+@contextmanager
+def _command(address: Address, target: Target) -> Iterator[paramiko.ProxyCommand]:
+    """ProxyCommand, run by a shell as in OpenSSH. Ctrl-C is for the verb there, so it does not end the connection."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        command = _ProxyCommand(shlex.join(["sh", "-c", f"exec {target.proxy}"]))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        yield command
+    finally:
+        with suppress(ProcessLookupError):
+            command.close()
+        command.process.communicate()
 
 
 def _dial(address: Address, target: Target) -> socket.socket:
@@ -119,156 +188,154 @@ def _dial(address: Address, target: Target) -> socket.socket:
     try:
         sock = socket.create_connection((target.host, target.port), timeout=TIMEOUT)
     except (socket.gaierror, UnicodeError) as error:
-        said = getattr(error, "strerror", None) or str(error)
+        why = f"cannot be resolved: {target.host}: {getattr(error, 'strerror', None) or error}"
         hint = "check the name; a Host of ~/.ssh/config can be used, too"
-        raise MachineError(Problem("", what, f"cannot be resolved: {target.host}: {said}", hint)) from None
     except ConnectionRefusedError:
-        hint = "start sshd on the server, or name its port: ssh:user@host:PORT"
-        raise MachineError(Problem("", what, f"refuses connections at {where}", hint)) from None
+        why, hint = f"refuses connections at {where}", "start sshd on the server, or name its port: ssh:user@host:PORT"
     except TimeoutError:
+        why = f"does not answer at {where} within {TIMEOUT:g} s"
         hint = "check that the server is running and that no firewall blocks the port"
-        raise MachineError(Problem("", what, f"does not answer at {where} within {TIMEOUT:g} s", hint)) from None
     except OSError as error:
+        why = f"cannot be reached at {where}: {error.strerror or error}"
         hint = "check that this machine has a route: ip route get ADDRESS"
-        raise MachineError(
-            Problem("", what, f"cannot be reached at {where}: {error.strerror or error}", hint)
-        ) from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Keepalives detect a peer that has disappeared, even while nothing is sent.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", _DEAD * 1000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return sock
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    raise MachineError(Problem("", what, why, hint))
 
 
 def _greet(transport: paramiko.Transport, address: Address, target: Target) -> None:
     """Exchange keys, and check the server's host key."""
-    import paramiko
-
-    entries = known_hosts.read_entries(target.known_hosts)
+    known = read_known(target.known_hosts)
     options = transport.get_security_options()
-    options.key_types = known_hosts.algorithms(entries, target.name, target.port, list(options.key_types))
+    options.key_types = algorithms(known, target.name, target.port, options.key_types)
     transport.banner_timeout = transport.handshake_timeout = TIMEOUT
     try:
         transport.start_client(timeout=2 * TIMEOUT)
         key = transport.get_remote_server_key()
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        said = str(error) or type(error).__name__
+    except _FAILURES as error:
         hint = f"run ssh -v {target.login}, and check that sshd listens at this port"
-        why = f"does not speak SSH correctly at port {target.port}: {said}"
+        if target.proxy:
+            hint = f"run its ProxyCommand of ~/.ssh/config by hand: {target.proxy}"
+        why = f"does not speak SSH correctly at port {target.port}: {str(error) or type(error).__name__}"
         raise MachineError(Problem("", str(address), why, hint)) from None
-    raw = key.asbytes()
-    judged = known_hosts.judge(entries, target.name, target.port, raw)
-    if judged.verdict is not HostKeyState.KNOWN:
-        raise MachineError(_bad_host_key(address, target, key.get_name(), raw, judged))
+    state, where = judge(known, target.name, target.port, key)
+    if state is not HostKeyState.KNOWN:
+        raise MachineError(_bad_host_key(address, target, key, state, where))
 
 
-def _bad_host_key(address: Address, target: Target, kind: str, raw: bytes, judged: known_hosts.Judgement) -> Problem:
-    shown = f"{kind} {known_hosts.fingerprint(raw)}"
-    name = known_hosts.known_name(target.name, target.port)
+def _bad_host_key(address: Address, target: Target, key: paramiko.PKey, state: HostKeyState, where: str) -> Problem:
+    kind = key.get_name()
+    shown = f"{kind} {key.fingerprint}"
     file = shlex.quote(str(target.known_hosts[0]))
-    if judged.verdict is HostKeyState.REVOKED:
+    if state is HostKeyState.REVOKED:
         hint = "do not trust this key: ask the administrator of the server"
-        return Problem(judged.where, str(address), f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
-    if judged.verdict is HostKeyState.CHANGED:
+        return Problem(where, str(address), f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
+    if state is HostKeyState.CHANGED:
         why = f"PRESENTS A HOST KEY THAT DIFFERS FROM THE KNOWN ONE: {shown}. This may be a man-in-the-middle attack"
         hint = (
             f"ask the administrator of the server whether its key is new. Only if it is, remove the old one:\n"
-            f"ssh-keygen -f {file} -R {shlex.quote(name)}"
+            f"ssh-keygen -f {file} -R {shlex.quote(known_name(target.name, target.port))}"
         )
-        return Problem(judged.where, str(address), why, hint)
+        return Problem(where, str(address), why, hint)
     word = next((w for w in ("ed25519", "ecdsa", "rsa") if w in kind), kind)
-    port = f"-p {target.port} " if target.port != known_hosts.DEFAULT_PORT else ""
-    host = shlex.quote(target.host)
-    hint = (
-        f"on the server, run ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub; if it prints the same key, run here:\n"
-        + (
-            f"ssh-keyscan {port}-t {word} {host} >> {file}"
-            if target.name == target.host
-            else f"ssh {target.login}, and answer yes"
-        )
-    )
-    return Problem("", str(address), f"is not a known host; it presents {shown}", hint)
+    port = f"-p {target.port} " if target.port != PORT else ""
+    accept = f"ssh-keyscan {port}-t {word} {shlex.quote(target.host)} >> {file}"
+    if target.name != target.host or target.jumps or target.proxy:
+        accept = f"ssh {port}{shlex.quote(f'{target.user}@{address.host}')}, and answer yes"
+    hint = f"on the server, run ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub; if it prints the same key, run here:\n"
+    return Problem("", str(address), f"is not a known host; it presents {shown}", hint + accept)
 
 
 @dataclass(slots=True)
 class _Tried:
-    """Keys that the server refused, and keys that could not be tried."""
+    """Keys that the server refused, and keys that could not be tried. partly: it accepted one, and wants more."""
 
     refused: list[str] = field(default_factory=list)
     locked: list[Path] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    partly: bool = False
 
 
 def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> None:
-    import paramiko
-
     tried = _Tried()
     transport.auth_timeout = 2 * TIMEOUT
-    for key, name in _keys(target, tried):
-        try:
-            more = transport.auth_publickey(target.user, key)
-        except paramiko.BadAuthenticationType as error:
-            why = f"does not accept keys from {target.user}, only: {', '.join(error.allowed_types)}"
-            hint = "set PubkeyAuthentication yes in its sshd_config"
-            raise MachineError(Problem("", str(address), why, hint)) from None
-        except paramiko.AuthenticationException:
-            tried.refused.append(name)
-            if not transport.is_active():
+    left = _attempt(tried, "", partial(transport.auth_none, target.user))  # sshd answers what it accepts
+    if left and "publickey" in left:
+        for key, name in _keys(target, tried):
+            more = _attempt(tried, name, partial(transport.auth_publickey, target.user, key))
+            if more is not None:
+                left, tried.partly = more, bool(more)
+            if more is not None or not transport.is_active():  # too many keys for its MaxAuthTries
                 break
-            continue
-        except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-            tried.refused.append(f"{name} ({str(error) or type(error).__name__})")
-            if not transport.is_active():  # too many keys for its MaxAuthTries
-                break
-            continue
-        if more:
-            why = f"requires more than a key: {', '.join(more)}"
-            raise MachineError(Problem("", str(address), why, "allow this user to log in with a key alone"))
-        return
-    raise MachineError(_refused(address, target, tried))
+    for _ in range(_ASKED):
+        asks = {"password", "keyboard-interactive"}.intersection(left or ())
+        if not asks or not transport.is_active() or not _at_terminal():
+            break
+        if not (typed := getpass.getpass(f"Password for {target.user}@{target.host}: ", sys.stderr)):
+            break
+        more = _attempt(tried, "the password", partial(transport.auth_password, target.user, typed))
+        left = left if more is None else more
+    if left != []:
+        raise MachineError(_refusal(address, target, tried, left or []))
 
 
-def _refused(address: Address, target: Target, tried: _Tried) -> Problem:
+def _attempt(tried: _Tried, name: str, login: Callable[[], list[str]]) -> list[str] | None:
+    """What the server requires after this: nothing when it is satisfied; None when it has refused."""
+    try:
+        return login()
+    except paramiko.BadAuthenticationType as error:
+        return None if name else list(error.allowed_types)
+    except paramiko.AuthenticationException:
+        tried.refused.append(name)
+    except (*_FAILURES, ValueError) as error:
+        tried.refused.append(f"{name} ({str(error) or type(error).__name__})".strip())
+    return None
+
+
+def _refusal(address: Address, target: Target, tried: _Tried, left: list[str]) -> Problem:
     here = [f"run ssh-add {_typed(path)}, because {_short(path)} needs its passphrase" for path in tried.locked]
     here += tried.broken
+    asks = not {"password", "keyboard-interactive"}.isdisjoint(left)
+    ask = "run it at a terminal, where Heddle asks for the password"
     copy = f"run ssh-copy-id {target.login} to install your key"
-    if tried.refused:
-        why = f"refuses the login of {target.user}; keys tried: {', '.join(tried.refused)}"
-        return Problem("", str(address), why, "\n".join([*here, copy]))
-    if here:
-        return Problem("", str(address), "refuses the login: no key of this machine can be used", "\n".join(here))
-    looked = ", ".join(_short(path) for path in target.keys)
-    hint = f"run ssh-keygen -t ed25519 to make a key, then {copy}"
-    return Problem("", str(address), f"refuses the login: there is no key in an SSH agent, nor at {looked}", hint)
+    tries = ", ".join(dict.fromkeys(tried.refused))
+    if tried.partly:
+        why = f"requires more than a key: {', '.join(left)}"
+        hint = (f"{ask}; or " if asks else "") + "allow this user to log in with a key alone"
+    elif left and "publickey" not in left:
+        why = f"does not accept keys from {target.user}, only: {', '.join(left)}"
+        hint = (f"{ask}; or " if asks else "") + "set PubkeyAuthentication yes in its sshd_config"
+    elif tried.refused:
+        why = f"refuses the login of {target.user}; keys tried: {tries}"
+        hint = "\n".join([*here, copy, *([ask] if asks else [])])
+    elif here:
+        why = "refuses the login: no key of this machine can be used"
+        hint = "\n".join([*here, *([ask] if asks else [])])
+    else:
+        looked = ", ".join(_short(path) for path in target.keys)
+        why = f"refuses the login: there is no key in an SSH agent, nor at {looked}"
+        hint = "\n".join([f"run ssh-keygen -t ed25519 to make a key, then {copy}", *([ask] if asks else [])])
+    return Problem("", str(address), why, hint)
 
 
-def _keys(target: Target, tried: _Tried) -> Iterator[tuple[Any, str]]:
+def _keys(target: Target, tried: _Tried) -> Iterator[tuple[paramiko.PKey, str]]:
     """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase."""
-    import paramiko
-
     offered = set()
-    mine = {blob for path in target.keys for blob in _public(path)}
+    named = {blob for path in target.keys for blob in _public(path)}
     try:
-        agent = paramiko.Agent().get_keys()
+        agent: Sequence[paramiko.AgentKey] = paramiko.Agent().get_keys()
     except (paramiko.SSHException, OSError):
         agent = ()
     for key in agent:
-        if not target.only_these or key.asbytes() in mine:
+        if not target.only_these or key.asbytes() in named:
             offered.add(key.asbytes())
             yield key, f"{key.comment or key.get_name()} of the agent"
     for path in target.keys:
         if offered.intersection(_public(path)):
             continue
-        load = _loader(path)
         try:
-            yield load(None), _short(path)
+            yield paramiko.PKey.from_path(str(path)), _short(path)
         except FileNotFoundError:
             continue
         except (paramiko.PasswordRequiredException, TypeError):  # cryptography's TypeError: the passphrase is missing
@@ -276,43 +343,33 @@ def _keys(target: Target, tried: _Tried) -> Iterator[tuple[Any, str]]:
         except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
             tried.broken.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
     for path in list(tried.locked):
-        key = _unlocked(path, tried)
+        key = _unlocked(path)
         if key is not None:
+            tried.locked.remove(path)
             yield key, _short(path)
 
 
-def _loader(path: Path) -> Callable[[str | None], Any]:
-    import paramiko
-
-    return lambda passphrase: paramiko.PKey.from_path(str(path), passphrase)
-
-
-def _unlocked(path: Path, tried: _Tried) -> Any:
+def _unlocked(path: Path) -> paramiko.PKey | None:
     """The key, when a user at a terminal types its correct passphrase; else None."""
-    import paramiko
-
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    for _ in range(_ASKED):
+    for _ in range(_ASKED if _at_terminal() else 0):
         typed = getpass.getpass(f"Passphrase for {_short(path)}: ", sys.stderr)
         if not typed:
-            return None
-        try:
-            key = _loader(path)(typed)
-        except (paramiko.SSHException, ValueError, TypeError):
-            continue
-        tried.locked.remove(path)
-        return key
+            break
+        with suppress(paramiko.SSHException, ValueError, TypeError):
+            return paramiko.PKey.from_path(str(path), typed.encode())  # paramiko has str, but needs bytes
     return None
+
+
+def _at_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def _public(path: Path) -> Sequence[bytes]:
     """The public half of a key file, if KEY.pub exists."""
     try:
-        entries = known_hosts.parse_entries("- " + Path(f"{path}.pub").read_text(), str(path))
-    except (OSError, UnicodeDecodeError):
+        return [paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob]
+    except (OSError, ValueError):
         return ()
-    return [e.key for e in entries]
 
 
 def _typed(path: Path) -> str:

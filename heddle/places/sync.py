@@ -10,15 +10,18 @@ Out: its Manifest, and a tar of the files that the server requests. Without git:
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import socket
+import stat
 import subprocess
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from heddle.base import resources
-from heddle.base.problems import trouble
-from heddle.places.store import Manifest, Sink, is_kept, manifest_entry, pack, walk
+from heddle.base.problems import machine_errors
+from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 
 def project() -> Path:
@@ -41,24 +44,30 @@ def manifest_of(root: Path) -> Manifest:
     manifest = {}
     for name, path in files_of(root).items():
         if path.is_symlink() or path.is_file():  # git also knows files that were deleted here, and submodules
-            try:
+            with machine_errors(str(path)):
                 manifest[name] = manifest_entry(path)
-            except OSError as error:
-                raise trouble(error, str(path)) from None
     # An installer of wheels may drop the mode of files.
     return {**manifest, resources.FRONT_DOOR: ["x", manifest[resources.FRONT_DOOR][1]]} if _is_wheel(root) else manifest
 
 
-def send(root: Path, names: Sequence[str], sink: Sink) -> None:
-    """Write these files of the project as a tar."""
-    files = resources.HERE.as_checkout() if _is_wheel(root) else {}
-    try:
-        runnable = resources.FRONT_DOOR if files else ""
-        pack([(files.get(name, root / name), name) for name in names], sink, runnable)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise trouble(error) from None
+def pack(root: Path, names: Sequence[str], tar: tarfile.TarFile) -> None:
+    """Add these files of the project."""
+    files = files_of(root)
+    for name in names:
+        add(tar, files[name], f"project/{name}", link=True, program=_is_wheel(root) and name == resources.FRONT_DOOR)
+
+
+def add(tar: tarfile.TarFile, path: Path, name: str, *, link: bool = False, program: bool = False) -> None:
+    """Add a file, or a link; MachineError when it cannot be read. program: executable, whatever its mode is here."""
+    if link and path.is_symlink():
+        tar.add(path, name)
+        return
+    with machine_errors(str(path)), path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        content = file.read(status.st_size)
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o755 if program or status.st_mode & stat.S_IXUSR else 0o644
+    tar.addfile(member, io.BytesIO(content))
 
 
 def _is_wheel(root: Path) -> bool:

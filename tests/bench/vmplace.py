@@ -21,9 +21,8 @@ from heddle.base.problems import MachineError, Problem
 from heddle.cli.console import Console
 from heddle.places import sync
 from heddle.places.call import Call
-from heddle.places.channel import open_link
-from heddle.places.session import _Session
-from heddle.places.ssh import connect
+from heddle.places.session import Session
+from heddle.places.ssh import connection
 from heddle.places.vm import guest as guests
 from heddle.places.vm.hardware import KVM, TCG
 from heddle.places.vm.kernels import DEFAULT
@@ -79,19 +78,11 @@ def _unchanged() -> Figure:
     """The best of some: to hash the files here, and to hear that they are the same there. The connection is open."""
     place, best = ssh_place(_guest()), float("inf")
     for _ in range(_SYNCS):
-        transport, _unused = connect(place.address, place.target)
-        try:
-            link = open_link(transport, str(place.address))
-            try:
-                out = Console("text")
-                began = time.perf_counter()
-                manifest = sync.manifest_of(sync.project())
-                _Session(place.address, Call(("status",)), out, link)._copy_project(manifest, False)
-                best = min(best, time.perf_counter() - began)
-            finally:
-                link.close()
-        finally:
-            transport.close()
+        with connection(place.address, place.target) as transport:
+            session = Session(place.address, Call(("status",)), Console("text"), transport)
+            began = time.perf_counter()
+            session.copy(sync.manifest_of(sync.project()), {})
+            best = min(best, time.perf_counter() - began)
     return at_most("sync of an unchanged project", best, "s", _SYNC_S)
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from tests.machine import patience
-from tests.marks import deep
 from tests.sshd import NEEDS, SshServer, children_of, until
 
 pytestmark = NEEDS
@@ -133,26 +132,6 @@ def sleepers(seconds: str) -> list[str]:
 
 
 @pytest.mark.deep
-def test_ctrl_c_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str, leftovers: Leftovers) -> None:
-    inv = server.begin("up", "zone", "--name", name)
-    line_with(inv, "create:")
-    inv.send_signal(signal.SIGINT)
-    _, said = inv.communicate(timeout=patience(60))
-    assert (inv.returncode, "./inv was interrupted" in said) == (130, True), said
-    assert leftovers(name) == []
-
-
-@pytest.mark.deep
-def test_sigterm_in_the_middle_of_up_leaves_nothing(server: SshServer, name: str, leftovers: Leftovers) -> None:
-    inv = server.begin("up", "zone", "--name", name)
-    line_with(inv, "create:")
-    inv.terminate()
-    inv.communicate(timeout=patience(60))
-    assert inv.returncode == 128 + signal.SIGTERM
-    assert leftovers(name) == []
-
-
-@pytest.mark.deep
 def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name: str) -> None:
     inv = server.begin("up", "zone", "--name", name, "--format=json")
     line_with(inv, "create:")
@@ -167,96 +146,6 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
         return [(lab["lab"], lab["converged"]) for lab in labs] == [(name, True)]
 
     assert until(is_up, 90)
-
-
-@pytest.mark.deep
-def test_only_what_changed_is_sent(server: SshServer) -> None:
-    assert server.inv("doctor").stderr == ""
-    here, there = server.project, server.brought()
-    (here / "docs/new file.md").write_text("new\n")
-    (here / "docs/link.md").symlink_to("new file.md")
-    assert " 2 files copied" in server.inv("doctor").stderr
-    assert (there / "docs/link.md").readlink() == Path("new file.md")
-    (here / "docs/new file.md").chmod(0o755)
-    assert " 1 file copied" in server.inv("doctor").stderr
-    assert os.access(there / "docs/link.md", os.X_OK)
-    (here / "docs/new file.md").unlink()
-    (here / "docs/link.md").unlink()
-    assert server.inv("doctor").stderr == ""
-    assert not (there / "docs/new file.md").exists()
-    assert os.access(there / "inv", os.X_OK)
-    assert (there / ".venv").exists()
-
-
-@pytest.mark.deep
-def test_damaged_and_incomplete_files_on_the_server_are_repaired(server: SshServer) -> None:
-    there = server.brought()
-    (there / "README.md").write_text("spoilt\n")
-    (there / "docs" / "fabric-file.md").unlink()
-    assert " 2 files copied" in server.inv("doctor").stderr
-    (there.parent / "record.json").unlink()  # as a sync leaves it that was cut
-    (there / "tasks.py").write_text("half of i")
-    assert " 1 file copied" in server.inv("doctor").stderr
-    assert server.inv("doctor").stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("folder", "out"), [("", "o ut/x"), deep("../", "../y"), deep("{}/", "{}/z")], ids=["here", "above", "absolute"]
-)
-def test_files_go_there_and_come_back(server: SshServer, tmp_path: Path, folder: str, out: str) -> None:
-    (tmp_path / "my fabric.yml").write_text("name: mine\nracks: 1\nctsw: 1\n")
-    (tmp_path / "sub").mkdir()
-    spot, out = tmp_path / "sub" if folder == "../" else tmp_path, out.format(tmp_path)
-    done = server.inv("render", f"{folder.format(tmp_path)}my fabric.yml", "--out", out, cwd=spot)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"wrote {out}/mine.clab.yml, with the files that it binds beside it\n"
-    assert (spot / out / "mine.clab.yml").exists()
-    assert os.access(spot / out / "rtsw1/start.sh", os.R_OK)
-
-
-@pytest.mark.deep
-def test_files_without_a_directory_come_back_and_nothing_is_left(server: SshServer, tmp_path: Path) -> None:
-    (tmp_path / "my fabric.yml").write_text("name: mine\nracks: 1\nctsw: 1\n")
-    assert server.inv("render", "my fabric.yml", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "out" / "mine.clab.yml").exists()
-    left = [p.name for p in server.brought().parent.iterdir() if p.name.startswith("s")]
-    assert left == []
-
-
-@pytest.mark.deep
-def test_errors_speak_of_the_file_as_it_was_typed(server: SshServer, tmp_path: Path) -> None:
-    fabric = tmp_path / "mine.yml"
-    fabric.write_text("name: mine\nracks: none\nctsw: 1\n")
-    for typed in ("mine.yml", str(fabric)):
-        done = server.inv("up", typed, "--explain", cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"{typed}:2  racks: none ")
-        assert done.stderr == server.inv("up", typed, "--explain", cwd=tmp_path, place="here").stderr
-    there, here = (server.inv("up", "mine.yaml", cwd=tmp_path, place=p) for p in (None, "here"))
-    assert (there.returncode, there.stderr) == (2, here.stderr)
-    done = server.inv("up", "mine.yml", "--explain", "--format=json", cwd=tmp_path)
-    assert json.loads(done.stdout)["error"]["problems"][0]["where"] == "mine.yml:2"
-
-
-@pytest.mark.deep
-def test_codes_pass_through(server: SshServer) -> None:
-    assert server.inv("test", "unit", "--", "-k", "no_test_is_called_so").returncode == 1
-    assert server.inv("status", "nosuchlab").returncode == 2
-    assert server.inv("up", "tiny", "--runtime", "nosuch").returncode == 2
-
-
-@pytest.mark.deep
-def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server: SshServer, tmp_path: Path) -> None:
-    (tmp_path / "small.yml").write_text("name: small\nracks: 2\nctsw: 2\n")
-    (tmp_path / "plan.yml").write_text("matrix: more/m.csv\nqps: 4\n")
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more/m.csv").write_text("src,dst,bytes\nhost1,host4,1M\n")
-    words = ["--predict", "small.yml", "--plan", "plan.yml", "--csv", "links.csv", "--heatmap", "load.svg"]
-    done = server.inv("paths", *words, "--format", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["plan"]["flows"] == 4
-    assert (tmp_path / "links.csv").read_text().startswith("port,to,")
-    assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()
 
 
 @pytest.mark.deep
@@ -278,3 +167,53 @@ def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
     assert "spray" in mine.read_text()
     assert server.inv("lab", "stop").returncode == 0
     assert not leftovers(name)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_of_up_leaves_nothing(
+    server: SshServer, name: str, leftovers: Leftovers, number: signal.Signals
+) -> None:
+    inv = server.begin("up", "zone", "--name", name)
+    line_with(inv, "create:")
+    inv.send_signal(number)
+    _, said = inv.communicate(timeout=patience(60))
+    assert inv.returncode == 128 + number
+    assert number == signal.SIGTERM or "./inv was interrupted" in said, said
+    assert leftovers(name) == []
+
+
+def test_files_go_there_and_come_back_and_nothing_is_left(server: SshServer, tmp_path: Path) -> None:
+    spot = tmp_path / "sub"
+    spot.mkdir()
+    (tmp_path / "my fabric.yml").write_text("name: mine\nracks: 1\nctsw: 1\n")
+    done = server.inv("render", "../my fabric.yml", "--out", "../o ut/x", cwd=spot)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "wrote ../o ut/x/mine.clab.yml, with the files that it binds beside it\n"
+    assert (tmp_path / "o ut/x/mine.clab.yml").exists()
+    assert os.access(tmp_path / "o ut/x/rtsw1/start.sh", os.R_OK)
+    assert [p.name for p in server.brought().parent.iterdir() if p.name.startswith("s")] == []
+
+
+@pytest.mark.deep
+def test_errors_speak_of_the_file_as_it_was_typed(server: SshServer, tmp_path: Path) -> None:
+    fabric = tmp_path / "mine.yml"
+    fabric.write_text("name: mine\nracks: none\nctsw: 1\n")
+    done = server.inv("up", str(fabric), "--explain", cwd=tmp_path)
+    assert (done.returncode, done.stderr.startswith(f"{fabric}:2  racks: none ")) == (2, True), done.stderr
+    done = server.inv("up", "mine.yml", "--explain", "--format=json", cwd=tmp_path)
+    assert json.loads(done.stdout)["error"]["problems"][0]["where"] == "mine.yml:2"
+
+
+@pytest.mark.deep
+def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server: SshServer, tmp_path: Path) -> None:
+    (tmp_path / "small.yml").write_text("name: small\nracks: 2\nctsw: 2\n")
+    (tmp_path / "plan.yml").write_text("matrix: more/m.csv\nqps: 4\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/m.csv").write_text("src,dst,bytes\nhost1,host4,1M\n")
+    words = ["--predict", "small.yml", "--plan", "plan.yml", "--csv", "links.csv", "--heatmap", "load.svg"]
+    done = server.inv("paths", *words, "--format", "json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["plan"]["flows"] == 4
+    assert (tmp_path / "links.csv").read_text().startswith("port,to,")
+    assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import inspect
-import io
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
+from paramiko import HostKeys
 
 from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
+from heddle.lab.imported.companions import files_of
 from heddle.places.address import Address, check_kind, parse_address
-from heddle.places.channel import COMMAND, program
 from heddle.places.choice import place_for
 from heddle.places.config import config_path, read_config
+from heddle.places.hostkeys import HostKeyState, KnownKey, algorithms, judge, read_known
 from heddle.places.kinds import KINDS
-from heddle.places.server import Chunks, Wire
-from heddle.places.store import Manifest, Store, digest_of, pack, unpack
-from heddle.places.sync import checkout_id, manifest_of, send
+from heddle.places.server import manifest_there, remove, unpack
+from heddle.places.session import command
+from heddle.places.ssh import target_of
+from heddle.places.sync import checkout_id, manifest_of, pack
 
 
 @pytest.fixture(autouse=True)
@@ -173,10 +178,10 @@ def test_a_command_in_a_node_is_sent_unchanged() -> None:
 
 
 def test_nothing_of_a_call_is_in_the_command_that_the_servers_shell_reads() -> None:
-    assert shlex.split(COMMAND)[:3] == ["exec", "python3", "-c"]
-    size, _, text = program().partition(b"\n")
-    assert int(size) == len(text)
-    compile(text, "program", "exec")
+    words = shlex.split(command())
+    assert words[:3] == ["exec", "python3", "-c"]
+    assert len(words) == 4 and not set("\n!") & set(command())
+    compile(words[3], "program", "exec")
 
 
 def test_names_are_opened_where_they_were_brought_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -235,37 +240,41 @@ def test_two_checkouts_do_not_share_a_place(tmp_path: Path) -> None:
     assert checkout_id(tmp_path) == checkout_id(tmp_path)
 
 
-def bring(project: Path, store: Store) -> list[str]:
-    """What a sync does, without a wire."""
-    manifest = manifest_of(project)
-    if store.is_at(digest_of(manifest)):
-        return []
-    needed = store.needs(manifest)
-    tar = io.BytesIO()
-    send(project, needed, tar)
-    tar.seek(0)
-    assert sorted(unpack(tar, store.project)) == needed
-    assert store.finish(manifest)
-    return needed
+def bring(project: Path, base: Path) -> list[str]:
+    """What a sync does, without a connection: the names that were sent."""
+    (base / "project").mkdir(parents=True, exist_ok=True)
+    manifest, have = manifest_of(project), manifest_there(base)
+    changed = [name for name, entry in manifest.items() if have.get(name) != entry]
+    with tarfile.open(base / "bundle", "w:gz") as tar:
+        pack(project, changed, tar)
+    remove(base / "project", [name for name in have if name not in manifest] + changed)
+    unpack(base / "bundle", base)
+    assert manifest_there(base) == manifest
+    return sorted(changed)
 
 
 def test_a_sync_sends_what_differs_and_removes_what_is_gone(project: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "there")
-    (store.project / ".venv").mkdir()
-    assert bring(project, store) == WANTED
-    assert bring(project, store) == []
+    there = tmp_path / "there"
+    assert bring(project, there) == WANTED
+    (there / "project/.venv").mkdir()
+    assert bring(project, there) == []
     (project / "tasks.py").write_text("two\n")
     (project / "inv").chmod(0o644)
     (project / "docs/a b.md").unlink()
-    assert bring(project, store) == ["inv", "tasks.py"]
-    assert not (store.project / "docs").exists()
-    assert (store.project / ".venv").is_dir()
-    assert not os.access(store.project / "inv", os.X_OK)
+    (there / "project/link").unlink()  # by hand
+    assert bring(project, there) == ["inv", "link", "tasks.py"]
+    assert not (there / "project/docs").exists()
+    assert (there / "project/.venv").is_dir()
+    assert not os.access(there / "project/inv", os.X_OK)
+    spoilt = there / "project/tasks.py"
+    times = spoilt.stat()
+    spoilt.write_text("bad\n")  # of the same size, with the same time
+    os.utime(spoilt, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert bring(project, there) == ["tasks.py"]
 
 
 def test_files_and_directories_may_change_places(project: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "there")
-    bring(project, store)
+    bring(project, tmp_path / "there")
     shutil.rmtree(project / "docs")
     (project / "docs").write_text("a file now\n")
     (project / "tasks.py").unlink()
@@ -273,75 +282,123 @@ def test_files_and_directories_may_change_places(project: Path, tmp_path: Path) 
     (project / "tasks.py/x").write_text("a directory now\n")
     (project / "link").unlink()
     (project / "link").write_text("no link now\n")
-    assert bring(project, store) == ["docs", "link", "tasks.py/x"]
+    assert bring(project, tmp_path / "there") == ["docs", "link", "tasks.py/x"]
 
 
-def test_changed_and_incomplete_files_are_checked_again(project: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "there")
-    bring(project, store)
-    (store.project / "tasks.py").write_text("spoilt")
-    assert bring(project, store) == ["tasks.py"]
-    manifest: Manifest = manifest_of(project)
-    (project / "tasks.py").write_text("three\n")
-    assert store.needs(manifest_of(project)) == ["tasks.py"]  # and the connection is cut
-    assert not store.is_at(digest_of(manifest))
-    assert bring(project, store) == ["tasks.py"]
+def key(kind: str = "ecdsa") -> paramiko.PKey:
+    return paramiko.ECDSAKey.generate() if kind == "ecdsa" else paramiko.RSAKey.generate(1024)
 
 
-def test_no_file_leads_out_of_its_directory(tmp_path: Path) -> None:
-    (tmp_path / "evil").write_text("x")
-    for name in ("../evil", "a/../../evil"):
-        tar = io.BytesIO()
-        pack([(tmp_path / "evil", name)], tar)
-        tar.seek(0)
-        (tmp_path / "root").mkdir(exist_ok=True)
-        with pytest.raises(ValueError, match="is outside"):
-            unpack(tar, tmp_path / "root")
-    # Nor through a link that came with it.
-    (tmp_path / "way").symlink_to(tmp_path)
-    tar = io.BytesIO()
-    pack([(tmp_path / "way", "way"), (tmp_path / "evil", "way/new")], tar)
-    tar.seek(0)
-    unpack(tar, tmp_path / "root")
-    assert not (tmp_path / "new").exists()
-    assert (tmp_path / "root/way/new").read_text() == "x"
+ONE, TWO, RSA = key(), key(), key("rsa")
 
 
-def test_a_server_that_unpacks_slowly_reports_that_it_works() -> None:
-    # The caller's frames K wait in the same stream behind the tar, so their answers alone come too late.
-    class Stream(Wire):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sent = list[bytes]()
-
-        def send(self, kind: bytes, data: bytes = b"") -> None:
-            self.sent.append(kind)
-
-    stream = Stream()
-    for piece in (b"abcd", b"ef", b""):
-        stream.steps.put((b"T", piece))
-    chunks = Chunks(stream, b"T")
-    assert [chunks.read(3), chunks.read(3), chunks.read(3), chunks.read(3)] == [b"abc", b"d", b"ef", b""]
-    assert stream.sent == [b"k"] * 3
+def line(names: str, key: paramiko.PKey = ONE, marker: str = "") -> str:
+    return f"{marker} {names} {key.get_name()} {key.get_base64()} a comment\n".lstrip()
 
 
-def test_a_later_member_of_a_tar_may_replace_a_directory_of_an_earlier_one(tmp_path: Path) -> None:
-    outside, root, packed = tmp_path / "outside", tmp_path / "root", io.BytesIO()
-    outside.mkdir()
-    root.mkdir()
-    link = tarfile.TarInfo("a/b")
-    link.type, link.linkname = tarfile.SYMTYPE, str(outside)
-    with tarfile.open(fileobj=packed, mode="w|gz") as tar:
-        for member in ("a/b/1", "a/b/2", link, "a/b/3", "a", "a/b/4"):
-            if isinstance(member, tarfile.TarInfo):
-                tar.addfile(member)
-            else:
-                entry = tarfile.TarInfo(member)
-                entry.size = len(member)
-                tar.addfile(entry, io.BytesIO(member.encode()))
-    packed.seek(0)
-    unpack(packed, root)
-    assert list(outside.iterdir()) == [], "no file went through the link"
-    assert {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()} == {
-        "a/b/4": "a/b/4"
-    }
+@pytest.fixture
+def known(tmp_path: Path) -> Callable[[str], list[KnownKey]]:
+    def known(text: str) -> list[KnownKey]:
+        (tmp_path / "known_hosts").write_text(text)
+        return read_known([tmp_path / "known_hosts", tmp_path / "none"])
+
+    return known
+
+
+KNOWN, UNKNOWN, CHANGED, REVOKED = HostKeyState
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "state"),
+    [
+        (line("lab"), "LAB", 22, KNOWN),
+        (line("lab,192.0.2.1"), "192.0.2.1", 22, KNOWN),
+        (line("lab"), "lab2", 22, UNKNOWN),
+        (line("[lab]:2222"), "lab", 2222, KNOWN),
+        (line("[lab]:2222"), "lab", 22, UNKNOWN),
+        (line("[lab]:2222"), "lab", 2223, UNKNOWN),
+        (line("lab"), "lab", 2222, KNOWN),  # a key that the host is known by is good at any port
+        (line("[::1]:2222"), "::1", 2222, KNOWN),
+        (line("*.example.org"), "lab.example.org", 22, KNOWN),
+        (line("*.example.org,!lab.example.org"), "lab.example.org", 22, UNKNOWN),
+        (line("la?"), "lab", 22, KNOWN),
+        (line("l.b"), "lab", 22, UNKNOWN),
+        (line(HostKeys.hash_host("lab")), "lab", 22, KNOWN),
+        (line(HostKeys.hash_host("[lab]:2222")), "lab", 2222, KNOWN),
+        (line(HostKeys.hash_host("lab")), "other", 22, UNKNOWN),
+        (line("|1|not|base64!"), "lab", 22, UNKNOWN),
+        (line("lab", TWO), "lab", 22, CHANGED),
+        (line(HostKeys.hash_host("lab"), TWO), "lab", 22, CHANGED),
+        (line("[lab]:2222", TWO) + line("lab"), "lab", 2222, CHANGED),
+        (line("lab", TWO), "lab", 2222, UNKNOWN),  # says nothing against another server at another port
+        (line("lab", RSA) + line("lab", TWO) + line("lab"), "lab", 22, KNOWN),
+        (line("lab") + line("*", marker="@revoked"), "lab", 22, REVOKED),
+        (line("lab") + line("*", TWO, marker="@revoked"), "lab", 22, KNOWN),
+        (line("lab", marker="@cert-authority"), "lab", 22, UNKNOWN),
+        ("lab\nlab ssh-rsa\nlab ssh-rsa not*base64\nlab ssh-rsa AAAA\nlab new-type AAAA\n", "lab", 22, UNKNOWN),
+    ],
+)
+def test_host_keys_are_judged_as_in_openssh(
+    text: str, host: str, port: int, state: HostKeyState, known: Callable[[str], list[KnownKey]], tmp_path: Path
+) -> None:
+    found, where = judge(known("# a comment\n\n" + text), host, port, ONE)
+    assert (found, bool(where)) == (state, state is not UNKNOWN)
+    if state is CHANGED:
+        assert where == f"{tmp_path}/known_hosts:3"
+
+
+def test_the_server_is_asked_first_for_the_key_that_is_known(known: Callable[[str], list[KnownKey]]) -> None:
+    offered = ["ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256"]
+    assert algorithms(known(""), "lab", 22, offered) == offered
+    assert algorithms(known(line("lab", RSA)), "lab", 22, offered)[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
+    both = known(line("lab", RSA) + line("[lab]:2222"))
+    assert algorithms(both, "lab", 2222, offered)[0] == "ecdsa-sha2-nistp256"
+    assert sorted(algorithms(both, "lab", 2222, offered)) == sorted(offered)
+
+
+@pytest.fixture
+def ssh_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh/more").mkdir(parents=True)
+    (tmp_path / ".ssh/more/labs").write_text("Host lab\n  HostName 192.0.2.1\n  ProxyJump a@gate:2222,mid\n")
+    (tmp_path / ".ssh/more/user").write_text("User included\n")
+    return tmp_path / ".ssh/config"
+
+
+def test_settings_of_openssh_and_included_files_are_read(ssh_config: Path) -> None:
+    lines = ["Include more/labs", "Port 2022", "Host far", "  Include more/us*", "  ProxyCommand nc %h %p %r", "Host *",
+             "  IdentityFile ~/key", "Include config"]  # fmt: skip
+    ssh_config.write_text("\n".join(lines))
+    lab = target_of(Address("lab", "me"))
+    assert (lab.host, lab.port, lab.user, lab.jumps) == ("192.0.2.1", 2022, "me", ("a@gate:2222", "mid"))
+    assert lab.keys == (ssh_config.parent.parent / "key",)
+    far = target_of(Address("far", port=23))
+    assert (far.user, far.jumps, far.proxy) == ("included", (), "nc far 23 included")
+    ssh_config.write_text("Host lab\n  ProxyJump none\n  ProxyCommand none\n  Port x\n")
+    assert target_of(Address("lab", port=1)).jumps == () and not target_of(Address("lab", port=1)).proxy
+    with pytest.raises(InputError, match="Port x is not a number"):
+        target_of(Address("lab"))
+
+
+def test_a_topology_takes_files_below_its_directory_only(tmp_path: Path) -> None:
+    mine = tmp_path / "lab"
+    (mine / "conf").mkdir(parents=True)
+    for name in ("lab/conf/a", "secret"):
+        (tmp_path / name).write_text("x")
+
+    def topology(*binds: str) -> str:
+        nodes = {"r1": {"kind": "linux", "binds": list(binds)}}
+        (mine / "x.clab.yml").write_text(json.dumps({"name": "x", "topology": {"nodes": nodes}}))
+        return str(mine / "x.clab.yml")
+
+    typed = topology("conf:/etc/frr", "/etc/passwd:/x", "none:/y")
+    assert files_of(None, typed) == [typed, str(mine / "conf/a")]
+    (mine / "conf/way").symlink_to(tmp_path / "secret")
+    (mine / "all").symlink_to(tmp_path)
+    for bind, refused in (("conf:/x", "lab/conf/way"), ("../secret:/x", "secret"), ("all:/x", "lab/all")):
+        with pytest.raises(InputError, match="binds files outside its directory") as error:
+            files_of(topology(bind), None)
+        assert str(tmp_path / refused) in str(error.value)
+    os.mkfifo(mine / "fifo")
+    assert files_of(None, str(mine / "fifo")) == [str(mine / "fifo")]
+    assert files_of(None, topology("fifo:/x"))[1:] == []

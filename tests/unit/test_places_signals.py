@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heddle.places.endsignals import EndSignals
+from heddle.places.signals import EndSignals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

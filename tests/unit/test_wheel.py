@@ -17,7 +17,7 @@ import pytest
 from heddle.base import resources
 from heddle.base.extras import EXTRAS
 from heddle.base.version import VERSION
-from heddle.places.store import Store, digest_of, unpack
+from heddle.places.server import manifest_there, unpack
 from tests.marks import deep
 from tests.wheels import ROOT, InstalledWheel, install
 
@@ -196,21 +196,22 @@ def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tm
     """What --place brings over from a wheel is what it brings from this checkout, but for docs and tests."""
     asked = (
         "import json, sys; from heddle.places import sync; m = sync.manifest_of(sync.project());"
-        "json.dump(m, open('manifest.json', 'w')); sync.send(sync.project(), sorted(m), sys.stdout.buffer)"
+        "import tarfile; json.dump(m, open('manifest.json', 'w'));"
+        "sync.pack(sync.project(), sorted(m), tarfile.open(fileobj=sys.stdout.buffer, mode='w|'))"
     )
     done = subprocess.run([str(installed.python), "-P", "-c", asked], cwd=tmp_path, capture_output=True, check=True)
     manifest: Mapping[str, list[str]] = json.loads((tmp_path / "manifest.json").read_text())
-    store = Store(tmp_path / "there")
-    unpack(BytesIO(done.stdout), store.project)
-    assert store.finish(dict(manifest))
-    assert store.is_at(digest_of(dict(manifest)))
+    (tmp_path / "bundle").write_bytes(done.stdout)
+    unpack(tmp_path / "bundle", tmp_path)
+    project = tmp_path / "project"
+    assert manifest_there(tmp_path) == manifest
     for name in manifest:
-        assert (store.project / name).read_bytes() == (ROOT / name).read_bytes()
+        assert (project / name).read_bytes() == (ROOT / name).read_bytes()
     assert {"inv", "tasks.py", "requirements.lock", "heddle/switch/bpf/hash.o", "topologies/tiny.yml"} <= set(manifest)
     assert not any("_content" in name or "__pycache__" in name for name in manifest)
-    (store.project / ".venv").symlink_to(sys.prefix)
+    (project / ".venv").symlink_to(sys.prefix)
     listed = subprocess.run(
-        [sys.executable, str(store.project / "tasks.py"), "--list"], capture_output=True, text=True, check=False
+        [sys.executable, str(project / "tasks.py"), "--list"], capture_output=True, text=True, check=False
     )
     assert listed.returncode == 0, listed.stderr
     assert "up" in listed.stdout
@@ -220,7 +221,10 @@ def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tm
 def test_a_program_without_its_mode_still_arrives_as_one(wheel: Path, tmp_path: Path) -> None:
     made = install(wheel, tmp_path / "env")
     (made.packages / "heddle/_content/inv").chmod(0o644)
-    asked = "import sys; from heddle.places import sync; sync.send(sync.project(), ['inv'], sys.stdout.buffer)"
+    asked = (
+        "import sys, tarfile; from heddle.places import sync;"
+        "sync.pack(sync.project(), ['inv'], tarfile.open(fileobj=sys.stdout.buffer, mode='w|'))"
+    )
     done = subprocess.run([str(made.python), "-P", "-c", asked], capture_output=True, check=True, cwd=tmp_path)
     with tarfile.open(fileobj=BytesIO(done.stdout)) as tar:
-        assert tar.getmember("inv").mode & 0o100
+        assert tar.getmember("project/inv").mode & 0o100
