@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, create_model, model_validator
 
@@ -25,8 +25,6 @@ SHAPE: Final = "shape"
 _NS_PER_M: Final = 5  # light in glass: 1 / (2/3 of its speed in vacuum)
 _LONGEST_M: Final = LONGEST_NS // _NS_PER_M
 _LENGTH: Final = re.compile(r"\s*([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*(k?m)\s*")
-
-T = TypeVar("T")
 
 
 def _zero(value: Any) -> bool:
@@ -97,20 +95,25 @@ Delay = Annotated[int | Literal["shape"], BeforeValidator(read_delay), _DURATION
 Length = Annotated[int, BeforeValidator(read_length), PlainSerializer(format_length, when_used="json")]
 
 
-class PerLink(Strict, Generic[T]):
-    """One value for links of hosts, and one for links between switches."""
+class DelaySpec(Strict):
+    """Delays of host links and of links between switches. `shape`: that of the fabric's shape; 0: none is modelled."""
 
-    host: T
-    fabric: T
+    host: Delay = SHAPE
+    fabric: Delay = SHAPE
 
 
-def _one_for_all(read: Callable[[Any], Any], default: Any) -> BeforeValidator:
-    """One value is for every link; of two values, one that is not given has the default."""
+class LengthSpec(Strict):
+    """Lengths of cables, from which the delay follows."""
+
+    host: Length = 0
+    fabric: Length = 0
+
+
+def _one_for_all(read: Callable[[Any], Any]) -> BeforeValidator:
+    """One value is for every link."""
 
     def spread(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {"host": default, "fabric": default, **value}
-        if isinstance(value, Strict):
+        if isinstance(value, dict | Strict):
             return value
         read(value)  # an error then names the whole key, not `host` and `fabric`
         return {"host": value, "fabric": value}
@@ -124,14 +127,15 @@ def _impairments() -> Mapping[str, Any]:
     for key, kind in KINDS.items():
         if key == "delay":
             continue
+        read: Callable[[Any], Any] = _time_reader(key) if kind.unit == "time" else _read_share
+        value_type: Any = Annotated[float, BeforeValidator(read)]
         if kind.unit == "time":
-            read: Callable[[Any], Any] = _time_reader(key)
-            value_type: Any = Annotated[int, BeforeValidator(read), _DURATION]
-        else:
-            read, value_type = _read_share, Annotated[float, BeforeValidator(_read_share)]
+            value_type = Annotated[int, BeforeValidator(read), _DURATION]
         none = 0 if kind.unit == "time" else 0.0
-        pair: Any = PerLink[value_type]
-        found[key] = (Annotated[pair, _one_for_all(read, none)], pair(host=none, fabric=none))
+        pair: Any = create_model(
+            f"{key.title()}Spec", __base__=Strict, host=(value_type, none), fabric=(value_type, none)
+        )
+        found[key] = (Annotated[pair, _one_for_all(read)], pair())
     return found
 
 
@@ -145,9 +149,9 @@ class _Links(Strict):
     fabric: Rate = Field(default=100 * 10**6, ge=SLOWEST_BPS, le=FASTEST_BPS)
     mtu: Size = Field(default=4200, ge=1280, le=65535)
     # Of the hardware, one way; multiplied by k here.
-    delay: Annotated[PerLink[Delay], _one_for_all(read_delay, SHAPE)] = PerLink[Delay](host=SHAPE, fabric=SHAPE)
+    delay: Annotated[DelaySpec, _one_for_all(read_delay)] = DelaySpec()
     # Of the cable: another way to write its delay.
-    length: Annotated[PerLink[Length], _one_for_all(read_length, 0)] = PerLink[Length](host=0, fabric=0)
+    length: Annotated[LengthSpec, _one_for_all(read_length)] = LengthSpec()
     delay_at: Literal["host", "link"] = "host"  # link: by netem, behind each port's queue
 
 
