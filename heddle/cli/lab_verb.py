@@ -1,4 +1,4 @@
-"""The verb `lab`: workshop units, from the list to the solution; units.py has what it does."""
+"""The verb `lab`: workshop units, from the list to the solution; unit_actions.py has what it does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lab_units(
     if len(what) > most:
         hint = {"list": "./inv lab list", "answer": "./inv lab answer STEP VALUE"}.get(action, f"./inv lab {action} NN")
         raise InputError(Problem("", what[most], f"is one word too many for lab {action}", hint))
-    from heddle.cli import units
+    from heddle.cli import unit_actions as units
 
     match action:
         case "list":

@@ -11,7 +11,7 @@ import pytest
 
 from heddle.base import resources, state
 from heddle.base.problems import InputError
-from heddle.cli.units import check_text, hint_text, listed_units, unit_first
+from heddle.cli.unit_actions import check_text, hint_text, listed_units, unit_first
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.verdict import PathsResult
