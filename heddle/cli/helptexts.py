@@ -47,7 +47,6 @@ SHARED: Final[Mapping[str, Option]] = {
 }
 _FABRIC, _LAB, _RUN_ID, _RUNTIME, _SET = (SHARED[name].help for name in ("fabric", "lab", "run", "runtime", "set"))
 _FILE: Final = "FILE"
-_ON_OFF: Final = ("on", "off")
 
 EXEC: Final[Options] = {
     "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
@@ -255,7 +254,9 @@ RUN: Final[Options] = {
         "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
         ("auto", "on", "off"),
     ),
-    "dcqcn": Option("DCQCN: receivers report ECN marks by CNPs, and senders reduce their rate: on or off", _ON_OFF),
+    "dcqcn": Option(
+        "DCQCN: receivers report ECN marks by CNPs, and senders reduce their rate: on or off", ("on", "off")
+    ),
     "cc": Option(
         "congestion control: none, dcqcn (as --dcqcn on), or swift (a window that follows delay and CNPs)",
         offers.congestion_controls,
@@ -265,7 +266,7 @@ RUN: Final[Options] = {
         offers.congestion_settings,
     ),
     "admission": Option(
-        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _ON_OFF
+        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", ("on", "off")
     ),
     "cts_class": Option("traffic class of CTS packets: control or data", ("control", "data")),
     "admission_set": Option(

@@ -33,7 +33,7 @@ def test_values_of_run_are_offered() -> None:
 
 
 def test_values_of_other_verbs_are_offered() -> None:
-    assert offered("test", "") == ["quick", "unit", "golden", "netns", "clab", "browser", "vm", "all"]
+    assert offered("test", "") == ["quick", "deep", "all", "unit", "golden", "netns", "clab", "browser", "vm"]
     assert "roce" in offered("capture", "rtsw1:eth1", "--filter", "")
     assert "exec" in offered("help", "")
     assert "pinned" in offered("hashing", "") and "gap=" in offered("hashing", "flowlet", "--set", "")
