@@ -108,9 +108,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     frr = "" if frr_dir() else "needs FRR (apt-get install frr)"
     for item in items:
         clab = item.get_closest_marker("clab") is not None
-        if not clab and len(parts := item.path.relative_to(TESTS).parts) > 1:
-            item.add_marker(parts[0])  # the suite (heddle/cli/test_verb.py)
-            clab = parts[0] == "clab"
+        if not clab and (suite := _suite_of(item.path)):
+            item.add_marker(suite)
+            clab = suite == "clab"
         why = ""
         if clab or "netns" in item.path.parts or item.get_closest_marker("root"):
             item.add_marker(pytest.mark.root)
@@ -121,6 +121,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             why = f"needs {', '.join(names)} (apt-get install {' '.join(names)})"
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _suite_of(path: Path) -> str:
+    """The folder of a test, which is its suite (heddle/cli/test_verb.py); empty for a file of a user or a test."""
+    parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
+    return parts[0] if len(parts) > 1 else ""
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -156,7 +162,9 @@ def ctrl_c() -> Iterator[None]:
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state directory for this run of the tests: nothing of yours is listed, changed or removed."""
     before = os.environ.get("HEDDLE_STATE_DIR")
-    path = tmp_path_factory.mktemp("state")
+    # The same one after a test that ran again with new fixtures (tests/again.py): labs of the pool stay.
+    path = tmp_path_factory.getbasetemp() / "state"
+    path.mkdir(exist_ok=True)
     os.environ["HEDDLE_STATE_DIR"] = str(path)
     yield path
     os.environ.pop("HEDDLE_STATE_DIR")
