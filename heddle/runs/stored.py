@@ -33,10 +33,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[T]):
-    """A part of a stored run: its value, or why the run does not carry it."""
+    """A part of a stored run: its value, or why the run does not carry it. error: of judging what it carries."""
 
     value: T | None
     why: str = ""
+    error: HeddleError | None = None
 
 
 def _stored(read: Callable[[Path], T], directory: Path) -> Stored[T]:
@@ -151,7 +152,8 @@ class StoredRun:
         try:
             return Stored(prove(fabric.value, measured.value[1], None if around is None else around.selftest))
         except (HeddleError, LookupError) as error:
-            return Stored(None, f"its paths cannot be judged: {error}")
+            own = error if isinstance(error, HeddleError) else None
+            return Stored(None, f"its paths cannot be judged: {error}", own)
 
     @cached_property
     def recorded(self) -> Stored[Recorded]:
@@ -166,9 +168,9 @@ class StoredRun:
         return _stored(read_rates, self.path)
 
     def needed(self, part: Stored[T]) -> T:
-        """The value of a part. InputError with the reason when the run does not carry it."""
+        """The value of a part. InputError with the reason when the run does not carry it; else its own error."""
         if part.value is None:
-            raise self.unusable(part.why)
+            raise part.error or self.unusable(part.why)
         return part.value
 
     def unusable(self, why: str) -> InputError:
