@@ -52,6 +52,7 @@ def labelled(lab: Lab, result: RunResult) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.deep
 def test_the_label_of_a_run_is_the_state_of_the_fabric(lab: Lab) -> None:
     """Converged; with a link down; converged again; with a link that goes down during the run; with a dead bgpd."""
     state = labelled(lab, run(lab, SHORT, Silent()))

@@ -95,6 +95,7 @@ def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["random", deep("round-robin")])
+@pytest.mark.deep
 def test_spray_brings_packets_out_of_order_and_the_table_says_so(
     dc: Lab, choice: Literal["random", "round-robin"]
 ) -> None:

@@ -51,6 +51,7 @@ def cut(server: SshServer) -> None:
                 os.kill(inner, signal.SIGKILL)
 
 
+@pytest.mark.deep
 def test_a_lab_runs_on_the_server(server: SshServer, name: str, leftovers: Leftovers) -> None:
     up = server.inv("up", "tiny", "--name", name)
     assert (up.returncode, up.stdout.split(" ")[0]) == (0, name), up.stderr

@@ -174,6 +174,7 @@ def test_mistake(heddle_lab):
 
 
 @pytest.mark.needs("tcpdump")
+@pytest.mark.deep
 def test_a_failed_test_keeps_lab_and_capture_and_prints_how_to_inspect_them(
     place: UserPlace, leftovers: Leftovers
 ) -> None:

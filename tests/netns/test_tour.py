@@ -115,6 +115,7 @@ def test_ctrl_c_leaves_nothing_behind(begun: str, typing: Typing, leftovers: Lef
     assert leftovers(typing.lab) == []
 
 
+@pytest.mark.deep
 def test_a_closed_terminal_leaves_nothing_behind(typing: Typing, leftovers: Leftovers) -> None:
     """The kernel sends SIGHUP to the tour and to its command, and the tour ends its command: two signals at once."""
     for _ in range(2):
