@@ -1,7 +1,7 @@
 """Suite netns on the full kernel: tests that need it run in the guest.
 
-On each commit one run of what no other kernel of CI has: ETS, RED, netem, soft-RoCE. With the mark `deep` all tests of
-these. `./inv test netns --place vm` runs the whole suite there, which takes hours under TCG.
+On each commit ETS and RED, which no other kernel of CI has; test_vm_place.py has a lab with netem and soft-RoCE. With
+the mark `deep` all tests of these. `./inv test netns --place vm` runs the whole suite there, which takes hours under TCG.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import pytest
 from tests.marks import deep
 from tests.vm.conftest import Machine
 
-# Classes by strict priority and weight; marks and their counters; delays of a fabric file; a collective; perftest.
-EACH: Final = (
-    "test_disciplines.py test_link_keys_live.py test_rxe.py",
-    "share_by_weight and [ets] or marks_of_red_are_counted or cable_times_k or all-to-all or launch and ib_write_bw",
-)
+# Classes by strict priority and weight; marks and their counters. Neither needs a lab.
+EACH: Final = ("test_disciplines.py", "share_by_weight and [ets] or marks_of_red_are_counted")
 # Files of tests/netns, the words that choose tests in each, and the least number of tests that must pass.
 CHOSEN: Final = (
-    (*EACH, 4),
+    (*EACH, 2),
     deep("test_disciplines.py test_classes.py", "", 11),
     deep("test_ecn.py", "held and red]", 5),
+    deep("test_link_keys_live.py", "cable_times_k", 1),
     deep("test_link_faults.py", "", 12),
     deep("test_runs_with_link_faults.py", "", 9),
     deep("test_marking_picture.py", "", 9),
