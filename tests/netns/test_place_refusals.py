@@ -20,7 +20,7 @@ from heddle.places.address import parse_address
 from heddle.places.session import Control
 from heddle.places.ssh import connection
 from tests.machine import patience
-from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, ssh_server, until
+from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, until
 
 pytestmark = [NEEDS, pytest.mark.deep]
 
@@ -204,15 +204,6 @@ def reread(server: SshServer, settings: str) -> Iterator[None]:
     count = server.log.count("Server listening")
     os.kill(server.process.pid, signal.SIGHUP)
     assert until(lambda: server.log.count("Server listening") > count, 20)
-
-
-def test_the_first_verb_sets_the_project_up(tmp_path: Path) -> None:
-    with ssh_server(tmp_path, set_up=False) as server:
-        done = server.inv("render", "tiny", "--out", "o", timeout=280)
-        assert done.returncode == 0, done.stderr
-        assert "files copied" in done.stderr
-        assert "setting up Heddle's Python packages in .venv (once; it takes a while)" in done.stderr
-        assert (server.spot / "o" / "tiny.clab.yml").exists()
 
 
 def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:

@@ -1,8 +1,8 @@
 """Every workshop unit, driven by what is in labs/: a check fails before, knows each typical wrong answer, and passes
 after the solution.
 
-A learner's commands and those of the solution are processes, for unit 01; for the others they run in this process, which
-spares each its start: over a hundred of them.
+A learner's commands and those of the solution are processes, for unit 01; for the others they run in this process,
+which spares each of over a hundred its start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Suite netns on the full kernel: tests that need it run in the guest.
 
 On each commit ETS and RED, which no other kernel of CI has; test_vm_place.py has a lab with netem and soft-RoCE. With
-the mark `deep` all tests of these. `./inv test netns --place vm` runs the whole suite there, which takes hours under TCG.
+the mark `deep` all tests of these. `./inv test netns --place vm` runs the whole suite there, which takes hours by TCG.
 """
 
 from __future__ import annotations
