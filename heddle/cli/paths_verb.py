@@ -124,8 +124,8 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
     from heddle.lab.opening import open_lab
     from heddle.runs import moved
     from heddle.runs.lookup import load
+    from heddle.views.linkloads import describe_run
     from heddle.views.pathstext import now_text, paths_text
-    from heddle.views.usage import describe_run
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)

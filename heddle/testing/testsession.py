@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import pytest
 
 from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.testing.assertions import run_text
 from heddle.testing.fabricmarker import EXAMPLE, FabricRequest, request_of
-from heddle.testing.failuretext import run_text
 from heddle.testing.pool import LeftoverWarning, Pool
 from heddle.testing.reset import ResetResult
 from heddle.testing.stopsignals import StopSignals

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.units import format_bytes, format_rate
 from heddle.views.fabricsvg import fabric_svg, legend
-from heddle.views.linkloads import LinkLoad, amount, spreads
+from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
-from heddle.views.usage import describe_run, link_loads
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
