@@ -7,8 +7,7 @@ import sys
 # ruff: noqa: F401
 # mypy: implicit-reexport
 # isort: off
-from heddle.cli.demo_verb import demo
-from heddle.cli.tour_verb import tour
+from heddle.cli.tour_verb import demo, tour
 from heddle.cli.machine_verbs import doctor
 from heddle.cli.fabric_verbs import up, status, inspect
 from heddle.cli.exec_verb import exec_, launch
@@ -30,8 +29,7 @@ from heddle.cli.lab_verb import lab_units
 from heddle.cli.machine_verbs import image, setup
 from heddle.cli.test_verb import test
 from heddle.cli.vm_verb import vm
-from heddle.cli.bench_verb import bench
-from heddle.cli.lint_verb import lint
+from heddle.cli.checkout_verbs import bench, lint
 from heddle.cli.program import main, typed_to_invoke
 
 typed = typed_to_invoke()

@@ -100,7 +100,7 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
     def show(done: NodeOutput) -> None:
         head = f"{done.node}:".ljust(width)
         if done.out:
-            out.show(_behind(head, done.out))
+            out.show("\n".join(f"{head} {line}".rstrip() for line in done.out.splitlines()))
         failed = [f"exit code {done.code}"] if done.code else []
         for line in [*done.err.splitlines(), *failed]:
             print(f"{head} {line}".rstrip(), file=sys.stderr)
@@ -111,10 +111,6 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
     if out.json:
         rows = [{"node": r.node, "exit_code": r.code, "stdout": r.out, "stderr": r.err} for r in results]
         out.result({"lab": lab.name, "command": shlex.join(cmd), "exit_code": out.exit_code, "nodes": rows})
-
-
-def _behind(head: str, text: str) -> str:
-    return "\n".join(f"{head} {line}".rstrip() for line in text.splitlines())
 
 
 def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
@@ -188,13 +184,5 @@ def launch(out: Console, client: str, server: str, cmd: Sequence[str] = (), lab:
         out.exit_code = run(where, client, server, cmd, out.observer, file)
         file.seek(0)
         printed = file.read().decode(errors="replace")
-    out.result(
-        {
-            "lab": where.name,
-            "client": client,
-            "server": server,
-            "command": shlex.join(cmd),
-            "exit_code": out.exit_code,
-            "stdout": printed,
-        }
-    )
+    data = {"lab": where.name, "client": client, "server": server, "command": shlex.join(cmd)}
+    out.result({**data, "exit_code": out.exit_code, "stdout": printed})

@@ -231,11 +231,13 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
 
 def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """The words of a flag that was repeated, or that has several words with commas."""
-    if typed and not any(word.strip() for each in typed for word in each.split(",")):
-        raise InputError(
-            Problem("", f"{flag} {typed[0]}", "names nothing", f"for example {flag} {words.EXAMPLE_SWITCH}")
-        )
-    return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
+    from heddle.fabric.naming import split_words
+
+    found = split_words(typed)
+    if typed and not found:
+        hint = f"for example {flag} {words.EXAMPLE_SWITCH}"
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", hint))
+    return found
 
 
 def _mode(typed: str | None) -> str | None:

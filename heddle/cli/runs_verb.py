@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.extras import REPORT
@@ -59,10 +59,6 @@ def _one(names: Sequence[str]) -> str:
     return names[0]
 
 
-def _wants_report(typed: Mapping[str, Any]) -> Sequence[str]:
-    return [REPORT] if typed["report"] or typed["out_"] else []
-
-
 @verb(
     help=words.REPORT,
     positional=["runs"],
@@ -86,7 +82,10 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     found = open_runs(runs, lab)
     name = out_ or f"report-{'-'.join(_short_name(run, found) for run in found[:4])}.html"
     size = _write(found, None, name)
-    rows = [_row(run) for run in found]
+    rows = [
+        {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path), "missing": _missing(run)}
+        for run in found
+    ]
     missing = [f"run {run.id}: {text}" for run in found for text in _missing(run)]
     data = {"report": name, "bytes": size, "runs": rows, "missing": missing}
     lines = [f"wrote {name}: {format_bytes(size)}, {_named(found)}", *(f"missing: {each}" for each in missing)]
@@ -95,7 +94,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
 
 @verb(
     help=words.COMPARE,
-    extras=_wants_report,
+    extras=lambda typed: [REPORT] if typed["report"] or typed["out_"] else [],
     files_out=["out_"],
     endings_here=[".html"],
     tool=Tool(
@@ -150,10 +149,6 @@ def _short_name(run: StoredRun, among: Sequence[StoredRun]) -> str:
 def _named(runs: Sequence[StoredRun]) -> str:
     names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
-def _row(run: StoredRun) -> dict[str, Any]:
-    return {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path), "missing": _missing(run)}
 
 
 def _missing(run: StoredRun) -> list[str]:

@@ -1,5 +1,6 @@
-"""`./inv tour`: the main job in seven commands, each explained before it runs and discussed after it.
+"""The verbs for newcomers: demo (demo.py has what it runs), and tour.
 
+`./inv tour` is the main job in seven commands, each explained before it runs and discussed after it.
 In:  a terminal (Enter goes on, q ends), or --yes.
 Out: what the commands print, with explanations between. Each command is this program, started as a user would start
 it. The lab has a name of its own, and is taken down however the tour ends.
@@ -27,6 +28,21 @@ from heddle.cli.endings import INTERRUPTED
 from heddle.cli.helptexts import EXAMPLE_PORT
 from heddle.cli.verbs import verb
 from heddle.host import packages
+
+
+@verb(packages=packages.FABRIC, root=True)
+def demo(out: Console) -> None:
+    """Show Heddle in a minute: a fabric, three all-reduces, and the proof of every path.
+
+    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. The lab is
+    taken down at the end.
+    """
+    from heddle.cli.demo import demo as run_demo
+
+    result = run_demo(out.observer, out.show)
+    out.result(result.to_json(), result.text())
+    out.fail(*result.problems)
+
 
 _FABRIC: Final = "demo"
 _WIDEST: Final = 80

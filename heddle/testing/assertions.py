@@ -141,10 +141,11 @@ def _lossless_run(result: RunResult) -> None:
     if result.machine.socket_drops:
         drops["host sockets"] = result.machine.socket_drops
     if drops:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
         failed(
             "packets were dropped during the run",
             expected="no drop",
-            observed=f"{many(sum(drops.values()), 'packet')}: " + _counts(drops),
+            observed=f"{many(sum(drops.values()), 'packet')}: {causes}",
             where=[run_text(result)],
             more=_QUEUES,
         )
@@ -337,7 +338,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], word: str) -> l
     from heddle.base.tables import table
 
     return [*table(header, rows[:ROWS], width=1 << 16).splitlines(), *rest(len(rows) - ROWS, word)]
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {cause}" for cause, count in counts.items())

@@ -109,6 +109,8 @@ class ResetResult:
 
 def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
     """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
+    from heddle.checks.validate import validate
+
     try:
         if lost := lost_parts(lab, fresh):
             return ResetResult(damage=tuple(lost))
@@ -116,7 +118,7 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
         texts = tuple(each.text() for each in extra)
         end_processes(lab, extra)
         _undo(lab)
-        if wrong := _wrong(lab):
+        if wrong := [f"{each.name}: {each.detail}" for each in validate(lab, _CHECKED) if not each.ok]:
             return ResetResult(texts, tuple(wrong))
         _clear(lab)
     except HeddleError as error:
@@ -147,12 +149,6 @@ def _undo(lab: Lab) -> None:
     restore_queues(lab)
     restore_faults(lab)
     undo_all(lab, _SECONDS)
-
-
-def _wrong(lab: Lab) -> list[str]:
-    from heddle.checks.validate import validate
-
-    return [f"{each.name}: {each.detail}" for each in validate(lab, _CHECKED) if not each.ok]
 
 
 def _clear(lab: Lab) -> None:
