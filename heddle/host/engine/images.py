@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
@@ -168,7 +169,7 @@ def _bootstrap(observer: Observer, journal: Journal | None) -> None:
     with machine_errors(), scratch("heddle-base-") as place:
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
-        lines = _Lines("base image", observer)
+        lines = _counting("base image", observer)
         argv = [*in_own_namespaces(), "env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
         argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
@@ -191,7 +192,7 @@ def _build(
     argv += [*(["--no-cache"] if fresh else []), "--file", str(imagenames.dockerfile(role)), str(imagenames.TEMPLATES)]
     before = _unnamed()
     try:
-        done = stream(argv, _Lines(step, observer), timeout=_BUILD_S, journal=journal)
+        done = stream(argv, _counting(step, observer), timeout=_BUILD_S, journal=journal)
     except BaseException:
         _sweep(before)
         raise
@@ -205,15 +206,10 @@ def _build(
     observer.end(step, name)
 
 
-class _Lines:
+def _counting(step: str, observer: Observer) -> Callable[[str], None]:
     """Progress: the number of lines that a builder has printed."""
-
-    def __init__(self, step: str, observer: Observer) -> None:
-        self.step, self.observer, self.count = step, observer, 0
-
-    def __call__(self, line: str) -> None:
-        self.count += 1
-        self.observer.advance(self.step, self.count)
+    numbers = count(1)
+    return lambda _: observer.advance(step, next(numbers))
 
 
 def _unnamed() -> set[str]:
