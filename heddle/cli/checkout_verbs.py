@@ -19,6 +19,11 @@ _MORE: Final = {
     "vm": (*packages.VM, *packages.VM_BUILD),
     "vm-build": packages.VM_BUILD,
 }
+_LINTERS: Final = (
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("mypy",),
+)
 
 
 def _needed(what: str) -> Sequence[str]:
@@ -44,13 +49,6 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
 
     result = measure(what, out.observer, runs)
     out.result(result.to_json(), result.text())
-
-
-_LINTERS: Final = (
-    ("ruff", "check", "."),
-    ("ruff", "format", "--check", "."),
-    ("mypy",),
-)
 
 
 @verb(checkout=True)

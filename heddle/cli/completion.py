@@ -19,7 +19,6 @@ from heddle.cli.argv import Parameter, Typed, Verb
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
 
-
 # The script runs the program that the user types: ./inv is not in PATH.
 SCRIPTS: Final = {
     "bash": """\
@@ -65,6 +64,7 @@ end
 complete --command inv --no-files --arguments '(__complete_inv)'
 """,
 }
+_FABRIC_FLAGS: Final = ("--fabric", "--predict")
 
 
 def script(shell: str) -> str:
@@ -110,9 +110,6 @@ def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> 
     with suppress(HeddleError):
         return wanted.option.offered(Typed(verb, wanted, before, last))
     return []
-
-
-_FABRIC_FLAGS: Final = ("--fabric", "--predict")
 
 
 def collectives(_: Typed) -> list[str]:

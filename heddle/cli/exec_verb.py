@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from heddle.lab.fanout import NodeOutput
     from heddle.lab.lab import Lab
 
-
 # Programs that read a terminal: always, or when nothing follows their name.
 _SCREENS: Final = frozenset({"vi", "vim", "nano", "htop", "less", "more"})
 _SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "fish", "python3", "vtysh", "top"})

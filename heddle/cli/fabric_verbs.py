@@ -182,7 +182,10 @@ def fault(
         raise InputError(Problem("", f"--clear and {flag}", "exclude each other", f"./inv fault {example} --clear"))
     if both and not port:
         raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
-    ports = _both(where, port) if both else port
+    ports = port
+    if both:  # the ports at the other ends of the links, too
+        ends = (ref for each in impairments.ports_of(where.fabric, port) for ref in (each.ref, each.peer_ref))
+        ports = list(dict.fromkeys(ends))
     if clear:
         changed = impairments.clear_faults(where, ports)
         out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
@@ -200,13 +203,6 @@ def fault(
     out.result(
         {"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}, faults_text(found, k, example)
     )
-
-
-def _both(lab: Any, port: Sequence[str]) -> list[str]:
-    """The named ports, and those at the other ends of their links."""
-    from heddle.lab.impairments import ports_of
-
-    return list(dict.fromkeys(ref for each in ports_of(lab.fabric, port) for ref in (each.ref, each.peer_ref)))
 
 
 @verb(

@@ -152,7 +152,9 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
             continue
         first = key.partition(".")[0]
         if first not in _LEGAL:
-            problems.add(where="--set", what=path.strip(), why="is not a key of hashing", hint=_meant(key))
+            mode_hint = "write the mode as a word: ./inv hashing e-ecmp"
+            hint = mode_hint if key == "ecmp" else did_you_mean(key, _LEGAL)
+            problems.add(where="--set", what=path.strip(), why="is not a key of hashing", hint=hint)
             continue
         typed.append(first)
         override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
@@ -171,12 +173,6 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
             problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
     problems.raise_if_any()
     return routing.hash, routing.seed
-
-
-def _meant(key: str) -> str:
-    if key == "ecmp":
-        return "write the mode as a word: ./inv hashing e-ecmp"
-    return did_you_mean(key, _LEGAL)
 
 
 def _tables(lab: Lab, asked: HashingWords) -> tuple[ExactTables, ExactTables]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from heddle.views.linkloads import LinkLoad, Usage
     from heddle.views.queuepicture import Panel
 
+WHATS: Final = ("queues",)
+
 
 def _is_picture(typed: Mapping[str, Any]) -> bool:
     from heddle.views.graph import kind_of
@@ -92,9 +94,6 @@ def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
         return [load.to_json() for load in loads]
     nothing = dict.fromkeys(("packets", "bytes", "share", "utilisation"))
     return [{"a": ":".join(link.a), "b": ":".join(link.b), **nothing} for link in fabric.links]
-
-
-WHATS: Final = ("queues",)
 
 
 @verb(

@@ -29,6 +29,16 @@ from heddle.cli.helptexts import EXAMPLE_PORT
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
+_FABRIC: Final = "demo"
+_WIDEST: Final = 80
+_TABLES: Final = 118  # columns of the table of `run`
+_END_S: Final = 60.0  # for a command to end after Ctrl-C: `up` and `run` put things in order first
+_RUN: Final = "run --lab LAB --qps 16 --placement cyclic --sport fixed --iters 3"
+_NEXT: Final = (
+    "Next: `./inv up zone` starts a larger fabric, `./inv queues --watch` shows its queues while a run goes on, and "
+    f"`./inv capture {EXAMPLE_PORT}` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
+)
+
 
 @verb(packages=packages.FABRIC, root=True)
 def demo(out: Console) -> None:
@@ -42,13 +52,6 @@ def demo(out: Console) -> None:
     result = run_demo(out.observer, out.show)
     out.result(result.to_json(), result.text())
     out.fail(*result.problems)
-
-
-_FABRIC: Final = "demo"
-_WIDEST: Final = 80
-_TABLES: Final = 118  # columns of the table of `run`
-_END_S: Final = 60.0  # for a command to end after Ctrl-C: `up` and `run` put things in order first
-_RUN: Final = "run --lab LAB --qps 16 --placement cyclic --sport fixed --iters 3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,6 @@ STEPS: Final = (
         "This removes every namespace, process and file of this lab, and its runs with it.",
         "Nothing of the tour is left on this machine.",
     ),
-)
-_NEXT: Final = (
-    "Next: `./inv up zone` starts a larger fabric, `./inv queues --watch` shows its queues while a run goes on, and "
-    f"`./inv capture {EXAMPLE_PORT}` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
 )
 
 

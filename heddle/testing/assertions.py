@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
     from heddle.runs.results import RunResult
 
-
 _WIDTH: Final = 96
 _INDENT: Final = " " * 10
 ROWS: Final = 6  # of a table in a message
+_PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
+_QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
+_STATUS: Final = "./inv validate checks the whole lab; pytest --heddle-keep leaves the lab up for it"
 
 
 def failed(claim: str, *, expected: str, observed: str, where: Sequence[str] = (), more: str = "") -> NoReturn:
@@ -62,11 +64,6 @@ def run_text(result: RunResult) -> str:
 def host_cpu(result: RunResult) -> str:
     """A sentence for observations that the host CPU may explain; empty when it was not the bottleneck."""
     return "; the host CPU was the bottleneck, so do not trust this figure" if result.machine.limited else ""
-
-
-_PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
-_QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
-_STATUS: Final = "./inv validate checks the whole lab; pytest --heddle-keep leaves the lab up for it"
 
 
 def assert_paths_agree(paths: PathsResult) -> None:

@@ -23,9 +23,15 @@ from heddle.testing.assertions import many
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL
 _COMMAND: Final = 60  # characters of a command that are shown
+_SECONDS: Final = 30.0  # for routes to come back after a fault
+_SHOWN: Final = 3
+# The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
+_CHECKED: Final = (
+    "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links", "daemons", "bgp",
+    "routes", "pauses",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +94,6 @@ def _opened(processes: Iterable[LabProcess], now: Collection[LabProcess]) -> Ite
                 yield fd
             else:
                 os.close(fd)
-
-
-_SECONDS: Final = 30.0  # for routes to come back after a fault
-_SHOWN: Final = 3
-# The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
-_CHECKED: Final = (
-    "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links", "daemons", "bgp",
-    "routes", "pauses",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

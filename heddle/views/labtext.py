@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from heddle.lab.lifecycle import UpResult
     from heddle.lab.status import LabStatus
 
-
 _SESSIONS: Final = 12  # missing BGP sessions that `status LAB` shows
+_FAULT_COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
+_FAULT_LEGEND: Final = (
+    "A fault concerns packets that leave by the port, after its queue. Counters start when the fault is set;\n"
+    "delayed: packets that entered the delay line; waiting: packets in it now"
+)
+_FAULT_SCALE: Final = "times are of the hardware; here they are k = {k} times as long"
+_FAULT_SOURCES: Final = {
+    "file": "(file): set by `link` of the fabric file",
+    "run": "(run): set for one run, until it ends; if that run was killed, the next run clears it",
+}
 
 
 def up_json(done: UpResult) -> dict[str, Any]:
@@ -158,7 +167,11 @@ def _node_text(lab: str, node: NodeEntry) -> str:
         ("loopback", node.loopback),
         ("router ID", node.router_id),
         ("prefix", node.prefix),
-        *((name, ", ".join(rows)) for name, rows in node.others.items() if not _is_loopback(node, rows)),
+        *(
+            (name, ", ".join(rows))
+            for name, rows in node.others.items()
+            if {row.partition("/")[0] for row in rows} != {node.loopback}  # which has a row of its own
+        ),
         ("namespace", node.netns),
     ]
     head = table((node.name, f"of lab {lab}"), [(name, value) for name, value in facts if value])
@@ -200,37 +213,20 @@ def _address(node: NodeEntry) -> str:
     return node.loopback or " ".join(node.others.get("lo", ())) or "-"
 
 
-def _is_loopback(node: NodeEntry, rows: tuple[str, ...]) -> bool:
-    """Whether these addresses are the loopback, which has a row of its own."""
-    return {row.partition("/")[0] for row in rows} == {node.loopback}
-
-
-_COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
-_LEGEND: Final = (
-    "A fault concerns packets that leave by the port, after its queue. Counters start when the fault is set;\n"
-    "delayed: packets that entered the delay line; waiting: packets in it now"
-)
-_SCALE: Final = "times are of the hardware; here they are k = {k} times as long"
-_SOURCES: Final = {
-    "file": "(file): set by `link` of the fabric file",
-    "run": "(run): set for one run, until it ends; if that run was killed, the next run clears it",
-}
-
-
 def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
     """The output of `./inv fault`. k: of the fabric. example: a port."""
     if not faults:
         return f"no fault is set on any link; set one as in ./inv fault {example} --loss 1/256"
-    lines = [table(_COLUMNS, [_cells(each, k) for each in faults]), "", _LEGEND]
+    lines = [table(_FAULT_COLUMNS, [_cells(each, k) for each in faults]), "", _FAULT_LEGEND]
     if any(each.fault.delay_ns for each in faults):
-        lines.append(_SCALE.format(k=k))
-    lines += [text for by, text in _SOURCES.items() if any(each.by == by for each in faults)]
+        lines.append(_FAULT_SCALE.format(k=k))
+    lines += [text for by, text in _FAULT_SOURCES.items() if any(each.by == by for each in faults)]
     return "\n".join(lines)
 
 
 def _cells(each: PortFault, k: int) -> tuple[str, ...]:
     found = each.counts
-    what = each.fault.text(k) + (f" ({each.by})" if each.by in _SOURCES else "")
+    what = each.fault.text(k) + (f" ({each.by})" if each.by in _FAULT_SOURCES else "")
     if found is None:
         return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * 6
     counts = (found.packets, found.lost, found.corrupted, found.duplicated, found.delayed, found.waiting)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from heddle.runs.runrecord import RunHeader
     from heddle.traffic.flow import Sent
 
+Counted = tuple[int, int]  # packets, bytes
+
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
@@ -127,9 +129,6 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
             used = use_text(seconds, load.run_s)
             found.append(Spread(what, len(ports), idle, most, at, mean, busiest, used, len(every) - len(ports)))
     return found
-
-
-Counted = tuple[int, int]  # packets, bytes
 
 
 @dataclass(frozen=True, slots=True)

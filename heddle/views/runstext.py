@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from heddle.runs.store import Limits
     from heddle.runs.stored import StoredRun
 
-
 _HEADER: Final = (
     "id", "when (UTC)", "collective", "ranks", "size", "qps", "hashing", "busbw", "wrong", "agree", "bytes",
 )  # fmt: skip
@@ -30,6 +29,8 @@ _RIGHT: Final = ("ranks", "qps", "busbw", "wrong", "bytes")
 _ALGORITHM, _HASHING = _HEADER.index("collective"), _HEADER.index("hashing")
 UNKNOWN: Final = "-"
 _MOST: Final = {_ALGORITHM: 20, _HASHING: 11}  # largest width of columns with long words
+_CELL: Final = 32  # letters of a setting's value
+VERDICTS: Final = {"same": "same", "noise": "noise", "differs": "differs", "unknown": "not known"}
 
 
 def runs_json(kept: Mapping[str, Sequence[StoredRun]], keep: Limits, removed: Sequence[str]) -> dict[str, Any]:
@@ -162,10 +163,6 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-_CELL: Final = 32  # letters of a setting's value
-VERDICTS: Final = {"same": "same", "noise": "noise", "differs": "differs", "unknown": "not known"}
 
 
 def ratio_name(ratio: Ratio) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from heddle.runs.outcome import RunOutcome
     from heddle.runs.stored import StoredRun
 
-
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good
+_WORDS = {"same": "the same", "noise": "noise explains it", "differs": "differs", "unknown": "not known"}
 
 
 def summary(run: StoredRun) -> Values:
@@ -144,9 +144,6 @@ def bandwidth(run: StoredRun) -> Values:
     if not found:
         raise NotCarriedError("the run has one size, and did not keep the time of each iteration")
     return {"charts": found}
-
-
-_WORDS = {"same": "the same", "noise": "noise explains it", "differs": "differs", "unknown": "not known"}
 
 
 def comparison(found: Comparison) -> Values:
