@@ -109,10 +109,14 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: R
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
+    return saved(kind, f"queues of {recorded.lab}", partial(_figure, *coarser(recorded, shown), rates))
+
+
+def coarser(recorded: Recorded, shown: Sequence[Panel]) -> tuple[Recorded, list[Panel]]:
+    """The series and its panels with at most STEPS buckets."""
     drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
-    figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown], rates)
-    return saved(kind, f"queues of {recorded.lab}", figure)
+    return drawn, [again[each.side, each.row] for each in shown]
 
 
 def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:

@@ -78,8 +78,7 @@ def queues(run: StoredRun) -> Values:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
     rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k)]
-    shown = [*rates, *(chart for _, chart in drawn)]
-    return {"charts": shown, "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
+    return {"charts": [*rates, *drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
 
 def _queue_table(recorded: Recorded) -> Table:
