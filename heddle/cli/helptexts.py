@@ -130,7 +130,9 @@ PATHS: Final[Options] = {
 }
 
 QUEUES: Final[Options] = {
-    "action": Option("set: change thresholds of a running lab; reset: set all counters to 0", ("set", "reset")),
+    "action": Option(
+        "set: change thresholds of a running lab; reset: set all counters to 0", "heddle.cli.queues_verb:ACTIONS"
+    ),
     "setting": Option(
         "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", completion.queue_settings
     ),
@@ -174,7 +176,7 @@ PLOT: Final[Options] = {
 }
 
 VM: Final[Options] = {
-    "action": Option("up, status, ssh, down or build (the image only)", ("up", "status", "ssh", "down", "build")),
+    "action": Option("up, status, ssh, down or build (the image only)", "heddle.cli.vm_verb:ACTIONS"),
     "command": "with ssh: the command to run in the VM; without it, a shell",
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
     "memory": "MiB of the VM",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heddle.lab.queues import QueueRow, QueuesResult, QueueWatch, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
-_ACTIONS: Final = ("set", "reset")
+ACTIONS: Final = ("set", "reset")
 
 
 @verb(
@@ -53,8 +53,8 @@ def queues(
     """
     from heddle.lab.opening import open_lab
 
-    if action is not None and action not in _ACTIONS:
-        near = did_you_mean(action, _ACTIONS)
+    if action is not None and action not in ACTIONS:
+        near = did_you_mean(action, ACTIONS)
         hint = near if near.startswith("did") else f"set, reset, or ./inv queues --lab {action}"
         raise InputError(Problem("", f"queues {action}", "is not an action of queues", hint))
     where = open_lab(lab)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heddle.places.vm.guest import Guest
     from heddle.places.vm.image import VmImage
 
-_ACTIONS: Final = ("up", "status", "ssh", "down", "build")
+ACTIONS: Final = ("up", "status", "ssh", "down", "build")
 _BOOTS: Final = ("up", "ssh")
 
 
@@ -67,8 +67,8 @@ def vm(
     from heddle.base.problems import InputError, Problem, did_you_mean
     from heddle.places.vm.kernels import kernel_named
 
-    if action not in _ACTIONS:
-        raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, _ACTIONS)))
+    if action not in ACTIONS:
+        raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, ACTIONS)))
     if command and action != "ssh":
         hint = f"use ./inv vm ssh -- {command[0][:60]} to run a command in the VM"
         raise InputError(Problem("", " ".join(command)[:60], f"is not an argument of vm {action}", hint))

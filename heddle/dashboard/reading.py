@@ -84,7 +84,6 @@ class LiveSource:
         self.lab = lab
         self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # port id N is at N - 1
         self.policies = wanted_policies(lab)
-        self.readings = 0
         self._queues = LabQueues.pinned(lab.fabric)
         self._switches = [node.name for node in lab.fabric.switches]
         self._known: dict[str, NodeSnapshot] = {}
@@ -102,7 +101,6 @@ class LiveSource:
         asked = self._switches if every or not self._known else self._next(cut)
         self._known |= self.lab.snapshot(SLOW_PARTS, asked).nodes
         self._cut = cut
-        self.readings += 1
         nodes = {name: self._known[name] for name in self._switches}
         return LiveReading(when, queues, cut, Snapshot(self.lab.name, SLOW_PARTS, nodes))
 

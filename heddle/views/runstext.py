@@ -13,8 +13,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.units import emulated_words, format_bytes, format_size
-from heddle.runs.compare import LEAST, STEADY
-from heddle.views.linkloads import describe_run
 from heddle.views.style import WIDTH
 
 if TYPE_CHECKING:
@@ -179,6 +177,8 @@ def number_text(value: float | None) -> str:
 
 def how_judged() -> str:
     """How noise is judged, in sentences."""
+    from heddle.runs.compare import LEAST, STEADY  # only here: `./inv runs` needs none of it
+
     return (
         f"noise: the difference is at most {STEADY:.0%} (two identical runs can differ by that), or inside the 95 % "
         "interval of the iterations of both runs (Welch's test). Counts: inside the 95 % interval that equal runs in "
@@ -218,6 +218,8 @@ def compare_text(found: Comparison) -> str:
 
 
 def _which(name: str, run: StoredRun) -> str:
+    from heddle.views.linkloads import describe_run
+
     text = f"{name} = run {run.id} of lab {run.record.header.lab}: {describe_run(run.record.header)}"
     return "\n".join(textwrap.wrap(text, WIDTH, subsequent_indent="    "))
 
