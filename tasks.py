@@ -1,4 +1,4 @@
-"""The verbs of Heddle, in the order in which `./inv --list` shows them. Each is in heddle/cli/NAME_verb.py."""
+"""The verbs of Heddle, in the order in which `./inv --list` shows them. heddle/cli/*_verb*.py has them."""
 
 from __future__ import annotations
 
@@ -7,37 +7,29 @@ import sys
 # ruff: noqa: F401
 # mypy: implicit-reexport
 # isort: off
-from heddle.cli.demo_verb import demo
-from heddle.cli.tour_verb import tour
-from heddle.cli.doctor_verb import doctor
-from heddle.cli.up_verb import up
-from heddle.cli.status_verb import status
-from heddle.cli.inspect_verb import inspect
-from heddle.cli.exec_verb import exec_
-from heddle.cli.launch_verb import launch
+from heddle.cli.tour_verb import demo, tour
+from heddle.cli.machine_verbs import doctor
+from heddle.cli.fabric_verbs import up, status, inspect
+from heddle.cli.exec_verb import exec_, launch
 from heddle.cli.capture_verb import capture
 from heddle.cli.run_verb import run
 from heddle.cli.hashing_verb import hashing
 from heddle.cli.paths_verb import paths
-from heddle.cli.validate_verb import validate
-from heddle.cli.render_verb import render
-from heddle.cli.graph_verb import graph
-from heddle.cli.down_verb import down
-from heddle.cli.dashboard_verb import dashboard
-from heddle.cli.fault_verb import fault
-from heddle.cli.plot_verb import plot
+from heddle.cli.fabric_verbs import validate, render
+from heddle.cli.picture_verbs import graph
+from heddle.cli.fabric_verbs import down
+from heddle.cli.serving_verbs import dashboard
+from heddle.cli.fabric_verbs import fault
+from heddle.cli.picture_verbs import plot
 from heddle.cli.queues_verb import queues
-from heddle.cli.report_verb import compare, report
-from heddle.cli.runs_verb import runs
-from heddle.cli.mcp_verb import mcp
+from heddle.cli.runs_verb import compare, report, runs
+from heddle.cli.serving_verbs import mcp
 from heddle.cli.explain_verb import explain
 from heddle.cli.lab_verb import lab_units
-from heddle.cli.image_verb import image
-from heddle.cli.setup_verb import setup
+from heddle.cli.machine_verbs import image, setup
 from heddle.cli.test_verb import test
 from heddle.cli.vm_verb import vm
-from heddle.cli.bench_verb import bench
-from heddle.cli.lint_verb import lint
+from heddle.cli.checkout_verbs import bench, lint
 from heddle.cli.program import main, typed_to_invoke
 
 typed = typed_to_invoke()

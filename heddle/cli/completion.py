@@ -1,18 +1,23 @@
 """Completion: the candidates for the word under the cursor, and the shells' scripts that request them.
 
 In:  the words typed so far: first the program's name, last the word under the cursor (empty after a space).
-Out: candidates; none for a file or a free word, so that the shell offers files.
+Out: candidates; none for a file or a free word, so that the shell offers files. Values may depend on what is typed: on
+the lab, the fabric or the word itself. An unreadable lab or file offers nothing, because completion cannot show errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric, Node
 
 # The script runs the program that the user types: ./inv is not in PATH.
 SCRIPTS: Final = {
@@ -59,6 +64,7 @@ end
 complete --command inv --no-files --arguments '(__complete_inv)'
 """,
 }
+_FABRIC_FLAGS: Final = ("--fabric", "--predict")
 
 
 def script(shell: str) -> str:
@@ -104,3 +110,180 @@ def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> 
     with suppress(HeddleError):
         return wanted.option.offered(Typed(verb, wanted, before, last))
     return []
+
+
+def collectives(_: Typed) -> list[str]:
+    """Of all patterns."""
+    from heddle.traffic.collectives import patterns
+
+    return list(dict.fromkeys(collective for collective, _ in patterns()))
+
+
+def algorithms(typed: Typed) -> list[str]:
+    """Of the typed collective; for `--help` of all collectives."""
+    from heddle.traffic.collectives import patterns
+
+    wanted = typed.value_of("--collective") or "all-reduce"
+    return list(dict.fromkeys(each for collective, each in patterns() if typed.in_help or collective == wanted))
+
+
+def congestion_controls(_: Typed) -> list[str]:
+    """Those of the endpoints, and none."""
+    from heddle.endpoints.congestion.controlled import CONTROLLERS
+
+    return ["none", *CONTROLLERS]
+
+
+def congestion_settings(_: Typed) -> list[str]:
+    """`NAME=` of every parameter of a congestion control."""
+    from heddle.endpoints.congestion.controlled import CONTROLLERS
+
+    return list(dict.fromkeys(f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables))
+
+
+def admission_settings(_: Typed) -> list[str]:
+    """`NAME=` of every parameter of admission."""
+    from heddle.traffic.admission import ADMISSION_TUNABLES
+
+    return [f"{each.name}=" for each in ADMISSION_TUNABLES]
+
+
+def plans(_: Typed) -> list[str]:
+    """Words for a traffic plan, and names of files in traffic/."""
+    from heddle.forecast.planfile import plan_words, plans
+
+    return [*plan_words(), *plans()]
+
+
+def _labs_named(typed: Typed) -> list[str]:
+    """The lab that is already typed, with its flag or as a word; else all labs."""
+    from heddle.base.state import labs
+
+    known = list(labs())
+    words = typed.before
+    takes_word = any(parameter.word == "lab" for parameter in typed.verb.positionals)
+    for before, word in zip(["", *words], words, strict=False):
+        name = word.removeprefix("--lab=")
+        if name in known and (before == "--lab" or name != word or (takes_word and not before.startswith("-"))):
+            return [name]
+    return known
+
+
+def runs(typed: Typed) -> list[str]:
+    """IDs of the kept runs, and `last`."""
+    from heddle.runs.store import LAST, History
+
+    ids = {each for lab in _labs_named(typed) for each in History.named(lab).ids()}
+    return [*sorted(ids, key=int), LAST] if ids else []
+
+
+def _fabrics_meant(typed: Typed) -> Iterator[Fabric]:
+    """The typed fabric, or the fabrics of the possible labs."""
+    if name := typed.value_of(*_FABRIC_FLAGS):
+        from heddle.fabric.fabricfile import load_fabric
+
+        yield load_fabric(name).fabric
+        return
+    from heddle.base.state import read_record
+    from heddle.lab.opening import reopened
+
+    for lab in _labs_named(typed):
+        with suppress(HeddleError):
+            if record := read_record(lab):
+                yield reopened(record).fabric
+
+
+def nodes(typed: Typed) -> list[str]:
+    """Switches and hosts."""
+    return _further(typed, (node.name for fabric in _fabrics_meant(typed) for node in fabric.nodes))
+
+
+def switches(typed: Typed) -> list[str]:
+    """Switches only."""
+    return _further(typed, (node.name for fabric in _fabrics_meant(typed) for node in fabric.switches))
+
+
+def placements(typed: Typed) -> list[str]:
+    """Words for an order of ranks, and hosts."""
+    hosts = (node.name for fabric in _fabrics_meant(typed) for node in fabric.hosts)
+    return _further(typed, ["block", "cyclic", *hosts])
+
+
+def ports(typed: Typed) -> list[str]:
+    """Nodes; and ports, when only one node matches."""
+    return _with_ports(typed, [node for fabric in _fabrics_meant(typed) for node in fabric.nodes])
+
+
+def nics(typed: Typed) -> list[str]:
+    """Hosts; and NICs, when only one host matches."""
+    return _with_ports(typed, [node for fabric in _fabrics_meant(typed) for node in fabric.hosts])
+
+
+def _with_ports(typed: Typed, nodes: Sequence[Node]) -> list[str]:
+    start, colon, _ = typed.last.rpartition(",")[2].partition(":")
+    meant = [node for node in nodes if (node.name == start if colon else node.name.startswith(start))]
+    ports = [port.ref for node in meant for port in node.ports] if len(meant) == 1 or colon else []
+    return _further(typed, [*([] if colon else (node.name for node in meant)), *ports])
+
+
+def _further(typed: Typed, words: Iterable[str]) -> list[str]:
+    """Each word once, after the words with commas that are already typed."""
+    head, comma, _ = typed.last.rpartition(",")
+    return [f"{head}{comma}{each}" for each in dict.fromkeys(words)]
+
+
+def queue_settings(_: Typed) -> list[str]:
+    """Keys of `queues set`: those that can change in a running lab."""
+    from heddle.lab.thresholds import LIVE
+    from heddle.spec.queuespec import QueuesSpec
+    from heddle.spec.shapes import SHAPES
+    from heddle.spec.wording import paths_of
+
+    words = dict.fromkeys(word for spec in SHAPES.values() for word in spec.levels)
+    paths = [path for path in paths_of(QueuesSpec) if path != "buffer.switch"]  # `buffer` is the same
+    paths += [f"buffer.{word}" for word in words]
+    # A key that has keys below it; but `buffer` also accepts one size for all switches.
+    groups = {path.rpartition(".")[0] for path in paths} - {"buffer"} | {"ecn.classes"}
+    return [f"{path}=" for path in paths if path.startswith(LIVE) and path not in groups]
+
+
+def hash_settings(_: Typed) -> list[str]:
+    """Keys of `hashing --set`: those of routing.hash, and two of routing."""
+    from heddle.spec.routingspec import HashSpec
+    from heddle.spec.wording import paths_of
+
+    return _leaves([*paths_of(HashSpec), "seed", "resilient"])
+
+
+def file_settings(typed: Typed) -> list[str]:
+    """Keys of a fabric file; after `key=` its values, if they are a list of words."""
+    from heddle.spec.shapes import SHAPES
+    from heddle.spec.wording import paths_of
+
+    key, equals, _ = typed.last.partition("=")
+    if equals:
+        return [
+            f"{key}={each}" for each in dict.fromkeys(v for spec in SHAPES.values() for v in _key_values(spec, key))
+        ]
+    return _leaves(dict.fromkeys(path for spec in SHAPES.values() for path in paths_of(spec)))
+
+
+def _leaves(paths: Collection[str]) -> list[str]:
+    """`path=` of the keys without keys below them."""
+    groups = {path.rpartition(".")[0] for path in paths}
+    return [f"{path}=" for path in paths if path not in groups]
+
+
+def _key_values(model: Any, path: str) -> list[str]:
+    """The words that a key of a pydantic model accepts; none for a number or a free text."""
+    first, _, rest = path.partition(".")
+    field = model.model_fields.get(first) if hasattr(model, "model_fields") else None
+    if field is None:
+        return []
+    options = [field.annotation, *typing.get_args(field.annotation)]
+    if rest:
+        return next((found for each in options if (found := _key_values(each, rest))), [])
+    if bool in options:
+        return ["true", "false"]
+    literals = [each for each in options if typing.get_origin(each) is typing.Literal]
+    return [str(word) for each in literals for word in typing.get_args(each)]

@@ -153,11 +153,8 @@ def demo(observer: Observer, show: Callable[[str], None], name: str | None = Non
 def free_name(stem: str) -> str:
     """`demo`, or the first free name of demo2, demo3, ...: a lab of the user is never touched."""
     runtime = get_runtime("netns")
-    return next(name for name in _names(stem) if state.read_record(name) is None and not runtime.exists(name))
-
-
-def _names(stem: str) -> Iterator[str]:
-    return (stem if i == 1 else f"{stem}{i}" for i in count(1))
+    names = (stem if number == 1 else f"{stem}{number}" for number in count(1))
+    return next(name for name in names if state.read_record(name) is None and not runtime.exists(name))
 
 
 @contextmanager

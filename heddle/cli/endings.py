@@ -52,9 +52,9 @@ def ended(work: Callable[[], None], words: Sequence[str], *, as_json: bool) -> i
         return _flushed(end.code if isinstance(end.code, int) else 0)
     except (HeddleError, KeyboardInterrupt) as error:
         return _ended(error, as_json)
-    except FileNotFoundError as error:
-        return _defect(error, words, as_json) if _has_directory() else _no_directory(as_json)
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not _has_directory():
+            return _report("InputError", 2, [_NO_DIRECTORY], as_json)
         return _defect(error, words, as_json)
     return 0
 
@@ -68,10 +68,6 @@ def _open_streams() -> None:
                 os.dup2(fd, number)
                 os.close(fd)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def _no_directory(as_json: bool) -> int:
-    return _report("InputError", 2, [_NO_DIRECTORY], as_json)
 
 
 def _has_directory() -> bool:

@@ -1,4 +1,4 @@
-"""The verb `exec`: run a command in a node, with its output and exit code; or in several nodes."""
+"""The verbs that start programs in nodes: exec (any command, also in several nodes), launch (an RDMA program)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
     def show(done: NodeOutput) -> None:
         head = f"{done.node}:".ljust(width)
         if done.out:
-            out.show(_behind(head, done.out))
+            out.show("\n".join(f"{head} {line}".rstrip() for line in done.out.splitlines()))
         failed = [f"exit code {done.code}"] if done.code else []
         for line in [*done.err.splitlines(), *failed]:
             print(f"{head} {line}".rstrip(), file=sys.stderr)
@@ -110,10 +110,6 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
     if out.json:
         rows = [{"node": r.node, "exit_code": r.code, "stdout": r.out, "stderr": r.err} for r in results]
         out.result({"lab": lab.name, "command": shlex.join(cmd), "exit_code": out.exit_code, "nodes": rows})
-
-
-def _behind(head: str, text: str) -> str:
-    return "\n".join(f"{head} {line}".rstrip() for line in text.splitlines())
 
 
 def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
@@ -151,3 +147,41 @@ def _stdout_to(fd: int) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@verb(
+    help={
+        "client": "the host that runs the client: data of a write or send test flow from it",
+        "server": "the host that runs the server",
+        "cmd": "after --: a program of perftest with its flags, for example -- ib_send_bw -q 4",
+    },
+    rest="cmd",
+    root=True,
+)
+def launch(out: Console, client: str, server: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
+    """Run an RDMA program between two hosts, with soft-RoCE: ./inv launch host1 host3 -- ib_write_bw --tclass=98.
+
+    Heddle makes a device in both hosts, starts the server, and adds the device, the address index and the server's
+    address to the flags. The client's output is unchanged. Programs of perftest are for example ib_write_bw and
+    ib_send_bw (data from the first to the second host) and ib_read_lat (from the second to the first). Traffic class 98
+    puts the data into the lossless class with ECN; without --tclass they are best effort, and the fabric may drop them.
+    The kernel needs soft-RoCE in namespaces: ./inv doctor shows whether it has it, and --place vm has it.
+    """
+    from heddle.base.problems import InputError, Problem
+    from heddle.endpoints.rdma.launching import launch as run
+    from heddle.lab.opening import open_lab
+
+    if not cmd:
+        hint = f"./inv launch {client} {server} -- ib_write_bw"
+        raise InputError(Problem("", f"launch {client} {server}", "has no program", hint))
+    where = open_lab(lab)
+    if not out.json:
+        out.close()
+        out.exit_code = run(where, client, server, cmd, out.observer)
+        return
+    with tempfile.TemporaryFile() as file:
+        out.exit_code = run(where, client, server, cmd, out.observer, file)
+        file.seek(0)
+        printed = file.read().decode(errors="replace")
+    data = {"lab": where.name, "client": client, "server": server, "command": shlex.join(cmd)}
+    out.result({**data, "exit_code": out.exit_code, "stdout": printed})

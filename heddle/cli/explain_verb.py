@@ -73,7 +73,7 @@ def _all() -> str:
     """Every term with its sentence, by topic."""
     wide = max(len(entry.name) for entry in glossary())
     parts = []
-    for topic, entries in by_topic():
+    for topic, entries in groupby(glossary(), key=lambda entry: entry.topic):
         parts += [table([topic.ljust(wide + 2), ""], [(f"  {each.name}", each.says) for each in entries]), ""]
     return "\n".join([*parts, "./inv explain TERM says why a term matters, and which command shows it."])
 
@@ -188,9 +188,3 @@ def _hint(typed: str, wanted: str, keys: Sequence[str]) -> str:
 def _key(name: str) -> str:
     """Letters, digits and `#` only."""
     return re.sub(r"[^a-z0-9#]", "", name.lower())
-
-
-def by_topic() -> Iterator[tuple[str, list[Term]]]:
-    """Topics in the order of the page, with their entries."""
-    for topic, entries in groupby(glossary(), key=lambda entry: entry.topic):
-        yield topic, list(entries)

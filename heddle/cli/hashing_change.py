@@ -24,6 +24,7 @@ from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
 from heddle.fabric.hashmodes import MODES
+from heddle.fabric.naming import split_words
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file, routing_policy
 from heddle.lab import rehash
@@ -119,7 +120,7 @@ def _set(lab: Lab, mode: str, asked: HashingWords) -> None:
 
 def _names(typed: Sequence[str]) -> list[str]:
     """Names of switches: --switch can be repeated, and can have several names with commas."""
-    names = [name.strip() for each in typed for name in each.split(",") if name.strip()]
+    names = list(split_words(typed))
     if typed and not names:  # an empty list must not mean all switches
         raise InputError(Problem("", f"--switch {typed[0]}", "names no switch", f"use --switch {EXAMPLE_SWITCHES}"))
     return names
@@ -142,9 +143,8 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
     typed: list[str] = []
     for text in settings:
         path, equals, value = text.partition("=")
-        key = (
-            path.strip().removeprefix("routing.").removeprefix("hash.")
-        )  # as in the fabric file, or the last word alone
+        # As in the fabric file, or the last word alone.
+        key = path.strip().removeprefix("routing.").removeprefix("hash.")
         if not equals or not key:
             problems.add(
                 where="--set", what=text or "an empty text", why="is not key=value", hint="write --set gap=20ms"
@@ -152,7 +152,9 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
             continue
         first = key.partition(".")[0]
         if first not in _LEGAL:
-            problems.add(where="--set", what=path.strip(), why="is not a key of hashing", hint=_meant(key))
+            mode_hint = "write the mode as a word: ./inv hashing e-ecmp"
+            hint = mode_hint if key == "ecmp" else did_you_mean(key, _LEGAL)
+            problems.add(where="--set", what=path.strip(), why="is not a key of hashing", hint=hint)
             continue
         typed.append(first)
         override(document, f"routing.{key if first in _KEYS else f'hash.{key}'}={value}", problems)
@@ -171,12 +173,6 @@ def _options(fabric: Fabric, mode: str, settings: Sequence[str]) -> tuple[HashOp
             problems.add(where="--set", what=key, why=f"has no effect under {mode}", hint=hint)
     problems.raise_if_any()
     return routing.hash, routing.seed
-
-
-def _meant(key: str) -> str:
-    if key == "ecmp":
-        return "write the mode as a word: ./inv hashing e-ecmp"
-    return did_you_mean(key, _LEGAL)
 
 
 def _tables(lab: Lab, asked: HashingWords) -> tuple[ExactTables, ExactTables]:
@@ -201,14 +197,12 @@ def _tables(lab: Lab, asked: HashingWords) -> tuple[ExactTables, ExactTables]:
 
 def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, Mapping[str, int]]]:
     names = [node.name for node in lab.fabric.switches]
-    unknown = [name for name in switches if name not in names]
-    if unknown:
-        raise InputError(
-            *(
-                Problem("--switch", each, f"is not a switch of {lab.name}", did_you_mean(each, names))
-                for each in unknown
-            )
-        )
+    problems = Problems()
+    for each in switches:
+        if each not in names:
+            why = f"is not a switch of {lab.name}"
+            problems.add(where="--switch", what=each, why=why, hint=did_you_mean(each, names))
+    problems.raise_if_any()
     now = lab.snapshot(LabPart.HASHING, switches or names)
     return [(now.hashing[name], now.statistics[name]) for name in switches or names]
 
@@ -345,10 +339,6 @@ def _yaml_rows(document: Document, path: str) -> list[Row]:
             why = f"does not have the keys {', '.join(COLUMNS)}"
             problems.add(where=place, what=f"entries[{index}]", why=why, hint=hint)
             continue
-        rows.append((place, [_word(entry[column]) for column in COLUMNS]))
+        rows.append((place, [str(entry[column]).strip() for column in COLUMNS]))
     problems.raise_if_any()
     return rows
-
-
-def _word(value: Any) -> str:
-    return str(value).strip()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from heddle.cli import offers
+from heddle.cli import completion
 from heddle.cli.argv import Option, Options
 from heddle.spec.impairments import KINDS
 
@@ -31,18 +31,20 @@ SHARED: Final[Mapping[str, Option]] = {
         "heddle.render.dialects:MGMTS",
     ),
     "mode": Option(values="heddle.fabric.hashmodes:MODES", listed="one of"),
-    "node": Option(values=offers.nodes),
-    "port": Option(values=offers.ports),
-    "run": Option("ID or number of a run (./inv runs lists them), or last (default: last)", offers.runs, value="ID"),
+    "node": Option(values=completion.nodes),
+    "port": Option(values=completion.ports),
+    "run": Option(
+        "ID or number of a run (./inv runs lists them), or last (default: last)", completion.runs, value="ID"
+    ),
     "runtime": Option(
         "where nodes run: netns (namespaces) or containerlab (containers)", "heddle.runtimes.registry:RUNTIMES"
     ),
     "set": Option(
         "set a key of the fabric file, for example routing.ecmp=flow; can be repeated",
-        offers.file_settings,
+        completion.file_settings,
         value="PATH=VALUE",
     ),
-    "switch": Option(values=offers.switches),
+    "switch": Option(values=completion.switches),
     "timeout": Option(value="N"),
 }
 _FABRIC, _LAB, _RUN_ID, _RUNTIME, _SET = (SHARED[name].help for name in ("fabric", "lab", "run", "runtime", "set"))
@@ -69,7 +71,7 @@ HASHING: Final[Options] = {
     "switch": "these switches only: rtsw1,ctsw2; can be repeated",
     "set": Option(
         "set a key of routing.hash, or seed or resilient: gap=20ms, udf.bytes=2; can be repeated",
-        offers.hash_settings,
+        completion.hash_settings,
         value="PATH=VALUE",
     ),
     "table": Option(
@@ -108,7 +110,7 @@ PATHS: Final[Options] = {
     "now": "the paths that the run's QPs would take now, and how many have moved",
     "all": "show every QP, not only 16",
     "qp": Option("these QPs only: 17, 0x11, 17-20, or several with commas; can be repeated", value="N"),
-    "host": Option("only QPs from or to these: host1, host1:eth2, 'host*'; can be repeated", offers.nics),
+    "host": Option("only QPs from or to these: host1, host1:eth2, 'host*'; can be repeated", completion.nics),
     "port": "only QPs that use the link of these ports, in either direction: rtsw1:eth1, or rtsw1; can be repeated",
     "predict": replace(
         SHARED["fabric"], help=f"predict the loads of a fabric without a lab: {_FABRIC}", value="FABRIC"
@@ -116,21 +118,23 @@ PATHS: Final[Options] = {
     "plan": Option(
         "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word: a collective, ring, "
         "permutation, shift:N, incast:N; keys can follow: ring,qps=16",
-        offers.plans,
+        completion.plans,
     ),
     "set": f"{_SET} (with --predict)",
     "mode": "hashing mode of the first rows and tables (default: that of the fabric file)",
     "trials": "number of other sets of hash seeds, for mean, p5 and p95",
-    "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", offers.ports),
-    "drain": Option("switches that are drained by BGP: ctsw1", offers.switches),
+    "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", completion.ports),
+    "drain": Option("switches that are drained by BGP: ctsw1", completion.switches),
     "csv": Option("write one line per link to this file", value=_FILE),
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
 }
 
 QUEUES: Final[Options] = {
-    "action": Option("set: change thresholds of a running lab; reset: set all counters to 0", ("set", "reset")),
+    "action": Option(
+        "set: change thresholds of a running lab; reset: set all counters to 0", "heddle.cli.queues_verb:ACTIONS"
+    ),
     "setting": Option(
-        "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", offers.queue_settings
+        "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", completion.queue_settings
     ),
     "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; can be repeated",
     "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; can be repeated",
@@ -165,14 +169,14 @@ LAB_UNITS: Final[Options] = {
 }
 
 PLOT: Final[Options] = {
-    "what": Option("what to draw: queues (their depth over time)", "heddle.cli.plot_verb:WHATS"),
+    "what": Option("what to draw: queues (their depth over time)", "heddle.cli.picture_verbs:WHATS"),
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
     "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",
 }
 
 VM: Final[Options] = {
-    "action": Option("up, status, ssh, down or build (the image only)", ("up", "status", "ssh", "down", "build")),
+    "action": Option("up, status, ssh, down or build (the image only)", "heddle.cli.vm_verb:ACTIONS"),
     "command": "with ssh: the command to run in the VM; without it, a shell",
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
     "memory": "MiB of the VM",
@@ -194,30 +198,32 @@ CAPTURE: Final[Options] = {
 
 RUNS: Final[Options] = {
     "lab": "runs of this lab (default: of all labs)",
-    "remove": Option("remove a run by its ID or number; can be repeated", offers.runs, value="ID"),
+    "remove": Option("remove a run by its ID or number; can be repeated", completion.runs, value="ID"),
 }
 
 _LAB_OF_RUNS: Final = "whose runs, up or not; not needed while only one lab has runs"
 REPORT: Final[Options] = {
     "runs": Option(
         "which runs: IDs or numbers that ./inv runs lists, last, LAB:ID, or directories; otherwise the last",
-        offers.runs,
+        completion.runs,
     ),
     "out": "file to write to (also -o); otherwise report-RUN.html here",
     "lab": _LAB_OF_RUNS,
 }
 
 COMPARE: Final[Options] = {
-    "a": Option("a run: an ID or number that ./inv runs lists, last, LAB:ID, or the directory of a run", offers.runs),
-    "b": Option("the run to compare with it", offers.runs),
+    "a": Option(
+        "a run: an ID or number that ./inv runs lists, last, LAB:ID, or the directory of a run", completion.runs
+    ),
+    "b": Option("the run to compare with it", completion.runs),
     "report": "write the comparison and both runs as an HTML file",
     "out": "the HTML file (also -o); otherwise compare-A-B.html here",
     "lab": _LAB_OF_RUNS,
 }
 
 RUN: Final[Options] = {
-    "collective": Option("the collective (incast: all ranks send to rank 0)", offers.collectives, listed="one of"),
-    "algorithm": Option("the algorithm (default: the collective's first)", offers.algorithms, listed="one of"),
+    "collective": Option("the collective (incast: all ranks send to rank 0)", completion.collectives, listed="one of"),
+    "algorithm": Option("the algorithm (default: the collective's first)", completion.algorithms, listed="one of"),
     "ranks": "number of ranks (default: one per NIC)",
     "size": "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
     "qps": "queue pairs per connection",
@@ -235,7 +241,7 @@ RUN: Final[Options] = {
     "chunk": "bytes per message",
     "window": "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
     "timeout": "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)",
-    "placement": Option("placement of ranks on hosts: block, cyclic, or host names with commas", offers.placements),
+    "placement": Option("placement of ranks on hosts: block, cyclic, or host names with commas", completion.placements),
     "split": Option(
         "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
         ("auto",),
@@ -259,11 +265,11 @@ RUN: Final[Options] = {
     ),
     "cc": Option(
         "congestion control: none, dcqcn (as --dcqcn on), or swift (a window that follows delay and CNPs)",
-        offers.congestion_controls,
+        completion.congestion_controls,
     ),
     "cc_set": Option(
         "parameter of the congestion control in hardware units, NAME=NUMBER; can be repeated",
-        offers.congestion_settings,
+        completion.congestion_settings,
     ),
     "admission": Option(
         "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", ("on", "off")
@@ -271,7 +277,7 @@ RUN: Final[Options] = {
     "cts_class": Option("traffic class of CTS packets: control or data", ("control", "data")),
     "admission_set": Option(
         "parameter of admission, NAME=NUMBER: channels, buffsize, steps, cts_timeout; can be repeated",
-        offers.admission_settings,
+        completion.admission_settings,
     ),
     "slow": "HOST=PERCENT: its ranks process data at this share of their NIC's rate; can be repeated",
     "fault": "PORT,KIND=VALUE: fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",

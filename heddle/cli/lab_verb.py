@@ -67,7 +67,8 @@ def lab_units(
 
     match action:
         case "list":
-            units.list_units(out)
+            rows = units.listed_units()
+            out.result({"labs": [row.to_json() for row in rows]}, units.list_text(rows))
         case "start":
             units.start_unit(out, what, runtime or "netns", name or "", fresh=fresh, yes=yes)
         case "check":

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.forecast.result import Prediction
     from heddle.proof.selection import QpSelection
-    from heddle.proof.verdict import PathsResult
-    from heddle.runs.stored import StoredRun
 
 # Parameters that are for a prediction only.
 PREDICTIVE: Final = ("plan", "set_", "mode", "trials", "down", "drain", "csv", "heatmap")
@@ -124,8 +122,8 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
     from heddle.lab.opening import open_lab
     from heddle.runs import moved
     from heddle.runs.lookup import load
+    from heddle.views.linkloads import describe_run
     from heddle.views.pathstext import now_text, paths_text
-    from heddle.views.usage import describe_run
 
     where = open_lab(lab)
     chosen = shown.selection(where.fabric)
@@ -137,15 +135,11 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
         result = stored.needed(stored.proof)
         data, text = result.to_json(), paths_text(result, chosen, **shown.rows)
     which = f"run {stored.id}: {describe_run(stored.record.header)}"
-    out.result(_document(data, stored, result, chosen), f"{text}\n\n{which}")
-    out.exit_code = 0 if result.agree else 1
-
-
-def _document(data: dict[str, Any], found: StoredRun, result: PathsResult, chosen: QpSelection) -> dict[str, Any]:
-    """The JSON document with the run's ID, the filter, and the rows of `flows` that match it."""
     flows = [row for row, wanted in zip(data["flows"], chosen.mask(result), strict=True) if wanted]
-    shown = {"flows": len(flows), "of": len(data["flows"])}
-    return {"run_id": found.id, **data, "flows": flows, "shown": shown, "filter": chosen.to_json()}
+    count = {"flows": len(flows), "of": len(data["flows"])}
+    document = {"run_id": stored.id, **data, "flows": flows, "shown": count, "filter": chosen.to_json()}
+    out.result(document, f"{text}\n\n{which}")
+    out.exit_code = 0 if result.agree else 1
 
 
 def wants_prediction(
@@ -231,11 +225,13 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
 
 def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """The words of a flag that was repeated, or that has several words with commas."""
-    if typed and not any(word.strip() for each in typed for word in each.split(",")):
-        raise InputError(
-            Problem("", f"{flag} {typed[0]}", "names nothing", f"for example {flag} {words.EXAMPLE_SWITCH}")
-        )
-    return tuple(dict.fromkeys(word.strip() for each in typed for word in each.split(",") if word.strip()))
+    from heddle.fabric.naming import split_words
+
+    found = split_words(typed)
+    if typed and not found:
+        hint = f"for example {flag} {words.EXAMPLE_SWITCH}"
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", hint))
+    return found
 
 
 def _mode(typed: str | None) -> str | None:

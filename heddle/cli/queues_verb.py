@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
+from heddle.base.problems import HeddleError, InputError, Problem, Problems, did_you_mean
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heddle.lab.queues import QueueRow, QueuesResult, QueueWatch, SwitchRow
 
 _SHORTEST, _LONGEST = 0.1, 60.0  # seconds between two readings of --watch
-_ACTIONS: Final = ("set", "reset")
+ACTIONS: Final = ("set", "reset")
 
 
 @verb(
@@ -53,8 +53,8 @@ def queues(
     """
     from heddle.lab.opening import open_lab
 
-    if action is not None and action not in _ACTIONS:
-        near = did_you_mean(action, _ACTIONS)
+    if action is not None and action not in ACTIONS:
+        near = did_you_mean(action, ACTIONS)
         hint = near if near.startswith("did") else f"set, reset, or ./inv queues --lab {action}"
         raise InputError(Problem("", f"queues {action}", "is not an action of queues", hint))
     where = open_lab(lab)
@@ -115,7 +115,9 @@ def matching(port: Sequence[str], class_: Sequence[str]) -> Callable[[str, int],
 
 
 def _split(typed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name.strip() for each in typed for name in each.split(",") if name.strip())
+    from heddle.fabric.naming import split_words
+
+    return split_words(typed)
 
 
 def _wanted(lab: Lab, switch: Sequence[str], port: Sequence[str], class_: Sequence[str], every: bool) -> RowFilter:
@@ -188,22 +190,17 @@ def _show(out: Console, lab: Lab, wanted: RowFilter) -> None:
 def _check_watch(out: Console, every: float, seconds: float) -> None:
     from heddle.lab.capture import MOST_SECONDS
 
-    problems = []
+    problems = Problems()
     if out.json:
         hint = "./inv queues --format json prints one reading"
-        problems.append(Problem("", "--watch and --format json", "exclude each other", hint))
+        problems.add(where="", what="--watch and --format json", why="exclude each other", hint=hint)
     if not _SHORTEST <= every <= _LONGEST:
-        problems.append(
-            Problem(
-                "", f"--every {every:g}", f"is outside {_SHORTEST:g} to {_LONGEST:g} seconds", "for example --every 1"
-            )
-        )
+        why = f"is outside {_SHORTEST:g} to {_LONGEST:g} seconds"
+        problems.add(where="", what=f"--every {every:g}", why=why, hint="for example --every 1")
     if not 0 < seconds <= MOST_SECONDS:
-        problems.append(
-            Problem("", f"--seconds {seconds:g}", f"is outside 0 to {MOST_SECONDS:g}", "for example --seconds 60")
-        )
-    if problems:
-        raise InputError(*problems)
+        why = f"is outside 0 to {MOST_SECONDS:g}"
+        problems.add(where="", what=f"--seconds {seconds:g}", why=why, hint="for example --seconds 60")
+    problems.raise_if_any()
 
 
 def _watch(out: Console, lab: Lab, wanted: RowFilter, every: float, seconds: float) -> None:

@@ -1,14 +1,21 @@
-"""The verb `runs`: list the kept runs of labs, and remove some."""
+"""The verbs about stored runs: runs (list, remove), report (runs as one HTML file), compare (two runs)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from heddle.base.extras import REPORT
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from heddle.runs.compare import Comparison
+    from heddle.runs.stored import Stored, StoredRun
 
 
 @verb(
@@ -50,3 +57,103 @@ def _one(names: Sequence[str]) -> str:
         hint = f"name one of them: ./inv runs {names[0]} --remove ..."
         raise InputError(Problem("", "--remove", f"needs a LAB, because there are {', '.join(names)}", hint))
     return names[0]
+
+
+@verb(
+    help=words.REPORT,
+    positional=["runs"],
+    extras=[REPORT],
+    files_out=["out_"],
+    endings_here=[".html"],
+    tool=Tool(
+        "Write stored runs as one HTML file for the user: fabric, results, queues, paths, parameters. Without runs, "
+        "the last one. `report` of the result is the path of the file.",
+        changes=True,
+    ),
+)
+def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab: str | None = None) -> None:
+    """Write runs as one HTML file: fabric, results, queues, paths, every parameter, the commands to reproduce them.
+
+    ./inv report writes the last run; ./inv report 3 5 -o both.html writes two. The lab need not be up, and the file
+    needs no network. A directory of a run that was copied elsewhere can be named too. docs/report.md describes it.
+    """
+    from heddle.runs.lookup import open_runs
+
+    found = open_runs(runs, lab)
+    name = out_ or f"report-{'-'.join(_short_name(run, found) for run in found[:4])}.html"
+    size = _write(found, None, name)
+    rows = [
+        {"run_id": run.id, "lab": run.record.header.lab, "path": str(run.path), "missing": _missing(run)}
+        for run in found
+    ]
+    missing = [f"run {run.id}: {text}" for run in found for text in _missing(run)]
+    data = {"report": name, "bytes": size, "runs": rows, "missing": missing}
+    lines = [f"wrote {name}: {format_bytes(size)}, {_named(found)}", *(f"missing: {each}" for each in missing)]
+    out.result(data, "\n".join(lines))
+
+
+@verb(
+    help=words.COMPARE,
+    extras=lambda typed: [REPORT] if typed["report"] or typed["out_"] else [],
+    files_out=["out_"],
+    endings_here=[".html"],
+    tool=Tool(
+        "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
+        "whether noise explains each difference.",
+        without=("report",),
+    ),
+)
+def compare(
+    out: Console, a: str, b: str, report: bool = False, out_: str | None = None, lab: str | None = None
+) -> None:
+    """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
+
+    ./inv compare 3 5 compares two runs of a lab; ./inv compare zone:3 tiny:2 those of two labs. With --report the
+    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged.
+    """
+    from heddle.runs.compare import compare as compare_runs
+    from heddle.runs.lookup import open_runs
+    from heddle.views.runstext import compare_text
+
+    pair = open_runs([a, b], lab)
+    if len(pair) == 1:
+        why = f"are both run {pair[0].id} of lab {pair[0].lab}"
+        raise InputError(Problem("", f"{a} and {b}", why, "name two runs; ./inv runs lists them"))
+    found = compare_runs(*pair)
+    data, text = found.to_json(), compare_text(found)
+    if report or out_:
+        name = out_ or f"compare-{'-'.join(_short_name(run, pair) for run in pair)}.html"
+        size = _write(pair, found, name)
+        data |= {"report": name, "bytes": size}
+        text += f"\n\nwrote {name}: {format_bytes(size)}, the comparison and {_named(pair)}"
+    out.result(data, text)
+
+
+def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:
+    """Write the page; its bytes."""
+    from heddle.base.files import real
+    from heddle.views.graph import write_file
+    from heddle.views.report.page import report_html
+
+    content = report_html(runs, comparison).encode()
+    write_file(real(name), content, name)
+    return len(content)
+
+
+def _short_name(run: StoredRun, among: Sequence[StoredRun]) -> str:
+    """The ID; with the lab where there are several."""
+    labs = {each.record.header.lab for each in among}
+    return run.name if len(labs) > 1 else run.id
+
+
+def _named(runs: Sequence[StoredRun]) -> str:
+    names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _missing(run: StoredRun) -> list[str]:
+    """What the run does not carry, each with its reason."""
+    parts: dict[str, Stored[Any]] = {
+        "drawing": run.fabric, "paths": run.proof, "queues": run.recorded, "versions and machine": run.surroundings,
+    }  # fmt: skip
+    return [f"{name}: {part.why}" for name, part in parts.items() if part.why]

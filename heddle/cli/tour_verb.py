@@ -1,5 +1,6 @@
-"""`./inv tour`: the main job in seven commands, each explained before it runs and discussed after it.
+"""The verbs for newcomers: demo (demo.py has what it runs), and tour.
 
+`./inv tour` is the main job in seven commands, each explained before it runs and discussed after it.
 In:  a terminal (Enter goes on, q ends), or --yes.
 Out: what the commands print, with explanations between. Each command is this program, started as a user would start
 it. The lab has a name of its own, and is taken down however the tour ends.
@@ -33,6 +34,24 @@ _WIDEST: Final = 80
 _TABLES: Final = 118  # columns of the table of `run`
 _END_S: Final = 60.0  # for a command to end after Ctrl-C: `up` and `run` put things in order first
 _RUN: Final = "run --lab LAB --qps 16 --placement cyclic --sport fixed --iters 3"
+_NEXT: Final = (
+    "Next: `./inv up zone` starts a larger fabric, `./inv queues --watch` shows its queues while a run goes on, and "
+    f"`./inv capture {EXAMPLE_PORT}` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
+)
+
+
+@verb(packages=packages.FABRIC, root=True)
+def demo(out: Console) -> None:
+    """Show Heddle in a minute: a fabric, three all-reduces, and the proof of every path.
+
+    The same ring all-reduce runs with ECMP and 1 QP, with ECMP and 16 QPs, and with E-ECMP and 16 QPs. The lab is
+    taken down at the end.
+    """
+    from heddle.cli.demo import demo as run_demo
+
+    result = run_demo(out.observer, out.show)
+    out.result(result.to_json(), result.text())
+    out.fail(*result.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +123,6 @@ STEPS: Final = (
         "This removes every namespace, process and file of this lab, and its runs with it.",
         "Nothing of the tour is left on this machine.",
     ),
-)
-_NEXT: Final = (
-    "Next: `./inv up zone` starts a larger fabric, `./inv queues --watch` shows its queues while a run goes on, and "
-    f"`./inv capture {EXAMPLE_PORT}` its packets. `./inv --help` lists all verbs, `./inv VERB --help` has examples."
 )
 
 

@@ -37,12 +37,6 @@ class ListedUnit:
         }  # fmt: skip
 
 
-def list_units(out: Console) -> None:
-    """`lab list`."""
-    rows = listed_units()
-    out.result({"labs": [row.to_json() for row in rows]}, list_text(rows))
-
-
 def listed_units() -> list[ListedUnit]:
     """Every unit, and those that come later, by number. A unit with a wrong file is in the list, as broken."""
     running = life.running_unit()

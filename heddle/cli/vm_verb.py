@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heddle.places.vm.guest import Guest
     from heddle.places.vm.image import VmImage
 
-_ACTIONS: Final = ("up", "status", "ssh", "down", "build")
+ACTIONS: Final = ("up", "status", "ssh", "down", "build")
 _BOOTS: Final = ("up", "ssh")
 
 
@@ -67,8 +67,8 @@ def vm(
     from heddle.base.problems import InputError, Problem, did_you_mean
     from heddle.places.vm.kernels import kernel_named
 
-    if action not in _ACTIONS:
-        raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, _ACTIONS)))
+    if action not in ACTIONS:
+        raise InputError(Problem("", f"vm {action[:60]}", "is not an action of vm", did_you_mean(action, ACTIONS)))
     if command and action != "ssh":
         hint = f"use ./inv vm ssh -- {command[0][:60]} to run a command in the VM"
         raise InputError(Problem("", " ".join(command)[:60], f"is not an argument of vm {action}", hint))
@@ -91,7 +91,7 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
     from heddle.base.problems import InputError, Problem, Problems
     from heddle.places.vm import guest as guests
     from heddle.places.vm.image import ensure_image
-    from heddle.places.vm.kernels import DEFAULT, kernel_named
+    from heddle.places.vm.kernels import DEFAULT, kernel_named, place_name
 
     problems = Problems()
     for flag, value, least in (("--memory", memory, guests.LEAST_MEMORY), ("--cpus", cpus, 0), ("--idle", idle, 0)):
@@ -107,7 +107,8 @@ def _up(out: Console, kernel: str, memory: int, cpus: int, idle: int, *, rebuild
         ensure_image(chosen, out.observer, fresh=True)
     found = guests.ensure_guest(chosen, out.observer, guests.default_hardware(memory, cpus, idle))
     said = ["it ran already, so its hardware is unchanged"] if running is not None else []
-    out.result({"guest": found.to_json()}, "\n".join([_line(found), *said, _next(found)]))
+    more = f"next: ./inv up tiny --place {place_name(found.kernel)}; ./inv vm ssh; ./inv vm down"
+    out.result({"guest": found.to_json()}, "\n".join([_line(found), *said, more]))
 
 
 def _status(out: Console) -> None:
@@ -191,9 +192,3 @@ def _line(guest: Guest) -> str:
 
 def _image_line(image: VmImage) -> str:
     return f"image {image.name}: Linux {image.release}, {image.bytes_used / 1e9:.1f} GB, {image.path}"
-
-
-def _next(guest: Guest) -> str:
-    from heddle.places.vm.kernels import place_name
-
-    return f"next: ./inv up tiny --place {place_name(guest.kernel)}; ./inv vm ssh; ./inv vm down"

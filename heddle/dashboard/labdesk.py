@@ -30,7 +30,6 @@ from heddle.lab.opening import check_version, open_lab
 from heddle.lab.queues import rows_of_port
 from heddle.predict.spread import ports_of
 from heddle.runs import lookup
-from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 
 if TYPE_CHECKING:
@@ -239,7 +238,8 @@ class LabDesk:
                 with closing(LiveSource(open_lab(name))) as source:
                     reading = source.read(every=True)
                 self._scraped[name] = self._scraped.get(name, 0) + 1
-            run = _last_run(source)
+            kept = History.of(source.lab).newest(1)
+            run = next((each.record for each in kept if not each.damage and each.record.outcome), None)
         except (HeddleError, OSError):
             reading = None  # heddle_lab_up is 0
         readings = self._scraped.get(name, 0) + (watch.readings if watch else 0)
@@ -255,11 +255,6 @@ class _Once(Collector):
     def collect(self) -> list[Metric]:
         """All of them."""
         return self._made
-
-
-def _last_run(source: LiveSource) -> RunRecord | None:
-    history = History.of(source.lab)
-    return next((each.record for each in history.newest(1) if not each.damage and each.record.outcome), None)
 
 
 def _described(name: str) -> dict[str, str]:

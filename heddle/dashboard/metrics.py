@@ -24,7 +24,6 @@ from heddle.switch.pfc import control as pfc
 
 if TYPE_CHECKING:
     from heddle.base.arrays import I64
-    from heddle.fabric.model import Port
     from heddle.runs.runrecord import RunRecord
 
 _LAB: Final = ("lab",)
@@ -220,16 +219,16 @@ def _add_queues(made: _Families, source: LiveSource, now: LiveReading, counters:
     grown = counters.of(lab, names, {name: now.columns[name] for name in COUNTERS})
     tables: list[tuple[MetricSpec, I64, int]] = [(spec, now.columns[name], 1) for name, spec in LEVELS.items()]
     tables += [(spec, grown[name], unit) for name, (spec, unit) in COUNTERS.items()]
-    rows = [(row, labels) for row, labels in _queue_labels(lab, source.ports, source)]
+    rows = list(_queue_labels(lab, source))
     at = np.array([row for row, _ in rows])
     for spec, values, unit in tables:
         for (_, labels), value in zip(rows, values[at].tolist(), strict=True):
             made.add(spec, labels, value / unit if unit != 1 else value)
 
 
-def _queue_labels(lab: str, ports: Sequence[Port], source: LiveSource) -> Iterator[tuple[int, list[str]]]:
+def _queue_labels(lab: str, source: LiveSource) -> Iterator[tuple[int, list[str]]]:
     """Row and labels of every queue whose class is in use."""
-    for number, port in enumerate(ports, 1):
+    for number, port in enumerate(source.ports, 1):
         for traffic_class, policy in enumerate(source.policies[port.node, port.name]):
             if policy.kind != "unused":
                 yield number * CLASSES + traffic_class, [lab, port.node, port.name, str(traffic_class)]

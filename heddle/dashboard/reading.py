@@ -84,7 +84,6 @@ class LiveSource:
         self.lab = lab
         self.ports = tuple(port for _, port in numbered_ports(lab.fabric))  # port id N is at N - 1
         self.policies = wanted_policies(lab)
-        self.readings = 0
         self._queues = LabQueues.pinned(lab.fabric)
         self._switches = [node.name for node in lab.fabric.switches]
         self._known: dict[str, NodeSnapshot] = {}
@@ -102,7 +101,6 @@ class LiveSource:
         asked = self._switches if every or not self._known else self._next(cut)
         self._known |= self.lab.snapshot(SLOW_PARTS, asked).nodes
         self._cut = cut
-        self.readings += 1
         nodes = {name: self._known[name] for name in self._switches}
         return LiveReading(when, queues, cut, Snapshot(self.lab.name, SLOW_PARTS, nodes))
 
@@ -166,7 +164,8 @@ class PortFigures:
         seconds = after.seconds_since(before)
         rates = np.array([1, *(max(1, port.rate_bps) for port in ports)], np.float64)
         use = counts["bytes"] * 8 / rates / seconds if seconds > 0 else np.zeros(len(rates))
-        down = down_ports_of(ports, after)
+        dead = after.slow.down  # at whichever end a link was taken down
+        down = np.array([0, *(int(port.ref in dead or port.peer_ref in dead) for port in ports)], np.int64)
         flags = (
             (by_port["paused"] > 0).any(axis=1) * PortFlag.PAUSED | down * PortFlag.DOWN
             | (counts["marks"] > 0) * PortFlag.MARKED | (counts["dropped"] > 0) * PortFlag.DROPPED
@@ -180,12 +179,6 @@ class PortFigures:
         table = np.stack([np.rint(self.use * 1000).astype(np.int64), self.depth, self.high_water, self.flags], axis=1)
         rows: list[list[int]] = table.tolist()
         return rows
-
-
-def down_ports_of(ports: Sequence[Port], now: LiveReading) -> I64:
-    """By port id, 1 for a port whose link carries nothing, at whichever end it was taken down."""
-    dead = now.slow.down
-    return np.array([0, *(int(port.ref in dead or port.peer_ref in dead) for port in ports)], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

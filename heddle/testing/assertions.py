@@ -7,11 +7,11 @@ Limits are inclusive: `assert_mmr_below(paths, 1.5)` passes for 1.5.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from heddle.base.problems import CheckError, Problem
-from heddle.testing.failuretext import ROWS, failed, host_cpu, many, rest, run_text
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -19,9 +19,51 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
     from heddle.runs.results import RunResult
 
+_WIDTH: Final = 96
+_INDENT: Final = " " * 10
+ROWS: Final = 6  # of a table in a message
 _PATHS: Final = "./inv paths shows all queue pairs; pytest --heddle-keep leaves the lab up for it"
 _QUEUES: Final = "./inv queues --all shows all ports; pytest --heddle-keep leaves the lab up for it"
 _STATUS: Final = "./inv validate checks the whole lab; pytest --heddle-keep leaves the lab up for it"
+
+
+def failed(claim: str, *, expected: str, observed: str, where: Sequence[str] = (), more: str = "") -> NoReturn:
+    """Raise AssertionError. claim: what is wrong, in one line. where: lines that are kept as they are."""
+    __tracebackhide__ = True
+    lines = [claim, *_field("expected", expected), *_field("observed", observed)]
+    for number, line in enumerate(where):
+        lines.append(f"{'where' if not number else '':<10}{line}".rstrip())
+    if more:
+        # A problem's text names the program as the user started it.
+        lines += _field("more", str(Problem("", more, "")))
+    raise AssertionError("\n".join(lines))
+
+
+def _field(name: str, text: str) -> list[str]:
+    wrapped = textwrap.wrap(text, _WIDTH - len(_INDENT), break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{name if not number else '':<10}{line}" for number, line in enumerate(wrapped)]
+
+
+def rest(count: int, word: str) -> list[str]:
+    """`and 3 more queues`, when a table shows only some."""
+    return [f"and {many(count, f'more {word}')}"] if count > 0 else []
+
+
+def many(count: int, word: str) -> str:
+    """`1 queue`, `1,200 switches`."""
+    return f"{count:,} {word}{'es' if word.endswith(('s', 'ch')) else 's'}" if count != 1 else f"1 {word}"
+
+
+def run_text(result: RunResult) -> str:
+    """`run 0002 of lab t1: all-reduce, 4 ranks, 16 QPs`."""
+    o = result.options
+    what = f"{o.collective}, {len(result.endpoints)} ranks, {many(o.qps, 'QP')}"
+    return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
+
+
+def host_cpu(result: RunResult) -> str:
+    """A sentence for observations that the host CPU may explain; empty when it was not the bottleneck."""
+    return "; the host CPU was the bottleneck, so do not trust this figure" if result.machine.limited else ""
 
 
 def assert_paths_agree(paths: PathsResult) -> None:
@@ -96,10 +138,11 @@ def _lossless_run(result: RunResult) -> None:
     if result.machine.socket_drops:
         drops["host sockets"] = result.machine.socket_drops
     if drops:
+        causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
         failed(
             "packets were dropped during the run",
             expected="no drop",
-            observed=f"{many(sum(drops.values()), 'packet')}: " + _counts(drops),
+            observed=f"{many(sum(drops.values()), 'packet')}: {causes}",
             where=[run_text(result)],
             more=_QUEUES,
         )
@@ -292,7 +335,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], word: str) -> l
     from heddle.base.tables import table
 
     return [*table(header, rows[:ROWS], width=1 << 16).splitlines(), *rest(len(rows) - ROWS, word)]
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {cause}" for cause, count in counts.items())

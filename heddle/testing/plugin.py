@@ -99,7 +99,7 @@ def _marker_problems(session: HeddleSession, item: pytest.Item | pytest.Collecto
         return ()
     if _replaced_at(item) and item.get_closest_marker("fabric") is None:
         return ()  # the user's own fixture may need none
-    if _replaced_at(item) and "heddle_lab" not in _argnames(item):
+    if _replaced_at(item) and "heddle_lab" not in _definitions(item)[-1].argnames:
         return ()  # and its marker may be another one
     try:
         session.request(item)
@@ -111,10 +111,6 @@ def _marker_problems(session: HeddleSession, item: pytest.Item | pytest.Collecto
 def _definitions(item: pytest.Function) -> list[Any]:
     """pytest's definitions of heddle_lab for a test; the last one counts."""
     return list(item._fixtureinfo.name2fixturedefs.get("heddle_lab", ()))
-
-
-def _argnames(item: pytest.Function) -> tuple[str, ...]:
-    return tuple(_definitions(item)[-1].argnames)
 
 
 def _replaced_at(item: pytest.Function) -> str:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.problems import HeddleError
 from heddle.testing import claims
 from heddle.testing.fabricmarker import FabricRequest
-from heddle.testing.labprocesses import LabProcess, processes_of
-from heddle.testing.reset import ResetResult, lost_parts, reset
+from heddle.testing.reset import LabProcess, ResetResult, lost_parts, processes_of, reset
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric

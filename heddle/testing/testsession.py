@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import pytest
 
 from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.testing.assertions import run_text
 from heddle.testing.fabricmarker import EXAMPLE, FabricRequest, request_of
-from heddle.testing.failuretext import run_text
 from heddle.testing.pool import LeftoverWarning, Pool
 from heddle.testing.reset import ResetResult
 from heddle.testing.stopsignals import StopSignals
@@ -108,8 +108,9 @@ class HeddleSession:
         item.stash[LAB_OF_TEST] = LabOfTest(lab, request.title)
         capture = None
         try:
-            with _problems_fail():
-                capture = self._capture(lab, item)
+            if self.pcap is not None:
+                with _problems_fail():
+                    capture = PortsCapture(lab, file_of(self.pcap, item.nodeid)).__enter__()
             yield lab
         finally:
             failed = item.stash.get(FAILED, False)
@@ -126,11 +127,6 @@ class HeddleSession:
             pytest.fail(f"this machine cannot run the test: {reason}", pytrace=False)
         if reason:
             raise pytest.skip.Exception(reason, _use_item_location=True)
-
-    def _capture(self, lab: Lab, item: pytest.Item) -> PortsCapture | None:
-        if self.pcap is None:
-            return None
-        return PortsCapture(lab, file_of(self.pcap, item.nodeid)).__enter__()
 
     def _end_capture(self, capture: PortsCapture, item: pytest.Item, *, failed: bool) -> None:
         capture.failed = failed

@@ -31,9 +31,8 @@ def _pathless(result: Prediction) -> Iterator[str]:
     if result.unreachable:
         some = ", ".join(result.named)
         count, total = result.unreachable, result.traffic.connections.flows
-        yield from _wrapped(
-            f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{', ...' * _more(result)}"
-        )
+        more = ", ..." if count > len(result.named) * result.traffic.connections.each else ""
+        yield from _wrapped(f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{more}")
 
 
 def _head(result: Prediction) -> Iterator[str]:
@@ -49,7 +48,8 @@ def _head(result: Prediction) -> Iterator[str]:
     some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
     sprayed = f" of {count.sports} source ports" if count.sports > 1 else ""
     flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}{sprayed}"
-    placed = f"{len(result.traffic.endpoints):,} ranks placed {_cut(spec.placement)}"
+    placement = spec.placement if len(spec.placement) <= 24 else f"{spec.placement[:21]}..."
+    placed = f"{len(result.traffic.endpoints):,} ranks placed {placement}"
     yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
     if result.traffic.split:
         yield result.traffic.split
@@ -67,10 +67,6 @@ def _head(result: Prediction) -> Iterator[str]:
     yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
         "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC needs {_seconds(roofline.nic_s)})"
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:21]}..."
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
@@ -119,10 +115,6 @@ def _moved(result: Prediction) -> Iterator[str]:
         yield f"{'next hops':<14}{'moved':>12}{'unavoidable':>13}{'share moved':>14}"
         for name, count in m.moved.items():
             yield f"{name:<14}{count:>12,}{m.lost[name]:>13,}{m.share(name):>14.1%}"
-
-
-def _more(result: Prediction) -> bool:
-    return result.unreachable > len(result.named) * result.traffic.connections.each
 
 
 def _busiest(result: Prediction) -> Iterator[str]:

@@ -22,10 +22,9 @@ from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import PatchCollection
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-    from matplotlib.patches import Patch, Rectangle
+    from matplotlib.patches import Patch
 
 _SHORT: Final = 3.2  # least height of a panel, inches; _TALL the largest: a row of 2,016 is still a pixel
 _TALL: Final = 14.0
@@ -119,10 +118,9 @@ def _figure(result: Prediction) -> Figure:
     widths = [max(1.9, min(5.0, 0.42 * len(panel.columns))) for panel in panels]
     legend = _legend(result, panels)
     left, gap, right, bottom, top = 0.95, 0.85, 1.25, 0.75 + 0.22 * len(legend), 1.05
-    across = left + sum(widths) + gap * (len(panels) - 1) + right
+    across = max(6.5, left + sum(widths) + gap * (len(panels) - 1) + right)
     down = bottom + height + top
-    figure = Figure(figsize=(max(across, 6.5), down), dpi=DPI, facecolor="white")
-    across = max(across, 6.5)
+    figure = Figure(figsize=(across, down), dpi=DPI, facecolor="white")
     most = max((float(np.nanmax(p.values)) for p in panels if not np.isnan(p.values).all()), default=1.0) or 1.0
     x = left
     image = None
@@ -152,12 +150,15 @@ def _figure(result: Prediction) -> Figure:
 
 
 def _panel(axes: Axes, panel: _Panel, most: float, width: float, tall: float) -> AxesImage:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
     image = axes.imshow(panel.values, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, interpolation="nearest")
     axes.set_facecolor("#d8dce1")  # squares without a link
     for mask, look in ((panel.dead, _DEAD), (panel.drained, _DRAINED)):
-        cells = [_cell(int(row), int(column)) for row, column in np.argwhere(mask)]
+        cells = [Rectangle((column - 0.5, row - 0.5), 1, 1) for row, column in np.argwhere(mask).tolist()]
         if cells:
-            axes.add_collection(_collection(cells, look))
+            axes.add_collection(PatchCollection(cells, **look))
     axes.set_title(panel.title, fontsize=10, color=INK)
     rows, columns = panel.values.shape
     every = max(1, -(-rows // min(_TICKS, int(tall / 0.16))))
@@ -193,15 +194,3 @@ def _legend(result: Prediction, panels: Sequence[_Panel]) -> list[Patch]:
         if names:
             found.append(Patch(**look, label=f"{word}: {', '.join(names[:_NAMED])}{more}{note}"))
     return found
-
-
-def _cell(row: int, column: int) -> Rectangle:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column - 0.5, row - 0.5), 1, 1)
-
-
-def _collection(cells: Sequence[Rectangle], look: Mapping[str, Any]) -> PatchCollection:
-    from matplotlib.collections import PatchCollection
-
-    return PatchCollection(cells, **look)

@@ -1,4 +1,4 @@
-"""Results of labs, checks, images and setup as text."""
+"""Results of labs, checks, images and setup as text; `inspect`: nodes and ports; `fault`: faults of links."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import place_flag
 from heddle.base.tables import table
+from heddle.base.units import format_rate
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
     from heddle.host.engine.images import Image
     from heddle.host.engine.setup import SetupStep
+    from heddle.lab.impairments import PortFault
+    from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
     from heddle.lab.lifecycle import UpResult
     from heddle.lab.status import LabStatus
 
 _SESSIONS: Final = 12  # missing BGP sessions that `status LAB` shows
+_FAULT_COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
+_FAULT_LEGEND: Final = (
+    "A fault concerns packets that leave by the port, after its queue. Counters start when the fault is set;\n"
+    "delayed: packets that entered the delay line; waiting: packets in it now"
+)
+_FAULT_SCALE: Final = "times are of the hardware; here they are k = {k} times as long"
+_FAULT_SOURCES: Final = {
+    "file": "(file): set by `link` of the fabric file",
+    "run": "(run): set for one run, until it ends; if that run was killed, the next run clears it",
+}
 
 
 def up_json(done: UpResult) -> dict[str, Any]:
@@ -116,3 +129,105 @@ def images_text(found: Sequence[Image], removed: Sequence[str]) -> str:
 def steps_text(steps: Sequence[SetupStep]) -> str:
     """A table of the steps of `setup`: done now, or already done."""
     return table(("step", "", "details"), [(s.name, "done" if s.done else "already done", s.detail) for s in steps])
+
+
+def lab_text(found: LabInventory) -> str:
+    """A table of all nodes. `address` is a switch's loopback, or the address of a host's only NIC."""
+    rows = [
+        (
+            node.name,
+            _role(node),
+            "stopped" if node.trouble else "running",
+            str(node.asn or "-"),
+            _address(node),
+            ", ".join(_link(node, port) for port in node.ports),
+        )
+        for node in found.nodes
+    ]
+    head = (
+        f"{found.lab}: {found.switches} switches, {found.hosts} hosts, {found.links} links; runtime {found.runtime}\n"
+        f"topology {found.topology}"
+    )
+    columns = ("node", "role", "state", "AS", "address", "ports and peers")
+    example = found.nodes[0].name if found.nodes else "NODE"
+    more = f"./inv inspect {found.lab} --node {example} shows one node: rates, MTU, BGP states"
+    return f"{head}\n\n{table(columns, rows)}\n\n{more}"
+
+
+def nodes_text(found: LabInventory) -> str:
+    """The details of each node."""
+    return "\n\n\n".join(_node_text(found.lab, node) for node in found.nodes)
+
+
+def _node_text(lab: str, node: NodeEntry) -> str:
+    facts = [
+        ("role", _role(node)),
+        ("state", f"stopped: {node.trouble}" if node.trouble else "running"),
+        ("AS", str(node.asn) if node.asn else ""),
+        ("loopback", node.loopback),
+        ("router ID", node.router_id),
+        ("prefix", node.prefix),
+        *(
+            (name, ", ".join(rows))
+            for name, rows in node.others.items()
+            if {row.partition("/")[0] for row in rows} != {node.loopback}  # which has a row of its own
+        ),
+        ("namespace", node.netns),
+    ]
+    head = table((node.name, f"of lab {lab}"), [(name, value) for name, value in facts if value])
+    columns = ("port", "link", "peer", "peer AS", "BGP", "rate", "MTU", "address and MAC")
+    rows = [
+        (
+            port.name,
+            _state(port),
+            port.peer,
+            str(port.peer_as or "-"),
+            port.bgp or "-",
+            format_rate(port.rate_bps),
+            str(port.mtu),
+            " ".join([*port.addresses, port.mac]),
+        )
+        for port in node.ports
+    ]
+    return f"{head}\n\n{table(columns, rows)}" if rows else head
+
+
+def _role(node: NodeEntry) -> str:
+    return str(node.role) if node.role == "host" else node.title
+
+
+def _state(port: PortEntry) -> str:
+    return "-" if port.up is None else "up" if port.up else "down"
+
+
+def _link(node: NodeEntry, port: PortEntry) -> str:
+    """`eth1->ctsw1:eth1`; for a host with several NICs `eth1(10.0.0.2/24)->rtsw1:eth3`."""
+    own = f"({' '.join(port.addresses)})" if node.role == "host" and len(node.ports) > 1 and port.addresses else ""
+    return f"{port.name}{own}->{port.peer}{' (down)' if port.up is False else ''}"
+
+
+def _address(node: NodeEntry) -> str:
+    """One word, or `-`."""
+    if node.role == "host" and len(node.ports) == 1:
+        return " ".join(node.ports[0].addresses) or "-"
+    return node.loopback or " ".join(node.others.get("lo", ())) or "-"
+
+
+def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
+    """The output of `./inv fault`. k: of the fabric. example: a port."""
+    if not faults:
+        return f"no fault is set on any link; set one as in ./inv fault {example} --loss 1/256"
+    lines = [table(_FAULT_COLUMNS, [_cells(each, k) for each in faults]), "", _FAULT_LEGEND]
+    if any(each.fault.delay_ns for each in faults):
+        lines.append(_FAULT_SCALE.format(k=k))
+    lines += [text for by, text in _FAULT_SOURCES.items() if any(each.by == by for each in faults)]
+    return "\n".join(lines)
+
+
+def _cells(each: PortFault, k: int) -> tuple[str, ...]:
+    found = each.counts
+    what = each.fault.text(k) + (f" ({each.by})" if each.by in _FAULT_SOURCES else "")
+    if found is None:
+        return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * 6
+    counts = (found.packets, found.lost, found.corrupted, found.duplicated, found.delayed, found.waiting)
+    return each.port, each.peer, what, *(f"{count:,}" if count else "-" for count in counts)

@@ -25,7 +25,6 @@ from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, P
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
 
 PORTS: Final = 4  # panels of egress queues when the user names none
 INGRESS: Final = 2  # the same for ingress buffers
@@ -110,10 +109,14 @@ def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: R
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
+    return saved(kind, f"queues of {recorded.lab}", partial(_figure, *coarser(recorded, shown), rates))
+
+
+def coarser(recorded: Recorded, shown: Sequence[Panel]) -> tuple[Recorded, list[Panel]]:
+    """The series and its panels with at most STEPS buckets."""
     drawn = replace(recorded, series=recorded.series.coarser(STEPS))
     again = {(each.side, each.row): each for each in panels(drawn, lambda _: True, len(recorded.labels))}
-    figure = partial(_figure, drawn, [again[each.side, each.row] for each in shown], rates)
-    return saved(kind, f"queues of {recorded.lab}", figure)
+    return drawn, [again[each.side, each.row] for each in shown]
 
 
 def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:
@@ -184,51 +187,46 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
         axes.axhline(value, color=INK, linewidth=0.8, linestyle=_LINES[name], zorder=4)
         at = value if not taken or value - taken[-1] > 0.11 * top else taken[-1] + 0.11 * top
         taken.append(at)
+        place = (1.008, at / top)
         axes.annotate(
-            said,
-            (1.008, at / top),
-            xycoords="axes fraction",
-            fontsize=7.5,
-            color=INK,
-            va="center",
-            annotation_clip=False,
+            said, place, xycoords="axes fraction", fontsize=7.5, color=INK, va="center", annotation_clip=False
         )
     if beyond:
         text = f"{', '.join(beyond)}: above"
         axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=INK, va="top", ha="right")
-    axes.set_ylim(0, top)
-    axes.set_xlim(0, _last(recorded))
     axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
+    _frame(axes, f"{panel.title}, at most {format_bytes(panel.most)}", _last(recorded), top)
+
+
+def _frame(axes: Axes, title: str, last_s: float, top: float) -> None:
+    """The limits of a panel's axes, their look, and the title above them."""
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, last_s)
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
-    for spine in ("top", "right"):
-        axes.spines[spine].set_visible(False)
-    axes.set_title(f"{panel.title}, at most {format_bytes(panel.most)}", fontsize=9, color=INK, loc="left", pad=4)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(title, fontsize=9, color=INK, loc="left", pad=4)
 
 
 def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, values: F64) -> None:
     """A lane: a bar for the value of each bucket, scaled to the largest. said: its name, and the sum at the right."""
+    from matplotlib.patches import Rectangle
+
     name, total = said
     edges = np.concatenate([[0.0], recorded.series.ends_s])
     top = max(1.0, float(values.max()))
     # With an edge line: without one, a single bar among thousands of buckets is thinner than a pixel.
     for start, end, value in zip(edges[:-1], edges[1:], values, strict=True):
         if value:
-            axes.add_patch(_bar(start, end, value, colour))
+            bar = Rectangle((start, 0), end - start, value, facecolor=colour, edgecolor=colour, linewidth=0.6)
+            axes.add_patch(bar)
     axes.set_xlim(0, _last(recorded))
     axes.set_ylim(0, top)
     axes.set_xticks([])
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.set_facecolor("#f3f4f6")
     axes.annotate(name, (-0.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center", ha="right")
     axes.annotate(total, (1.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center")
-
-
-def _bar(start: float, end: float, value: float, colour: str) -> Rectangle:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((start, 0), end - start, value, facecolor=colour, edgecolor=colour, linewidth=0.6)
 
 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
@@ -242,8 +240,7 @@ def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: flo
         f"a link carries in 1 ms here what hardware carries in {_on_hardware(recorded.k)})",
         fontsize=8.5, color=INK,
     )  # fmt: skip
-    for spine in ("top", "left", "right"):
-        axes.spines[spine].set_visible(False)
+    axes.spines[["top", "left", "right"]].set_visible(False)
 
 
 def _on_hardware(k: int) -> str:
@@ -296,9 +293,4 @@ def _draw_rates(axes: Axes, rates: Rates, last_s: float) -> None:
     )  # fmt: skip
     if 0 < len(shown) <= _NAMED:
         axes.legend(fontsize=6.5, loc="upper right", bbox_to_anchor=(1.0, 0.88), frameon=False)
-    axes.set_ylim(0, top * 1.12)
-    axes.set_xlim(0, last_s)
-    axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
-    for spine in ("top", "right"):
-        axes.spines[spine].set_visible(False)
-    axes.set_title(rates_title(rates, shown), fontsize=9, color=INK, loc="left", pad=4)
+    _frame(axes, rates_title(rates, shown), last_s, top * 1.12)

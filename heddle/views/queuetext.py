@@ -40,18 +40,14 @@ def queues_text(result: QueuesResult, rows: Sequence[QueueRow], switches: Sequen
     parts = []
     if rows:
         legend = [_LEGEND, *([_CE] if any(row.ce_in for row in rows) else [])]
-        parts = [ports_table(rows), "\n".join(legend)]
+        # Zero is a dash, so that other values are easy to see.
+        parts = [table(PORTS, [port_cells(row) for row in rows]), "\n".join(legend)]
     if hidden or not rows:
         parts.append(_hidden(hidden, bool(rows)))
     if switches:
         parts.append(table(SWITCHES, [_switch_cells(each) for each in switches]))
     parts.append("\n".join([*headroom_lines(result), *agent_lines(result), *set_lines(result.settings)]))
     return "\n\n".join(part for part in parts if part)
-
-
-def ports_table(rows: Sequence[QueueRow]) -> str:
-    """One line per port and class. Zero is a dash, so that other values are easy to see."""
-    return table(PORTS, [port_cells(row) for row in rows])
 
 
 def port_cells(row: QueueRow) -> tuple[str, ...]:

@@ -224,10 +224,16 @@ def _lab(where: UnitLab, _: StepSpec) -> Seen:
     )  # fmt: skip
 
 
-def _hashing(where: UnitLab, step: StepSpec) -> Seen:
-    """Of all switches, or of those that step.of names as a pattern; `mixed` where they differ."""
+def _switches(where: UnitLab, step: StepSpec) -> tuple[list[str], str]:
+    """The switches that match step.of.switch, and the words for them."""
     pattern = str(step.of.get("switch", "*"))
     names = [node.name for node in where.lab.fabric.switches if fnmatchcase(node.name, pattern)]
+    return names, pattern if pattern != "*" else "all switches"
+
+
+def _hashing(where: UnitLab, step: StepSpec) -> Seen:
+    """Of all switches, or of those that step.of names as a pattern; `mixed` where they differ."""
+    names, which = _switches(where, step)
     now = where.lab.snapshot(LabPart.HASHING, names)
     rows = [now.hashing[name] for name in names]
     facts: dict[str, Fact] = {
@@ -237,7 +243,7 @@ def _hashing(where: UnitLab, step: StepSpec) -> Seen:
         "gap_ms": _same([row.options.gap_ns / 1e6 for row in rows]),
         "seeds": len({row.seed for row in rows}),
     }
-    return Seen(facts, f"hashing of {pattern}" if pattern != "*" else "hashing of all switches")
+    return Seen(facts, f"hashing of {which}")
 
 
 def _queues(where: UnitLab, step: StepSpec) -> Seen:
@@ -272,10 +278,9 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
     from heddle.fabric.policydata import queues_as_file
     from heddle.lab.thresholds import own_queues
 
-    pattern = str(step.of.get("switch", "*"))
-    names = [node.name for node in where.lab.fabric.switches if fnmatchcase(node.name, pattern)]
+    names, which = _switches(where, step)
     if not names:
-        raise InputError(Problem("lab.yml", f"of.switch: {pattern}", "matches no switch of it"))
+        raise InputError(Problem("lab.yml", f"of.switch: {which}", "matches no switch of it"))
     levels = [level.word for level in where.lab.fabric.levels[1:]]
     own, usual = own_queues(where.lab), where.lab.fabric.policy.queues
     rows = [flattened(queues_as_file(own.get(name, usual), levels)) for name in names]
@@ -284,7 +289,7 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
         if key not in rows[0]:
             raise InputError(Problem("lab.yml", key, "is not a key below queues", did_you_mean(key, rows[0])))
         facts[key] = _same([row[key] for row in rows])
-    return Seen(facts, f"queues of {pattern}" if pattern != "*" else "queues of all switches")
+    return Seen(facts, f"queues of {which}")
 
 
 def _fabric(where: UnitLab, step: StepSpec) -> Seen:

@@ -13,7 +13,7 @@ from heddle.base.problems import HeddleError
 from heddle.runs.compare import compare
 from heddle.runs.lookup import open_runs
 from heddle.traffic.options import RunOptions
-from heddle.views.comparetext import compare_text
+from heddle.views.runstext import compare_text
 from heddle.views.style import WIDTH
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep, row, with_rows

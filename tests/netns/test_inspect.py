@@ -22,7 +22,7 @@ from heddle.lab.inventory import read_inventory
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.status import LabStatus, status
-from heddle.views.inventorytext import lab_text, nodes_text
+from heddle.views.labtext import lab_text, nodes_text
 from tests.machine import patience
 from tests.typed import typed
 from tests.unit.test_completion import offered

@@ -21,8 +21,7 @@ from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
-from heddle.testing.labprocesses import processes_of
-from heddle.testing.reset import ResetResult, reset
+from heddle.testing.reset import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
 from tests.machine import patience, rc_timeout
 from tests.netns.static_fabric import address

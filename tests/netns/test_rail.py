@@ -21,8 +21,8 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing
+from heddle.views.linkloads import usage_of
 from heddle.views.pathstext import paths_text
-from heddle.views.usage import usage_of
 from tests.conftest import Up
 from tests.marks import deep
 

@@ -31,8 +31,7 @@ from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
-from heddle.testing.labprocesses import processes_of
-from heddle.testing.reset import ResetResult, reset
+from heddle.testing.reset import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
 from tests.machine import patience, rc_timeout
 from tests.typed import typed

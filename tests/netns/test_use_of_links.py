@@ -13,8 +13,8 @@ from heddle.lab.lab import Lab
 from heddle.runs.lookup import load, paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from heddle.views.linkloads import usage_of
 from heddle.views.pathstext import paths_text
-from heddle.views.usage import usage_of
 from tests.conftest import FabricLab
 from tests.netns.static_fabric import dropping
 from tests.typed import typed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heddle.cli.bench_verb import bench
+from heddle.cli.checkout_verbs import bench
 from heddle.fabric import hashmodes
 from tests.bench import _groups, order
 

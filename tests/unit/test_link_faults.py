@@ -20,7 +20,7 @@ from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
 from heddle.switch.links.portfaults import FaultCounts
 from heddle.traffic.options import RunOptions, run_options
-from heddle.views.faulttext import faults_text
+from heddle.views.labtext import faults_text
 
 TINY: Final = load_fabric("tiny").fabric
 WRONG: Final = (

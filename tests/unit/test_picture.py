@@ -22,8 +22,7 @@ from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing, kind_of, write_file
-from heddle.views.linkloads import LinkLoad, amount, spreads
-from heddle.views.usage import describe_run, link_loads
+from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from tests.marks import deep
 from tests.unit.run_samples import header, sent
 

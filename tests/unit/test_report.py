@@ -212,8 +212,7 @@ def test_what_was_set_while_the_lab_ran_is_a_command(tmp_path: Path) -> None:
 
 def test_the_file_has_a_short_flag_too() -> None:
     from heddle.cli.argv import Verb
-    from heddle.cli.report_verb import compare, report
-    from heddle.cli.runs_verb import runs
+    from heddle.cli.runs_verb import compare, report, runs
 
     verbs: list[Verb] = [report.verb, compare.verb]
     for verb in verbs:
@@ -226,7 +225,7 @@ def test_the_file_has_a_short_flag_too() -> None:
 def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from heddle.base import state
     from heddle.cli.argv import Typed
-    from heddle.cli.report_verb import compare, report
+    from heddle.cli.runs_verb import compare, report
 
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
     state.lab_dir("zone").mkdir(parents=True)

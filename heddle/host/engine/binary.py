@@ -42,7 +42,10 @@ def find() -> Path | None:
 def version(path: Path) -> Version | None:
     """(0, 79, 0), or None when it is unknown."""
     numbers = printed_version(path)[0]
-    return numbers if numbers not in (None, (0, 0, 0)) else _built_version(path)
+    if numbers not in (None, (0, 0, 0)):
+        return numbers
+    match = _search(path, _BUILT)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def printed_version(path: Path) -> tuple[Version | None, str]:
@@ -130,11 +133,6 @@ def require() -> Path:
 def text(found: Version) -> str:
     """`0.79.0`."""
     return ".".join(str(n) for n in found)
-
-
-def _built_version(path: Path) -> Version | None:
-    match = _search(path, _BUILT)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _search(path: Path, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from heddle.base.events import Observer, Silent
@@ -168,18 +169,14 @@ def _bootstrap(observer: Observer, journal: Journal | None) -> None:
     with machine_errors(), scratch("heddle-base-") as place:
         place.chmod(0o755)  # apt reads there as its own user
         tar = place / "base.tar"
-        lines = _Lines("base image", observer)
-        # Its mounts and processes are in its own namespaces and end with them. It ends with this process, even if that
-        # is killed. So nothing stays mounted.
-        argv = ["setpriv", "--pdeathsig", "KILL"]
-        argv += ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        argv += ["env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
+        lines = _counting("base image", observer)
+        argv = [*in_own_namespaces(), "env", f"TMPDIR={place}", "mmdebstrap", "--variant=minbase"]
         argv += [f"--dpkgopt=path-exclude=/usr/share/{word}/*" for word in lean]
         done = follow([*argv, SUITE, str(tar)], lines, timeout=_BUILD_S, journal=journal)
         if done.code != 0:
             _raise_if_full(done, str(TEMPORARY))
             hint = "it needs one of Debian's mirrors; run apt-get update for the reason"
-            raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {_last(done)}", hint))
+            raise MachineError(Problem("", "mmdebstrap", f"could not make {OWN_BASE}: {last_lines(done)}", hint))
         label = f"LABEL {LABEL}=base"
         docker(["import", "--change", label, str(tar), OWN_BASE], timeout=_BUILD_S, journal=journal)
 
@@ -195,7 +192,7 @@ def _build(
     argv += [*(["--no-cache"] if fresh else []), "--file", str(imagenames.dockerfile(role)), str(imagenames.TEMPLATES)]
     before = _unnamed()
     try:
-        done = stream(argv, _Lines(step, observer), timeout=_BUILD_S, journal=journal)
+        done = stream(argv, _counting(step, observer), timeout=_BUILD_S, journal=journal)
     except BaseException:
         _sweep(before)
         raise
@@ -205,19 +202,14 @@ def _build(
         if (wrong := engine.trouble()) is not None:
             raise MachineError(wrong)
         hint = "it needs one of Debian's mirrors; ./inv image --rebuild tries again"
-        raise MachineError(Problem("docker", f"image {name}", f"could not be built: {_last(done)}", hint))
+        raise MachineError(Problem("docker", f"image {name}", f"could not be built: {last_lines(done)}", hint))
     observer.end(step, name)
 
 
-class _Lines:
+def _counting(step: str, observer: Observer) -> Callable[[str], None]:
     """Progress: the number of lines that a builder has printed."""
-
-    def __init__(self, step: str, observer: Observer) -> None:
-        self.step, self.observer, self.count = step, observer, 0
-
-    def __call__(self, line: str) -> None:
-        self.count += 1
-        self.observer.advance(self.step, self.count)
+    numbers = count(1)
+    return lambda _: observer.advance(step, next(numbers))
 
 
 def _unnamed() -> set[str]:
@@ -247,8 +239,20 @@ def _raise_if_full(done: Done, where: str) -> None:
         raise MachineError(Problem("", place or "the engine's disk", "is full: the image could not be built", hint))
 
 
-def _last(done: Done) -> str:
-    """The last lines with errors, else the last lines: a builder prints the reason at the end."""
-    lines: Sequence[str] = [text.strip() for text in done.err.splitlines() if text.strip()]
+def last_lines(done: Done, widest: int | None = None) -> str:
+    """The last lines with errors, else the last lines: a builder prints the reason at the end. widest: of a line."""
+    lines = [text.strip() for text in (done.err or done.out).splitlines() if text.strip()]
     errors = [text for text in lines if re.match(r"(E:|error|ERROR)", text)]
-    return "; ".join((errors or lines)[-2:]) or f"it ended with exit code {done.code} and printed nothing"
+    shown = [each[:widest] for each in (errors or lines)[-2:]]
+    return "; ".join(shown) or f"it ended with exit code {done.code} and printed nothing"
+
+
+def in_own_namespaces(*ids: str) -> Sequence[str]:
+    """The words before a command, as mmdebstrap, that has its own mounts and processes; they end with this process.
+
+    mmdebstrap can make such namespaces itself, and continues in them when its caller is killed. Here `setpriv
+    --pdeathsig` ends unshare(1) with its caller, and unshare's `--kill-child` ends process 1 of the PID namespace, and
+    so all others in it. ids: flags of unshare for a user namespace.
+    """
+    own = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    return ("setpriv", "--pdeathsig", "KILL", "unshare", *ids, *own)

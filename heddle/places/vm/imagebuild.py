@@ -22,6 +22,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, follow, run
 from heddle.host import packages
+from heddle.host.engine.images import in_own_namespaces, last_lines
 from heddle.places.vm import recipe
 from heddle.places.vm.initramfs import image_archive
 from heddle.places.vm.kernels import Kernel
@@ -59,7 +60,7 @@ def build(kernel: Kernel, part: Path, observer: Observer) -> str:
             observer.begin(name)
             done = _follow(argv, name, observer, timeout, work, part)
             if done.code != 0:
-                raise MachineError(Problem("", program, f"{why}: {_last(done)}", hint))
+                raise MachineError(Problem("", program, f"{why}: {last_lines(done, _WIDEST)}", hint))
 
         name, argv = "Python packages of the VM", [sys.executable, "-m", "pip", *recipe.download(lock, wheels)]
         hint = "check the network connection, and the package index that pip is configured for"
@@ -98,15 +99,8 @@ def _take_kernel(root: Path, part: Path) -> str:
 
 
 def _namespaces() -> Sequence[str]:
-    """The words before a command that runs as root, or as root of a user namespace with this user's range of ids.
-
-    mmdebstrap can make such namespaces itself, and continues in them when its caller is killed. Here `setpriv
-    --pdeathsig` ends unshare(1) with its caller, and unshare's `--kill-child` ends process 1 of the PID namespace, and
-    so all others in it.
-    """
-    ids = () if os.geteuid() == 0 else ("--map-root-user", "--map-auto")
-    own = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-    return ("setpriv", "--pdeathsig", "KILL", "unshare", *ids, *own)
+    """The words before a command that runs as root, or as root of a user namespace with this user's range of ids."""
+    return in_own_namespaces(*(() if os.geteuid() == 0 else ("--map-root-user", "--map-auto")))
 
 
 def _check_tools() -> None:
@@ -174,11 +168,3 @@ def _follow(argv: Sequence[str], step: str, observer: Observer, timeout: float, 
 def _is_full(place: Path) -> bool:
     state = os.statvfs(place)
     return state.f_bavail * state.f_frsize < _LEFT_BYTES or 0 <= state.f_favail < _LEFT_FILES < state.f_files
-
-
-def _last(done: Done) -> str:
-    """The last lines with errors, else the last lines."""
-    lines = [text.strip() for text in (done.err or done.out).splitlines() if text.strip()]
-    errors = [text for text in lines if re.match(r"(E:|error|ERROR)", text)]
-    shown = [each[:_WIDEST] for each in (errors or lines)[-2:]]
-    return "; ".join(shown) or f"it ended with exit code {done.code} and printed nothing"

@@ -46,7 +46,9 @@ class VmPlace:
 
 def ssh_place(guest: Guest) -> SshPlace:
     """A connection to a guest, with its own key and its own known host."""
-    return SshPlace(_address(guest), _target(guest))
+    keys, port = guest.keys, guest.port
+    target = Target(HOST, HOST, port, _USER, (keys.user_key,), only_these=True, known_hosts=(keys.known_hosts,))
+    return SshPlace(_address(guest), target)
 
 
 def _cause(guest: Guest, call: Call) -> MachineError | None:
@@ -66,8 +68,3 @@ def _cause(guest: Guest, call: Call) -> MachineError | None:
 
 def _address(guest: Guest) -> GuestAddress:
     return GuestAddress(HOST, _USER, guest.port, guest.kernel)
-
-
-def _target(guest: Guest) -> Target:
-    keys = guest.keys
-    return Target(HOST, HOST, guest.port, _USER, (keys.user_key,), only_these=True, known_hosts=(keys.known_hosts,))

@@ -7,13 +7,13 @@ Colours are those of paper; the page replaces them by their partners on a dark s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.views.queuepicture import LINES, STEPS, Panel, drawn, lanes_of, panels, paused_ms, rates_title
+from heddle.views.queuepicture import LINES, Panel, coarser, drawn, lanes_of, panels, paused_ms, rates_title
 from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
@@ -108,12 +108,10 @@ def iterations(rows: Sequence[SizeRow]) -> Chart | None:
     return Chart("iterations", "Time of each iteration", told, figure.to_json())
 
 
-def queues(recorded: Recorded) -> list[tuple[Panel, Chart]]:
+def queues(recorded: Recorded) -> list[Chart]:
     """The queues and buffers that held most, over time."""
-    shown = panels(recorded)
-    coarser = replace(recorded, series=recorded.series.coarser(STEPS))
-    again = {(each.side, each.row): each for each in panels(coarser, lambda _: True, len(recorded.labels))}
-    return [(panel, _queue(coarser, again[panel.side, panel.row], at)) for at, panel in enumerate(shown)]
+    fewer, again = coarser(recorded, panels(recorded))
+    return [_queue(fewer, panel, number) for number, panel in enumerate(again)]
 
 
 def rates(found: Rates, k: int) -> Chart:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.units import format_bytes, format_rate
 from heddle.views.fabricsvg import fabric_svg, legend
-from heddle.views.linkloads import LinkLoad, amount, spreads
+from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
-from heddle.views.usage import describe_run, link_loads
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
@@ -79,8 +78,7 @@ def queues(run: StoredRun) -> Values:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
     rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k)]
-    shown = [*rates, *(chart for _, chart in drawn)]
-    return {"charts": shown, "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
+    return {"charts": [*rates, *drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
 
 def _queue_table(recorded: Recorded) -> Table:

@@ -19,10 +19,10 @@ from heddle.base import resources
 from heddle.base.progname import as_started
 from heddle.base.version import VERSION
 from heddle.views.fabricsvg import STYLE
-from heddle.views.report import comparepart, fabricparts, runparts, settingparts
+from heddle.views.linkloads import describe_run
+from heddle.views.report import fabricparts, runparts, settingparts
 from heddle.views.report.section import NotCarriedError, Section
 from heddle.views.style import ON_DARK
-from heddle.views.usage import describe_run
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
@@ -50,7 +50,7 @@ def report_html(runs: Sequence[StoredRun], comparison: Comparison | None = None)
         title=_title(runs, comparison),
         version=VERSION,
         runs=[_run(run) for run in runs],
-        comparison=None if comparison is None else comparepart.comparison(comparison),
+        comparison=None if comparison is None else runparts.comparison(comparison),
         fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
         plotly=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own
         colours=_json(dict(ON_DARK)),

@@ -1,7 +1,10 @@
-"""Sections of what a run measured: its figures at a glance, its table in nccl-tests' form, its bandwidth."""
+"""Sections of what a run measured: its figures at a glance, its table in nccl-tests' form, its bandwidth, and the part
+that compares two runs.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from heddle.base.units import format_bytes, format_size
@@ -11,12 +14,15 @@ from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
+from heddle.views.runstext import how_judged, number_text, ratio_name
 
 if TYPE_CHECKING:
+    from heddle.runs.compare import Comparison
     from heddle.runs.outcome import RunOutcome
     from heddle.runs.stored import StoredRun
 
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good
+_WORDS = {"same": "the same", "noise": "noise explains it", "differs": "differs", "unknown": "not known"}
 
 
 def summary(run: StoredRun) -> Values:
@@ -138,3 +144,29 @@ def bandwidth(run: StoredRun) -> Values:
     if not found:
         raise NotCarriedError("the run has one size, and did not keep the time of each iteration")
     return {"charts": found}
+
+
+def comparison(found: Comparison) -> Values:
+    """Settings that differ, ratios with their verdicts, a chart."""
+    settings = tuple((row.name, row.a, row.b) for row in found.settings)
+    rows = tuple(
+        (
+            ratio_name(row), row.unit, number_text(row.a), number_text(row.b),
+            "-" if row.ratio is None else f"{row.ratio:.3f}", _WORDS[row.verdict], row.why,
+        )
+        for row in found.ratios
+    )  # fmt: skip
+    sized = [row for row in found.ratios if row.size is not None and row.figure == "busbw" and row.ratio is not None]
+    chart = None
+    if sized:
+        bars = [(format_size(row.size or 0), row.ratio or 0.0, _WORDS[row.verdict]) for row in sized]
+        count = Counter(word for _, _, word in bars)
+        told = f"{len(bars)} sizes: {', '.join(f'{word}: {many}' for word, many in count.items())}."
+        chart = charts.ratios(bars, told)
+    heads = ("figure", "unit", ">A", ">B", ">B / A", "verdict", "why")
+    return {
+        "a": found.a, "b": found.b,
+        "settings": Table("Settings that differ", ("setting", "A", "B"), settings) if settings else None,
+        "ratios": Table("Ratios", heads, rows, how_judged()),
+        "chart": chart, "left_out": found.left_out, "notes": found.notes,
+    }  # fmt: skip

@@ -1,11 +1,16 @@
-"""The verb `bench`: the speed of Heddle itself on this machine."""
+"""The verbs that work on Heddle itself, in a checkout: bench (its speed on this machine), lint (the linters)."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Final
 
+from heddle.base import resources
+from heddle.base.problems import CheckError, Problem
 from heddle.cli.console import Console
+from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -14,6 +19,11 @@ _MORE: Final = {
     "vm": (*packages.VM, *packages.VM_BUILD),
     "vm-build": packages.VM_BUILD,
 }
+_LINTERS: Final = (
+    ("ruff", "check", "."),
+    ("ruff", "format", "--check", "."),
+    ("mypy",),
+)
 
 
 def _needed(what: str) -> Sequence[str]:
@@ -39,3 +49,20 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
 
     result = measure(what, out.observer, runs)
     out.result(result.to_json(), result.text())
+
+
+@verb(checkout=True)
+def lint(out: Console) -> None:
+    """Run ruff and mypy --strict over the whole tree; install them from requirements-dev.lock when needed."""
+    root = resources.HERE.checkout("./inv lint")
+    ensure_tools(out, root / "requirements-dev.lock", ("mypy", "ruff", "types-PyYAML"), "the linters")
+    out.close()
+    complained = []
+    for tool in _LINTERS:
+        argv = [sys.executable, "-m", *tool]
+        print("$ " + " ".join(tool), file=sys.stderr, flush=True)
+        if subprocess.run(argv, cwd=root, stdout=sys.stderr if out.json else None, check=False).returncode:
+            complained.append(" ".join(tool))
+    if complained:
+        raise CheckError(*[Problem("", name, "failed", "see its output above") for name in complained])
+    out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")

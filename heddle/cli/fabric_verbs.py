@@ -1,0 +1,266 @@
+"""The verbs for whole labs: up, status, inspect, validate, fault, down; and render, which starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from heddle.base import state
+from heddle.base.problems import InputError, Problem
+from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+from heddle.host import packages
+
+
+def _files(typed: Mapping[str, Any]) -> Sequence[str]:
+    from heddle.lab.imported.companions import files_of
+
+    return files_of(typed["fabric"], typed["topology"])
+
+
+@verb(
+    help=words.UP,
+    packages=lambda typed: () if typed["explain"] else packages.for_runtime(typed["runtime"]),
+    root=lambda typed: not typed["explain"],
+    positional=["fabric"],
+    files_in=_files,
+    lasting=True,
+)
+def up(
+    out: Console,
+    fabric: str | None = None,
+    name: str | None = None,
+    topology: str | None = None,
+    runtime: str = "netns",
+    set_: Sequence[str] = (),
+    dialect: str | None = None,
+    mgmt: str = "own",
+    explain: bool = False,
+    repair: bool = False,
+    rollback: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Bring up a fabric, or your own containerlab topology, and wait until all routes are in all kernels.
+
+    If the lab is already running and has faults, they are reported with exit code 1. --repair repairs them: it sets
+    links up that were not taken down on purpose, restarts dead daemons, and installs missing queues and BPF programs.
+    ./inv up --repair needs no fabric: it repairs the only running lab, or --name LAB.
+    """
+    from heddle.host.engine.binary import installed_version
+    from heddle.lab import lifecycle as lab
+    from heddle.lab.imported.choose import blueprint_of
+    from heddle.render.dialects import render_options
+    from heddle.views import labtext as views
+
+    if timeout is not None and timeout <= 0:
+        hint = "use a positive number of seconds, for example --timeout 60"
+        raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
+    if repair and explain:
+        hint = "./inv status LAB and ./inv validate show the faults"
+        raise InputError(Problem("", "--repair and --explain", "exclude each other", hint))
+    if repair and fabric is None and topology is None:
+        if set_:
+            hint = "remove it, or name the fabric"
+            raise InputError(Problem("", "--set", "cannot change a lab that is only repaired", hint))
+        done = lab.repair_lab(name, out.observer, timeout)
+        return out.result(views.up_json(done), views.up_text(done))
+    options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
+    made, source = blueprint_of(fabric, topology, runtime, name=name, overrides=set_, dialect=dialect)
+    if explain:
+        script = lab.script_of(made, runtime, options)
+        return out.result({"lab": made.fabric.name, "script": script}, script)
+    done = lab.up(
+        made, runtime=runtime, options=options, observer=out.observer, rollback=rollback, timeout=timeout,
+        source=source, repair=repair,
+    )  # fmt: skip
+    return out.result(views.up_json(done), views.up_text(done))
+
+
+@verb(
+    help={"lab": "show this lab in detail"},
+    positional=["lab"],
+    root=True,
+    tool=Tool("List all running labs, or show one in detail: convergence, BGP sessions, faults."),
+)
+def status(out: Console, lab: str | None = None) -> None:
+    """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
+    from heddle.lab.status import status as read
+    from heddle.views import labtext as views
+
+    labs = read(lab)
+    out.result({"labs": [each.to_json() for each in labs]}, views.status_text(labs, detail=lab is not None))
+
+
+@verb(
+    help=words.INSPECT,
+    positional=["lab"],
+    root=True,
+    tool=Tool("Show nodes of a running lab: role, AS number, addresses, ports, peers."),
+)
+def inspect(out: Console, lab: str | None = None, node: Sequence[str] = ()) -> None:
+    """Show the nodes of a running lab: role, AS number, addresses, ports and their peers.
+
+    ./inv inspect zone --node host1 shows one node in detail: links, rates, MTU and BGP states. ./inv status shows
+    whether the lab is converged.
+    """
+    from heddle.fabric.naming import matching_names, split_words
+    from heddle.lab.inventory import read_inventory
+    from heddle.lab.opening import open_lab
+    from heddle.views.labtext import lab_text, nodes_text
+
+    if lab is not None and lab not in state.labs():
+        _check_node(lab)
+    where = open_lab(lab)
+    wanted = split_words(node)
+    names = [each.name for each in where.fabric.nodes]
+    chosen = matching_names(wanted, names, f"is not a node of {where.name}", "--node") if wanted else None
+    found = read_inventory(where, chosen)
+    out.result(found.to_json(), lab_text(found) if chosen is None else nodes_text(found))
+
+
+def _check_node(word: str) -> None:
+    """InputError that names the flag when the word after `inspect` is a node of the only running lab."""
+    from heddle.lab.opening import open_lab
+
+    if len(state.labs()) == 1:
+        where = open_lab()
+        if word in where.fabric.by_name:
+            hint = f"./inv inspect {where.name} --node {word} shows that node"
+            raise InputError(Problem("", f"lab {word}", f"is not running: {word} is a node of {where.name}", hint))
+
+
+@verb(
+    positional=["lab"],
+    root=True,
+    tool=Tool("Run every check on a running lab. `ok` is false if one fails."),
+)
+def validate(out: Console, lab: str | None = None) -> None:
+    """Check a running lab: links, queues, programs, routes, paths and more; exit 1 when a check fails."""
+    from heddle.checks.validate import validate as check
+    from heddle.lab.opening import open_lab
+    from heddle.views import labtext as views
+
+    where = open_lab(lab)
+    checks = check(where)
+    ok = all(each.ok for each in checks)
+    out.result({"ok": ok, "lab": where.name, "checks": [c.to_json() for c in checks]}, views.checks_text(checks))
+    out.exit_code = 0 if ok else 1
+
+
+@verb(help=words.FAULT, positional=["port"], root=True)
+def fault(
+    out: Console,
+    port: Sequence[str] = (),
+    delay: str | None = None,
+    jitter: str | None = None,
+    loss: str | None = None,
+    corrupt: str | None = None,
+    duplicate: str | None = None,
+    reorder: str | None = None,
+    both: bool = False,
+    clear: bool = False,
+    lab: str | None = None,
+) -> None:
+    """Let a link lose, corrupt, duplicate, delay or reorder packets; without words, list the faults that are set.
+
+    A fault concerns packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact.
+    Setting a fault replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
+    """
+    from heddle.lab import impairments
+    from heddle.lab.opening import open_lab
+    from heddle.spec.impairments import KINDS, read_fault
+    from heddle.views.labtext import faults_text
+
+    typed = dict(zip(KINDS, (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
+    given = {key: value for key, value in typed.items() if value is not None}
+    where = open_lab(lab)
+    example = where.fabric.switches[0].ports[0].ref
+    if clear and given:
+        flag = f"--{next(iter(given))}"
+        raise InputError(Problem("", f"--clear and {flag}", "exclude each other", f"./inv fault {example} --clear"))
+    if both and not port:
+        raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
+    ports = port
+    if both:  # the ports at the other ends of the links, too
+        ends = (ref for each in impairments.ports_of(where.fabric, port) for ref in (each.ref, each.peer_ref))
+        ports = list(dict.fromkeys(ends))
+    if clear:
+        changed = impairments.clear_faults(where, ports)
+        out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
+    elif given:
+        if not port:
+            hint = f"./inv fault {example} --loss 1/256"
+            raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
+        wanted = read_fault(given, f"./inv fault {example} --clear", lambda key, text: ("", f"--{key} {text}"))
+        impairments.set_fault(where, ports, wanted)
+    found = impairments.read_faults(where)
+    if port and not clear:
+        named = {each.ref for each in impairments.ports_of(where.fabric, ports)}
+        found = [each for each in found if each.port in named]
+    k = where.fabric.policy.k
+    out.result(
+        {"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}, faults_text(found, k, example)
+    )
+
+
+@verb(
+    help={"out": "directory to write", "name": "override the lab name"},
+    files_in=["fabric"],
+    files_out=["out_"],
+    directory_out=True,
+)
+def render(
+    out: Console,
+    fabric: str,
+    out_: str = "out",
+    name: str | None = None,
+    set_: Sequence[str] = (),
+    dialect: str | None = None,
+    mgmt: str = "own",
+) -> None:
+    """Write a fabric's containerlab topology and FRR configuration; start nothing."""
+    from pathlib import Path
+
+    from heddle.base.files import real
+    from heddle.fabric.fabricfile import load_fabric
+    from heddle.host.engine.binary import installed_version
+    from heddle.render.dialects import render_options
+    from heddle.render.render import render as write
+
+    options = render_options(dialect, mgmt, version=installed_version())
+    written = write(load_fabric(fabric, name=name, overrides=set_).fabric, real(out_), options)
+    topology = Path(out_) / written.name
+    done = {"topology": str(topology), "dialect": options.dialect}
+    out.result(done, f"wrote {topology}, with the files that it binds beside it")
+
+
+@verb(
+    help={"all": "take all labs down"},
+    positional=["lab"],
+    root=True,
+    lasting=True,
+)
+def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
+    """Take a lab down: remove its namespaces, processes, BPF pins and files, and nothing of other labs.
+
+    Its runs are removed too: to keep some, first copy them from the lab's directory (docs/runs.md). It is not an
+    error when there is no such lab.
+    """
+    from heddle.base import state
+    from heddle.base.problems import InputError, Problem
+    from heddle.lab import lifecycle as labs
+
+    known = state.labs()
+    if all_ and lab is not None:
+        raise InputError(Problem("", f"{lab} and --all", "exclude each other", "name one lab, or use --all"))
+    if lab is None and not all_ and len(known) > 1:
+        hint = f"one of: {', '.join(known)}; or ./inv down --all"
+        raise InputError(Problem("", "down", "needs a LAB, because several are running", hint))
+    names = known if lab is None else [lab]
+    removed = [name for name in names if labs.down(name, out.observer)]
+    text = f"{', '.join(removed)}: removed completely" if removed else "no lab to take down"
+    if lab is not None and not removed:
+        text = f"there is no lab {lab}" + (f"; running: {', '.join(known)}" if known else "")
+    out.result({"down": removed}, text)
