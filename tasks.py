@@ -30,10 +30,12 @@ from heddle.cli.machine_verbs import image, setup
 from heddle.cli.test_verb import test
 from heddle.cli.vm_verb import vm
 from heddle.cli.checkout_verbs import bench, lint
-from heddle.cli.program import main, typed_to_invoke
+from heddle.cli.program import commands_in, main, typed_to_invoke
 
 typed = typed_to_invoke()
 if typed is not None:  # `invoke up tiny`, `inv up tiny`: the words after the verb mean the same as after ./inv
     sys.argv[1:] = typed
 if __name__ == "__main__" or typed is not None:
     sys.exit(main(globals()))
+if "invoke" in sys.modules:  # `invoke --list`, `invoke --help up`: it looks for tasks
+    globals().update({f"task of {name}": command.task() for name, command in commands_in(globals()).items()})

@@ -1,6 +1,6 @@
 """`./inv`: words -> a verb of tasks.py, or help, the list of verbs, the version, completion.
 
-Verbs are tasks of invoke, and nothing of invoke is overridden: `invoke` and `inv` list, explain and complete them in
+For `invoke` and `inv` the verbs are tasks, and nothing of invoke is overridden: both list, explain and complete them in
 their own way. Words from a verb on are parsed here (`typed_to_invoke`). invoke's Program is not used, because
 
 - its parser has no optional positionals (`up [FABRIC]`), takes the next word for another task (`./inv up demo`), and
@@ -16,8 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from invoke import Config, Context, Task
-
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.resources import HERE
 from heddle.base.tables import table, written
@@ -26,8 +24,9 @@ from heddle.cli import completion, endings
 from heddle.cli.argv import Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
+from heddle.cli.verbs import Command
 
-Tasks = Mapping[str, Any]  # by the verb's name, in the order of tasks.py
+Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
 _COMPLETION: Final = "--print-completion-script"
 _COMPLETE: Final = ["--complete", "--"]  # what the script types, before the words
 _SHELLS: Final = tuple(completion.SCRIPTS)
@@ -41,15 +40,15 @@ _SHORT: Final = {"-h": "--help", "-l": "--list", "-V": "--version"}
 
 
 def main(module: Mapping[str, Any], argv: Sequence[str] | None = None) -> int:
-    """Run `./inv` with the tasks of `module` and return the exit code."""
+    """Run `./inv` with the verbs of `module` and return the exit code."""
     words = list(sys.argv if argv is None else argv)
-    tasks = tasks_in(module)
-    return endings.ended(lambda: _run(tasks, words[1:]), words, as_json=wants_json(words[1:]))
+    commands = commands_in(module)
+    return endings.ended(lambda: _run(commands, words[1:]), words, as_json=wants_json(words[1:]))
 
 
-def tasks_in(module: Mapping[str, Any]) -> dict[str, Any]:
-    """The tasks of a module by the names of their verbs, in its order."""
-    return {task.verb.name: task for task in module.values() if isinstance(task, Task)}
+def commands_in(module: Mapping[str, Any]) -> dict[str, Command]:
+    """The verbs of a module by their names, in its order."""
+    return {each.verb.name: each for each in module.values() if isinstance(each, Command)}
 
 
 def typed_to_invoke() -> list[str] | None:
@@ -73,9 +72,9 @@ def typed_to_invoke() -> list[str] | None:
     return words[body - len(unparsed) :]
 
 
-def _run(tasks: Tasks, words: Sequence[str]) -> None:
+def _run(commands: Commands, words: Sequence[str]) -> None:
     """Run one verb with its words; or show help, the list or the version."""
-    verbs: dict[str, Verb] = {name: task.verb for name, task in tasks.items()}
+    verbs: dict[str, Verb] = {name: command.verb for name, command in commands.items()}
     if words[:2] == _COMPLETE:
         return written("".join(f"{each}\n" for each in completion.candidates(words[2:], verbs, list(_FLAGS))))
     if words and words[0].partition("=")[0] == _COMPLETION:
@@ -88,18 +87,17 @@ def _run(tasks: Tasks, words: Sequence[str]) -> None:
     if "--version" in flags:
         return written(f"Heddle {VERSION}\n")
     if "--list" in flags or not typed:
-        return written(_listed(tasks) if "--list" in flags else _help(tasks))
-    return _run_verb(tasks, *typed, explain="--help" in flags)
+        return written(_listed(commands) if "--list" in flags else _help(commands))
+    return _run_verb(commands, *typed, explain="--help" in flags)
 
 
-def _run_verb(tasks: Tasks, name: str, *words: str, explain: bool) -> None:
-    if name not in tasks:
-        raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, tasks)))
-    task = tasks[name]
-    if explain or _asks_help(task.verb, words):
-        return written(_help_of(task))
-    # Every task takes a context; a lazy one reads no configuration file.
-    task(Context(Config(lazy=True)), **parse(task.verb, words))
+def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None:
+    if name not in commands:
+        raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
+    command = commands[name]
+    if explain or _asks_help(command.verb, words):
+        return written(_help_of(command))
+    command.run(**parse(command.verb, words))
     return None
 
 
@@ -135,23 +133,23 @@ def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
     return False
 
 
-def _help(tasks: Tasks) -> str:
+def _help(commands: Commands) -> str:
     """Usage, verbs, flags."""
     flags = table(["Flags", ""], [(f"  {flag}", what) for flag, what in _FLAGS.items()])
     more = "./inv VERB --help explains a verb. First steps: ./inv demo"
-    return f"Usage: ./inv VERB [flags]\n\n{_listed(tasks)}\n{flags}\n\n{more}\n"
+    return f"Usage: ./inv VERB [flags]\n\n{_listed(commands)}\n{flags}\n\n{more}\n"
 
 
-def _listed(tasks: Tasks) -> str:
+def _listed(commands: Commands) -> str:
     """Verbs in the order of tasks.py, the order of use. Verbs for a checkout are listed only in one."""
-    shown = {name: task for name, task in tasks.items() if HERE.is_checkout or not task.verb.checkout}
-    rows = [(f"  {name}", (inspect.getdoc(task) or "").split("\n")[0]) for name, task in shown.items()]
+    shown = {name: command for name, command in commands.items() if HERE.is_checkout or not command.verb.checkout}
+    rows = [(f"  {name}", command.text.split("\n")[0]) for name, command in shown.items()]
     return table(["Verbs", ""], rows) + "\n"
 
 
-def _help_of(task: Any) -> str:
+def _help_of(command: Command) -> str:
     """A verb's usage, its docstring, its words and flags, and examples."""
-    verb: Verb = task.verb
+    verb: Verb = command.verb
     rows = []
     for p in verb.parameters:
         option = p.option
@@ -164,4 +162,4 @@ def _help_of(task: Any) -> str:
         shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
         rows.append((f"  {shown}", option.help + words + (f" (default: {p.default})" if shows_default else "")))
     flags = table(["Arguments and flags", ""], rows)
-    return f"Usage: {verb.usage}\n\n{inspect.getdoc(task)}\n\n{flags}\n{examples_text(verb.name)}"
+    return f"Usage: {verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(verb.name)}"

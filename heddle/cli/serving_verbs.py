@@ -81,7 +81,7 @@ def mcp(out: Console, allow_run: bool = False) -> None:
 
     from heddle.cli.assistant import serve
     from heddle.cli.front import tasks
-    from heddle.cli.program import tasks_in
+    from heddle.cli.program import commands_in
 
     if out.json:
         hint = "leave it out: results are JSON in any case"
@@ -89,4 +89,4 @@ def mcp(out: Console, allow_run: bool = False) -> None:
     if sys.stdin.isatty():
         hint = "let an assistant's program start it: docs/assistants.md"
         raise InputError(Problem("", "./inv mcp", "speaks a protocol on stdin, and this is a terminal", hint))
-    serve({name: task.verb for name, task in tasks_in(vars(tasks())).items()}, changing=allow_run)
+    serve({name: command.verb for name, command in commands_in(vars(tasks())).items()}, changing=allow_run)

@@ -1,18 +1,16 @@
-"""`@verb`: make an invoke task of a function, with the common behaviour of all verbs.
+"""`@verb`: make a verb of a function, with the common behaviour of all verbs.
 
 A verb's function gets a Console first, then the typed values. The decorator adds `--format` and `--place`. If the
 verb needs them, it also gets root (through sudo) and system packages (`--yes` installs them). A verb for another
-place is sent there as it was typed; then nothing of this machine is checked.
+place is sent there as it was typed; then nothing of this machine is checked. `Command.task` is the same for invoke.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-
-from invoke import Task
 
 from heddle.base.extras import require
 from heddle.base.resources import HERE
@@ -39,6 +37,39 @@ _YES: Final = Parameter(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A verb and the function that runs it with the values of its words, by name."""
+
+    verb: Verb
+    run: Callable[..., None]
+    function: Callable[..., None]
+    lists: Sequence[str]
+
+    @property
+    def text(self) -> str:
+        """What the verb does, for its help; the first line is for the list."""
+        return inspect.getdoc(self.function) or ""
+
+    def task(self) -> Any:
+        """The task of invoke. Its import takes as long as all of Heddle's own; only `invoke` itself needs it."""
+        from invoke import Task
+
+        def body(context: Any, **typed: Any) -> None:
+            self.run(**typed)
+
+        # `invoke --help VERB` and its completion read flags from the signature: the console takes the place of
+        # invoke's context, and the common flags come at the end.
+        signature = inspect.signature(self.function)
+        common = [p for p in self.verb.parameters if p.name not in signature.parameters]
+        extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
+        plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
+        body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
+        body.__doc__ = self.function.__doc__
+        helps = {p.name: p.option.help for p in self.verb.parameters}
+        return Task(body, name=self.verb.name, auto_shortflags=False, iterable=list(self.lists), help=helps)
+
+
 def verb(
     *,
     name: str = "",
@@ -57,8 +88,8 @@ def verb(
     lasting: bool = False,
     typed_in: bool = False,
     tool: Tool | None = None,
-) -> Callable[[Callable[..., None]], Any]:
-    """Make a task of a function `(console, **typed)`.
+) -> Callable[[Callable[..., None]], Command]:
+    """Make a verb of a function `(console, **typed)`.
 
     help: the option of each parameter, or only its help, where it is not that of SHARED. positional: parameters with a
     default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
@@ -71,7 +102,7 @@ def verb(
     lasting: on another machine it continues when the connection breaks. typed_in: it reads stdin.
     """
 
-    def decorate(function: Callable[..., None]) -> Any:
+    def decorate(function: Callable[..., None]) -> Command:
         called = name or function.__name__
         own = parameters_of(function, positional, help or {}, SHARED)
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
@@ -105,8 +136,7 @@ def verb(
                 typed_in=typed_in,
             )
 
-        @functools.wraps(function)
-        def body(context: Any, **typed: Any) -> None:
+        def run(**typed: Any) -> None:
             out = Console(check_format(typed.get("format", "text")))
             try:
                 if checkout:
@@ -123,17 +153,7 @@ def verb(
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        # `invoke --help VERB` and its completion read flags from the signature: the console takes the place of
-        # invoke's context, and the common flags come at the end.
-        signature = inspect.signature(function)
-        extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
-        plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
-        body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
-        del body.__wrapped__
-        lists, helps = [p.name for p in own if p.kind == "list"], {p.name: p.option.help for p in spec.parameters}
-        task = Task(body, name=called, auto_shortflags=False, iterable=lists, help=helps)
-        task.verb = spec
-        return task
+        return Command(spec, run, function, [p.name for p in own if p.kind == "list"])
 
     return decorate
 

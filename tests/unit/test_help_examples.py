@@ -13,7 +13,7 @@ import pytest
 
 from heddle.cli.argv import Verb, parse
 from heddle.cli.examples import EXAMPLES, example_line, examples_text
-from heddle.cli.program import tasks_in
+from heddle.cli.program import commands_in
 from heddle.fabric.fabricfile import load_fabric
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def verbs() -> dict[str, Verb]:
     """The verbs of tasks.py, by name."""
     import tasks
 
-    return {name: task.verb for name, task in tasks_in(vars(tasks)).items()}
+    return {name: command.verb for name, command in commands_in(vars(tasks)).items()}
 
 
 def test_each_verb_has_two_examples_and_each_example_a_verb() -> None:
