@@ -142,16 +142,6 @@ def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
     assert gate.deadline == NEVER and gate.grants == 3
 
 
-def test_a_gate_without_grants_fails_after_its_limit() -> None:
-    gate: GrantGate[str] = GrantGate(30.0)
-    gate.post(Grant(0, 4, 0), "a", 100.0)
-    gate.expire(129.9)
-    assert not gate.error
-    gate.expire(gate.deadline)
-    assert gate.error.startswith("no clear-to-send (CTS) for 30 s, and 1 message waits for it")
-    assert gate.deadline == NEVER
-
-
 def test_waits_are_counted_in_buckets_of_a_logarithmic_scale() -> None:
     for seconds in (1e-6, 3.7e-5, 1e-3, 0.5, 900.0):
         assert seconds <= end_of(bucket_of(seconds)) * (1 + 1e-9) <= seconds * 10 ** (1 / 20) * (1 + 1e-6)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from heddle.host import capacity
 from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
-from heddle.host.saturation import LEAST_S, Cause, Phase, WorkerUse
+from heddle.host.saturation import Cause, Phase, WorkerUse
 from heddle.runs.machineuse import MARK, MachineUse
 from tests.unit import run_samples as samples
 
@@ -101,11 +101,6 @@ def test_the_causes_of_a_size_follow_from_readings(
     found = phase(**readings).causes()  # type: ignore[arg-type]
     assert [(each.cause, each.number, each.sure) for each in found] == causes
     assert all(each.size == 1 << 16 and each.text for each in found)
-
-
-def test_a_phase_is_judged_from_two_tenths_of_a_second_on() -> None:
-    assert pytest.approx(0.2) == LEAST_S
-    assert (phase(seconds=0.1).judged, phase(seconds=0.3).judged) == (False, True)
 
 
 def test_time_between_ticks_counts_as_busy() -> None:

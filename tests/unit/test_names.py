@@ -19,7 +19,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 ALONE = {"runtimes/enter.py"}
 # A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
 SMALL = 255
-LONG_FORMAT = 6
 
 
 @cache
@@ -79,16 +78,6 @@ def constants(files: Iterable[Path]) -> Iterator[tuple[tuple[str, str], str]]:
             yield (name.lstrip("_"), ast.unparse(value)), f"{path}:{value.lineno}"
 
 
-def formats(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Formats of `struct.Struct`, long enough that two equal ones mean the same header."""
-    for path in files:
-        for name, value in assigned(tree_of(path)):
-            if isinstance(value, ast.Call) and ast.unparse(value.func) == "struct.Struct" and name:
-                text = str(ast.literal_eval(value.args[0]))
-                if len(text) >= LONG_FORMAT:
-                    yield text, f"{path}:{value.lineno}"
-
-
 def test_each_public_class_has_a_name_of_its_own() -> None:
     assert doubles(classes(FILES)) == {}
 
@@ -96,7 +85,6 @@ def test_each_public_class_has_a_name_of_its_own() -> None:
 def test_each_constant_is_defined_once() -> None:
     shared = [path for path in FILES if str(path.relative_to(ROOT)) not in ALONE]
     assert doubles(constants(shared)) == {}
-    assert doubles(formats(shared)) == {}
 
 
 def test_folders_of_tests_are_packages_so_that_two_files_can_have_one_name() -> None:

@@ -12,8 +12,6 @@ from heddle.cli.demo import ACTS, OPTIONS, Act
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.runs.machineuse import MachineUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import payload_bytes, total_packets
 from heddle.runs.runtable import SizeRow, size_row
 from heddle.switch.queues.classes import deepest_queue
@@ -23,6 +21,7 @@ from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_s
 from heddle.traffic.plan import build_plan, smallest_size
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe
+from tests.unit import run_samples as samples
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +179,10 @@ def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collecti
     assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16
 
 
-def test_a_pattern_without_reduction_shows_none_in_the_table(demo: Fabric) -> None:
+def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
     rows = (SizeRow(64, 1.0, 1.0, 1.0, 0),)
     for collective, words in (("all-to-all", ["none", "-1"]), ("incast", ["none", "0"]), ("all-reduce", ["sum", "-1"])):
-        text = replace(result_of(demo, rows), options=RunOptions(collective=collective)).table()
+        text = replace(samples.result(), rows=rows, options=RunOptions(collective=collective)).table()
         (line,) = (line.split() for line in text.splitlines() if not line.startswith("#"))
         assert line[3:5] == words
 
@@ -202,23 +201,6 @@ def test_an_incast_wants_one_nic_of_the_machine_and_an_all_to_all_wants_all(demo
     assert packets["all-to-all"] == pytest.approx(16 * packets["incast"], rel=0.01)
     each = (1 << 20) * 6 * 15 / 16 / 4096
     assert packets["incast"] == pytest.approx(each, rel=0.1)
-
-
-def result_of(demo: Fabric, rows: tuple[SizeRow, ...], **machine: float) -> RunResult:
-    use = {
-        "cpu_share": 0.4,
-        "worker_share": 0.3,
-        "waited_share": 0.02,
-        "backlog_drops": 0,
-        "socket_drops": 0,
-        "wanted_pps": 1,
-        "budget_pps": 2,
-    }
-    plan = build_plan(demo, RunOptions())
-    return RunResult(
-        lab="demo", k=16000, ecmp="flow", options=plan.options, endpoints=plan.endpoints, rows=rows, flows=(),
-        machine=MachineUse(**{**use, **machine}), icrc_errors=0, stray=0,  # type: ignore[arg-type]
-    )  # fmt: skip
 
 
 def test_small_packets_count_in_the_budget(demo: Fabric) -> None:

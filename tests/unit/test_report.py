@@ -41,6 +41,7 @@ def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
     assert len(text) < 700_000
     for said in ("k = 4000", "emulated", "8.4.4", "A Processor", "queues.ecn.kmin", "./inv run --lab zone"):
         assert said in text, said
+    assert all(f">{label.port}</th>" in text for label in LABELS)
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
@@ -158,13 +159,9 @@ def test_the_fabric_file_in_the_report_makes_the_same_fabric(tmp_path: Path, ove
 def test_words_that_mean_no_run(tmp_path: Path) -> None:
     assert "is not the directory of a run: it has no run.json" in refused(f"{tmp_path}/nothing")
     run = keep(tmp_path)
+    assert len(open_runs([str(run.path), f"{run.path}/."])) == 1, "a run that is named twice is one"
     (run.path / "run.json").write_text("{")
     assert "run.json is damaged" in refused(str(run.path))
-
-
-def test_a_run_that_is_named_twice_is_reported_once(tmp_path: Path) -> None:
-    path = str(keep(tmp_path).path)
-    assert len(open_runs([path, f"{path}/."])) == 1
 
 
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -182,19 +179,6 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     write_file(link, b"through", "link.html")
     assert link.is_symlink()
     assert path.read_text() == "through"
-
-
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--out no/x.html is in a directory that does not exist"):
-        write_file(tmp_path / "no" / "x.html", b"", "no/x.html")
-    with pytest.raises(InputError, match="is a directory"):
-        write_file(tmp_path, b"", str(tmp_path))
-
-
-def test_labels_of_queues_stand_in_the_table(tmp_path: Path) -> None:
-    text = report_html([keep(tmp_path)])
-    for label in LABELS:
-        assert f">{label.port}</th>" in text
 
 
 def test_what_was_set_while_the_lab_ran_is_a_command(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from heddle.base import resources
 from heddle.base.problems import InputError, MachineError
-from heddle.base.resources import HERE, Installation
+from heddle.base.resources import Installation
 from heddle.spec.load import find_fabric, presets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,22 +93,3 @@ def test_presets_are_the_fabric_files_of_topologies(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(resources, "HERE", made)
     assert presets() == ["pod"]
     assert find_fabric("pod")[0] == tmp_path / "topologies/pod.yml"
-
-
-def test_this_installation_is_whole() -> None:
-    assert HERE.checkout("this test") == HERE.python_path == ROOT
-    assert HERE.content(resources.TOPOLOGIES) == ROOT / "topologies"
-
-
-def test_only_one_module_looks_for_the_project() -> None:
-    """Others ask it: a path that climbs to the root of a checkout is wrong in an installed wheel."""
-    climbs = re.compile(r"__file__\)(\.resolve\(\))?\.?(parents\[[1-9]|parent\.parent)")
-    found = [str(p.relative_to(ROOT)) for p in (ROOT / "heddle").rglob("*.py") if climbs.search(p.read_text())]
-    # A package that is run by the path of its __main__.py has to find itself before it can import anything.
-    assert sorted(found) == ["heddle/base/resources.py", "heddle/cli/__main__.py"]
-
-
-def test_the_wheel_carries_what_this_module_looks_for() -> None:
-    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    carried = targets["wheel"]["force-include"]
-    assert carried == {name: f"heddle/_content/{name}" for name in (*resources.CONTENT, *resources.BESIDE)}

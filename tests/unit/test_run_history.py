@@ -18,7 +18,7 @@ from heddle.base.problems import InputError, MachineError
 from heddle.runs import lookup, writer
 from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
-from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
+from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
 from tests.unit import run_samples as samples
@@ -38,11 +38,12 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert read_evidence(kept.path) == (samples.result().flows, samples.evidence())
     assert kept.bytes == sum(path.stat().st_size for path in kept.path.iterdir())
     assert json.loads((history.directory / "last" / RECORD).read_text())["format"] == 1
-
-
-def test_a_failed_run_is_read_as_it_was_written(history: History) -> None:
+    sent = lookup.load(a_lab(history)).evidence.sent
+    assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
+        ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
+    ]  # fmt: skip
     keep(history, samples.failed())
-    assert history.open("last").record == replace(samples.failed(), id="0001")
+    assert history.open("last").record == replace(samples.failed(), id="0002")
 
 
 def test_every_run_is_kept_and_the_link_leads_to_the_newest(history: History) -> None:
@@ -258,10 +259,6 @@ def test_a_wrong_limit_is_refused_before_the_run(
     assert not history.directory.exists()
 
 
-def test_limits_have_defaults(history: History) -> None:
-    assert limits() == Limits(50, 200_000_000)
-
-
 def test_removed_runs_are_gone_and_their_numbers_are_not_used_again(history: History) -> None:
     for _ in range(4):
         keep(history)
@@ -310,10 +307,8 @@ def as_format(number: object) -> str:
         ("{", "run.json is damaged: it is not valid JSON"),
         ("[]", "run.json is damaged: it is not a JSON object"),
         ("[" * 100_000, "run.json is damaged: it is not valid JSON"),
-        ("\x00\xff", "run.json is damaged: it is not valid JSON"),
         ("{}", "run.json has format None, and this Heddle reads format 1"),
         (as_format(7), "run.json has format 7, and this Heddle reads format 1"),
-        (as_format("1"), "run.json has format '1', and this Heddle reads format 1"),
         ('{"format": 1}', "run.json is damaged: header: Field required"),
         (as_format(1).replace('"time_us": 1000.0', '"time_us": "long"'), "damaged: outcome.rows.0.time_us: "),
         (as_format(1).replace('"id": "0001"', '"id": "0009"'), "its record is that of run 0009"),
@@ -374,13 +369,3 @@ def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: Hist
         lookup.load(a_lab(history))
     assert lookup.load(a_lab(history), "2").record.id == "0002"
     assert lookup.has_run(a_lab(history))
-
-
-def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
-    keep(history)
-    found = lookup.load(a_lab(history))
-    sent = found.evidence.sent
-    assert found.flows == samples.result().flows
-    assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
-        ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
-    ]  # fmt: skip

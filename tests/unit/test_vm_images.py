@@ -102,15 +102,6 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert time.time() - made.used < 60, "a guest that starts keeps its image"
 
 
-def test_two_processes_make_one_image(cache: Path) -> None:
-    cache.mkdir(parents=True)
-    both = [in_process(slow), in_process(slow)]
-    for process in both:
-        process.join(30)
-    assert [process.exitcode for process in both] == [0, 0]
-    assert len((cache.parent / "builds").read_text().splitlines()) == 1
-
-
 class Heard(Silent):
     """Keeps what a step waits for."""
 
