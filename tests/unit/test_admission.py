@@ -31,7 +31,7 @@ from heddle.endpoints.pace import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.admissionuse import WaitFigures
 from heddle.wire import layout as wire
-from tests.unit.test_roce_tshark import dissect, number
+from tests.unit.test_roce_parse import dissect, number
 
 # the states: whatever the order of grants, data and processing
 

@@ -1,22 +1,28 @@
-"""Numbers that queues go by: classes of DSCPs, layout of buffers, thresholds of each port, turns in tc's lines."""
+"""Numbers that queues go by: ports, classes, buffers, thresholds, turns and bursts of tc's lines, and RED's curve."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.base.units import parse_rate
 from heddle.fabric.buffers import buffer_bytes
 from heddle.fabric.fabricfile import checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import BufferPolicy, QueuePolicy
+from heddle.fabric.policy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy
+from heddle.fabric.shapes import build
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.queues import red
 from heddle.switch.queues.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
 from heddle.switch.queues.disciplines import DISCIPLINES, number_of
+from heddle.switch.queues.portids import classid, numbered_ports, port_ids, row
 
 SLOW = {"host": "25mbit", "fabric": "25mbit"}
 
@@ -158,3 +164,88 @@ def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
     lab = fabric(lossless=[])
     lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
     assert not any("tbf" in line or "ff0" in line for line in lines)
+
+
+def test_ports_are_numbered_from_1_in_the_order_of_the_fabric() -> None:
+    fabric = build(ClosSpec(name="tiny", racks=2, ctsw=4))
+    ids = port_ids(fabric)
+    assert list(ids.values()) == list(range(1, len(ids) + 1))
+    assert [(port.node, port.name) for _, port in numbered_ports(fabric)] == list(ids)
+    for node in fabric.nodes:
+        assert all(b - a == 1 for a, b in pairwise(ids[node.name, port.name] for port in node.ports))
+    assert ids == port_ids(build(ClosSpec(name="tiny", racks=2, ctsw=4)))
+
+
+def test_a_number_is_written_as_tc_reads_it() -> None:
+    assert (classid(1), classid(31), classid(65535)) == ("0:1", "0:1f", "0:ffff")
+    assert row(2, 3) == 19
+
+
+def test_more_ports_than_a_classid_can_name_are_refused_with_both_numbers() -> None:
+    fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
+    with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
+        port_ids(fabric)
+
+
+TICK_S = 64e-9  # PSCHED_SHIFT in include/net/pkt_sched.h
+PAIRS = (("rate", "burst"), ("ceil", "cburst"))
+
+
+@pytest.mark.parametrize("name", DISCIPLINES)
+@pytest.mark.parametrize("burst", [1, 2, 4])
+@pytest.mark.parametrize("rate", ["1mbit", "100mbit", "10gbit"])
+def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) -> None:
+    """tc of iproute2 7.3 refuses others ("htb: burst out of range"); older ones cut them off without a word."""
+    overrides = [f"link.host={rate}", f"link.fabric={rate}", f"queues.burst={burst}"]
+    fabric = load_fabric("tiny", overrides=overrides).fabric
+    found = 0
+    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], class_plan(fabric.policy.queues)):
+        words = dict(zip(line.split(), line.split()[1:], strict=False))
+        for per_second, at_once in PAIRS:
+            if at_once in words:
+                found += 1
+                seconds = 8 * int(words[at_once].removesuffix("b")) / parse_rate(words[per_second])
+                assert seconds / TICK_S < 1 << 32, line
+    assert found >= 2
+
+
+PMAXES = [0.01, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.0]
+
+
+def simulated(p: float, packets: int = 40_000) -> float:
+    """red_action() at a depth that does not change: a gap is drawn, and packets are counted until it is reached."""
+    draw = random.Random(7)
+    marks, count, gap = 0, 0, draw.random()
+    for _ in range(packets):
+        count += 1
+        if p * count >= gap:
+            marks, count, gap = marks + 1, 0, draw.random()
+    return marks / packets
+
+
+@pytest.mark.parametrize("pmax", PMAXES)
+def test_red_gets_the_parameters_that_make_it_mark_pmax(pmax: float) -> None:
+    assert red.marked(red.configured(pmax)) == pytest.approx(pmax)
+    assert simulated(red.configured(pmax)) == pytest.approx(pmax, abs=0.01)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.111, 0.37, 0.5, 0.64, 0.88])
+def test_the_share_that_red_marks_is_one_in_the_mean_gap(p: float) -> None:
+    assert red.marked(p) == pytest.approx(simulated(p), abs=0.01)
+
+
+@pytest.mark.parametrize(("pmax", "most"), [(0.2, 0.006), (0.5, 0.04), (1.0, 0.17)])
+def test_its_curve_is_above_the_straight_line_by_as_much_as_the_docs_say(pmax: float, most: float) -> None:
+    curve = red.Curve(100_000, 400_000, pmax)
+    above = [curve.fraction(d) - pmax * (d - 100_000) / 300_000 for d in range(100_000, 400_000, 500)]
+    assert min(above) > -1e-9
+    assert 0.8 * most < max(above) <= most
+    assert (curve.fraction(99_999), curve.fraction(400_000)) == (0.0, 1.0)
+
+
+def test_every_class_but_control_has_a_curve_and_none_marks_while_ecn_is_off() -> None:
+    queues = QueuePolicy(ecn=EcnPolicy(marker="red", classes={3: ClassCurve(pmax=0.5)}))
+    assert red.curves_of(queues) == {0: red.Curve(40_000, 160_000, 0.2), 3: red.Curve(40_000, 160_000, 0.5)}
+    off = replace(queues, ecn=replace(queues.ecn, enabled=False))
+    assert set(red.curves_of(off).values()) == {red.NEVER}
+    assert red.NEVER.fraction(1 << 30) == 0.0

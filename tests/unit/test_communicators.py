@@ -1,15 +1,19 @@
-"""How ranks are split into communicators, and which splits are refused."""
+"""Communicators and the defaults of a run: how ranks are split, and which splits and arguments are refused."""
 
 from __future__ import annotations
+
+import inspect
 
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli import run_verb
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.planfile import load_plan
+from heddle.testing.calls import RunCall
 from heddle.traffic.communicators import parse_split
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunArguments, RunOptions, run_options
 from heddle.traffic.plan import build_plan
 
 
@@ -71,3 +75,20 @@ def test_unlike_and_lonely_communicators_are_refused() -> None:
         build_plan(zone, RunOptions(ranks=5, split="MOD 2"))
     with pytest.raises(InputError, match=r"--split DIV 1 .*4 communicators of one rank"):
         build_plan(zone, RunOptions(ranks=4, split="DIV 1"))
+
+
+def test_an_argument_that_no_run_has_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(InputError) as caught:
+        RunCall(None)(qpss=4, colective="incast")  # type: ignore[call-arg, arg-type]
+    first, second = caught.value.problems
+    assert str(first) == "heddle_run(qpss=...) is not an argument of a run\n  hint: did you mean qps?"
+    assert second.hint == "did you mean collective?"
+
+
+def test_the_defaults_of_a_run_are_written_once() -> None:
+    assert run_options() == RunOptions()
+    verb = inspect.signature(inspect.unwrap(run_verb.run)).parameters
+    for name, each in inspect.signature(run_options).parameters.items():
+        if name != "find_transport":
+            assert verb[name].default == each.default, name
+            assert name in RunArguments.__annotations__

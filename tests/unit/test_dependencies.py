@@ -1,4 +1,4 @@
-"""Declared, locked and imported packages are the same ones."""
+"""Declared, locked and imported packages are the same ones, and tools of a lock file are installed when needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+
+import pytest
+
+from heddle.base.problems import MachineError
+from heddle.cli.console import Console
+from heddle.cli.lockedtools import ensure_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 # pytest loads them by their entry points, or tests start them as programs; no module imports them.
@@ -99,3 +105,25 @@ def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:
     assert "://" not in text
     for stanza in re.split(r"\n(?=\S)", text.strip()):
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", stanza), stanza.splitlines()[0]
+
+
+MISSING = f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n"
+
+
+def test_tools_that_are_as_pinned_need_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / "requirements-some.lock"
+    lock.write_text(f"pytest=={version('pytest')} ; python_version > '3' \\\n    --hash=sha256:00\n{MISSING}")
+    ensure_tools(Console(), lock, ["pytest"], "the tools")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("pin", ["pytest==0.0.1 --hash=sha256:00\n", MISSING])
+def test_another_version_or_none_is_installed_and_a_failure_is_named(
+    tmp_path: Path, pin: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "requirements-some.lock"
+    lock.write_text(pin)
+    with pytest.raises(MachineError, match=r"requirements-some\.lock could not be installed"):
+        ensure_tools(Console(), lock, [pin.partition("==")[0]], "the tools")
+    assert "installing the tools of requirements-some.lock" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""One Flow from plan to verdict; workers' reports and settings of a running lab are values as soon as they are read."""
+"""One Flow from plan to verdict; workers' reports, settings and snapshots are values as soon as they are read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
 from heddle.host.saturation import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
+from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
 from heddle.predict.flowarrays import FlowTable
 from heddle.proof.verdict import prove
+from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import NO_RANK, Flow, Sent
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
-from tests.unit.test_paths_report import FABRIC, SENT, evidence
+from tests.unit.test_paths_report import FABRIC, HASHING, SENT, evidence, fibs, snapshot
 
 
 def test_a_flow_of_a_plan_has_its_ranks_and_one_of_no_run_has_none() -> None:
@@ -96,3 +98,57 @@ def test_how_switches_were_set_comes_back_typed_and_a_strange_record_is_named(
     state.write_record(replace(record, hashing={"rtsw1": {"mode": "flow"}}))
     with pytest.raises(MachineError, match="the hashing of lab zone was set by another version of Heddle"):
         live_hashing(lab)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (LabPart.FIBS, "fibs"),
+        (LabPart.HASHING, "hashing"),
+        (LabPart.HASHING, "epochs"),
+        (LabPart.HASHING, "statistics"),
+        (LabPart.COUNTERS, "counters"),
+        (LabPart.DROPS, "drops"),
+        (LabPart.DROPS, "backlog_drops"),
+        (LabPart.QUEUES, "queues"),
+        (LabPart.CARRIER, "down"),
+        (LabPart.ROOTS, "foreign_roots"),
+        (LabPart.SESSIONS, "sessions"),
+        (LabPart.DRAINED, "drained"),
+        (LabPart.SILENT, "silent"),
+    ],
+)
+def test_a_part_that_was_not_read_raises_and_names_the_part(part: LabPart, name: str) -> None:
+    everything = ~LabPart(0)
+    found = Snapshot("zone", everything & ~part, {"rtsw1": NodeSnapshot("rtsw1")})
+    with pytest.raises(NotReadError, match=rf"lab zone has no {part.name}: pass LabPart\.{part.name}"):
+        getattr(found, name)
+
+
+def test_a_part_that_could_not_be_read_raises_its_own_error_each_time_it_is_used() -> None:
+    error = MachineError(Problem("bpf", "the maps", "are gone"))
+    found = Snapshot("zone", LabPart.FIBS | LabPart.HASHING, {}, failed={LabPart.HASHING: error})
+    assert found.fibs == {}
+    for _ in range(2):
+        with pytest.raises(MachineError, match="the maps are gone"):
+            _ = found.hashing
+
+
+def test_a_snapshot_is_frozen_and_another_with_the_same_content_is_equal() -> None:
+    found = snapshot(fibs(), HASHING)
+    assert found == snapshot(fibs(), HASHING)
+    with pytest.raises(AttributeError):
+        found.lab = "other"  # type: ignore[misc]
+
+
+def test_a_lab_without_daemons_cannot_be_asked_for_their_sessions() -> None:
+    with pytest.raises(ValueError, match="no daemons to ask"):
+        take(FABRIC, {}, LabPart.SESSIONS)
+
+
+def test_other_counters_replace_those_of_every_node_and_nothing_else() -> None:
+    table = {
+        s.name: SwitchCounters(s.name, (FlowCount("eth1", "a", "b", 7, 1, 5, 50),), (), 0) for s in FABRIC.switches
+    }
+    found = snapshot(fibs(), HASHING, drops={"rtsw1:eth1": 3}).with_counters(table)
+    assert found.counters == table and found.drops == {"rtsw1:eth1": 3} and found.fibs == fibs()

@@ -1,4 +1,4 @@
-"""Fabric.policy: the only thing behind the builder that says how a fabric routes and queues; and its plain data."""
+"""Fabric and Fabric.policy as plain data: the same value comes back from a record and from the file's syntax."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policydata import (
     dump_policy,
@@ -51,3 +52,19 @@ def test_a_policy_in_file_syntax_equals_the_file() -> None:
     assert policy.queues.buffer.switches == (9_000_000, 11_000_000, 9_000_000)
     assert policy.queues.ecn.curve(3) == (10_000, 160_000, 0.2)
     assert policy.queues.numbers == (0, 1, 3, 4, 6)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_comes_back_as_it_was(name: str) -> None:
+    fabric = load_fabric(name).fabric
+    again = fabric_from_json(json.loads(json.dumps(fabric_to_json(fabric))))
+    assert again == fabric
+    assert again.next_hop_groups == fabric.next_hop_groups
+
+
+def test_data_of_another_version_is_refused() -> None:
+    data = fabric_to_json(load_fabric("tiny").fabric)
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        fabric_from_json({**data, "nodes": [{"name": "rtsw1"}]})
+    with pytest.raises(LookupError):
+        fabric_from_json({key: value for key, value in data.items() if key != "policy"})

@@ -1,18 +1,32 @@
-"""Fabrics of three tiers: how they are drawn, which way leads where, and what of them is refused."""
+"""Fabrics of three tiers and of rails: how they are drawn, which way leads where, what of them is refused."""
 
 from __future__ import annotations
 
+import resource
+from collections import deque
+
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
+from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.spec.shapes.rail import RailSpec
+from heddle.switch.hashing.steering import steering_of
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
+from heddle.views.forecasttext import render
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +164,138 @@ def test_links_have_the_rate_of_their_exception_at_both_ends() -> None:
     assert rates["host3:eth1"] == 5
     assert rates["rtsw2:eth1"] == 60
     assert rates["rtsw1:eth1"] == rates["host1:eth1"] == 100
+
+
+def rail(**keys: object) -> Fabric:
+    return build(RailSpec.model_validate({"name": "r", "shape": "rail", "pods": 2, "spines": 4, **keys}))
+
+
+def test_every_nic_of_a_host_is_on_the_leaf_of_its_number() -> None:
+    fabric = rail(pods=3, hosts_per_pod=2, nics_per_host=4)
+    assert [len(fabric.hosts), len(fabric.edges), len(fabric.switches)] == [6, 12, 16]
+    for host in fabric.hosts:
+        pod = host.group("pod")
+        leaves = [fabric.by_name[port.peer_node] for port in host.ports]
+        assert [(leaf.group("pod"), leaf.group("rail")) for leaf in leaves] == [(pod, nic) for nic in range(1, 5)]
+    for leaf in fabric.edges:
+        ends = [port.peer_node for port in leaf.ports]
+        pod = leaf.group("pod") or 0
+        assert ends == ["spine1", "spine2", "spine3", "spine4", f"host{2 * pod - 1}", f"host{2 * pod}"]
+        assert all(port.address in leaf.prefix for port in leaf.ports[4:] if leaf.prefix and port.address)
+    assert len({node.asn for node in fabric.switches}) == 12 + 1
+    assert len({node.asn for node in fabric.switches if node.level == 2}) == 1
+    macs = [port.mac for node in fabric.nodes for port in node.ports]
+    addresses = [port.address.ip for node in fabric.nodes for port in node.ports if port.address is not None]
+    assert len(set(macs)) == len(macs)
+    assert len(set(addresses)) == len(addresses) == 2 * 24
+    assert fabric == rail(pods=3, hosts_per_pod=2, nics_per_host=4)
+
+
+@pytest.mark.parametrize("planes", [1, 2, 4])
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_next_hops_are_all_shortest_paths_and_none_leaves_its_plane(planes: int, family: str) -> None:
+    fabric = rail(planes=planes, family=family)
+    assert len(set(fabric.part_of.values())) == planes
+    for node in fabric.switches:
+        table = fabric.expected_next_hops[node.name]
+        for edge in fabric.edges:
+            assert edge.prefix is not None
+            if edge is node:
+                assert edge.prefix not in table
+                continue
+            distance = distances(fabric, edge.name)
+            near = {
+                port.name for port in node.ports if distance.get(port.peer_node, 99) == distance.get(node.name, 0) - 1
+            }
+            assert table.get(edge.prefix, frozenset()) == near
+            assert bool(near) == (fabric.part_of[node.name] == fabric.part_of[edge.name])
+    for leaf in fabric.edges:
+        assert leaf.group("plane") == (None if planes == 1 else (leaf.index - 1) % planes + 1)
+
+
+def distances(fabric: Fabric, start: str) -> dict[str, int]:
+    """Links from a switch to every other that it reaches, by breadth-first search; hosts forward nothing."""
+    found, waiting = {start: 0}, deque([start])
+    while waiting:
+        name = waiting.popleft()
+        for port in fabric.by_name[name].ports:
+            if port.peer_node not in found and fabric.by_name[port.peer_node].role is Role.SWITCH:
+                found[port.peer_node] = found[name] + 1
+                waiting.append(port.peer_node)
+    return found
+
+
+def test_ranks_of_each_plane_are_a_communicator() -> None:
+    fabric = rail(planes=2)
+    plan = build_plan(fabric, RunOptions())
+    assert plan.communicators == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    parts = [fabric.part_of[end.first_hop.partition(":")[0]] for end in plan.endpoints]
+    assert all(parts[flow.src_rank] == parts[flow.dst_rank] for flow in plan.flows())
+    assert build_plan(rail(), RunOptions()).communicators == (tuple(range(16)),)
+    one = build_plan(fabric, RunOptions(placement="host1,host3", split="MOD 2"))
+    assert [len(ranks) for ranks in one.communicators] == [4, 4]
+    four = build_plan(fabric, RunOptions(split="MOD 4"))
+    assert len(four.communicators) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (RunOptions(split="DIV 2"), "--split DIV 2 puts host1:eth1 and host1:eth2 into one communicator, but there is"),
+        (RunOptions(split="AND 0"), "use the default split: it makes one communicator per plane"),
+        (RunOptions(ranks=5), "--ranks 5 makes communicators of 2 and 3 ranks, but all must have the same size"),
+        (RunOptions(ranks=2), "--ranks 2 makes 2 communicators of one rank, but a collective needs two"),
+    ],
+)
+def test_ranks_that_cannot_reach_each_other_are_refused(options: RunOptions, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_plan(rail(planes=2), options)
+    assert said in " ".join(str(caught.value).split())
+
+
+def test_cyclic_placement_deals_ranks_to_the_pods() -> None:
+    fabric = rail()
+    ends = build_plan(fabric, RunOptions(ranks=4, placement="cyclic")).endpoints
+    assert [end.nic for end in ends] == ["host1:eth1", "host3:eth1", "host1:eth2", "host3:eth2"]
+
+
+def test_more_ranks_than_nics_name_the_keys_of_the_shape() -> None:
+    with pytest.raises(InputError, match="try --ranks 16, or more pods, hosts_per_pod or nics_per_host"):
+        build_plan(rail(), RunOptions(ranks=17))
+
+
+def test_buffers_and_rates_have_the_words_of_the_shape() -> None:
+    loaded = load_fabric("rail", overrides=["queues.buffer={leaf: 2MB, spine: 8MB}", "link.exceptions={spine2: 5mbit}"])
+    assert loaded.fabric.policy.queues.buffer.switches == (2_000_000, 8_000_000)
+    assert {port.rate_bps for port in loaded.fabric.by_name["spine2"].ports} == {5_000_000}
+
+
+def test_pinned_uses_every_uplink_alike() -> None:
+    fabric = rail(hosts_per_pod=4)
+    steering = steering_of(fabric, fabric.by_name["leaf1"], DEFAULT_OPTIONS)
+    assert [len(group) for group in steering.groups] == [4]
+    assert {(rule.slice, rule.shift) for rule in steering.prefixes.values()} == {(0, 1)}
+    assert len(steering.prefixes) == len(fabric.edges) - 1
+
+
+def test_synthetic_flows_stay_in_their_plane() -> None:
+    fabric = rail(planes=2)
+    flows = synthetic_flows(fabric, 500)
+    leaf = {str(p.address.ip): p.peer_node for host in fabric.hosts for p in host.ports if p.address is not None}
+    ends = [(leaf[flow.src_ip], leaf[flow.dst_ip]) for flow in flows]
+    assert len(ends) == 500
+    assert all(a != b and fabric.part_of[a] == fabric.part_of[b] for a, b in ends)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("planes", [1, 8])
+def test_32k_nics_are_predicted_in_little_memory(planes: int) -> None:
+    fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=planes)
+    assert sum(len(host.ports) for host in fabric.hosts) == 32_768
+    result = forecast(fabric, load_plan("all-reduce,size=64M,qps=2"), Ask(), Silent())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 10**6, "KiB"
+    assert (result.unreachable, result.traffic.connections.flows) == (0, 65_536)
+    text = render(result)
+    assert "512 leaf x 64 spine, 32,768 NICs" in text
+    assert "leaf>spine" in text
+    assert ("8 communicators of 4096 ranks at the same time, one per plane" in text) == (planes == 8)
