@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -48,62 +46,6 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
             packet = WritePacket(psn, first, last, ask, reth, message.imm if last else None)
             out.append((packet, message.payload[i * mtu : (i + 1) * mtu]))
     return out
-
-
-def talk(
-    sizes: list[int], loss: float, seed: int, psn: int = PSN_MASK - 3
-) -> tuple[Requester, Responder, Memory, bytes]:
-    """Send messages of these sizes through a channel with this loss either way, until all is acknowledged."""
-    dice = random.Random(seed)
-    total = dice.randbytes(sum(sizes))
-    memory = Memory(bytearray(len(total)))
-    requester, responder = Requester(PARAMS, psn), Responder(PARAMS, psn, memory)
-    at = 0
-    for imm, size in enumerate(sizes):
-        requester.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
-        at += size
-    now, back = 0.0, deque[tuple[int, int]]()
-    for _ in range(100_000):
-        if requester.idle or requester.error:
-            return requester, responder, memory, total
-        now += 0.1
-        requester.expire(now)
-        for packet, payload in packets_of(requester, now, limit=dice.randint(1, 9)):
-            if dice.random() >= loss:
-                responder.receive(packet, payload, now)
-            responder.expire(now)
-            if responder.reply is not None or responder.ack_due:
-                back.append(responder.reply or (responder.acked, ACK_NO_LIMIT))
-                responder.answered()
-        while back:
-            answer = back.popleft()
-            if dice.random() >= loss:
-                requester.acknowledge(*answer, now)
-    raise AssertionError("never came to an end")
-
-
-@pytest.mark.parametrize("loss", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize("seed", range(5))
-def test_everything_arrives_once_and_in_order_whatever_is_lost(loss: float, seed: int) -> None:
-    sizes = [1, 255, 256, 257, 4096, 40_000, 12]
-    requester, responder, memory, total = talk(sizes, loss, seed)
-    assert not requester.error
-    assert bytes(memory.data) == total
-    assert memory.arrivals == list(range(len(sizes)))
-    assert responder.msn == len(sizes)
-    if loss == 0.0:
-        assert requester.counters.retransmitted == 0
-        assert requester.counters.timeouts == 0
-        assert responder.counters.duplicates == responder.counters.out_of_order == 0
-    assert requester.deadline == NEVER
-
-
-def test_counts_of_sent_and_taken_packets_add_up_under_loss() -> None:
-    requester, responder, _, total = talk([100_000], 0.1, seed=3)
-    first_time = -(-len(total) // PARAMS.mtu)
-    assert responder.counters.received == first_time
-    assert requester.counters.sent == first_time + requester.counters.retransmitted
-    assert requester.counters.retransmitted > 0
 
 
 def test_the_window_bounds_what_is_under_way() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Parser
-from heddle.endpoints.nic.qpend import NEVER, QpInfo
+from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.transports.rcops import (
     RNR_CODE,
     RNR_MS,
@@ -29,23 +29,11 @@ from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams, WritePacket
 from heddle.wire import layout as wire
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
+from tests.unit.test_rc import RKEY, Memory
 from tests.unit.test_rc_model import FATES, MTU, TIMEOUT_S, Network, first_psns
-from tests.unit.test_rc_model import Memory as ModelMemory
+from tests.unit.test_srd import info
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
-RKEY = 7
-
-
-class Memory:
-    def __init__(self, data: bytes) -> None:
-        self.data = bytearray(data)
-        self.imms: list[int] = []
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
-
-    def arrived(self, imm: int) -> None:
-        self.imms.append(imm)
 
 
 class Wire:
@@ -53,19 +41,16 @@ class Wire:
 
     def __init__(self, seed: int, loss: float, psns: tuple[int, int] = (wire.PSN_MASK - 2, 5)) -> None:
         self.dice, self.loss = random.Random(seed), loss
-        self.memories = [Memory(self.dice.randbytes(8192)) for _ in range(2)]
+        self.memories = [Memory(bytearray(self.dice.randbytes(8192))) for _ in range(2)]
         self.ends = [self._end(here, psns) for here in range(2)]
         self.under_way: list[list[bytes]] = [[], []]  # to each end
         self.opcodes: list[int] = []
         self.now = 0.0
 
     def _end(self, here: int, psns: tuple[int, int]) -> RcQp:
-        mac, ip = ("02:00:00:00:00:01", "02:00:00:00:00:02"), ("10.0.0.1", "10.0.0.2")
-        flow = FlowHeader(
-            src_mac=mac[here], dst_mac=mac[1 - here], src_ip=ip[here], dst_ip=ip[1 - here],
-            sport=50000, dqpn=0x12 - here,
-        )  # fmt: skip
-        return RcQp(PARAMS, QpInfo(0x11 + here, flow, psns[here]), flow, self.memories[here], psns[1 - here])
+        own, other = f"10.0.0.{1 + here}", f"10.0.0.{2 - here}"
+        qp = info(own, other, 0x11 + here, 0x12 - here, psns[here])
+        return RcQp(PARAMS, qp, qp.flow, self.memories[here], psns[1 - here])
 
     def step(self) -> None:
         self.now += 0.05
@@ -127,7 +112,7 @@ def do_all(channel: Wire, here: int, sizes: Sequence[int]) -> None:
     wanted = bytes(mine.data)
     channel.run()
     assert theirs.data[: max(sizes)] == wanted[: max(sizes)]
-    assert theirs.imms == [number for number in range(len(sizes)) if number % 2 == 0]
+    assert theirs.arrivals == [number for number in range(len(sizes)) if number % 2 == 0]
     for number, size in enumerate(sizes):
         assert read[number] == kept[:size]
         assert inbox[number][:size] == wanted[:size]
@@ -287,7 +272,7 @@ class Work:
 
     def __init__(self, wanted: list[tuple[OpKind, int]]) -> None:
         size = sum(length for _, length in wanted)
-        self.memory, self.expected = ModelMemory(size), bytearray(size)
+        self.memory, self.expected = Memory(bytearray(size)), bytearray(size)
         self.operations: list[Operation] = []
         self.writes: list[int] = []
         self.sends: list[tuple[bytes, int]] = []
@@ -296,20 +281,20 @@ class Work:
         for number, (kind, length) in enumerate(wanted):
             data = bytes((7 * number + at) % 251 for at in range(length))
             payload = bytearray(length) if kind == "read" else bytearray(data)
-            self.operations.append(Operation(memoryview(payload), va, 1, number, kind, announced=kind != "read"))
+            self.operations.append(Operation(memoryview(payload), va, RKEY, number, kind, announced=kind != "read"))
             if kind == "send":
                 self.sends.append((data, number))
             else:
                 self.expected[va : va + length] = data
             if kind == "read":
-                self.memory.bytes[va : va + length] = data
+                self.memory.data[va : va + length] = data
                 self.reads.append((payload, data))
             if kind == "write":
                 self.writes.append(number)
             va += length
 
     def check(self, responder: OpResponder, inbox: list[bytearray]) -> None:
-        assert self.memory.bytes == self.expected
+        assert self.memory.data == self.expected
         assert self.memory.arrivals == self.writes
         assert [(each.length, each.imm) for each in responder.arrivals] == [(len(d), imm) for d, imm in self.sends]
         assert all(room[: len(data)] == data for room, (data, _) in zip(inbox, self.sends, strict=False))

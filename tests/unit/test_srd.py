@@ -17,37 +17,28 @@ from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.wire import layout as wire
 from heddle.wire.sport import entropy_sports
+from tests.unit.test_rc import RKEY, Memory
 from tests.unit.test_rc_model import FATES, TIMEOUT_S, Network, first_psns
 from tests.unit.test_rc_model import MTU as MODEL_MTU
-from tests.unit.test_rc_model import Memory as ModelMemory
 
-MTU, RKEY = 256, 7
+MTU = 256
 PARAMS = SrdParams(RcParams(MTU, 32, 8, 1.0, 7, 0.02), 0.2)
 
 
-class Memory:
-    def __init__(self, size: int) -> None:
-        self.data, self.arrivals = bytearray(size), list[int]()
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
-
-    def arrived(self, imm: int) -> None:
-        self.arrivals.append(imm)
-
-
 def info(src: str, dst: str, qpn: int, dqpn: int, psn: int) -> QpInfo:
+    return QpInfo(qpn, header_between(src, dst, dqpn), psn)
+
+
+def header_between(src: str, dst: str, dqpn: int, sport: int = 50000) -> FlowHeader:
     macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-    return QpInfo(
-        qpn, FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn), psn
-    )
+    return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=sport, dqpn=dqpn)
 
 
 class Fabric:
     """Carries frames between two ends: `shuffle` puts those of a burst in any order, `lose` says which are lost."""
 
     def __init__(self, total: bytes, psn: int, seed: int) -> None:
-        self.memory = Memory(len(total))
+        self.memory = Memory(bytearray(len(total)))
         self.sender = SrdSender(PARAMS, info("10.0.0.1", "10.0.1.1", 5, 6, psn))
         self.receiver = SrdReceiver(PARAMS, info("10.0.1.1", "10.0.0.1", 6, 5, psn), self.memory)
         self.dice = random.Random(seed)
@@ -195,14 +186,14 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
 ) -> None:  # fmt: skip
     params = SrdParams(RcParams(MODEL_MTU, window, min(ack_every, window), TIMEOUT_S, 10_000, 0.1), TIMEOUT_S / 4)
     total = dice.randbytes(sum(sizes))
-    memory = ModelMemory(len(total))
+    memory = Memory(bytearray(len(total)))
     here = info("10.0.0.1", "10.0.1.1", 5, 6, psn)
-    headers = tuple(_header(sport) for sport in entropy_sports(SPORT, entropy))
+    headers = tuple(header_between("10.0.0.1", "10.0.1.1", 6, sport) for sport in entropy_sports(SPORT, entropy))
     sender = SrdSender(params, replace(here, flow=headers[0], sprayed=headers if entropy > 1 else ()))
     receiver = SrdReceiver(params, info("10.0.1.1", "10.0.0.1", 6, 5, psn), memory)
     at = 0
     for imm, size in enumerate(sizes):
-        sender.post(Message(memoryview(total)[at : at + size], at, 1, imm))
+        sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
         at += size
     data, back = SendBatch(MODEL_MTU, slots=32), SendBatch(0, slots=1)
     there, home = Network[bytes](ways), Network[bytes](ways_back)
@@ -227,7 +218,7 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
             sender.expire(now)
             receiver.expire(now)
     assert sender.idle
-    assert memory.bytes == total
+    assert memory.data == total
     assert memory.arrivals == list(range(len(sizes)))
     packets = sum(-(-size // MODEL_MTU) for size in sizes)
     assert sent - sender.counters()["retransmitted"] == packets
@@ -235,10 +226,3 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
     if entropy > 1:
         used = [sender.by_sport()[header.sport][0] for header in headers]
         assert sum(used) == sent and max(used) - min(used) <= 1
-
-
-def _header(sport: int) -> FlowHeader:
-    return FlowHeader(
-        src_mac="02:00:00:00:00:01", dst_mac="02:00:00:00:00:02", src_ip="10.0.0.1", dst_ip="10.0.1.1", sport=sport,
-        dqpn=6,
-    )  # fmt: skip

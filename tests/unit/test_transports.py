@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from heddle.endpoints.nic.framebuffer import FrameBuffer
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Parser
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc, RcSender
@@ -28,6 +28,7 @@ from heddle.traffic.options import Recovery, RunOptions
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
 from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_srd import info
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
@@ -38,13 +39,8 @@ MTU = 4096
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
 
 
-def _flow(src: str, dst: str, dqpn: int) -> FlowHeader:
-    macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-    return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn)
-
-
-HERE = QpInfo(5, _flow(NEAR, FAR, 6), wire.PSN_MASK - 2)
-THERE = QpInfo(6, _flow(FAR, NEAR, 5), wire.PSN_MASK - 2)
+HERE = info(NEAR, FAR, 5, 6, wire.PSN_MASK - 2)
+THERE = info(FAR, NEAR, 6, 5, wire.PSN_MASK - 2)
 
 
 @pytest.fixture(params=list(KINDS))
