@@ -39,40 +39,32 @@ def test_sizes_and_numbers_set_parameters() -> None:
     assert options.admitted == Admission(4, 1 << 20, 4, 3.0, "data")
 
 
-def test_a_slow_host_must_have_a_rank() -> None:
+def test_a_slow_host_must_have_a_rank_and_gives_the_run_more_time() -> None:
     fabric = load_fabric("tiny").fabric
     assert build_plan(fabric, run_options(slow=["host3=25%"])).options.slow == (("host3", 0.25),)
     with pytest.raises(InputError) as caught:
         build_plan(fabric, run_options(slow=["host33=25%", "host3=50"]))
     assert str(caught.value) == "--slow host33=25% names a host without a rank\n  hint: did you mean host3?"
-
-
-def test_a_slow_host_and_a_small_budget_give_the_run_more_time() -> None:
-    fabric = load_fabric("tiny").fabric
+    # A slow host and a small budget give the run more time.
     sizes = (256 << 20,)
     usual = build_plan(fabric, RunOptions(sizes=sizes, iters=100)).max_seconds
     slow = build_plan(fabric, RunOptions(sizes=sizes, iters=100, slow=(("host3", 0.25),))).max_seconds
     assert usual > 600 and 3.9 < slow / usual <= 4.0
 
 
-def test_soft_roce_refuses_both() -> None:
+def test_admission_runs_in_the_python_loop_only_and_comes_back_from_a_record() -> None:
     fabric = load_fabric("tiny").fabric
+    plan, transport = plan_run(fabric, run_options(admission="on"))
+    assert not compiled(plan, transport)
+    # The options come back from a record.
+    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
+    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
+    # Soft roce refuses both.
     with pytest.raises(InputError) as caught:
         plan_run(fabric, run_options(admission="on", slow=["host3=25%"], transport="rxe", chunk="64K"))
     assert [each.what for each in caught.value.problems if "own NICs" in each.why][-2:] == [
         "--admission on", "--slow host3",
     ]  # fmt: skip
-
-
-def test_only_the_python_loop_has_admission() -> None:
-    fabric = load_fabric("tiny").fabric
-    plan, transport = plan_run(fabric, run_options(admission="on"))
-    assert not compiled(plan, transport)
-
-
-def test_the_options_come_back_from_a_record() -> None:
-    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
-    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
 
 
 def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:

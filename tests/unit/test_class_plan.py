@@ -43,9 +43,7 @@ def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() 
     assert eights[3] == (3, 3, 1, 3, 3, 3, 3, 3)
     assert eights[6] == (6,) * 8
     assert eights[7] == (*(6,) * 7, 0)
-
-
-def test_network_control_is_of_control_whatever_its_number() -> None:
+    # Network control is of control whatever its number.
     plan = class_plan(QueuePolicy(control=5))
     assert plan.dscp[48:] == (5,) * 16
     assert plan.dscp[40:48] == (5,) * 8
@@ -77,22 +75,18 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     assert (host.pfc, host.ecn, host.xoff, host.buffer) == (True, False, 0, 1_000_000), "hosts obey, and do not ask"
 
 
-def test_a_watchdog_that_is_off_detects_nothing() -> None:
-    for enabled, want in ((True, 2_000_000_000), (False, 0)):
-        rows = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
-        assert rows["rtsw1", "eth1"][3].detect_ns == rows["host1", "eth1"][3].detect_ns == want
-
-
-def test_a_class_has_its_own_curve_where_one_is_given() -> None:
+def test_curves_pfc_and_the_watchdog_can_be_set_or_off() -> None:
     lab = fabric(ecn={"kmin": "50KB", "classes": {3: {"kmin": "80KB", "pmax": 0.5}}})
     rows = policies_of(lab)["ctsw1", "eth1"]
     assert (rows[3].kmin, rows[3].kmax, rows[3].pmax) == (80_000, 160_000, 0.5)
     assert (rows[0].kmin, rows[0].kmax, rows[0].pmax) == (50_000, 160_000, 0.2)
-
-
-def test_without_pfc_a_lossless_class_is_dropped_like_others() -> None:
+    # Without pfc a lossless class is dropped like others.
     row = policies_of(fabric(pfc={"enabled": False}))["rtsw1", "eth1"][3]
     assert (row.kind, row.pfc, row.xoff, row.headroom, row.detect_ns) == ("lossless", False, 0, 0, 0)
+    # A watchdog that is off detects nothing.
+    for enabled, want in ((True, 2_000_000_000), (False, 0)):
+        rows = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
+        assert rows["rtsw1", "eth1"][3].detect_ns == rows["host1", "eth1"][3].detect_ns == want
 
 
 def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
@@ -106,14 +100,12 @@ def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
     assert "queues.buffer is below" in str(caught.value.problems[-1])
 
 
-def test_the_deepest_queue_is_what_ingress_ports_may_hold_or_what_the_threshold_leaves() -> None:
+def test_the_deepest_queue_is_bounded_by_ingress_threshold_and_buffer() -> None:
     paused, dropped = fabric(buffer={"host": "10KB"}), fabric(buffer={"host": "10KB"}, pfc={"enabled": False})
     assert deepest_queue(paused, 3) == 8 * (60_000 + 31_250 + 8428)
     shared = 8 * 1_000_000 - 8 * 3 * 10_000
     assert deepest_queue(dropped, 3) == 10_000 + shared // 2
-
-
-def test_no_queue_is_deeper_than_the_buffer_whatever_its_ports_may_hold() -> None:
+    # No queue is deeper than the buffer whatever its ports may hold.
     assert deepest_queue(fabric(pfc={"xoff": "2MB"}, buffer="1MB"), 3) == 1_000_000
 
 
@@ -158,15 +150,13 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     ]
     assert sum(" tbf " in line for line in lines) == 1
     assert [number_of(each) for each in (0x10, 0x40, 0x80, 0x41, 0x90, 0xFF0)] == [0, 3, 7, None, None, None]
-
-
-def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
+    # Where nothing can be paused there is neither gate nor kick.
     lab = fabric(lossless=[])
     lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
     assert not any("tbf" in line or "ff0" in line for line in lines)
 
 
-def test_ports_are_numbered_from_1_in_the_order_of_the_fabric() -> None:
+def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> None:
     fabric = build(ClosSpec(name="tiny", racks=2, ctsw=4))
     ids = port_ids(fabric)
     assert list(ids.values()) == list(range(1, len(ids) + 1))
@@ -174,9 +164,7 @@ def test_ports_are_numbered_from_1_in_the_order_of_the_fabric() -> None:
     for node in fabric.nodes:
         assert all(b - a == 1 for a, b in pairwise(ids[node.name, port.name] for port in node.ports))
     assert ids == port_ids(build(ClosSpec(name="tiny", racks=2, ctsw=4)))
-
-
-def test_a_number_is_written_as_tc_reads_it() -> None:
+    # A number is written as tc reads it.
     assert (classid(1), classid(31), classid(65535)) == ("0:1", "0:1f", "0:ffff")
     assert row(2, 3) == 19
 

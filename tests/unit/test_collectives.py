@@ -61,7 +61,7 @@ def test_arrays_end_as_the_pattern_says(pattern: Pattern, ranks: int, count: int
                 assert arrays[rank][piece.lo + i] == {(source, piece.start + i) for source in sources}
 
 
-def test_an_all_to_all_is_a_transposed_matrix() -> None:
+def test_an_all_to_all_transposes_a_matrix_and_an_incast_gathers() -> None:
     (pattern,) = (p for p in patterns().values() if p.collective == "all-to-all")
     n, width = 6, 3
     arrays = played(pattern, n, n * width)
@@ -70,9 +70,7 @@ def test_an_all_to_all_is_a_transposed_matrix() -> None:
             assert arrays[rank][source * width : (source + 1) * width] == [
                 {(source, rank * width + i)} for i in range(width)
             ]
-
-
-def test_an_incast_gathers_at_rank_0() -> None:
+    # An incast gathers at rank 0.
     (pattern,) = (p for p in patterns().values() if p.collective == "incast")
     arrays = played(pattern, 5, 13)
     assert arrays[0] == [{(r, i)} for r in range(5) for i in range(*chunk_range(r, 5, 13))]

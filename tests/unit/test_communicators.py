@@ -40,7 +40,7 @@ def test_an_invalid_split_is_refused_with_an_example(typed: str) -> None:
     assert "MOD" in str(caught.value)
 
 
-def test_ranks_of_one_color_are_a_communicator_with_its_own_ring() -> None:
+def test_a_split_makes_rings_also_in_predictions() -> None:
     zone = load_fabric("zone").fabric
     plan = build_plan(zone, RunOptions(ranks=8, split="MOD 2"))
     assert plan.communicators == ((0, 2, 4, 6), (1, 3, 5, 7))
@@ -51,26 +51,18 @@ def test_ranks_of_one_color_are_a_communicator_with_its_own_ring() -> None:
     halves = build_plan(zone, RunOptions(ranks=8, split="DIV 4"))
     assert halves.communicators == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert build_plan(zone, RunOptions(ranks=8)).communicators == (tuple(range(8)),)
-
-
-def test_a_prediction_opens_the_same_queue_pairs() -> None:
-    zone = load_fabric("zone").fabric
+    # A prediction opens the same queue pairs.
     plan = build_plan(zone, RunOptions(ranks=12, qps=2, split="MOD 3"))
     connections = traffic_of(zone, load_plan("ring,ranks=12,qps=2,split=MOD 3")).connections
     first = [q for q in plan.qps if q.index == 0]
     assert connections.src.tolist() == [q.flow.src_rank for q in first]
     assert connections.dst.tolist() == [q.flow.dst_rank for q in first]
     assert connections.dst_number.tolist() == [q.flow.qpn for q in first]
-
-
-def test_a_named_matrix_is_among_the_ranks_of_each_communicator() -> None:
+    # A named matrix is among the ranks of each communicator.
     connections = traffic_of(load_fabric("zone").fabric, load_plan("shift:1,ranks=6,split=MOD 2")).connections
     pairs = zip(connections.src.tolist(), connections.dst.tolist(), strict=True)
     assert sorted(pairs) == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
-
-
-def test_unlike_and_lonely_communicators_are_refused() -> None:
-    zone = load_fabric("zone").fabric
+    # Unlike and lonely communicators are refused.
     with pytest.raises(InputError, match=r"--split MOD 2 .*communicators of 2 and 3 ranks.*\n.*--ranks 4"):
         build_plan(zone, RunOptions(ranks=5, split="MOD 2"))
     with pytest.raises(InputError, match=r"--split DIV 1 .*4 communicators of one rank"):

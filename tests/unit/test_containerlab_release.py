@@ -159,26 +159,20 @@ def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
     assert failures_of(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
 
 
-def test_a_failed_deployment_is_reported_with_containerlabs_message_and_a_hint() -> None:
+def test_messages_of_containerlab_are_read_or_passed_on() -> None:
     (said,) = failures_of(PULL, 1)
     assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
     assert "./inv image" in said
-
-
-def test_an_error_without_a_line_of_the_log_is_read_out_of_its_box() -> None:
+    # An error without a line of the log is read out of its box.
     (said,) = failures_of(
         "09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1
     )
     assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
-
-
-def test_unknown_messages_are_passed_on() -> None:
+    # Unknown messages are passed on.
     (said,) = failures_of("something new", 3)
     assert "failed: something new" in said
     assert "--log-level debug" in said
     (said,) = failures_of("", 3)
     assert "it ended with exit code 3" in said
-
-
-def test_a_deployment_without_a_complaint_is_none() -> None:
+    # A deployment without a complaint is none.
     raise_failures("zone", Path("/x"), 0, ["08:51:20 INFO Creating container name=a"])

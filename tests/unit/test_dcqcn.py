@@ -91,7 +91,7 @@ def test_a_cut_leaves_the_least_share_and_the_lowest_rate() -> None:
     assert found == [250.0, 62.5, 15.625, 10.0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_invariants_for_any_events(seed: int) -> None:
     dice = random.Random(seed)
     rule = replace(
@@ -118,8 +118,11 @@ def test_invariants_for_any_events(seed: int) -> None:
     assert control.rate_bps == LINE, "without CNPs, the rate goes back to the line rate"
 
 
-def test_late_calls_give_the_same_state_as_calls_in_time() -> None:
-    """One call of `expire` for a long time has the effect of many calls."""
+def test_power_and_late_calls() -> None:
+    assert [power(0.5, n) for n in (0, 1, 5)] == [1.0, 0.5, 0.03125]
+    assert power(0.9, 1234) == pytest.approx(0.9**1234)
+    # Late calls give the same state as calls in time: One call of `expire` for a long time has the effect of many
+    # calls.
     rule = replace(RULE, keep=0.75)
     dice, late, early, now = random.Random(5), DcqcnControl(rule, LINE), DcqcnControl(rule, LINE), 0
     for _ in range(50):
@@ -131,11 +134,6 @@ def test_late_calls_give_the_same_state_as_calls_in_time() -> None:
             control.notified(now)
         assert late.alpha == pytest.approx(early.alpha, rel=1e-12)
         assert late.rate_bps == pytest.approx(early.rate_bps, rel=1e-12)
-
-
-def test_power() -> None:
-    assert [power(0.5, n) for n in (0, 1, 5)] == [1.0, 0.5, 0.03125]
-    assert power(0.9, 1234) == pytest.approx(0.9**1234)
 
 
 def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
@@ -150,9 +148,7 @@ def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
     # 0; at 100 and 200 for marks within the gap; at 300 for those from 210 to 240; 400 is a new mark, after the gap
     assert due == [0, 100, 200, 300, 400]
     assert notifier.deadline_ns == FAR_NS
-
-
-def test_cnps_wait_for_no_gap_of_zero() -> None:
+    # Cnps wait for no gap of zero.
     notifier = Notifier(0)
     for now in (5, 5, 6):
         notifier.marked(now)
@@ -160,7 +156,7 @@ def test_cnps_wait_for_no_gap_of_zero() -> None:
         notifier.sent()
 
 
-def test_parameters_of_hardware_are_scaled() -> None:
+def test_values_of_hardware_are_scaled() -> None:
     made = Dcqcn.of({each.name: each.default for each in Dcqcn.tunables}, 4000, 4154, 0)
     rule = made.rule
     assert (rule.alpha_ns, rule.cut_ns, rule.time_ns) == (4_000_000, 16_000_000, 1_200_000_000)
@@ -168,6 +164,10 @@ def test_parameters_of_hardware_are_scaled() -> None:
     assert (rule.keep, rule.first_alpha, rule.cut_divisor, rule.least_factor) == (1019 / 1024, 1023 / 1024, 2.0, 0.5)
     assert rule.byte_reset == 32767 * 64
     assert (made.cnp.gap_ns, made.cnp.dscp) == (16_000_000, 48)
+    # Values of hardware are scaled.
+    made = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
+    assert (made.rule.base_ns, made.rule.fs_ns) == (16_007_000, 16_000_000)
+    assert (made.rule.frame_bits, made.cnp.gap_ns) == (33232, 16_000_000)
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
@@ -229,7 +229,7 @@ def test_the_window_follows_the_target_delay() -> None:
     assert control.packets == pytest.approx(10.5 * 0.7 * 0.5)
 
 
-def test_a_cnp_counts_as_twice_the_target() -> None:
+def test_a_cnp_counts_as_twice_the_target_and_small_windows_are_rates() -> None:
     control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
     control.notified(0)  # 1 - 0.8 / 2
     assert control.packets == pytest.approx(6.0)
@@ -237,10 +237,7 @@ def test_a_cnp_counts_as_twice_the_target() -> None:
     assert control.packets == pytest.approx(6.0)
     control.notified(10_000)
     assert control.packets == pytest.approx(3.6)
-
-
-def test_a_window_below_one_packet_is_a_rate() -> None:
-    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    # A window below one packet is a rate.
     for step in range(10):
         control.notified(step * 10_000)
     assert control.packets == pytest.approx(10 * 0.6**10)
@@ -260,13 +257,7 @@ def test_small_windows_have_larger_targets() -> None:
     assert rule.target_ns(4.0) == pytest.approx(10_000 + a * 0.5 - a * 0.1)
 
 
-def test_values_of_hardware_are_scaled() -> None:
-    made = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
-    assert (made.rule.base_ns, made.rule.fs_ns) == (16_007_000, 16_000_000)
-    assert (made.rule.frame_bits, made.cnp.gap_ns) == (33232, 16_000_000)
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
     dice = random.Random(seed)
     control, now = SwiftControl(SWIFT_RULE, SWIFT_LINE), 0

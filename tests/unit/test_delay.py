@@ -93,17 +93,15 @@ def test_a_delay_survives_records(said: str) -> None:
     assert differences(load_fabric("dc").spec, spec)[0][0].startswith("link.delay.")
 
 
-def test_a_path_is_the_sum_of_its_links() -> None:
+def test_a_path_is_the_sum_of_its_links_whichever_is_taken() -> None:
     delays = PathDelays(fabric("dc", SHAPE))
     assert delays.between("rtsw1", "rtsw1") == 2 * 500  # host, RTSW, host
     assert delays.between("rtsw1", "rtsw2") == 2 * 500 + 2 * 1000
     assert delays.between("rtsw1", "rtsw3") == 2 * 500 + 2 * 1000 + 2 * 3000  # the other zone
     rail = PathDelays(fabric("rail", SHAPE))
     assert (rail.between("leaf1", "leaf1"), rail.between("leaf1", "leaf2")) == (1200, 3200)
-
-
-def test_every_equal_cost_path_has_the_same_delay() -> None:
-    """Checked by walking next hops: a frame's delay does not depend on the path that a hash chooses."""
+    # Every equal cost path has the same delay: Checked by walking next hops: a frame's delay does not depend on the
+    # path that a hash chooses.
     built = fabric("dc", SHAPE)
     delays = PathDelays(built)
     for src in built.edges:
@@ -151,14 +149,12 @@ def test_windows_have_room_for_what_travels_and_stay_the_same_over_qps() -> None
     assert {qp.window for qp in planned("tiny", SHAPE, window=3).qps} == {3}
 
 
-def test_a_packet_in_flight_is_not_counted_as_lost() -> None:
+def test_packets_and_runs_that_wait_for_delays_are_not_given_up() -> None:
     near, far = planned("tiny"), planned("tiny", "link.delay=1ms")
     assert far.qps[0].delay_s == pytest.approx(2 * 1e-3 * 4000)
     assert far.timeout_s > near.timeout_s + 2 * max(qp.delay_s for qp in far.qps)
     assert planned("tiny", "link.delay=1ms", timeout=14).timeout_s == pytest.approx(0.0671, rel=1e-3)
-
-
-def test_a_run_that_waits_for_delays_does_not_count_as_hung() -> None:
+    # A run that waits for delays does not count as hung.
     short, long = (planned("tiny", *o, sizes=(64,), iters=10_000) for o in ([], ["link.delay=100us"]))
     steps = 2 * (4 - 1)
     assert long.max_seconds > 10_000 * steps * 2 * max(qp.delay_s for qp in long.qps)

@@ -174,11 +174,6 @@ def test_doctor_has_a_row_for_what_people_type_in_hosts(monkeypatch: pytest.Monk
     assert row.fix == "apt-get install iputils-ping iperf3"
 
 
-def test_the_images_of_containers_have_what_people_type() -> None:
-    image = (Path(__file__).parents[2] / "templates/image/host.Dockerfile").read_text()
-    assert all(f" {package} " in image for name in packages.HOST_TOOLS for package in packages.PARTS[name].packages)
-
-
 @pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])
 def test_a_service_that_comes_with_a_package_neither_starts_nor_stays_enabled(
     manager: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,11 +70,6 @@ def test_a_checkout_has_all_extras_in_its_own_environment(tmp_path: Path) -> Non
     assert other.add("plot", [], PLOT) == f"start '{root}/inv': it installs all extras, in .venv"
 
 
-def test_this_one_is_a_checkout() -> None:
-    assert how_installed().checkout == resources.HERE.root
-    assert how_installed().installer == "checkout"
-
-
 def asked(made: InstalledWheel, cwd: Path) -> tuple[str, str]:
     """How the installed Heddle finds itself installed: installer and URL."""
     code = "import json; from heddle.base.extras import how_installed"
@@ -96,15 +91,6 @@ def test_a_wheel_remembers_its_file_while_it_exists(wheel: Path, tmp_path: Path)
     assert asked(made, tmp_path) == ("pipx", "")
 
 
-def test_the_hint_of_a_verb_is_the_command_of_that_installer(wheel: Path, tmp_path: Path) -> None:
-    made = install(wheel, tmp_path / "env", without=("matplotlib", "plotly", "starlette", "mcp"))
-    (made.place / "uv-receipt.toml").write_text("[tool]\n")
-    output = made.heddle("plot", "queues", cwd=tmp_path)
-    assert (output.returncode, output.stdout) == (3, "")
-    hint = f"hint: uv tool install --force 'heddle-fabric[plot,ssh,test] @ {wheel.as_uri()}'"
-    assert output.stderr.splitlines()[-1].strip() == hint
-
-
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> Extra:
     extra = Extra("plot", "nosuch", "heddle_has_no_such_module", "pictures")
@@ -112,9 +98,15 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Extra:
     return extra
 
 
-def test_installed_packages_are_no_problem() -> None:
+def test_missing_packages_are_named_and_others_are_no_problem() -> None:
     for name in EXTRAS:
         require(name)
+    # Any other module is not an extras.
+    assert missing_module(ModuleNotFoundError("no", name="numpy.core")) is None
+    assert missing_module(ModuleNotFoundError("no")) is None
+    # This one is a checkout.
+    assert how_installed().checkout == resources.HERE.root
+    assert how_installed().installer == "checkout"
 
 
 def test_missing_packages_are_named_with_their_command(absent: Extra) -> None:
@@ -131,8 +123,3 @@ def test_an_import_that_fails_late_says_the_same(absent: Extra, capsys: pytest.C
 
     assert ended(work, ["inv", "plot"], as_json=False) == 3
     assert capsys.readouterr().err == f"{absent.problem}\n"
-
-
-def test_any_other_module_is_not_an_extras() -> None:
-    assert missing_module(ModuleNotFoundError("no", name="numpy.core")) is None
-    assert missing_module(ModuleNotFoundError("no")) is None

@@ -59,6 +59,10 @@ def test_a_loopback_shows_tier_and_index() -> None:
     assert fabric.by_name["rtsw7"].loopback == IPv6Address("fd00:0:0:ffff::1:7")
     assert fabric.by_name["ctsw2"].loopback == IPv6Address("fd00:0:0:ffff::2:2")
     assert fabric.by_name["rtsw7"].router_id == IPv4Address("10.255.16.7")
+    # Tiers are the same tiers.
+    fabric = build(ClosSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
+    assert {node.level for node in fabric.nodes} == set(range(4))
+    assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")
 
 
 def test_only_addresses_differ_between_the_families() -> None:
@@ -80,14 +84,12 @@ def test_defaults_are_the_familys_and_what_a_file_says_is_kept() -> None:
     assert (longer.addressing.pool, longer.addressing.rack_prefix) == ("fd00::/48", 120)
 
 
-def test_a_spec_of_ipv6_survives_being_stored() -> None:
+def test_a_spec_of_ipv6_survives_being_stored_and_an_older_record_is_of_ipv4() -> None:
     spec = load_fabric("tiny", overrides=["family=ipv6"]).spec
     assert load_spec(dump_spec(spec)) == spec
     changed = {path: (old, new) for path, old, new in differences(load_fabric("tiny").spec, spec)}
     assert changed["family"] == ("ipv4", "ipv6")
-
-
-def test_an_older_record_without_a_family_is_one_of_ipv4() -> None:
+    # An older record without a family is one of ipv4.
     data = dump_spec(load_fabric("tiny").spec)
     del data["family"]
     assert load_spec(data) == load_fabric("tiny").spec
@@ -105,9 +107,3 @@ def test_the_longest_ipv6_prefix_is_found() -> None:
     assert [hop.port for hop in fib.lookup(ip_address("fd00:0:0:1::3"))] == ["eth1", "eth2"]
     assert fib.match(ip_address("2001:db8::1")) == IPv6Network("::/0")
     assert Fib.from_json(fib.to_json()) == fib
-
-
-def test_tiers_are_the_same_tiers() -> None:
-    fabric = build(ClosSpec(name="x", family="ipv6", racks=2, ctsw=2, zones=2, atsw=2))
-    assert {node.level for node in fabric.nodes} == set(range(4))
-    assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")

@@ -30,19 +30,15 @@ from heddle.traffic.plan import build_plan
 from tests.unit.test_paths_report import FABRIC, HASHING, SENT, evidence, fibs, snapshot
 
 
-def test_a_flow_of_a_plan_has_its_ranks_and_one_of_no_run_has_none() -> None:
+def test_a_flow_has_its_ranks_and_is_one_flat_row_and_a_proof_has_that_very_flow() -> None:
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(qps=2))
     assert all(flow is qp.flow for flow, qp in zip(plan.flows(), plan.qps, strict=True))
     assert {(flow.src_rank, flow.dst_rank) for flow in plan.flows()} == {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert SENT[0].flow.src_rank == SENT[0].flow.dst_rank == NO_RANK
-
-
-def test_a_proof_has_the_very_flow_that_was_sent() -> None:
+    # A proof has the very flow that was sent.
     result = prove(FABRIC, evidence(SENT))
     assert result.flows[0].sent is SENT[0] and result.flows[0].flow is SENT[0].flow
-
-
-def test_a_flow_is_one_flat_row() -> None:
+    # A flow is one flat row.
     flow = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 50000, 7, "rtsw1:eth3", src_rank=0, dst_rank=1)
     assert Sent(flow, 10, 1000).to_json() == {
         "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",
@@ -134,21 +130,17 @@ def test_a_part_that_could_not_be_read_raises_its_own_error_each_time_it_is_used
             _ = found.hashing
 
 
-def test_a_snapshot_is_frozen_and_another_with_the_same_content_is_equal() -> None:
+def test_a_snapshot_is_a_frozen_value_whose_counters_can_be_replaced() -> None:
     found = snapshot(fibs(), HASHING)
     assert found == snapshot(fibs(), HASHING)
     with pytest.raises(AttributeError):
         found.lab = "other"  # type: ignore[misc]
-
-
-def test_a_lab_without_daemons_cannot_be_asked_for_their_sessions() -> None:
-    with pytest.raises(ValueError, match="no daemons to ask"):
-        take(FABRIC, {}, LabPart.SESSIONS)
-
-
-def test_other_counters_replace_those_of_every_node_and_nothing_else() -> None:
+    # Other counters replace those of every node and nothing else.
     table = {
         s.name: SwitchCounters(s.name, (FlowCount("eth1", "a", "b", 7, 1, 5, 50),), (), 0) for s in FABRIC.switches
     }
     found = snapshot(fibs(), HASHING, drops={"rtsw1:eth1": 3}).with_counters(table)
     assert found.counters == table and found.drops == {"rtsw1:eth1": 3} and found.fibs == fibs()
+    # A lab without daemons cannot be asked for their sessions.
+    with pytest.raises(ValueError, match="no daemons to ask"):
+        take(FABRIC, {}, LabPart.SESSIONS)

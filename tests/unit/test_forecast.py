@@ -155,7 +155,7 @@ def test_pinned_slices_are_dealt_over_uplinks() -> None:
         assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [1, 1, 1, 0]
 
 
-def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
+def test_what_is_down_or_drained_carries_nothing() -> None:
     found = ask("three", "all-to-all", down=("ctsw1", "rtsw2"))
     wires = found.wires
     dead = [at for at, port in enumerate(wires.ports) if port in found.trouble.dead]
@@ -165,6 +165,12 @@ def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
     assert found.unreachable == 2 * gone * (ranks - gone) + gone
     assert "host1:eth1 to host3:eth1" in found.named
     assert "rtsw2:eth1" not in {row["port"] for row in found.links()}
+    # A drained switch carries no transit and all hosts stay reachable.
+    found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
+    switch = wires.switch_id["ctsw2"]
+    for mode in found.modes:
+        assert not mode.bytes[wires.owner == switch].any()
+    assert found.unreachable == 0
 
 
 def test_without_routes_flows_are_named_and_only_traffic_inside_racks_is_carried() -> None:
@@ -176,16 +182,7 @@ def test_without_routes_flows_are_named_and_only_traffic_inside_racks_is_carried
     assert all(mode.seconds == found.roofline.seconds for mode in found.modes)
 
 
-def test_a_drained_switch_carries_no_transit_and_all_hosts_stay_reachable() -> None:
-    found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
-    wires = found.wires
-    switch = wires.switch_id["ctsw2"]
-    for mode in found.modes:
-        assert not mode.bytes[wires.owner == switch].any()
-    assert found.unreachable == 0
-
-
-def test_resilient_groups_move_only_what_has_to() -> None:
+def test_resilient_groups_move_only_what_has_to_and_weighted_ones_are_never_resilient() -> None:
     found = ask("two", "all-to-all,qps=16", down=("ctsw3",))
     moved = found.moved
     assert moved is not None
@@ -193,22 +190,18 @@ def test_resilient_groups_move_only_what_has_to() -> None:
     assert moved.moved["threshold"] > 1.2 * moved.lost["threshold"]
     # One of four next hops is gone: a quarter of what leaves its rack.
     assert moved.lost["threshold"] / moved.flows == pytest.approx(0.25 * 6 / 8, abs=0.06)
-
-
-def test_weighted_groups_are_never_resilient() -> None:
+    # Weighted groups are never resilient.
     moved = ask("ucmp", "all-to-all,qps=4", down=("ctsw3",)).moved
     assert moved is not None
     assert list(moved.moved) == ["threshold"]
 
 
-def test_trials_are_the_same_each_time_and_more_of_them_are_other_draws() -> None:
+def test_trials_are_the_same_each_time_and_shared_seeds_stay_shared() -> None:
     one, same, more = (ask("three", trials=n).modes[0].trials for n in (5, 5, 9))
     assert one == same != more
     assert set(one) == {"ratio", *(f"mmr {d}" for d in range(6))}
     assert one["ratio"].p5 <= one["ratio"].mean <= one["ratio"].p95
-
-
-def test_seeds_that_were_shared_stay_shared_in_every_trial() -> None:
+    # Seeds that were shared stay shared in every trial.
     seeds = np.array([7, 7, 9, 7], dtype=np.uint32)
     for trial in range(1, 5):
         drawn = other_seeds(seeds, trial)

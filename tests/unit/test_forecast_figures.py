@@ -52,13 +52,11 @@ def test_links_that_are_gone_are_no_part_of_the_mean(key: str) -> None:
         assert even.mmr[1] == even.mmr[2] == pytest.approx(mmr)
 
 
-def test_links_that_live_and_carry_nothing_are_part_of_the_mean() -> None:
+def test_mmr_counts_links_that_live_in_racks_with_ranks() -> None:
     found = ask({**TWO, "ctsw": 1}, "incast:3")  # ranks 1, 2 and 3; rank 3 is alone in rack 2 and sends to rack 1
     assert found.modes[0].mmr[1] == pytest.approx(3)
-
-
-def test_links_of_racks_without_ranks_are_no_part_of_the_mean() -> None:
-    """Ranks in two racks of eight: what the idle racks' uplinks do not carry makes nothing uneven."""
+    # Links of racks without ranks are no part of the mean: Ranks in two racks of eight: what the idle racks' uplinks do
+    # not carry makes nothing uneven.
     shape = {"racks": 8, "ctsw": 2, "hosts_per_rack": 2}
     found = ask(shape, "ring,ranks=4")
     (even,) = (mode for mode in found.modes if mode.mode == EVEN_SPLIT)
@@ -105,16 +103,6 @@ def test_flows_without_a_path_now_count_as_not_moved(down: tuple[str, ...], loca
     assert moved.flows == (6 * 5 + local) * 8
 
 
-def test_evenness_is_not_judged_where_links_are_gone() -> None:
-    assert ask(TWO, "all-to-all,qps=16").evenness
-    assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
-
-
-def test_trials_are_summarised_by_mean_and_percentiles() -> None:
-    assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
-    assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)
-
-
 def predicted(shape: dict[str, Any], seed: str | int, *, ucmp: bool) -> Prediction:
     return ask({**shape, "routing": {"ucmp": ucmp, "seed": seed}}, "all-to-all,qps=16")
 
@@ -127,13 +115,17 @@ def test_a_fair_hash_over_weighted_paths_is_even_if_weights_differ_between_racks
     assert found.flows == 32 * 28 * 16
 
 
-def test_weights_do_not_hide_polarisation() -> None:
+def test_weights_do_not_hide_polarisation_and_without_them_narrow_links_get_as_much() -> None:
     assert {d: e.verdict for d, e in predicted(ZONES, "per-switch", ucmp=True).evenness.items()} == {1: EVEN, 2: EVEN}
     assert {d: e.verdict for d, e in predicted(ZONES, "shared", ucmp=True).evenness.items()} == {1: EVEN, 2: UNEVEN}
-
-
-def test_without_weights_narrow_links_get_as_many_flows_as_others() -> None:
+    # Without weights narrow links get as many flows as others.
     assert predicted(EIGHT, "per-switch", ucmp=False).evenness[1].verdict == EVEN
+    # Evenness is not judged where links are gone.
+    assert ask(TWO, "all-to-all,qps=16").evenness
+    assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
+    # Trials are summarised by mean and percentiles.
+    assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
+    assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)
 
 
 def fabric_of(preset: str) -> Fabric:

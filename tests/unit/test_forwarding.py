@@ -107,9 +107,19 @@ def test_a_fan_spreads_by_weight_and_merges_again(mode: str) -> None:
     assert load["leaf1:host"] == 320.0
 
 
-def test_a_field_that_differs_from_packet_to_packet_makes_a_fan() -> None:
+def test_a_field_that_differs_makes_a_fan_and_the_oracle_rounds_as_the_kernel() -> None:
     assert go(clos(), HashingRule("e-ecmp", 1, udf=Udf("bth", 9, 3)), 5).fan[:, 0].all()
     assert not go(clos(), HashingRule("e-ecmp", 1, udf=Udf("l4", 0, 2)), 5).fan.any()
+    # The oracle rounds a share as the kernel does: A third of 2^31 is 715827882.67: the first of three has 715827883
+    # values, the last of them 715827882.
+    hops = [NextHop(port, at, "") for at, port in enumerate("abcd", 1)]
+    three = [hops[0], replace(hops[1], dead=True), *hops[2:]]
+    values = (0, 715827882, 715827883, 1431655764, 1431655765, (1 << 31) - 1)
+    assert [oracle._by_threshold(three, value) for value in values] == [
+        ("a",), ("a",), ("c",), ("c",), ("d",), ("d",)
+    ]  # fmt: skip
+    heavy = [replace(hops[0], weight=2), hops[1]]
+    assert [oracle._by_threshold(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
 
 
 def test_pinned_takes_the_member_of_its_slice_and_the_hash_where_that_is_dead() -> None:
@@ -138,25 +148,11 @@ def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else
     )
     # RFC 2992: of three, losing the middle one moves its third, and a sixth on either side of it to the other.
     assert 0.30 < (threshold[0] != threshold[1]).mean() < 0.37
-
-
-def test_where_there_is_nothing_to_steer_over_resilient_hashing_is_plain_hashing() -> None:
+    # Where there is nothing to steer over resilient hashing is plain hashing.
     like = steering_like(clos())
     nothing = replace(like, group=np.full_like(like.group, -1))
     resilient = go(clos(), HashingRule("e-ecmp", 1, resilient=True), 300, nothing).ports
     assert (resilient == go(clos(), HashingRule("e-ecmp", 1), 300).ports).all()
-
-
-def test_the_oracle_rounds_a_share_as_the_kernel_does() -> None:
-    """A third of 2^31 is 715827882.67: the first of three has 715827883 values, the last of them 715827882."""
-    hops = [NextHop(port, at, "") for at, port in enumerate("abcd", 1)]
-    three = [hops[0], replace(hops[1], dead=True), *hops[2:]]
-    values = (0, 715827882, 715827883, 1431655764, 1431655765, (1 << 31) - 1)
-    assert [oracle._by_threshold(three, value) for value in values] == [
-        ("a",), ("a",), ("c",), ("c",), ("d",), ("d",)
-    ]  # fmt: skip
-    heavy = [replace(hops[0], weight=2), hops[1]]
-    assert [oracle._by_threshold(heavy, value) for value in (1431655764, 1431655765)] == [("a",), ("b",)]
 
 
 def test_exact_entries_are_by_switch_destination_and_source_port() -> None:

@@ -65,7 +65,7 @@ def chosen(weights: list[int], values: list[int], *, modulo: bool = False) -> li
     return [int(port) for port in forwarding.choose(which, np.array(values, dtype=np.uint32))]
 
 
-def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
+def test_the_kernels_bounds_are_rounded_and_compared_as_the_kernel_does() -> None:
     assert chosen([1, 1, 1], [715827882, 715827883, 1431655764, 1431655765, 2**31 - 1]) == [0, 1, 1, 2, 2]
     assert chosen([1], [0, 2**31 - 1]) == [0, 0]
     # DIV_ROUND_CLOSEST_ULL: 10 * 2^31 / 16 and 13 * 2^31 / 48 are whole and not.
@@ -75,15 +75,11 @@ def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
             running += weight
             bound = (2 * (running << 31) + total) // (2 * total) - 1
             assert chosen(weights, [bound, bound + 1]) == [at, at + 1]
-
-
-def test_the_first_next_hop_whose_bound_is_not_below_the_hash_is_taken() -> None:
+    # The first next hop whose bound is not below the hash is taken.
     edges = [0, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF]
     assert chosen([1, 1, 1, 1], edges) == [0, 0, 1, 1, 2, 3]
     assert chosen([1, 1], edges) == [0, 0, 0, 0, 1, 1]
-
-
-def test_a_resilient_group_of_the_kernel_is_indexed_by_the_rest_of_a_division() -> None:
+    # A resilient group of the kernel is indexed by the rest of a division.
     assert chosen([1] * 5, [0, 4, 5, 12, 2**31 - 1], modulo=True) == [0, 4, 0, 2, (2**31 - 1) % 5]
 
 

@@ -35,8 +35,6 @@ def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None
         ("flow", "ucmp=true", "ucmp is not a key of hashing\n       hint: allowed: policy, "),
         ("flow", "ecmp=spray", "ecmp is not a key of hashing\n       hint: write the mode as a word"),
         ("flow", "gap=5ms", "gap has no effect under flow\n       hint: use it with flowlet or adaptive"),
-        ("spray", "first=load", "first has no effect under spray"),
-        ("flowlet", "choice=random", "choice has no effect under flowlet"),
         ("e-ecmp", "policy=l3", "policy has no effect under e-ecmp"),
         ("flow", "udf.bytes=2", "udf has no effect under flow\n       hint: use it with e-ecmp or flowlet or spray"),
         ("e-ecmp", "buckets=64", "buckets has no effect under e-ecmp\n       hint: add --set resilient"),
@@ -62,37 +60,29 @@ def test_switches_that_are_none_are_not_all() -> None:
         _names([","])
 
 
-def test_a_port_number_is_written_with_digits_of_ascii() -> None:
-    rows = ExactRows()
-    rows.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
-    assert [problem.why for problem in rows.problems.found] == ["is not a port number"]
-    assert list(rows.tables) == ["rtsw1"]
-
-
-def test_a_table_may_be_larger_than_a_fabric_file_and_come_from_a_spreadsheet(tmp_path: Path) -> None:
+def test_tables_may_be_large_and_wrong_rows_are_named(tmp_path: Path) -> None:
     table = tmp_path / "te.csv"
     rows = "".join(f"rtsw1,{sport},10.0.1.0/24,eth1\r\n" for sport in range(1, 10_001))
     table.write_text(f"\ufeffswitch,sport,prefix,port\r\n{rows}", newline="")
     assert len(file_rows(str(table))) == 10_000
     with pytest.raises(InputError, match=r"is a directory\n  hint: name a file in it"):
         file_rows(str(tmp_path))
-
-
-def test_a_row_with_an_unclosed_quote_is_reported_in_one_line(tmp_path: Path) -> None:
-    table = tmp_path / "te.csv"
+    # A row with an unclosed quote is reported in one line.
     table.write_text('switch,sport,prefix,port\n"rtsw1,5,10.0.1.0/24,eth9\nrtsw1,5\n')
     rows = ExactRows()
     rows.add(file_rows(str(table)))
     assert [problem.what for problem in rows.problems.found] == ["rtsw1,5,10.0.1.0/24,eth9 rtsw1,5"]
+    # A port number is written with digits of ascii.
+    rows.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
+    assert [problem.why for problem in rows.problems.found] == ["is not a port number"]
+    assert list(rows.tables) == ["rtsw1"]
 
 
-def test_steps_of_64_bits_stay_within_a_hundred_columns() -> None:
+def test_steps_and_tables_stay_within_a_hundred_columns() -> None:
     lines = Step("SipHash", tuple(siphash_steps([1, 2, 3], 0xA5FF9E0CA5FF9E0C)[0])).lines()
     assert max(map(len, lines)) <= 96
     assert [line for line in lines if "length" in line]
-
-
-def test_a_table_of_switches_with_many_options_stays_within_a_hundred_columns() -> None:
+    # A table of switches with many options stays within a hundred columns.
     options, _ = _options(
         FABRIC, "flowlet", ["gap=1500us", "first=load", "resilient=true", "udf.base=l3", "udf.offset=12"]
     )

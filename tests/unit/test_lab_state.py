@@ -113,7 +113,7 @@ def test_a_directory_that_is_no_labs_is_not_listed() -> None:
     assert state.labs() == ["x"]
 
 
-def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:
+def test_a_lock_is_held_by_one_that_lives_and_leaves_no_file() -> None:
     with state.lock("x"):
         with pytest.raises(InputError, match=f"another Heddle \\(process {os.getpid()}\\)"), state.lock("x"):
             pass
@@ -122,9 +122,7 @@ def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:
     with state.lock("x"):
         pass
     assert list((state.state_dir() / "labs").iterdir()) == []
-
-
-def test_the_lock_of_a_killed_command_is_free() -> None:
+    # The lock of a killed command is free.
     path = state.state_dir() / "labs" / "x.lock"
     path.parent.mkdir(parents=True)
     path.write_text("12345\n")
@@ -152,7 +150,7 @@ def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
     assert state.state_dir() == tmp_path / ".local/state/heddle"
 
 
-def test_explain_prints_every_command_and_runs_none() -> None:
+def test_what_up_explains_and_refuses() -> None:
     script = script_of(ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
     for line in (
         "netns add heddle-dry-rtsw1",
@@ -166,17 +164,13 @@ def test_explain_prints_every_command_and_runs_none() -> None:
         assert line in script
     assert state.labs() == []
     assert not get_runtime("netns").exists("dry")
-
-
-def test_explain_refuses_what_up_would_refuse() -> None:
+    # Explain refuses what up would refuse.
     spec = ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
     with pytest.raises(InputError, match="--dialect frr needs runtime containerlab, not "):
         script_of(spec, "netns", RenderOptions(dialect="frr"))
     with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):
         script_of(spec, "containerlab", RenderOptions(dialect="c9s"))
-
-
-def test_an_unknown_runtime_is_the_users_mistake() -> None:
+    # An unknown runtime is the users mistake.
     with pytest.raises(InputError, match="did you mean netns"):
         get_runtime("netn")
 

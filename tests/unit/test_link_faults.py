@@ -56,12 +56,9 @@ def test_shares_are_fractions_percent_or_numbers(text: str, share: float) -> Non
     ("text", "why"),
     [
         ("2", "is more than all packets"),
-        ("101%", "is more than all packets"),
         ("1/0", "divides by 0"),
         ("-0.1", "is not a share"),
         ("often", "is not a share"),
-        ("", "is not a share"),
-        ("1/2%", "is not a share"),
         ("1e-12", "is less than 1 packet in 1,000,000,000"),
     ],
 )
@@ -70,15 +67,13 @@ def test_other_shares_are_refused_with_the_reason(text: str, why: str) -> None:
         parse_share(text)
 
 
-def test_a_share_is_printed_as_it_is_usually_written() -> None:
-    assert [format_share(each) for each in (1 / 256, 0.01, 0.3, 1.0, 0.5)] == ["1/256", "1/100", "30%", "100%", "50%"]
-
-
-def test_a_fault_in_words_has_both_times() -> None:
+def test_a_fault_in_words_has_both_times_and_shares_as_usually_written() -> None:
     fault = LinkFault(delay_ns=10_000, jitter_ns=1_000, loss=1 / 256, reorder=0.02)
     assert fault.text(4000) == "1/256 lost, 1/50 reordered, delay 10us (40ms here), jitter 1us (4ms here)"
     assert NO_FAULT.text(4000) == "none"
     assert not NO_FAULT and fault
+    # A share is printed as it is usually written.
+    assert [format_share(each) for each in (1 / 256, 0.01, 0.3, 1.0, 0.5)] == ["1/256", "1/100", "30%", "100%", "50%"]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +89,10 @@ def test_values_that_do_not_fit_together_are_named(fault: LinkFault, key: str) -
     assert fault.complaint()[0] == key
 
 
-def test_only_a_delay_needs_netem() -> None:
+def test_only_a_delay_needs_netem_which_keeps_the_order_by_a_rate_above_any_link() -> None:
     assert LinkFault(delay_ns=1).needs_netem
     assert not LinkFault(loss=1.0, corrupt=1.0, duplicate=1.0).needs_netem
-
-
-def test_netem_keeps_the_order_by_a_rate_far_above_any_link() -> None:
+    # Netem keeps the order by a rate far above any link.
     line = DelayLine("eth1", 7, 40_000_000, 4_000_000, 0.25)
     assert (line.inlet, line.outlet) == ("line7", "back7")
     assert line.netem() == "netem limit 1000000 delay 40000000ns 4000000ns reorder 25.0000000% rate 100gbit"
@@ -147,7 +140,6 @@ def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
         ("rtsw1:eth3,loss=1/256", ("rtsw1:eth3",), LinkFault(loss=1 / 256)),
         ("rtsw1:eth3, ctsw*, loss=1%, corrupt=0.5%", ("rtsw1:eth3", "ctsw*"), LinkFault(loss=0.01, corrupt=0.005)),
         ("delay=10us,jitter=1us,reorder=2%,rtsw1", ("rtsw1",), LinkFault(10_000, 1_000, reorder=0.02)),
-        ("rtsw1,duplicate=100%", ("rtsw1",), LinkFault(duplicate=1.0)),
     ],
 )
 def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...], fault: LinkFault) -> None:
@@ -262,7 +254,7 @@ def test_the_real_length_of_a_cable_is_scaled_by_k(scale: int) -> None:
     assert lines[uplink.ref].port == uplink.peer_port
 
 
-def test_a_fault_is_on_both_directions_of_every_link_of_its_kind() -> None:
+def test_a_fault_is_on_both_directions_of_every_link_of_its_kind_and_of_no_other() -> None:
     built = fabric("tiny", "link.loss.host=1%", "link.duplicate.fabric=1/256")
     kinds = {
         port.ref: any(each.startswith("host") for each in (port.node, port.peer_node))
@@ -271,14 +263,10 @@ def test_a_fault_is_on_both_directions_of_every_link_of_its_kind() -> None:
     }
     found = file_faults(built)
     assert found == {ref: LinkFault(loss=0.01) if host else LinkFault(duplicate=1 / 256) for ref, host in kinds.items()}
-
-
-def test_without_these_keys_no_link_has_a_fault() -> None:
+    # Without these keys no link has a fault.
     assert fabric("dc").policy.link_faults == ()
     assert file_faults(fabric("tiny", "link.loss=0", "link.delay=shape")) == {}
-
-
-def test_links_between_switches_of_all_levels_have_the_fault_of_fabric() -> None:
+    # Links between switches of all levels have the fault of fabric.
     assert fabric("dc", "link.loss.fabric=1/256").policy.link_faults == (LinkFault(), *[LinkFault(loss=1 / 256)] * 2)
 
 

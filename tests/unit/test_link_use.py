@@ -47,7 +47,7 @@ def test_links_of_all_levels_have_a_row_with_direction_and_use() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_the_busiest_link_is_the_one_that_needs_most_time() -> None:
+def test_the_busiest_link_needs_most_time_and_sets_of_links_are_named() -> None:
     """Half the bytes on a quarter of the rate: the bar of the slow link is the longest."""
     result = prove(FABRIC, evidence(SENT))
     fast = LinkUse("rtsw1:eth1", True, 1, 4_000_000, 1, direction="RTSW to CTSW", rate_bps=100_000_000)
@@ -55,6 +55,9 @@ def test_the_busiest_link_is_the_one_that_needs_most_time() -> None:
     lines = paths_text(replace(result, links=(fast, slow))).splitlines()
     bars = {line.split()[0]: line.count("█") for line in lines if line.startswith("rtsw1:eth") and "█" in line}
     assert bars["rtsw1:eth2"] == 2 * bars["rtsw1:eth1"] > 0
+    # The set of links is named in text and json.
+    assert result.to_json()["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"]}
+    assert "MMR (max/mean over 4 uplinks of 2 RTSWs with ranks): flows" in paths_text(result)
 
 
 def test_links_above_some_nics_are_those_that_lead_up_from_them() -> None:
@@ -83,9 +86,3 @@ def test_the_mmr_leaves_out_uplinks_of_racks_without_ranks() -> None:
     assert over.switches == ("rtsw1", "rtsw2") and len(over.links) == 4 and over.left_out == 4
     assert Mmr.of(over.links).bytes == 1.0
     assert Mmr.of(links).bytes == 2.0, "over all uplinks the idle racks would double it"
-
-
-def test_the_set_of_links_is_named_in_text_and_json() -> None:
-    result = prove(FABRIC, evidence(SENT))
-    assert result.to_json()["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"]}
-    assert "MMR (max/mean over 4 uplinks of 2 RTSWs with ranks): flows" in paths_text(result)

@@ -43,11 +43,15 @@ def test_readings_are_those_of_the_kernel() -> None:
     )
 
 
-def test_processors_that_are_offline_have_no_line_and_old_kernels_do_not_number_them() -> None:
+def test_processors_that_are_or_went_offline_are_left_out() -> None:
     numbered = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, 2), (9, 0, 3)))
     old = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, None), (9, 0, None)))
     assert numbered == old
     assert [(number, each.packets) for number, each in old.processors.items()] == [(2, 8), (3, 9)]
+    # A processor that went online or offline is left out.
+    before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
+    after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
+    assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
 
 
 def test_this_machine_can_be_read_and_time_passes() -> None:
@@ -118,12 +122,6 @@ def test_time_between_ticks_counts_as_busy() -> None:
     assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
 
 
-def test_a_processor_that_went_online_or_offline_is_left_out() -> None:
-    before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
-    after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
-    assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
-
-
 def test_one_full_size_among_idle_ones_is_found() -> None:
     """Over the whole run the processors were busy for a fifth of the time: an average would not notice."""
     calm, full = phase(seconds=8.0, idle=(0.9, 0.9)), phase(seconds=1.0, idle=(0.0, 0.0))
@@ -135,15 +133,13 @@ def test_one_full_size_among_idle_ones_is_found() -> None:
     )
 
 
-def test_shares_of_a_run_are_weighted_by_time() -> None:
+def test_shares_of_workers_are_weighted_by_time() -> None:
     long = phase(seconds=3.0, workers=(WorkerUse(3.0, 0.2, 0.0), WorkerUse(3.0, 0.1, 0.08)))
     short = phase(seconds=1.0, workers=(WorkerUse(1.0, 0.6, 0.0), WorkerUse(1.0, 0.1, 0.0)))
     use = MachineUse.of([long, short], 0, BUDGET)
     assert use.worker_share == pytest.approx(0.3)
     assert use.waited_share == pytest.approx(0.06)
-
-
-def test_a_worker_reports_time_used_and_time_waited() -> None:
+    # A worker reports time used and time waited.
     use = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
     assert (use.seconds, use.busy) == (4.0, 0.5)
     assert use.waited == pytest.approx(0.1)
@@ -180,7 +176,7 @@ def test_of_many_causes_the_table_has_some() -> None:
     assert lines[-1] == f"{MARK} ... and 1 more, in --format json"
 
 
-def test_json_has_typed_causes_and_marks_phases_too_short_to_judge() -> None:
+def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     use = MachineUse.of([phase(seconds=0.1, idle=(0.0, 0.0)), phase(idle=(0.0, 0.5))], 4, PacketBudget(11, 10))
     document = json.loads(json.dumps(replace(samples.result(), machine=use).to_json()))
     assert [(each["cause"], each["size"], each["number"]) for each in document["unreliable"]] == [
@@ -190,9 +186,7 @@ def test_json_has_typed_causes_and_marks_phases_too_short_to_judge() -> None:
     assert [each["judged"] for each in document["machine"]["phases"]] == [False, True]
     assert document["machine"]["over_budget"] is True
     assert TypeAdapter(tuple[Cause, ...]).validate_python(document["unreliable"]) == use.unreliable
-
-
-def test_a_record_keeps_the_reasons_and_reads_older_ones() -> None:
+    # A record keeps the reasons and reads older ones.
     use = MachineUse.of([phase(idle=(0.0, 0.5))], 0, BUDGET)
     adapter = TypeAdapter(MachineUse)
     assert adapter.validate_json(adapter.dump_json(use)) == use

@@ -55,7 +55,7 @@ def spoken(fabric: Fabric, dead: set[str], drained: set[str]) -> Table:
     return table
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_next_hops_are_those_of_bgp_whatever_is_down_and_drained(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(25):

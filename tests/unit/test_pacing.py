@@ -93,14 +93,12 @@ def test_packets_leave_at_the_rate(rate: float) -> None:
     assert len(times) == pytest.approx(1.0 / gap, abs=max(2, 0.003 / gap))
 
 
-def test_at_the_line_rate_nothing_is_held_back() -> None:
+def test_at_the_line_rate_nothing_is_held_back_and_a_silence_saves_up_no_burst() -> None:
     end, batch = sender(Fixed(LINE)), SendBatch(MTU, slots=16)
     assert [end.take(batch, 0, 16, 10.0) for _ in range(4)] == [16] * 4
     assert end.ready
     assert end.rates() == ((10_000_000_000, LINE),)
-
-
-def test_a_long_silence_saves_up_no_burst() -> None:
+    # A long silence saves up no burst.
     control = Fixed(FRAME_BITS / 0.01)  # a packet per 10 ms
     end, batch = sender(control), SendBatch(MTU, slots=16)
     assert end.take(batch, 0, 16, 10.0) == 1

@@ -50,7 +50,7 @@ def judge(found: Evidence) -> PathsResult:
     return prove(FABRIC, found)
 
 
-def test_packets_within_the_next_hops_with_matching_sums_are_a_proof() -> None:
+def test_spread_packets_within_the_next_hops_are_a_proof() -> None:
     result = judge(sprayed(WHOLE))
     assert result.agree, paths_text(result)
     proof = result.flows[0]
@@ -59,9 +59,7 @@ def test_packets_within_the_next_hops_with_matching_sums_are_a_proof() -> None:
     assert row["spread"] and row["counted"] == [10, 10, 10]
     assert row["by_port"] == {"rtsw1:eth1": 6, "rtsw1:eth2": 4, "ctsw1:eth2": 6, "ctsw2:eth2": 4, "rtsw2:eth3": 10}
     assert "1 QP is spread" in paths_text(result) and max(map(len, paths_text(result).splitlines())) <= 100
-
-
-def test_a_fan_with_a_single_used_port_is_a_proof() -> None:
+    # A fan with a single used port is a proof.
     one: Counts = {"rtsw1": (("eth2", 10),), "ctsw1": (), "ctsw2": (("eth2", 10),), "rtsw2": (("eth3", 10),)}
     result = judge(sprayed(one))
     assert result.agree and result.flows[0].measured == ("rtsw1:eth2", "ctsw2:eth2", "rtsw2:eth3")

@@ -113,7 +113,7 @@ def test_a_user_supplied_lab_need_not_be_a_clos() -> None:
     assert "CTSW" not in drawn.texts
 
 
-def test_zones_are_framed_below_the_switches_that_join_them() -> None:
+def test_zones_are_framed_and_names_that_do_not_fit_are_left_out() -> None:
     fabric = FABRICS["dc"]
     drawn = Drawn(drawing("svg", fabric, loads_of(fabric, {"ctsw1:eth3": 700, "atsw2:eth1": 300}), "a run"))
     assert drawn.named("zone-") == {"1", "2"}
@@ -121,9 +121,7 @@ def test_zones_are_framed_below_the_switches_that_join_them() -> None:
     assert any("CTSW to ATSW: busiest ctsw1:eth3" in text and "max 700 B (ctsw1:eth3)" in text for text in drawn.texts)
     assert any("ATSW to CTSW: busiest atsw2:eth1" in text and "max 300 B (atsw2:eth1)" in text for text in drawn.texts)
     assert not plain("zone").named("zone-"), "one zone needs no frame"
-
-
-def test_where_names_do_not_fit_some_of_them_stand_for_all() -> None:
+    # Where names do not fit some of them stand for all.
     fabric = FABRICS["large"]
     texts = plain("large").texts
     hosts = [text for text in texts if re.fullmatch(r"host\d+", text)]
@@ -252,16 +250,7 @@ def test_amounts_are_short() -> None:
     ]  # fmt: skip
 
 
-def test_kinds_that_are_none_and_places_that_are_none_are_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="did you mean png"):
-        kind_of("pgn")
-    with pytest.raises(InputError, match="is a directory"):
-        write_file(tmp_path, b"", "x")
-    with pytest.raises(InputError, match="is in a directory that does not exist"):
-        write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
-
-
-def test_the_kind_follows_the_files_ending_and_never_contradicts_it() -> None:
+def test_kinds_follow_the_file_and_wrong_ones_are_the_users_mistake(tmp_path: Path) -> None:
     assert [kind_of(None, file) for file in (None, "a", "a.b/c.png", "x.pdf", "x.dot")] == [
         "svg", "svg", "png", "pdf", "dot",
     ]  # fmt: skip
@@ -270,6 +259,13 @@ def test_the_kind_follows_the_files_ending_and_never_contradicts_it() -> None:
         kind_of(None, "x.txt")
     with pytest.raises(InputError, match=r"--out x\.png has the suffix of another kind than --kind svg"):
         kind_of("svg", "x.png")
+    # Kinds that are none and places that are none are the users mistake.
+    with pytest.raises(InputError, match="did you mean png"):
+        kind_of("pgn")
+    with pytest.raises(InputError, match="is a directory"):
+        write_file(tmp_path, b"", "x")
+    with pytest.raises(InputError, match="is in a directory that does not exist"):
+        write_file(tmp_path / "none" / "x.svg", b"", "none/x.svg")
 
 
 def test_the_verb_writes_the_picture_and_says_where(tmp_path: Path) -> None:

@@ -149,14 +149,12 @@ def test_a_fabric_of_one_host_is_reported_without_flags_that_were_not_typed() ->
         build_plan(lonely, run_options())
 
 
-def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
+def test_queueing_and_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
     dropping = load_fabric("demo", name="demo", overrides=["queues.pfc.enabled=false"]).fabric
     deepest = deepest_queue(dropping, 3)
     assert build_plan(dropping, RunOptions()).timeout_s > 3 * 8 * deepest / dropping.slowest_bps
     assert build_plan(demo, RunOptions(timeout=14)).timeout_s == pytest.approx(0.0671, rel=1e-3)
-
-
-def test_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
+    # Pauses alone never look like loss.
     detect = demo.policy.queues.pfc.watchdog.detect * 1e-9
     drain = 3 * 8 * deepest_queue(demo, 3) / demo.slowest_bps
     assert build_plan(demo, RunOptions()).timeout_s > detect + drain
@@ -196,21 +194,17 @@ def test_the_demo_leaves_a_third_of_two_cores_to_spare(demo: Fabric, act: Act) -
     assert 20_000 < wanted < 37_600 * 2 // 3
 
 
-def test_an_incast_wants_one_nic_of_the_machine_and_an_all_to_all_wants_all(demo: Fabric) -> None:
+def test_packets_of_a_run_count_in_the_budget_of_the_machine(demo: Fabric) -> None:
     packets = {c: total_packets(build_plan(demo, RunOptions(collective=c))) for c in ("incast", "all-to-all")}
     assert packets["all-to-all"] == pytest.approx(16 * packets["incast"], rel=0.01)
     each = (1 << 20) * 6 * 15 / 16 / 4096
     assert packets["incast"] == pytest.approx(each, rel=0.1)
-
-
-def test_small_packets_count_in_the_budget(demo: Fabric) -> None:
+    # Small packets count in the budget.
     plan = build_plan(demo, RunOptions(qps=128))
     assert payload_bytes(plan) == 512
     assert payload_bytes(build_plan(demo, RunOptions(qps=128, qp_mode="round-robin"))) == 4096
     assert payload_bytes(build_plan(demo, RunOptions(sizes=(4,)))) == 4
-
-
-def test_memory_is_reckoned_before_it_is_taken() -> None:
+    # Memory is reckoned before it is taken.
     needed = machine.memory_bytes((1 << 20, 1 << 24), ranks=16, workers=2)
     assert 3 * 16 * (1 << 24) < needed < 4 * 16 * (1 << 24)
     assert machine.free_bytes() > 1 << 20

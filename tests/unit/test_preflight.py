@@ -52,11 +52,11 @@ def small(ecmp: str = "flow") -> ClosSpec:
     return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
 
 
-def test_a_machine_that_has_everything_passes(machine: Path) -> None:
+def test_a_fabric_passes_where_the_machine_has_everything_or_up_can_raise_it(machine: Path) -> None:
     preflight(build(small()))
-
-
-def test_a_kernel_without_seed_runs_e_ecmp_only(machine: Path) -> None:
+    # A fabric that needs more neighbours passes where up can raise the limit.
+    preflight(LARGE)
+    # A kernel without seed runs e ecmp only.
     (machine / "sys/net/ipv4/fib_multipath_hash_seed").unlink()
     preflight(build(small("e-ecmp")))
     with pytest.raises(MachineError, match=r"routing\.ecmp=e-ecmp"):
@@ -66,10 +66,6 @@ def test_a_kernel_without_seed_runs_e_ecmp_only(machine: Path) -> None:
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sysctls of the machine as in a container without --privileged."""
     monkeypatch.setattr(limits.MachineLimits, "writable", lambda self, key: False)
-
-
-def test_a_fabric_that_needs_more_neighbours_passes_where_up_can_raise_the_limit(machine: Path) -> None:
-    preflight(LARGE)
 
 
 def test_limits_that_cannot_be_raised_come_with_their_sysctl(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,15 +91,24 @@ def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path, monkeypat
     assert "net.ipv4" not in str(caught.value)
 
 
-def test_missing_capabilities_of_root_are_named(machine: Path) -> None:
+def test_missing_capabilities_and_daemons_are_named(machine: Path) -> None:
     (machine / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's own choice
     with pytest.raises(MachineError, match=r"not have CAP_NET_ADMIN, CAP_SYS_ADMIN here\n.*--cap-add NET_ADMIN"):
         preflight(build(small()))
     (machine / "status").unlink()
     preflight(build(small()))
+    # Frr without bgpd is named.
+    (machine / "frr/bgpd").unlink()
+    with pytest.raises(MachineError, match="bgpd is missing"):
+        preflight(build(small()))
 
 
-def test_limits_of_the_shell_are_reported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_shell_and_of_namespaces_are_reported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "sys/user").mkdir()
+    (machine / "sys/user/max_net_namespaces").write_text("7")
+    with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
+        preflight(build(small()))
+    # Limits of the shell are reported.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     with pytest.raises(MachineError) as caught:
         preflight(build(small()))
@@ -111,19 +116,6 @@ def test_limits_of_the_shell_are_reported(machine: Path, monkeypatch: pytest.Mon
     assert "ulimit -u = 40 is too low: 48 processes and threads are needed" in said
     assert "ulimit -n = 40 is too low: 256 open files are needed" in said
     assert "ulimit -n 256" in said
-
-
-def test_a_limit_of_namespaces_is_reported(machine: Path) -> None:
-    (machine / "sys/user").mkdir()
-    (machine / "sys/user/max_net_namespaces").write_text("7")
-    with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
-        preflight(build(small()))
-
-
-def test_frr_without_bgpd_is_named(machine: Path) -> None:
-    (machine / "frr/bgpd").unlink()
-    with pytest.raises(MachineError, match="bgpd is missing"):
-        preflight(build(small()))
 
 
 def test_all_problems_are_reported_together(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

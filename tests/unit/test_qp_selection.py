@@ -84,10 +84,14 @@ def test_a_port_chooses_what_crosses_its_link_either_way() -> None:
         assert len(numbers(found, select(port=word))) == 40, word
 
 
-def test_filters_together_choose_what_all_of_them_match() -> None:
+def test_filters_choose_what_all_of_them_match_and_exclude_all() -> None:
     found = result()
     crossing = numbers(found, select(port="rtsw1:eth1"))
     assert numbers(found, select(port="rtsw1:eth1", qp=f"{crossing[0]}-{crossing[1]}", host="host2")) == crossing[:2]
+    # All and a filter exclude each other.
+    with pytest.raises(InputError, match="--all and --port exclude each other"):
+        Shown(True, port=["rtsw1"]).selection(FABRIC)
+    assert not Shown(True).selection(FABRIC)
 
 
 def test_nics_of_hosts_with_several_are_named_everywhere() -> None:
@@ -145,12 +149,6 @@ def test_qps_that_are_not_proven_come_first_and_are_not_hidden_by_a_selection() 
     text = paths_text(judged, select(qp="256"))
     assert "39 QPs that are not proven are not shown" in text
     assert "10 packets were sent, the first hop counted 9" in text
-
-
-def test_all_and_a_filter_exclude_each_other() -> None:
-    with pytest.raises(InputError, match="--all and --port exclude each other"):
-        Shown(True, port=["rtsw1"]).selection(FABRIC)
-    assert not Shown(True).selection(FABRIC)
 
 
 def test_a_spread_qp_crosses_the_ports_that_counted_it() -> None:

@@ -63,9 +63,15 @@ def test_the_deepest_queues_are_drawn_and_behind_them_the_fullest_ingress_buffer
     ]  # fmt: skip
 
 
-def test_a_requested_queue_is_drawn_even_if_it_was_nearly_empty() -> None:
+def test_requested_queues_and_those_of_paused_hosts_are_drawn() -> None:
     shown = panels(recorded(), lambda label: label.kind == "control")
     assert [(each.label.port, each.side) for each in shown] == [("rtsw1:eth1", "egress")]
+    # A host s queue is drawn when it was paused or is asked for and behind those of switches.
+    found = recorded()
+    assert "host3:eth1" in [each.label.port for each in panels(found, lambda label: label.host)]
+    found.series.columns["paused_ns"][3, 5] = 1_000_000
+    found.series.columns["peak"][2] = found.series.columns["depth"][2] = 0
+    assert [each.label.port for each in panels(found)][:4] == ["rtsw1:eth3", "ctsw1:eth1", "rtsw1:eth4", "host3:eth1"]
 
 
 def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
@@ -78,14 +84,6 @@ def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
     ):  # fmt: skip
         assert words in said, words
     assert "drops" in said and "17" in said
-
-
-def test_a_host_s_queue_is_drawn_when_it_was_paused_or_is_asked_for_and_behind_those_of_switches() -> None:
-    found = recorded()
-    assert "host3:eth1" in [each.label.port for each in panels(found, lambda label: label.host)]
-    found.series.columns["paused_ns"][3, 5] = 1_000_000
-    found.series.columns["peak"][2] = found.series.columns["depth"][2] = 0
-    assert [each.label.port for each in panels(found)][:4] == ["rtsw1:eth3", "ctsw1:eth1", "rtsw1:eth4", "host3:eth1"]
 
 
 def test_the_same_run_gives_the_same_bytes() -> None:

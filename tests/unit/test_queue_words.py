@@ -191,7 +191,7 @@ def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> N
     assert (seen.count, seen.max_ns) == (501, int(times.max()))
 
 
-def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promised(maps: Maps) -> None:
+def test_the_document_has_a_row_a_port_and_class_which_patterns_choose(maps: Maps) -> None:
     data = maps.result().to_json()
     assert {"lab", "ports", "switches", "headroom", "agent"} <= set(data)
     assert maps.result(AgentRow(None, None)).to_json()["agent"] == {"agent": None, "keeper": None, "alive": False}
@@ -200,9 +200,7 @@ def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promise
     assert promised <= set(data["ports"][0])
     assert [each["switch"] for each in data["switches"]] == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
     assert data["switches"][0]["buffer"] == 4 * (150_000 + 133_428)
-
-
-def test_rows_are_chosen_by_patterns_and_classes(maps: Maps) -> None:
+    # Rows are chosen by patterns and classes.
     result = maps.result()
     every = RowFilter(every=True)
     assert len(every.rows(result)[0]) == 48
@@ -266,13 +264,10 @@ def used(fabric: Fabric) -> QueueUse:
     return use_of(fabric, before, after, seen)
 
 
-def test_counts_are_of_the_run_alone_and_of_all_ports_together(fabric: Fabric) -> None:
+def test_counts_are_of_the_run_alone_and_the_deepest_queue_is_a_switchs(fabric: Fabric) -> None:
     found = used(fabric)
     assert (found.marks, found.pauses, found.storms) == (42, 11, 2)
     assert (found.drops, found.dropped) == ({"headroom": 15, "lost": 2}, 17)
     assert (found.paused_ports, found.paused_hosts, found.paused_ms) == (2, 1, 5.5)
-
-
-def test_the_deepest_queue_is_a_switchs_by_its_highest_bucket(fabric: Fabric) -> None:
-    found = used(fabric)
+    # The deepest queue is a switchs by its highest bucket.
     assert (found.deepest, found.deepest_at, found.bucket_ms) == (70_000, "ctsw1:eth1 class 3", 10.0)

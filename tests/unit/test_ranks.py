@@ -185,7 +185,7 @@ def test_right_arrays_have_no_wrong_block_and_one_wrong_element_makes_one(ranks:
             assert (expected.wrong_blocks(spoilt, epoch), expected.wrong_elements(spoilt, epoch)) == (1, 1)
 
 
-def test_a_schedule_waits_for_what_it_forwards() -> None:
+def test_a_schedule_waits_for_what_it_forwards_and_parts_are_those_of_nccl() -> None:
     schedule = build_schedule(find_pattern("all-reduce", "ring"), 4, 1, 4000, 1024)
     first = [s for s in schedule.sends if s.key[0] == 0]
     assert all(not s.needs for s in first)
@@ -195,9 +195,7 @@ def test_a_schedule_waits_for_what_it_forwards() -> None:
             # In the all-gather: what came last, and the sum of this rank that it replaces.
             assert set(send.needs) == {(step - 1, index)} | ({(step - 5, index)} if step > 4 else set())
     assert sum(s.hi - s.lo for s in schedule.sends) == 2 * 3 * 1000
-
-
-def test_parts_of_a_split_message_are_those_of_nccl() -> None:
+    # Parts of a split message are those of nccl.
     assert part_sizes(65536, 16) == [(i * 4096, 4096) for i in range(16)]
     assert part_sizes(1000, 4) == [(0, 256), (256, 256), (512, 256), (768, 232)]
     assert part_sizes(100, 16) == [(0, 100)]
@@ -205,9 +203,7 @@ def test_parts_of_a_split_message_are_those_of_nccl() -> None:
         parts = part_sizes(length, 7)
         assert parts[0][0] == 0 and sum(size for _, size in parts) == length
         assert all(a + size == b for (a, size), (b, _) in pairwise(parts))
-
-
-def test_inputs_differ_between_ranks_and_sums_stay_exact() -> None:
+    # Inputs differ between ranks and sums stay exact.
     a, b = rank_input(0, 1000), rank_input(1, 1000)
     assert not np.array_equal(a, b)
     assert a.min() >= 0 and a.max() <= 255

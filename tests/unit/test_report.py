@@ -69,7 +69,7 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
     assert text.count("</script>") == text.count("<script")
 
 
-def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) -> None:
+def test_a_run_of_an_older_heddle_or_with_damaged_files_says_what_it_does_not_carry(tmp_path: Path) -> None:
     run = keep(tmp_path, around=None)
     (run.path / "series.npz").unlink()
     text = page_without_plotly(report_html(open_runs([str(run.path)])))
@@ -77,6 +77,13 @@ def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) ->
     assert text.count(f"Not shown: {missing}.") == 2  # the fabric and the paths
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
+    # Damaged surroundings are named.
+    run = keep(tmp_path)
+    (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
+    assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
+    (run.path / "fabric.json").write_text('{"format": 2}')
+    again = open_runs([str(run.path)])[0]
+    assert again.surroundings.why == "fabric.json has format 2, and this Heddle reads format 1"
 
 
 @pytest.mark.parametrize(("record", "said"), [(samples.failed(), "(failed)"), (samples.interrupted(), "(interrupted)")])
@@ -106,15 +113,6 @@ def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Pat
     old = report_html([keep(tmp_path, 2)])
     assert "iterations (us)" not in old
     assert 'data-plot="zone-0002-bandwidth-iterations"' not in old
-
-
-def test_damaged_surroundings_are_named(tmp_path: Path) -> None:
-    run = keep(tmp_path)
-    (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
-    assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
-    (run.path / "fabric.json").write_text('{"format": 2}')
-    again = open_runs([str(run.path)])[0]
-    assert again.surroundings.why == "fabric.json has format 2, and this Heddle reads format 1"
 
 
 @pytest.mark.parametrize(

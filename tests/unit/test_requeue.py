@@ -34,11 +34,22 @@ def test_several_settings_hold_together_and_everything_else_stays(tiny: Fabric) 
     assert back == tiny.policy.queues
 
 
-def test_a_size_of_the_buffer_is_that_of_every_switch_and_hosts_keep_theirs(tiny: Fabric) -> None:
+def test_buffers_are_set_where_they_are(tiny: Fabric) -> None:
     buffer = changed(tiny, tiny.policy.queues, ["buffer=20MB"]).buffer
     assert set(buffer.switches) == {20_000_000}
     assert buffer.host == tiny.policy.queues.buffer.host
     assert changed(tiny, tiny.policy.queues, ["buffer.ctsw=30MB"]).buffer.switches == ("auto", 30_000_000, "auto")
+    # Settings for hosts are not set at switches.
+    text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
+    assert "is for hosts, but --switch names switches" in text
+    assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
+    # A buffer that none of the switches has is not set.
+    text = refused(tiny, "buffer.rtsw=2MB", levels=[SPINES])
+    assert "buffer.rtsw is for RTSWs, and none of the chosen nodes is one" in text
+    assert "hint: use buffer.ctsw" in text
+    assert "hint: use buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
+    buffer = changed(tiny, tiny.policy.queues, ["buffer=3MB"], [SPINES]).buffer
+    assert buffer.switches == ("auto", 3_000_000, "auto")
 
 
 @pytest.mark.parametrize(
@@ -69,18 +80,3 @@ def test_invalid_settings_are_reported_as_for_a_fabric_file(tiny: Fabric, settin
 def test_all_errors_are_reported_at_once(tiny: Fabric) -> None:
     text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
     assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
-
-
-def test_settings_for_hosts_are_not_set_at_switches(tiny: Fabric) -> None:
-    text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
-    assert "is for hosts, but --switch names switches" in text
-    assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
-
-
-def test_a_buffer_that_none_of_the_switches_has_is_not_set(tiny: Fabric) -> None:
-    text = refused(tiny, "buffer.rtsw=2MB", levels=[SPINES])
-    assert "buffer.rtsw is for RTSWs, and none of the chosen nodes is one" in text
-    assert "hint: use buffer.ctsw" in text
-    assert "hint: use buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
-    buffer = changed(tiny, tiny.policy.queues, ["buffer=3MB"], [SPINES]).buffer
-    assert buffer.switches == ("auto", 3_000_000, "auto")

@@ -63,7 +63,7 @@ def test_a_written_record_is_read_back(sample: Sample) -> None:
                 getattr(got, name)(0)
 
 
-def test_marks_and_hops_in_transit_are_seen_and_do_no_harm() -> None:
+def test_marks_and_hops_do_no_harm_and_a_rewritten_source_port_breaks_the_icrc() -> None:
     frame = bytearray(SAMPLES[3].frame())
     frame[wire.IP_AT + 8] -= 3
     frame[wire.IP_AT + 1] |= wire.ECN_CE
@@ -72,10 +72,7 @@ def test_marks_and_hops_in_transit_are_seen_and_do_no_harm() -> None:
     frame[24:26] = ip_checksum(bytes(frame[14:34])).to_bytes(2, "big")
     got = read(bytes(frame))
     assert (got.sounds, got.kinds[0].ce) == ([True], True)
-
-
-def test_a_rewritten_source_port_breaks_the_icrc_only() -> None:
-    frame = bytearray(SAMPLES[3].frame())
+    # A rewritten source port breaks the icrc only.
     frame[wire.UDP_AT + 1] ^= 1
     got = read(bytes(frame))
     assert (got.oks, got.sounds) == ([True], [False])
@@ -196,7 +193,7 @@ def test_garbage_never_raises_and_never_passes(version: int) -> None:
     parser = Parser(kinds=64, version=version)
     originals = [sample.frame() for sample in (SAMPLES6 if version == 6 else SAMPLES)]
     free = FREE[version]
-    for _ in range(300):
+    for _ in range(100):
         frames = []
         for _ in range(32):
             frame = bytearray(rng.choice(originals))
@@ -226,21 +223,6 @@ def test_the_cache_is_bounded_and_correct() -> None:
         got = read(bytes(batch.frame(0)), parser=parser)
         assert (got.sounds, got.kinds[0].sport) == ([True], 1000 + sport)
     assert len(parser._kinds) <= 8
-
-
-def test_the_kinds_of_as_many_queue_pairs_as_a_nic_has_are_remembered() -> None:
-    """15 peers with 128 queue pairs each, each with two kinds of packets: the second round works nothing out again."""
-    parser, batch = Parser(), SendBatch(64, slots=1)
-    qps = 15 * 128
-    parser.expect(qps)
-    met = []
-    for _ in range(2):
-        for qp in range(qps):
-            for opcode in (wire.WRITE_MIDDLE, wire.SEND_MIDDLE, wire.SEND_LAST):
-                batch.put_data(0, flow(sport=1000 + qp), opcode, 1, bytes(64))
-                parser.parse(batch, [int(batch.lengths[0])])
-        met.append(len(parser._kinds))
-    assert met == [3 * qps, 3 * qps]
 
 
 FIELDS = (

@@ -204,8 +204,10 @@ def test_source_ports_are_the_kernels(lqpn: int, rqpn: int, label: int, port: in
     assert sport_for_qps(lqpn, rqpn) == port
 
 
-def test_the_source_port_of_its_own_number_is_its_lower_14_bits() -> None:
+def test_source_ports_of_numbers() -> None:
     assert [sport_of_own_qpn(qpn) for qpn in (0x11, 0x12, 0x3FFF, 0x4011)] == [0xC011, 0xC012, 0xFFFF, 0xC011]
+    # Source ports of soft roce.
+    assert [sport_of_rxe(qpn) for qpn in range(17, 23)] == [57236, 63494, 53368, 59626, 49500, 55758]
 
 
 @pytest.mark.parametrize("base", [49152, 50000, 65535, 1, 16000])
@@ -214,10 +216,6 @@ def test_source_ports_of_a_sprayed_queue_pair_are_all_different(base: int) -> No
     assert ports[0] == base and len(set(ports)) == 256
     assert all(port in SPORTS for port in ports[1:])
     assert entropy_sports(base, 1) == (base,)
-
-
-def test_source_ports_of_soft_roce() -> None:
-    assert [sport_of_rxe(qpn) for qpn in range(17, 23)] == [57236, 63494, 53368, 59626, 49500, 55758]
 
 
 @pytest.mark.parametrize(
@@ -234,21 +232,17 @@ def test_the_builder_refuses_what_does_not_fit_the_opcode(opcode: int, size: int
         SendBatch(MTU).put_data(0, flow(), opcode, 0, bytes(size), **extra)
 
 
-def test_a_batch_for_ipv4_takes_no_frame_that_is_too_long_for_it() -> None:
+def test_a_batch_refuses_what_does_not_fit() -> None:
     batch = SendBatch(MTU)
     with pytest.raises(ValueError, match="room is for 4174: a batch of IPv4"):
         batch.put_data(0, flow(6), wire.WRITE_ONLY_IMM, 0, bytes(MTU), reth=(1, 2, 3), imm=4)
     with pytest.raises(ValueError, match="two versions of IP"):
         flow(6, dst_ip=DST_IP)
-
-
-def test_payloads_are_aligned_for_either_ip() -> None:
+    # Payloads are aligned for either ip.
     for version, layout in wire.LAYOUTS.items():
         batch = SendBatch(MTU, version=version)
         assert all((batch.flat.ctypes.data + start + layout.ext_at) % 64 == 0 for start in batch.starts)
-
-
-def test_a_run_that_does_not_fit_is_refused() -> None:
+    # A run that does not fit is refused.
     with pytest.raises(ValueError, match="do not fit at slot"):
         SendBatch(MTU, slots=4).put_write(
             0, flow(), 0, bytes(MTU), reth=(1, 2, 3), imm=0, index=0, count=2, ack_every=1

@@ -194,16 +194,14 @@ def test_a_directory_that_a_live_process_writes_to_is_not_swept(history: History
     assert theirs not in entries(history)
 
 
-def test_a_removal_that_was_cut_short_is_finished_by_the_next_run(history: History) -> None:
+def test_a_removal_or_a_link_that_was_cut_short_changes_no_answer(history: History) -> None:
     keep(history)
     (history.directory / ".old-x").mkdir()
     (history.directory / ".old-x" / RECORD).write_text("{}")
     assert history.ids() == ["0001"]
     keep(history)
     assert entries(history) == ["0001", "0002", "last"]
-
-
-def test_a_link_that_was_not_replaced_in_time_changes_no_answer(history: History) -> None:
+    # A link that was not replaced in time changes no answer.
     keep(history)
     keep(history)
     link = history.directory / "last"

@@ -81,12 +81,6 @@ def test_options_that_verbs_cannot_express_are_refused(options: dict[str, object
     assert caught.value.problems[0].hint
 
 
-def test_parameters_survive_the_way_to_a_worker() -> None:
-    made = Rxe.of(plan_of(timeout=14, retries=9))
-    assert (made.params.timeout, made.params.retries) == (14, 7)
-    assert Rxe.load(made.parameters()) == made
-
-
 def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma, "_has_module", lambda *, load: False)
     with pytest.raises(MachineError) as caught:
@@ -95,10 +89,16 @@ def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch
     assert "--place vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
 
 
-def test_the_mode_of_namespaces_is_read_as_rdma_prints_it() -> None:
+def test_what_rdma_and_the_library_say_is_read() -> None:
     assert rdma._mode("netns shared privileged-qkey off monitor on\n") == "shared"
     assert rdma._mode("netns exclusive copy-on-fork on\n") == "exclusive"
     assert rdma._mode("") == ""
+    # Structures have the sizes of the library.
+    assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
+    # Parameters survive the way to a worker.
+    made = Rxe.of(plan_of(timeout=14, retries=9))
+    assert (made.params.timeout, made.params.retries) == (14, 7)
+    assert Rxe.load(made.parameters()) == made
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
@@ -122,10 +122,6 @@ def test_a_new_device_is_moved_where_devices_are_kept_apart(mode: str, monkeypat
         assert typed[-2:] == ["rdma dev set refused netns ../../proc/7/ns/net", "rdma link delete refused"]
         assert "cannot be moved to namespace /proc/7/ns/net: error: Operation not supported" in str(caught.value)
         assert "rdma system set netns shared" in str(caught.value)
-
-
-def test_structures_have_the_sizes_of_the_library() -> None:
-    assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
 
 
 class Qp(VerbsQp):

@@ -55,13 +55,11 @@ def test_a_thousand_random_flows_on_sixteen_links_have_an_mmr_of_one_point_two_t
     assert float(np.mean(drawn)) == pytest.approx(1.23, abs=0.02)
 
 
-def test_mmr_of_nothing_is_unknown() -> None:
+def test_mmr_of_nothing_is_unknown_and_fair_dice_are_even() -> None:
     assert max_over_mean([0, 0]) is None
     assert max_over_mean([]) is None
     assert max_over_mean([3, 1]) == 1.5
-
-
-def test_fair_dice_are_even_and_loaded_ones_are_not() -> None:
+    # Fair dice are even and loaded ones are not.
     random = np.random.default_rng(2)
     fair = np.bincount(random.integers(0, 6, 6000), minlength=6)
     assert evenness(fair).verdict == EVEN
@@ -69,12 +67,16 @@ def test_fair_dice_are_even_and_loaded_ones_are_not() -> None:
     assert evenness([1400, *[920] * 5]).verdict == UNEVEN
 
 
-def test_links_that_should_get_more_are_even_when_they_do() -> None:
+def test_weights_make_links_due_to_more() -> None:
     counts = [1010, 1990]
     assert evenness(counts).verdict == UNEVEN
     weighted = evenness(counts, [1, 2])
     assert weighted.verdict == EVEN
     assert weighted.mmr == pytest.approx(1.010 * 2 / (1.010 + 0.995))
+    # One link that hardly anything is due to makes a test worthless.
+    weights = [0.001, *[1.0] * 5]
+    assert evenness([0, *[100] * 5], weights).verdict == TOO_FEW
+    assert evenness([1, *[100] * 5], [0.03, *[1.0] * 5]).verdict == EVEN
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [16], [4, 0], [16, 0, 0, 0, 0, 0, 0, 0], [7, 2]])
@@ -95,22 +97,18 @@ def test_each_switch_costs_a_degree_of_freedom_and_an_idle_one_all_of_its() -> N
     assert result.links == 9
 
 
-def test_choices_that_know_nothing_of_each_other_are_independent() -> None:
+def test_choices_are_independent_dependent_or_too_few() -> None:
     random = np.random.default_rng(4)
     result = dependence(random.integers(0, 4, 4000), random.integers(0, 4, 4000))
     assert result.verdict == INDEPENDENT
     assert result.degrees == 9
     assert result.bits < 4 * result.by_chance
-
-
-def test_a_choice_that_repeats_the_last_one_is_dependent_and_tells_all_its_bits() -> None:
+    # A choice that repeats the last one is dependent and tells all its bits.
     first = np.arange(4000) % 4
     result = dependence(first, first * 7)
     assert result.verdict == DEPENDENT
     assert result.bits == pytest.approx(2.0)
-
-
-def test_few_flows_say_nothing_about_dependence() -> None:
+    # Few flows say nothing about dependence.
     assert dependence([0, 1, 2, 3], [0, 1, 2, 3]).verdict == TOO_FEW
     assert dependence([0] * 500, [1] * 500).verdict == TOO_FEW
     assert dependence([], []).verdict == TOO_FEW
@@ -124,12 +122,6 @@ def test_entropy_counts_what_a_hash_can_tell_apart() -> None:
     seen = tuple_entropy(FlowArrays(four, four, ports, four * np.uint32(4791), np.arange(4, dtype=np.uint32)))
     assert (seen.flows, seen.distinct) == (4, 2)
     assert seen.bits == pytest.approx(entropy_bits([3, 1]))
-
-
-def test_one_link_that_hardly_anything_is_due_to_makes_a_test_worthless() -> None:
-    weights = [0.001, *[1.0] * 5]
-    assert evenness([0, *[100] * 5], weights).verdict == TOO_FEW
-    assert evenness([1, *[100] * 5], [0.03, *[1.0] * 5]).verdict == EVEN
 
 
 def test_information_by_chance_is_what_independent_choices_show() -> None:
@@ -228,19 +220,15 @@ def test_one_switch_with_the_seed_of_those_before_it_is_found() -> None:
     assert [pair.switch for pair in found.pairs if pair.polarised] == ["ctsw2"]
 
 
-def test_too_few_flows_give_no_verdict() -> None:
+def test_few_flows_give_no_verdict_and_two_tiers_have_nothing_to_polarise() -> None:
     found = asked(fabric_of(4, "shared"), count=24)
     assert found.pairs
     assert all(pair.too_few and not pair.polarised for pair in found.pairs)
-
-
-def test_two_tiers_have_nothing_to_polarise() -> None:
+    # Two tiers have nothing to polarise.
     found = asked(fabric_of(4, "shared", zones=1))
     assert found.pairs == ()
     assert found.reason.startswith("no flow passes two switches that choose")
-
-
-def test_spread_packets_follow_no_choice() -> None:
+    # Spread packets follow no choice.
     found = asked(fabric_of(2, "shared"), "spray")
     assert found.pairs == ()
     assert "spread" in found.reason

@@ -49,14 +49,12 @@ def test_durations_are_read_as_they_are_written(text: str) -> None:
     assert format_duration(parse_duration(text)) == text
 
 
-def test_a_rack_is_steered_by_one_rule_and_its_slices_are_its_downlinks() -> None:
+def test_a_rack_is_steered_by_one_rule_and_buckets_are_the_members_in_turn() -> None:
     steering = steering_of(FABRIC, FABRIC.by_name["rtsw1"], DEFAULT_OPTIONS)
     assert steering.groups == steering.slots == (("eth1", "eth2", "eth3", "eth4"),)
     assert steering.prefixes == {ip_network(f"10.0.{r}.0/24"): PrefixRule(0, 0, 1) for r in (1, 2)}
     assert steering_of(FABRIC, FABRIC.by_name["ctsw1"], DEFAULT_OPTIONS) == Steering()
-
-
-def test_buckets_are_the_members_in_turn() -> None:
+    # Buckets are the members in turn.
     options = HashOptions(resilient=True, buckets=6)
     steering = steering_of(FABRIC, FABRIC.by_name["rtsw1"], options)
     assert steering.slots == (("eth1", "eth2", "eth3", "eth4", "eth1", "eth2"),)

@@ -55,19 +55,19 @@ def test_ports_lead_where_the_reference_says(dc: Fabric) -> None:
     assert peers["ctsw4"] == ["rtsw3", "rtsw4", "atsw1", "atsw2"]
     assert peers["atsw2"] == ["ctsw1", "ctsw2", "ctsw3", "ctsw4"]
     assert [dc.by_name[name].group("zone") for name in ("rtsw2", "ctsw3", "host8", "atsw1")] == [1, 2, 2, None]
-
-
-def test_the_top_is_as_narrow_as_the_file_says(dc: Fabric) -> None:
+    # The top is as narrow as the file says.
     below = sum(port.rate_bps for port in dc.by_name["ctsw1"].ports[:2])
     above = sum(port.rate_bps for port in dc.by_name["ctsw1"].ports[2:])
     assert below / above == dump_spec(load_fabric("dc").spec)["oversubscription"]
-
-
-def test_each_tier_has_an_as_and_so_has_each_zone(dc: Fabric) -> None:
+    # Each tier has an as and so has each zone.
     asns = {name: dc.by_name[name].asn for name in ("ctsw1", "ctsw2", "ctsw3", "atsw1", "atsw2", "rtsw1", "rtsw2")}
     assert asns["ctsw1"] == asns["ctsw2"] == 4_200_000_001 != asns["ctsw3"]
     assert asns["atsw1"] == asns["atsw2"]
     assert len(set(asns.values())) == 5
+    # A rack is reached upwards across and down.
+    assert ways(dc, "rtsw1") == {2: "eth1 eth2", 3: "eth1 eth2", 4: "eth1 eth2"}
+    assert ways(dc, "ctsw1") == {1: "eth1", 2: "eth2", 3: "eth3 eth4", 4: "eth3 eth4"}
+    assert ways(dc, "atsw1") == {1: "eth1 eth2", 2: "eth1 eth2", 3: "eth3 eth4", 4: "eth3 eth4"}
 
 
 @pytest.mark.deep
@@ -91,12 +91,6 @@ def test_next_hops_of_the_largest_fabric_are_in_few_groups(largest: Fabric) -> N
     assert sizes["rtsw1"] == [(18, 2015)]
     assert sizes["ctsw1"] == [(1, 1)] * 252 + [(18, 2016 - 252)]
     assert sizes["atsw1"] == [(18, 252)] * 8
-
-
-def test_a_rack_is_reached_upwards_across_and_down(dc: Fabric) -> None:
-    assert ways(dc, "rtsw1") == {2: "eth1 eth2", 3: "eth1 eth2", 4: "eth1 eth2"}
-    assert ways(dc, "ctsw1") == {1: "eth1", 2: "eth2", 3: "eth3 eth4", 4: "eth3 eth4"}
-    assert ways(dc, "atsw1") == {1: "eth1 eth2", 2: "eth1 eth2", 3: "eth3 eth4", 4: "eth3 eth4"}
 
 
 def test_no_route_climbs_again_where_a_link_is_down(dc: Fabric) -> None:
@@ -142,14 +136,12 @@ def test_seeds_follow_the_choice(seed: str | int) -> None:
         assert seeds["atsw1"] == 77
 
 
-def test_a_switch_of_two_tiers_keeps_its_seed() -> None:
+def test_seeds_of_two_tiers_stay_and_a_seed_must_be_a_choice() -> None:
     spec = ClosSpec(name="t", racks=2, ctsw=2)
     assert {n.name: n.hash_seed for n in build(spec).switches} == {
         name: switch_seed(name) for name in ("rtsw1", "rtsw2", "ctsw1", "ctsw2")
     }
-
-
-def test_a_seed_must_be_a_choice() -> None:
+    # A seed must be a choice.
     with pytest.raises(ValueError, match="per-port is not one of"):
         seed_for("per-port", "rtsw", "rtsw1")
 
@@ -225,7 +217,7 @@ def distances(fabric: Fabric, start: str) -> dict[str, int]:
     return found
 
 
-def test_ranks_of_each_plane_are_a_communicator() -> None:
+def test_ranks_follow_planes_and_pods() -> None:
     fabric = rail(planes=2)
     plan = build_plan(fabric, RunOptions())
     assert plan.communicators == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
@@ -236,6 +228,13 @@ def test_ranks_of_each_plane_are_a_communicator() -> None:
     assert [len(ranks) for ranks in one.communicators] == [4, 4]
     four = build_plan(fabric, RunOptions(split="MOD 4"))
     assert len(four.communicators) == 4
+    # Cyclic placement deals ranks to the pods.
+    fabric = rail()
+    ends = build_plan(fabric, RunOptions(ranks=4, placement="cyclic")).endpoints
+    assert [end.nic for end in ends] == ["host1:eth1", "host3:eth1", "host1:eth2", "host3:eth2"]
+    # More ranks than nics name the keys of the shape.
+    with pytest.raises(InputError, match="try --ranks 16, or more pods, hosts_per_pod or nics_per_host"):
+        build_plan(rail(), RunOptions(ranks=17))
 
 
 @pytest.mark.parametrize(
@@ -253,32 +252,19 @@ def test_ranks_that_cannot_reach_each_other_are_refused(options: RunOptions, sai
     assert said in " ".join(str(caught.value).split())
 
 
-def test_cyclic_placement_deals_ranks_to_the_pods() -> None:
-    fabric = rail()
-    ends = build_plan(fabric, RunOptions(ranks=4, placement="cyclic")).endpoints
-    assert [end.nic for end in ends] == ["host1:eth1", "host3:eth1", "host1:eth2", "host3:eth2"]
-
-
-def test_more_ranks_than_nics_name_the_keys_of_the_shape() -> None:
-    with pytest.raises(InputError, match="try --ranks 16, or more pods, hosts_per_pod or nics_per_host"):
-        build_plan(rail(), RunOptions(ranks=17))
-
-
 def test_buffers_and_rates_have_the_words_of_the_shape() -> None:
     loaded = load_fabric("rail", overrides=["queues.buffer={leaf: 2MB, spine: 8MB}", "link.exceptions={spine2: 5mbit}"])
     assert loaded.fabric.policy.queues.buffer.switches == (2_000_000, 8_000_000)
     assert {port.rate_bps for port in loaded.fabric.by_name["spine2"].ports} == {5_000_000}
 
 
-def test_pinned_uses_every_uplink_alike() -> None:
+def test_rails_have_words_of_their_shape_and_pinned_uses_every_uplink_alike() -> None:
     fabric = rail(hosts_per_pod=4)
     steering = steering_of(fabric, fabric.by_name["leaf1"], DEFAULT_OPTIONS)
     assert [len(group) for group in steering.groups] == [4]
     assert {(rule.slice, rule.shift) for rule in steering.prefixes.values()} == {(0, 1)}
     assert len(steering.prefixes) == len(fabric.edges) - 1
-
-
-def test_synthetic_flows_stay_in_their_plane() -> None:
+    # Synthetic flows stay in their plane.
     fabric = rail(planes=2)
     flows = synthetic_flows(fabric, 500)
     leaf = {str(p.address.ip): p.peer_node for host in fabric.hosts for p in host.ports if p.address is not None}

@@ -97,37 +97,27 @@ def test_the_matrix_of_a_plan_is_a_file_beside_it(monkeypatch: pytest.MonkeyPatc
     assert load_plan("two-tenants").matrix_file == str(TRAFFIC / "two-tenants.csv")
 
 
-def test_keys_may_follow_a_name() -> None:
+def test_plans_are_found_by_name_path_and_keys() -> None:
     assert load_plan("all-reduce-1qp,qps=8,size=1M").spec.qps == 8
     with pytest.raises(InputError, match="did you mean qps"):
         load_plan("all-reduce-1qp,qpss=8")
-
-
-def test_a_path_still_works_and_words_mean_what_they_meant() -> None:
+    # A path still works and words mean what they meant.
     assert load_plan(str(TRAFFIC / "checkpoint.yml")).spec == load_plan("checkpoint").spec
     assert load_plan("ring").spec.pattern == ("all-reduce", "ring")
-
-
-def test_a_misspelt_name_is_hinted() -> None:
+    # A misspelt name is hinted.
     with pytest.raises(InputError, match=r"did you mean checkpoint\?"):
         load_plan("chekpoint")
     with pytest.raises(InputError, match=r"plans of traffic/: .*two-tenants"):
         load_plan("qqq")
-
-
-def test_problems_name_the_file_of_a_plan() -> None:
+    # Problems name the file of a plan.
     with pytest.raises(InputError, match=r"traffic/checkpoint\.yml:\d+  ranks: 16"):
         traffic_of(load_fabric("tiny").fabric, load_plan("checkpoint"))
-
-
-def test_shells_offer_the_names() -> None:
+    # Shells offer the names.
     import tasks
 
     offered = candidates(["./inv", "paths", "--plan", ""], {"paths": tasks.paths.verb}, [])
     assert set(plans()) < set(offered)
-
-
-def test_nothing_is_sent_along_for_a_plan_that_comes_with_heddle() -> None:
+    # Nothing is sent along for a plan that comes with heddle.
     assert files_of_plan("two-tenants,qps=2") == []
 
 

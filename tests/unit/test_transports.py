@@ -199,10 +199,3 @@ def test_timers_of_rc_run_out_on_a_grid_and_never_early() -> None:
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     sender.take(batch, 0, 1, 7.013)
     assert sender.deadline == pytest.approx(7.02)
-
-
-def test_shells_complete_transports() -> None:
-    import tasks
-    from heddle.cli.completion import candidates
-
-    assert candidates(["./inv", "run", "--transport", ""], {"run": tasks.run.verb}, []) == list(TRANSPORTS)

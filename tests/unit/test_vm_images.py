@@ -310,9 +310,7 @@ def test_modules_are_loaded_after_those_that_they_need(system: Path) -> None:
     assert order.index("crc.ko") < order.index("jbd2.ko") < order.index("ext4.ko")
     assert set(order) == {f"{name}.ko" for name in ("crc", "jbd2", *MODULES)} - {"virtio_pci.ko"}
     assert found["modules/ext4.ko"][1] == b"ext4" and "init" not in found
-
-
-def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: Path) -> None:
+    # The checksum of the disk is loaded first where it is a module.
     modules = system / "usr/lib/modules/6.1"
     (modules / "kernel/crc32c_generic.ko").write_bytes(b"crc32c")
     with (modules / "modules.dep").open("a") as file:
@@ -321,14 +319,12 @@ def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: P
     assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
 
 
-def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:
+def test_a_boot_adds_its_scripts_and_needs_the_disks_module(system: Path) -> None:
     packed = image_archive(system, "6.1")
     both = boot_archive(packed, {"init": b"#!/bin/sh"})
     assert both.startswith(packed)
     assert unpacked(both[len(packed) + -len(packed) % 4 :]) == {"init": (0o100755, b"#!/bin/sh")}
-
-
-def test_a_kernel_without_the_disks_module_is_named(system: Path) -> None:
+    # A kernel without the disks module is named.
     dep = system / "usr/lib/modules/6.1/modules.dep"
     dep.write_text(dep.read_text().replace("kernel/virtio_blk.ko:", "kernel/other.ko:"))
     with pytest.raises(MachineError, match=r"virtio_blk is missing in kernel 6\.1"):

@@ -58,15 +58,16 @@ def mistakes_in(command: str) -> str:
     return ""
 
 
-def test_there_are_units_and_no_number_is_there_twice() -> None:
+def test_the_path_has_every_folder_once_and_takes_at_most_three_hours() -> None:
     numbers = [each[:2] for each in UNITS]
     assert "02" in numbers
     assert len(set(numbers)) == len(numbers)
     assert not set(numbers) & set(later())
-
-
-def test_the_path_takes_at_most_three_hours() -> None:
+    # The path takes at most three hours.
     assert sum(find_unit(each).spec.minutes for each in UNITS) <= MINUTES
+    # No folder of labs is left out.
+    folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
+    assert folders == set(UNITS)
 
 
 def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
@@ -129,11 +130,6 @@ def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
     tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
     answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
     assert not [each for each in answers if each in tasks_part]
-
-
-def test_no_folder_of_labs_is_left_out() -> None:
-    folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
-    assert folders == set(UNITS)
 
 
 def test_the_guide_lists_every_fact() -> None:
