@@ -107,11 +107,3 @@ def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> 
 )
 def test_the_end_of_a_worker_is_described(code: int, text: str) -> None:
     assert str(crew._ended("w", code)) == text
-
-
-def test_a_worker_is_named_by_its_first_ranks() -> None:
-    plan = build_plan(
-        load_fabric("tiny", overrides=["hosts_per_rack=4"]).fabric, RunOptions(sizes=SIZES, warmup=0, iters=1)
-    )
-    assert crew._named(plan, (0, 2)) == "the worker of rank 0 on host1:eth1, rank 2 on host3:eth1"
-    assert crew._named(plan, range(7)).endswith("rank 3 on host4:eth1 and 3 more")

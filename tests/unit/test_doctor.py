@@ -74,22 +74,6 @@ def test_missing_packages_are_named_with_the_command() -> None:
 
 
 @pytest.mark.usefixtures("no_frr")
-def test_the_command_for_several_packages_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # apt's own answers take seconds; the test above has them.
-    monkeypatch.setattr(packages, "_has", lambda package: package != "nosuch")
-    monkeypatch.setattr(packages, "_announced", lambda words: "")
-    monkeypatch.setattr(packages, "libbpf", lambda: None)
-    monkeypatch.setattr(packages, "HOST_TOOLS", ("nosuch",))
-    tool = packages.Part("nosuch", "is typed in hosts", ("nosuch",), lambda: False)
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, "nosuch": tool})
-    with pytest.raises(MachineError) as caught:
-        packages.ensure(packages.FABRIC)
-    text = str(caught.value)
-    assert [line.split()[0] for line in text.splitlines()] == ["frr", "libbpf1", "hint:", "or"]
-    assert "nosuch is missing" not in text, "an optional tool is no error"
-
-
-@pytest.mark.usefixtures("no_frr")
 def test_without_apt_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(MachineError, match="package manager of this system"):
@@ -158,20 +142,6 @@ def test_packages_of_labs_include_tools_for_hosts_where_apt_has_them(monkeypatch
     assert installed == [wanted.split()]
     packages.ensure(packages.CAPTURE, yes=True)
     assert " ".join(installed[1]) == "tcpdump util-linux"
-
-
-def test_doctor_has_a_row_for_what_people_type_in_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = packages.HOST_TOOLS
-    parts = {name: replace(packages.PARTS[name], present=lambda: True) for name in names}
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **parts})
-    row = doctor._host_tools()
-    assert (row.ok, row.detail) == (True, "ping, traceroute, iperf3, tcpdump for ./inv exec HOST")
-    gone = {name: replace(parts[name], present=lambda: False) for name in (names[0], names[2])}
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **gone})
-    row = doctor._host_tools()
-    assert (row.ok, row.required) == (False, False)
-    assert row.detail == "no ping and no iperf3 for ./inv exec HOST"
-    assert row.fix == "apt-get install iputils-ping iperf3"
 
 
 @pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, IPv6Interface, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Interface, IPv6Network
 from itertools import pairwise
 
 import pytest
@@ -10,7 +10,6 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.kernel.fib import Fib, NextHop
 from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.schema import AddressingSpec
@@ -93,17 +92,3 @@ def test_a_spec_of_ipv6_survives_being_stored_and_an_older_record_is_of_ipv4() -
     data = dump_spec(load_fabric("tiny").spec)
     del data["family"]
     assert load_spec(data) == load_fabric("tiny").spec
-
-
-def test_the_longest_ipv6_prefix_is_found() -> None:
-    fabric = build(ClosSpec(name="x", family="ipv6", racks=2, ctsw=2))
-    routes = {
-        prefix: tuple(NextHop(port, number, "fe80::1") for number, port in enumerate(sorted(ports)))
-        for prefix, ports in fabric.expected_next_hops["rtsw1"].items()
-    }
-    fib = Fib("rtsw1", {IPv6Network("::/0"): (), **routes})
-    assert fib.match(ip_address("fd00::1")) == IPv6Network("fd00::/127")
-    assert fib.match(ip_address("fd00:0:0:1::77")) == IPv6Network("fd00:0:0:1::/64")
-    assert [hop.port for hop in fib.lookup(ip_address("fd00:0:0:1::3"))] == ["eth1", "eth2"]
-    assert fib.match(ip_address("2001:db8::1")) == IPv6Network("::/0")
-    assert Fib.from_json(fib.to_json()) == fib

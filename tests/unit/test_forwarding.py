@@ -78,23 +78,6 @@ def test_a_flows_path_does_not_depend_on_other_flows(rule: HashingRule, monkeypa
     assert used.min() > 100 if rule.policy else used.min() > 0
 
 
-def test_work_grows_with_the_flows_and_with_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[int] = []
-    taken = FlowArrays.take
-
-    def counting(flows: FlowArrays, rows: np.ndarray) -> FlowArrays:
-        hashed.append(len(rows))
-        return taken(flows, rows)
-
-    monkeypatch.setattr(FlowArrays, "take", counting)
-    totals = []
-    for count in (1000, 2000, 4000):
-        hashed.clear()
-        go(clos(), HashingRule("e-ecmp", 1), count)
-        totals.append(sum(hashed))
-    assert totals[1] == 2 * totals[0] and totals[2] == 4 * totals[0]
-
-
 @pytest.mark.parametrize("mode", ["spray", "flowlet", "adaptive"])
 def test_a_fan_spreads_by_weight_and_merges_again(mode: str) -> None:
     forwarding = clos((1, 2, 5))

@@ -197,31 +197,6 @@ topology:
     assert "links[2].type: vxlan is not supported in namespaces" in said
 
 
-def test_nodes_inherit_as_in_containerlab(tmp_path: Path) -> None:
-    path = tmp_path / "x.clab.yml"
-    path.write_text("""
-name: x
-topology:
-  defaults: {sysctls: {a.b: 1, c.d: "2"}}
-  kinds: {linux: {exec: [zero]}}
-  groups: {leaf: {exec: [one], binds: ["a:/etc/frr/x", "b:/etc/frr/y"]}}
-  nodes:
-    n1: {kind: linux, group: leaf, sysctls: {a.b: "3"}, exec: [two], binds: ["c:/etc/frr/x:ro"]}
-    n2:
-  links:
-    - endpoints: ["n1:eth1", "n2:eth1"]
-""")
-    topology = read_topology(path)
-    node = topology.nodes["n1"]
-    assert node.sysctls == {"a.b": "3", "c.d": "2"}
-    assert sorted(node.exec) == ["one", "two", "zero"]
-    assert {bind.target: (bind.source.name, bind.read_only) for bind in node.binds} == {
-        "/etc/frr/x": ("c", True),
-        "/etc/frr/y": ("b", False),
-    }
-    assert topology.links[0].mtu == 9500
-
-
 def failure(*argv: str, called: str = "", timeout: float = 20.0) -> str:
     with pytest.raises(MachineError) as failed:
         run(argv, called=called, timeout=timeout)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
-from scapy.utils import wrpcap
 
 from heddle.base.ethernet import MAX_QUANTA
 from heddle.fabric.shapes import clos
@@ -167,8 +166,6 @@ CASES: tuple[dict[int, int], ...] = (
     {number: 1000 + number for number in range(8)},
     {},
 )
-FIELDS = ("eth.dst", "eth.src", "eth.type", "macc.opcode", "macc.cbfc.enbv", "_ws.malformed", "_ws.expert.message")
-TIMES = tuple(f"macc.cbfc.pause_time.c{number}" for number in range(8))
 
 
 @pytest.mark.parametrize("quanta", CASES)
@@ -185,22 +182,6 @@ def test_scapy_builds_the_same_bytes(quanta: dict[int, int]) -> None:
     theirs = Ether(dst="01:80:c2:00:00:01", src="02:a1:b2:c3:d4:e5", type=0x8808)
     theirs /= MACControlClassBasedFlowControl(**words)
     assert build(MAC, quanta)[: len(bytes(theirs))] == bytes(theirs)[:FRAME_BYTES]
-
-
-@pytest.mark.needs("tshark")
-def test_tshark_reads_address_opcode_vector_and_times(tmp_path: Path) -> None:
-    pcap = tmp_path / "pfc.pcap"
-    wrpcap(str(pcap), [build(MAC, quanta) for quanta in CASES], linktype=1)
-    wanted = [word for field in (*FIELDS, *TIMES) for word in ("-e", field)]
-    argv = ["tshark", "-n", "-r", str(pcap), "-T", "fields", "-E", "separator=|", *wanted]
-    lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
-    for line, quanta in zip(lines, CASES, strict=True):
-        target, source, kind, opcode, vector, malformed, expert, *times = line.split("|")
-        assert (target, source) == ("01:80:c2:00:00:01", "02:a1:b2:c3:d4:e5")
-        assert (int(kind, 0), int(opcode, 0)) == (0x8808, 0x0101)
-        assert int(vector, 0) == sum(1 << number for number in quanta)
-        assert [int(each, 0) for each in times] == [quanta.get(number, 0) for number in range(8)]
-        assert malformed == expert == ""
 
 
 @pytest.mark.parametrize("quanta", [{8: 1}, {-1: 1}, {0: MAX_QUANTA + 1}, {0: -1}])

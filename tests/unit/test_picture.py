@@ -34,7 +34,7 @@ FABRICS = {
     "one": build(ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
     "rails": build(ClosSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
     "dc": load_fabric("dc").fabric,
-    "large": build(ClosSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
+    "large": build(ClosSpec(name="large", racks=32, ctsw=8, hosts_per_rack=2)),
 }
 
 
@@ -194,7 +194,7 @@ def test_without_a_run_the_picture_says_so() -> None:
     assert len({drawn.half(port).colour for port in drawn.named("sent-")}) == 1
 
 
-@pytest.mark.parametrize("kind", ["svg", deep("png"), deep("pdf")])
+@pytest.mark.parametrize("kind", ["svg", deep("png")])
 def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_path: Path) -> None:
     code = (
         "import sys; from heddle.views.graph import drawing, kind_of; from heddle.fabric.fabricfile import load_fabric;"

@@ -65,7 +65,7 @@ class Network(Generic[T]):
 Data = tuple[WritePacket, bytes]
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(parameters, first_psns, lengths, fates, fates)
 def test_every_message_arrives_once_in_order_and_whole(
     params: RcParams, psn: int, sizes: list[int], ways: list[str], ways_back: list[str]

@@ -228,7 +228,7 @@ operations = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, ROOM)), m
 fates = st.lists(st.sampled_from(FATES), max_size=100)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(
     operations, first_psns, st.integers(1, 12), st.integers(1, 8), fates, fates,
     st.lists(st.integers(0, 6), max_size=8),

@@ -203,17 +203,3 @@ def test_the_file_has_a_short_flag_too() -> None:
         assert parse(verb, ["1", "2", "-o=x.html"])["out_"] == "x.html"
     with pytest.raises(InputError, match="-o is not a flag of runs"):
         parse(runs.verb, ["-o", "x"])
-
-
-def test_runs_are_offered_where_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heddle.base import state
-    from heddle.cli.argv import Typed
-    from heddle.cli.report_verb import compare, report
-
-    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    state.lab_dir("zone").mkdir(parents=True)
-    state.write_record(state.Record("zone", "netns", "running", {"name": "zone"}))
-    keep(state.lab_dir("zone") / "runs", 1)
-    for verb in (report.verb, compare.verb):
-        for parameter in verb.positionals:
-            assert parameter.option.offered(Typed(verb, parameter)) == ["0001", "last"]

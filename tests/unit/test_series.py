@@ -17,7 +17,7 @@ import pytest
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
 from heddle.runs.rowreader import COLUMNS, COUNTS
-from heddle.runs.series import Sampler, Series, _Bucket, changes, counted, halved
+from heddle.runs.series import Sampler, Series, changes, counted
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
 from heddle.switch.queues import cells
 from tests.unit.setclock import SetClock
@@ -157,22 +157,6 @@ def test_queues_before_a_runs_start_are_not_part_of_it() -> None:
     series = found.sampler.series(began)
     assert series.columns["out_bytes"].sum() == 500
     assert series.ends_s[0] > 0
-
-
-def test_two_buckets_made_one_keep_the_later_levels_the_higher_peaks_and_all_counts() -> None:
-    def bucket(end: int, **values: int) -> _Bucket:
-        row = np.array([[values.get(name, 0) for name in COLUMNS]], np.int64)
-        return _Bucket(end, np.array([BUSY]), row)
-
-    before = np.zeros((1, len(COLUMNS)), np.int64)
-    buckets = [
-        bucket(10, depth=900, peak=5000, out_bytes=100), bucket(20, depth=300, peak=800, out_bytes=250),
-        bucket(30, depth=0, peak=300, out_bytes=600),
-    ]  # fmt: skip
-    one, last = halved(buckets)
-    assert (one.end_ns, last.end_ns) == (20, 30)
-    joined = dict(zip(COLUMNS, changes(one.values, before)[0].tolist(), strict=True))
-    assert joined == dict.fromkeys(COLUMNS, 0) | {"depth": 300, "peak": 5000, "out_bytes": 250}
 
 
 def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,46 +66,6 @@ class Fabric:
         start = self.near.starts[0]
         self.near.mem[start : start + len(frame)] = frame
         assert end.receive(self.parser.parse(self.near, [len(frame)]), 0, now)
-
-
-def carried(loss: float, seed: int, psn: int) -> tuple[Fabric, int]:
-    """Fifty messages; the fabric afterwards, and their packets."""
-    dice = random.Random(seed)
-    sizes = [dice.choice([4, 255, 256, 257, 2000, 5000]) for _ in range(50)]
-    total = dice.randbytes(sum(sizes))
-    fabric, at, packets = Fabric(total, psn, seed), 0, 0
-    for imm, size in enumerate(sizes):
-        fabric.sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
-        at += size
-        packets += -(-size // MTU)
-    now = 0.0
-    while not fabric.sender.idle:
-        assert now < 400 and not fabric.sender.error
-        fabric.turn(now, loss)
-        now += 0.01
-    assert bytes(fabric.memory.data) == total
-    assert fabric.memory.arrivals == list(range(50)), "announced in order, whatever the order of arrival"
-    return fabric, packets
-
-
-@pytest.mark.parametrize("psn", [0, wire.PSN_MASK - 20])
-@pytest.mark.parametrize("seed", range(4))
-def test_packets_in_any_order_are_no_loss(seed: int, psn: int) -> None:
-    fabric, packets = carried(0.0, seed, psn)
-    assert fabric.sent == packets
-    assert fabric.sender.counters() == {"retransmitted": 0, "naks": 0, "timeouts": 0}
-    assert fabric.receiver.counters()["out_of_order"] > 50
-    assert fabric.receiver.counters()["duplicates"] == 0
-    assert fabric.sender.deadline == NEVER
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_only_lost_packets_are_retransmitted(seed: int) -> None:
-    fabric, packets = carried(0.05, seed, 0)
-    lost = fabric.sender.counters()["retransmitted"]
-    assert 0 < lost < packets
-    # Go-back-N would send a window of 32 again for each loss.
-    assert fabric.sent < packets * 1.6
 
 
 def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
@@ -223,6 +182,8 @@ def test_every_message_arrives_once_whole_and_is_announced_in_order(
     packets = sum(-(-size // MODEL_MTU) for size in sizes)
     assert sent - sender.counters()["retransmitted"] == packets
     assert receiver.counters()["duplicates"] == arrived - packets
+    if "lose" not in {*ways, *ways_back}:
+        assert sender.counters() == {"retransmitted": 0, "naks": 0, "timeouts": 0}, "any order is no loss"
     if entropy > 1:
         used = [sender.by_sport()[header.sport][0] for header in headers]
         assert sum(used) == sent and max(used) - min(used) <= 1

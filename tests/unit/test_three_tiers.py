@@ -274,9 +274,8 @@ def test_rails_have_words_of_their_shape_and_pinned_uses_every_uplink_alike() ->
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("planes", [1, 8])
-def test_32k_nics_are_predicted_in_little_memory(planes: int) -> None:
-    fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=planes)
+def test_32k_nics_are_predicted_in_little_memory() -> None:
+    fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=8)
     assert sum(len(host.ports) for host in fabric.hosts) == 32_768
     result = forecast(fabric, load_plan("all-reduce,size=64M,qps=2"), Ask(), Silent())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 10**6, "KiB"
@@ -284,4 +283,4 @@ def test_32k_nics_are_predicted_in_little_memory(planes: int) -> None:
     text = render(result)
     assert "512 leaf x 64 spine, 32,768 NICs" in text
     assert "leaf>spine" in text
-    assert ("8 communicators of 4096 ranks at the same time, one per plane" in text) == (planes == 8)
+    assert "8 communicators of 4096 ranks at the same time, one per plane" in text

@@ -120,10 +120,9 @@ def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None
     assert all(1 <= rule.mbit <= 25_600 for rules in announcements(fabric).values() for rule in rules)
 
 
-@pytest.mark.deep
-def test_the_sums_of_the_largest_fabric_fit_into_what_bgp_can_announce() -> None:
+def test_the_sums_of_the_widest_fabric_fit_into_what_bgp_can_announce() -> None:
     link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
-    fabric = fabric_of(link=link, zones=8, racks=252, ctsw=18, atsw=18, nics_per_host=8)
+    fabric = fabric_of(link=link, zones=2, racks=3, ctsw=18, atsw=18)
     groups = next_hop_groups(fabric)
     # 79 for 100 Mbit/s, so that 18 times 18 of them can still be said.
     assert {group.bandwidths[:3] for group in groups["rtsw2"]} == {
