@@ -21,10 +21,10 @@ from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.capturefile import CapturedPacket
 from heddle.wire.conversations import CaptureTotals, PsnOrder
-from heddle.wire.dissect import ROCE_V1, dissect
+from heddle.wire.dissect import dissect
 from heddle.wire.icrc import verdict
 from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
-from tests.unit.capture_frames import packet, taken, v1_frame
+from tests.unit.capture_frames import packet, taken
 from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
 
 # ICRC
@@ -134,14 +134,6 @@ def test_one_packet_at_two_ports_is_no_retransmission() -> None:
         frame = packet(wire.SEND_ONLY, number // 2)
         totals.add(CapturedPacket(number + 1, port, number, None, len(frame), frame), dissect(frame))
     assert [(port, qp.order.repeated) for (port, *_), qp in totals.qps.items()] == [("leaf:eth1", 0), ("spine:eth1", 0)]
-
-
-def test_roce_v1_is_named_and_no_conversation_of_ours() -> None:
-    what = dissect(v1_frame())
-    assert (what.kind, what.src, what.dst) == (ROCE_V1, "10.0.0.1", "::2")
-    assert dict(what.fields) == {"opcode": "RC_SEND_ONLY", "qpn": 9, "psn": 77}
-    totals = taken([v1_frame(), v1_frame()[:50]])
-    assert totals.kinds == Counter({ROCE_V1: 1, "other": 1}) and not totals.qps and not totals.icrc
 
 
 def test_pauses_are_counted_by_sender_and_class() -> None:

@@ -92,23 +92,21 @@ def test_wrong_words_are_named(line: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_usage_lines_can_be_typed_as_they_stand() -> None:
+def test_usage_lines_and_wrong_words_of_verbs() -> None:
     assert UP.usage == "./inv up FABRIC [flags]"
     assert EXEC.usage == "./inv exec [flags] NODE CMD..."
     assert TEST.usage == "./inv test FABRIC [NAME] [flags] [-- SET_...]"
-
-
-def test_all_wrong_words_are_reported_together() -> None:
+    # All wrong words are reported together.
     with pytest.raises(InputError) as caught:
         parse(UP, ["--n", "x", "--nmae", "y"])
     assert len(caught.value.problems) == 3
     with pytest.raises(InputError, match="exec NODE is an empty word"):
         parse(EXEC, ["", "ls"])
-
-
-def test_a_command_that_takes_json_itself_does_not_make_us_speak_json() -> None:
+    # A command that takes json itself does not make us speak json.
     assert wants_json(["up", "--format", "json"])
     assert not wants_json(["test", "--", "--format", "json"])
+    # Hints do not list hundreds of words.
+    assert did_you_mean("x", [f"node{i}" for i in range(500)]).endswith("node11, ... (500 in all)")
 
 
 @verb()
@@ -198,10 +196,6 @@ def test_a_spare_word_may_be_a_lab() -> None:
             parse(verb_.verb, ["zone"])
     for words in (["zone"], ["--lab", "zone"]):
         assert parse(tasks.validate.verb, words)["lab"] == "zone"
-
-
-def test_hints_do_not_list_hundreds_of_words() -> None:
-    assert did_you_mean("x", [f"node{i}" for i in range(500)]).endswith("node11, ... (500 in all)")
 
 
 def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,13 +179,18 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise(tmp_path: Path) -> 
     assert of(found, "marks").why == "34 apart; 3 and 1 equal runs: the 95 % interval of two runs is +-24.34"
 
 
-def test_two_runs_do_not_tell_and_the_reason_says_what_to_do(tmp_path: Path) -> None:
+def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_path: Path) -> None:
     found = compare(keep(tmp_path, 1, counted(ONE, 100)), keep(tmp_path, 2, counted(ONE, 104)))
     assert (of(found, "marks").verdict, found.equal) == ("unknown", [2])
     assert of(found, "marks").why == "one count per run, and too few equal runs in the history (2): repeat A or B"
     keep(tmp_path, 3, counted(ONE, 96))
     again = compare(keep(tmp_path, 4, counted(ONE, 98)), keep(tmp_path, 5, counted(ONE, 101)))
     assert (of(again, "marks").verdict, again.equal) == ("noise", [5])
+    # Other sizes or a limited run are never judged.
+    for number in range(1, 4):
+        a = keep(tmp_path, number, counted(ONE, 100 + number))
+    b = keep(tmp_path, 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
+    assert of(compare(a, b), "marks").why == "sizes or iterations differ"
 
 
 def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
@@ -200,10 +205,3 @@ def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
     keep(tmp_path, 5, samples.failed())
     same = keep(tmp_path, 6, counted(ONE, 101))
     assert set(equal_runs(mine)) == {mine.path, same.path}
-
-
-def test_other_sizes_or_a_limited_run_are_never_judged(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        a = keep(tmp_path, number, counted(ONE, 100 + number))
-    b = keep(tmp_path, 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
-    assert of(compare(a, b), "marks").why == "sizes or iterations differ"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,14 +100,6 @@ def bash_completes(line: str, words: str, program: str = "./inv") -> list[str]:
 )  # fmt: skip
 def test_bash_gets_what_it_replaces(line: str, words: str, replies: list[str]) -> None:
     assert bash_completes(line, words) == replies
-
-
-def test_invokes_own_inv_is_completed_with_values_too() -> None:
-    inv = str(Path(sys.executable).with_name("inv"))
-    done = subprocess.run(
-        [inv, "--complete", "--", "inv", "up", "zo"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == presets()
 
 
 def test_every_script_registers_the_programs_of_a_checkout() -> None:

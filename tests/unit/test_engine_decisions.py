@@ -154,14 +154,6 @@ def test_a_remote_engine_behind_a_local_socket_is_detected(
     assert (wrong is None) == (not why)
 
 
-def test_packages_of_one_name_are_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [packages.PARTS[name] for name in packages.ENGINE]
-    monkeypatch.setattr(packages, "_has", lambda name: name != "docker-cli")
-    assert packages._known(parts) == ["docker.io"]
-    monkeypatch.setattr(packages, "_has", lambda name: True)
-    assert packages._known(parts) == ["docker.io", "docker-cli"]
-
-
 def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket that accepts connections but never answers is reported within a time limit."""
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:

@@ -64,7 +64,7 @@ def test_a_path_is_relative_to_the_test_file_and_a_word_is_a_preset(tmp_path: Pa
     assert request_of(("tiny",), {}, directory=tmp_path).fabric == "tiny"
 
 
-def test_mistakes_have_the_place_of_the_test_and_the_key() -> None:
+def test_mistakes_have_the_place_of_the_test_or_the_line_of_the_file(tmp_path: Path) -> None:
     (said,) = wrong("tiny", routing={"ecmp": "eecmp"})
     assert said.startswith("test_mine.py:7  routing.ecmp: eecmp is not one of flow, e-ecmp")
     assert "did you mean e-ecmp?" in said
@@ -73,9 +73,7 @@ def test_mistakes_have_the_place_of_the_test_and_the_key() -> None:
     ]  # fmt: skip
     (said,) = wrong("tinny")
     assert said.startswith("test_mine.py:7  tinny is neither a preset nor a file") and "did you mean tiny?" in said
-
-
-def test_a_mistake_in_a_file_has_the_line_of_the_file(tmp_path: Path) -> None:
+    # A mistake in a file has the line of the file.
     (tmp_path / "mine.yml").write_text("name: mine\nracks: two\nctsw: 3\n")
     with pytest.raises(InputError) as caught:
         request_of(("mine.yml",), {"queues": {"bufer": 1}}, where=WHERE, directory=tmp_path)

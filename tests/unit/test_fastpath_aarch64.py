@@ -5,6 +5,7 @@ It makes the same frames, byte for byte, as the Python NICs, and so as the objec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,39 +57,24 @@ def test_the_object_is_of_this_version(program: Path) -> None:
     code.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_sender_makes_the_same_packets(version: int, seed: int) -> None:
-    native.test_a_sender_makes_the_same_packets_for_the_same_events(version, seed)
+CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+    *((native.test_a_sender_makes_the_same_packets_for_the_same_events, (v, s)) for v in VERSIONS for s in SEEDS),
+    *(
+        (native.test_a_receiver_answers_alike_and_writes_the_same, (version, seed, delays))
+        for version in VERSIONS
+        for seed in SEEDS
+        for delays in native.DELAYS
+    ),
+    *((native.test_frames_that_are_wrong_are_turned_away_for_the_same_reason, (version,)) for version in VERSIONS),
+    *((native.test_the_loop_returns_when_a_message_is_complete, (version,)) for version in VERSIONS),
+    (native.test_writes_outside_the_region_and_with_a_wrong_key_are_refused, ()),
+    (native.test_a_sender_that_gets_no_answer_gives_up, ()),
+    # 64-bit floating point rounds alike on both machines, without contraction.
+    *((congestion.test_a_sender_waits_alike, (version, version)) for version in VERSIONS),
+    *((congestion.test_a_receiver_notifies_alike, (version, version)) for version in VERSIONS),
+]
 
 
-@pytest.mark.parametrize("delays", native.DELAYS, ids=["at once", "held back"])
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_receiver_answers_alike(version: int, seed: int, delays: tuple[float, ...]) -> None:
-    native.test_a_receiver_answers_alike_and_writes_the_same(version, seed, delays)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_wrong_frames_are_turned_away(version: int) -> None:
-    native.test_frames_that_are_wrong_are_turned_away_for_the_same_reason(version)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_loop_returns(version: int) -> None:
-    native.test_the_loop_returns_when_a_message_is_complete(version)
-
-
-def test_writes_that_are_not_allowed_are_refused() -> None:
-    native.test_writes_outside_the_region_and_with_a_wrong_key_are_refused()
-
-
-def test_a_sender_gives_up() -> None:
-    native.test_a_sender_that_gets_no_answer_gives_up()
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_congestion_control_has_the_same_numbers(version: int) -> None:
-    """64-bit floating point rounds alike on both machines, without contraction."""
-    congestion.test_a_sender_waits_alike(version, version)
-    congestion.test_a_receiver_notifies_alike(version, version)
+@pytest.mark.parametrize(("comparison", "arguments"), CASES)
+def test_the_object_does_what_the_python_nics_do(comparison: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    comparison(*arguments)

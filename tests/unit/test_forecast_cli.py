@@ -143,15 +143,13 @@ def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
     assert first[:4] == {"svg": b"<?xm", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
 
 
-def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
+def test_a_heat_map_is_a_picture_that_names_its_tiers_and_its_busiest_link() -> None:
     result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(), Silent())
     text = draw("svg", result).decode()
     for word in ("RTSW to CTSW", "CTSW to ATSW", "rtsw4", "atsw2", result.wires.ports[result.modes[0].busiest]):
         assert word in text
     assert "ATSW" not in draw("svg", forecast(load_fabric("tiny").fabric, load_plan("ring"), Ask(), Silent())).decode()
-
-
-def test_a_heat_map_is_a_picture() -> None:
+    # A heat map is a picture.
     with pytest.raises(InputError, match=r"--heatmap load\.txt has no suffix of a picture"):
         picture_kind("--heatmap", "load.txt")
 

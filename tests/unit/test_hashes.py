@@ -14,7 +14,6 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
-from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 
 
@@ -127,8 +126,3 @@ def test_the_longest_prefix_decides() -> None:
         assert fib.lookup(IPv4Address(address)) == routes[IPv4Network(prefix)]
     assert Fib("rtsw1", {}).match(1) is None
     assert Fib.from_json(fib.to_json()) == fib
-
-
-def test_hashing_survives_json() -> None:
-    row = SwitchHashing("rtsw1", "e-ecmp", 0xFFFFFFFF, 1, 0x37)
-    assert SwitchHashing.from_json(row.to_json()) == row

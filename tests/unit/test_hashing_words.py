@@ -46,14 +46,12 @@ def test_an_option_that_does_nothing_is_refused_and_says_where_it_would(mode: st
     assert f"--set  {said}" in str(caught.value)
 
 
-def test_a_file_may_hold_options_of_every_mode() -> None:
+def test_keys_of_hashing_and_of_switches() -> None:
     routing = {"hash": {"gap": "5ms", "choice": "round-robin"}, "resilient": True}
     fabric = build(ClosSpec.model_validate({"name": "tiny", "racks": 2, "ctsw": 2, "routing": routing}))
     for mode in MODES:
         assert _options(fabric, mode, ["buckets=64"])[0].buckets == 64
-
-
-def test_switches_that_are_none_are_not_all() -> None:
+    # Switches that are none are not all.
     assert _names([]) == []
     assert _names(["rtsw1, rtsw2", "ctsw1"]) == ["rtsw1", "rtsw2", "ctsw1"]
     with pytest.raises(InputError, match="--switch , names no switch"):

@@ -234,16 +234,6 @@ def test_nodes_with_frr_are_switches_and_those_with_hosts_are_leaves(tmp_path: P
     assert len(set(macs)) == len(macs) == 12
 
 
-def test_a_record_gives_the_same_lab_again(tmp_path: Path) -> None:
-    made = import_topology(mini_clos(tmp_path), "netns")
-    stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
-    record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
-    again = ImportedLab.of_record(record)
-    assert again.fabric == made.fabric
-    assert again.daemons("leaf-1") == ("zebra", "bgpd")
-    assert made.differences(record) == []
-
-
 def test_addresses_are_read_from_frr_conf_and_commands() -> None:
     text = "interface eth1\n description x\n ip address 10.0.0.1/31\n!\ninterface eth2\n!\nrouter bgp 1\n"
     assert {k: str(v) for k, v in frr.configured_addresses(text).items()} == {"eth1": "10.0.0.1/31"}
@@ -281,10 +271,18 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
     assert blueprint_of(None, own, "netns", name="mine")[0].fabric.name == "mine"
 
 
-def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
+def test_files_of_a_topology_and_a_record_of_it_go_elsewhere(tmp_path: Path) -> None:
     own = mini_clos(tmp_path)
     names = {Path(name).name for name in files_of(None, str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
+    # A record gives the same lab again.
+    made = import_topology(mini_clos(tmp_path), "netns")
+    stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
+    record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
+    again = ImportedLab.of_record(record)
+    assert again.fabric == made.fabric
+    assert again.daemons("leaf-1") == ("zebra", "bgpd")
+    assert made.differences(record) == []
 
 
 def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Write) -> None:

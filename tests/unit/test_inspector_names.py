@@ -75,14 +75,12 @@ def test_a_send_is_measured_alone_between_two_ranks_only(
         assert [value for _, value in found[P2P_TIME]] == [1000.0, 1000.0]
 
 
-def test_nodes_are_those_of_one_communicator() -> None:
+def test_nodes_are_those_of_one_communicator_and_names_those_of_nccl_inspector() -> None:
     record = samples.record()
     pairs = replace(record, header=replace(record.header, communicators=((0, 1), (2, 3))))
     for labels, _ in exported(pairs)[BANDWIDTH]:
         assert (labels["n_nodes"], labels["nranks"]) == ("2", "2")
-
-
-def test_message_sizes_and_collectives_have_the_names_of_nccl_inspector() -> None:
+    # Message sizes and collectives have the names of nccl inspector.
     buckets = {0: "0B", 1: "1-2B", 1023: "1023-1024B", 1024: "1-2KB", 1 << 20: "1-2MB", (5 << 20) - 1: "4-5MB"}
     assert {count: message_size(count) for count in buckets} == buckets
     names = ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"]

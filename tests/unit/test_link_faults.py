@@ -180,11 +180,6 @@ def test_where_netem_is_missing_a_delay_is_refused_before_anything_starts() -> N
         plan_run(TINY, options)
 
 
-@pytest.mark.parametrize("share", ["1/256", "50%", "100%"])
-def test_shares_are_read_as_they_are_printed(share: str) -> None:
-    assert format_share(parse_run_fault(f"rtsw1:eth1,loss={share}").fault.loss) == share
-
-
 LINK = "link.delay_at=link"
 ALL = ("link.loss=1/256", "link.corrupt=0.1%", "link.duplicate=0.005", "link.reorder=2%", "link.jitter=50ns")
 
@@ -203,8 +198,10 @@ def test_a_length_is_light_in_glass(text: str, millimetres: int, ns: int) -> Non
     assert delay_of_length(millimetres) == ns
 
 
-def test_a_length_is_written_in_metres() -> None:
+def test_lengths_are_light_in_glass() -> None:
     assert [format_length(each) for each in (0, 1, 2500, 30_000, 2_000_000)] == ["0", "0.001m", "2.5m", "30m", "2000m"]
+    # One end may have a length and the other a delay.
+    assert fabric("tiny", "link.length.host=20m", "link.delay.fabric=1us").policy.delays == (100, 1000, 1000)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +217,6 @@ def test_a_length_sets_the_delay_that_the_receiving_nic_adds(said: str, delays: 
     built = fabric("tiny", f"link.length={said}")
     assert built.policy.delays == delays
     assert (built.policy.link_faults, built.policy.delayed_on_links) == ((), False)
-
-
-def test_one_end_may_have_a_length_and_the_other_a_delay() -> None:
-    assert fabric("tiny", "link.length.host=20m", "link.delay.fabric=1us").policy.delays == (100, 1000, 1000)
 
 
 @pytest.mark.parametrize("given", ["link.length={host: 3m, fabric: 100m}", "link.delay={host: 15ns, fabric: 500ns}"])

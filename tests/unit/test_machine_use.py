@@ -163,12 +163,6 @@ def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
     assert not lines[at - 5].startswith("#")
 
 
-def test_a_run_without_causes_reports_none() -> None:
-    assert "UNRELIABLE" not in text_of(MachineUse.of([phase()], 0, BUDGET))
-    document = replace(samples.result(), machine=MachineUse.of([phase()], 0, BUDGET)).to_json()
-    assert (document["unreliable"], document["machine"]["limited"]) == ([], False)
-
-
 def test_of_many_causes_the_table_has_some() -> None:
     causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
     lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).lines()
@@ -279,8 +273,3 @@ def test_many_gaps_are_shortened_in_words_and_whole_in_json() -> None:
     text, data = outputs_of(LOST, LOST)
     assert "rtsw4: 10.0.0.0/24 has no next hop eth1; and 3 more" in text
     assert len(data["fabric_state"]["before"]["gaps"]) == 7  # type: ignore[index]
-
-
-def test_the_record_keeps_it() -> None:
-    state = FabricState(DOWN, FINE)
-    assert replace(run_samples.result(), fabric_state=state).outcome.fabric_state == state

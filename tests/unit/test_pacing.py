@@ -146,7 +146,7 @@ def test_a_slow_rate_is_no_loss() -> None:
     assert last and end.counters()["timeouts"] > 0, "what was sent is missed after the usual time"
 
 
-def test_a_window_limits_what_is_unacknowledged() -> None:
+def test_a_window_limits_what_is_unacknowledged_also_after_a_timeout() -> None:
     control = Fixed(window=3.9)
     end, batch = sender(control), SendBatch(MTU, slots=16)
     first = HERE.psn
@@ -160,9 +160,7 @@ def test_a_window_limits_what_is_unacknowledged() -> None:
     assert control.told[-1] == ("acknowledged", (3, None)), "no delay of packets that were sent twice"
     assert end.receive(answer(first + 4), 0, 3.6) == 1
     assert control.told[-1][1] == (3, None), "an acknowledgement of nothing is not told"
-
-
-def test_after_a_timeout_the_window_counts_from_zero() -> None:
+    # After a timeout the window counts from zero.
     end = PacedSender(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), Fixed(window=2.0), HERE, LINE, 64)
     end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
     batch = SendBatch(MTU, slots=16)

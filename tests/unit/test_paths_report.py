@@ -248,7 +248,7 @@ def test_the_same_qp_number_with_another_source_port_is_another_flow() -> None:
         )
 
 
-def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
+def test_mmr_counts_idle_uplinks_and_entropy_what_a_hash_can_tell_apart() -> None:
     sent = [Sent(flow(sport=50_000 + i, qpn=i), 10, 1000) for i in range(32)]
     result = judge(sent, evidence(sent))
     uplinks = {link.port: link for link in result.links if link.uplink}
@@ -261,12 +261,8 @@ def test_mmr_counts_idle_uplinks_and_links_tell_ours_from_the_rest() -> None:
     text = paths_text(result)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "16 of 32 QPs are shown; --all shows all, and --qp, --host, --port select some" in text
-
-
-def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
-    """Sixteen QPs on four source ports: two bits of four."""
+    # What a hash of 5 tuples can tell apart is said: Sixteen QPs on four source ports: two bits of four.
     sent = [Sent(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
-    result = judge(sent, evidence(sent))
     assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0}
     assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in paths_text(result)
     assert "5-tuples" not in paths_text(judge([], evidence([])))

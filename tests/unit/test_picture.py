@@ -146,7 +146,7 @@ def test_tiers_are_rows_and_links_do_not_lie_on_each_other(name: str) -> None:
     assert len(ends) == len(set(ends)), "several links of one host and switch lie side by side"
 
 
-def test_halves_of_a_link_are_as_wide_as_what_each_end_sent() -> None:
+def test_halves_of_a_link_are_as_wide_as_what_each_end_sent_and_as_dark_as_its_time() -> None:
     fabric = FABRICS["tiny"]
     sent = {"rtsw1:eth1": 4000, "ctsw1:eth1": 1000, "rtsw1:eth2": 2000}
     drawn = Drawn(drawing("svg", fabric, loads_of(fabric, sent), "a run"))
@@ -156,6 +156,19 @@ def test_halves_of_a_link_are_as_wide_as_what_each_end_sent() -> None:
     assert len({each.colour for each in (most, half, quarter, none)}) == 4
     assert brightness(most.colour) < brightness(half.colour) < brightness(quarter.colour)
     assert most.ends[2:] == quarter.ends[2:], "the halves meet in the middle"
+    # A slow link is darker than a fast one with more bytes: The use of a link is time, not bytes: 2 MB on 25 Mb/s take
+    # longer than 4 MB on 100 Mb/s.
+    loads = [
+        replace(load, rate_bps=25_000_000) if "rtsw1:eth2" in (load.a, load.b) else load
+        for load in loads_of(fabric, {"rtsw1:eth1": 4_000_000, "rtsw1:eth2": 2_000_000})
+    ]
+    drawn = Drawn(drawing("svg", fabric, loads, "a run"))
+    fast, slow = drawn.half("rtsw1:eth1"), drawn.half("rtsw1:eth2")
+    assert slow.width > fast.width and brightness(slow.colour) < brightness(fast.colour)
+    said = next(text for text in drawn.texts if text.startswith("RTSW to CTSW: "))
+    assert said.startswith("RTSW to CTSW: busiest rtsw1:eth2 64%; max 4 MB (rtsw1:eth1), mean 1.5 MB")
+    row = next(load.to_json() for load in loads if load.a == "rtsw1:eth2")
+    assert (row["a_seconds"], row["utilisation"], row["b_utilisation"]) == (0.64, 0.64, 0.0)
 
 
 def test_the_legend_has_the_run_and_the_numbers() -> None:
@@ -169,22 +182,6 @@ def test_the_legend_has_the_run_and_the_numbers() -> None:
     assert f"hosts to RTSW: busiest host1:eth1 0%; {rest}" in texts
     assert "CTSW to RTSW: nothing" in texts
     assert "32% (max)" in texts
-
-
-def test_a_slow_link_is_darker_than_a_fast_one_with_more_bytes() -> None:
-    """The use of a link is time, not bytes: 2 MB on 25 Mb/s take longer than 4 MB on 100 Mb/s."""
-    fabric = FABRICS["tiny"]
-    loads = [
-        replace(load, rate_bps=25_000_000) if "rtsw1:eth2" in (load.a, load.b) else load
-        for load in loads_of(fabric, {"rtsw1:eth1": 4_000_000, "rtsw1:eth2": 2_000_000})
-    ]
-    drawn = Drawn(drawing("svg", fabric, loads, "a run"))
-    fast, slow = drawn.half("rtsw1:eth1"), drawn.half("rtsw1:eth2")
-    assert slow.width > fast.width and brightness(slow.colour) < brightness(fast.colour)
-    said = next(text for text in drawn.texts if text.startswith("RTSW to CTSW: "))
-    assert said.startswith("RTSW to CTSW: busiest rtsw1:eth2 64%; max 4 MB (rtsw1:eth1), mean 1.5 MB")
-    row = next(load.to_json() for load in loads if load.a == "rtsw1:eth2")
-    assert (row["a_seconds"], row["utilisation"], row["b_utilisation"]) == (0.64, 0.64, 0.0)
 
 
 def test_without_a_run_the_picture_says_so() -> None:

@@ -52,11 +52,20 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
         parse_sizes(text)
 
 
-def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:
+def test_placement_and_options_of_a_plan(demo: Fabric) -> None:
     plan = build_plan(demo, run_options(chunk="64K", window=3, timeout=8))
     assert plan.options.chunk == 65536
     assert plan.window == 3
     assert plan.timeout_s == pytest.approx(4.096e-6 * 2**8)
+    # Cyclic placement makes every ring hop leave its rack.
+    plan = build_plan(demo, RunOptions(placement="cyclic"))
+    racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
+    assert all(racks[flow.src_rank] != racks[flow.dst_rank] for flow in plan.flows())
+    block = build_plan(demo, RunOptions())
+    assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
+    # A series of sizes is rounded size by size.
+    plan = build_plan(demo, run_options(size="10:20:3"))
+    assert plan.options.sizes == (8, 12, 16, 16)  # nccl-tests prints a row twice then, too
 
 
 def test_source_ports() -> None:
@@ -98,14 +107,6 @@ def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
     assert len(set(by_nic)) == len(by_nic)
 
 
-def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> None:
-    plan = build_plan(demo, RunOptions(placement="cyclic"))
-    racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
-    assert all(racks[flow.src_rank] != racks[flow.dst_rank] for flow in plan.flows())
-    block = build_plan(demo, RunOptions())
-    assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
-
-
 @pytest.mark.parametrize(
     ("collective", "ranks", "typed", "sent"),
     [
@@ -128,11 +129,6 @@ def test_sizes_are_rounded_down_as_nccl_tests_does(
     if collective != "all-reduce":
         assert {(hi - lo) * 4 for lo, hi in chunks} == {sent // ranks}
         assert sent // ranks % 16 == 0
-
-
-def test_a_series_of_sizes_is_rounded_size_by_size(demo: Fabric) -> None:
-    plan = build_plan(demo, run_options(size="10:20:3"))
-    assert plan.options.sizes == (8, 12, 16, 16)  # nccl-tests prints a row twice then, too
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16, 1000])

@@ -49,16 +49,14 @@ def rail_result(*ends: tuple[str, str]) -> PathsResult:
     return PathsResult(True, tuple(proofs), (), Mmr(None, None), {}, "leaf", {}, (), nics=NicNames.of(RAIL))
 
 
-def test_sixteen_of_many_are_shown_and_the_text_says_how_to_see_the_rest() -> None:
+def test_some_of_many_are_shown_and_a_selection_shows_all_that_match() -> None:
     text = paths_text(result())
     assert "16 of 40 QPs are shown; --all shows all, and --qp, --host, --port select some" in text
     assert sum(line.startswith("host1 ") for line in text.splitlines()) == 16
     everything = paths_text(result(), rows=None)
     assert sum(line.startswith("host1 ") for line in everything.splitlines()) == 40
     assert "are shown" not in everything
-
-
-def test_a_selection_shows_all_that_match_and_leaves_the_use_of_links_out() -> None:
+    # A selection shows all that match and leaves the use of links out.
     found = result()
     text = paths_text(found, select(qp="257-280,0x121"))
     assert "25 of 40 QPs match --qp 257-280 --qp 0x121" in text

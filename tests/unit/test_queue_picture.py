@@ -86,10 +86,6 @@ def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
     assert "drops" in said and "17" in said
 
 
-def test_the_same_run_gives_the_same_bytes() -> None:
-    assert svg_text(recorded()) == svg_text(recorded())
-
-
 @pytest.mark.deep
 def test_so_it_does_in_a_pdf_and_a_png_is_one() -> None:
     found = recorded()

@@ -25,13 +25,16 @@ def refused(fabric: Fabric, *settings: str, levels: Collection[int] = (HOSTS, LE
     return str(caught.value)
 
 
-def test_several_settings_hold_together_and_everything_else_stays(tiny: Fabric) -> None:
+def test_several_settings_hold_together_and_all_errors_are_reported_at_once(tiny: Fabric) -> None:
     made = changed(
         tiny, tiny.policy.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"]
     )
     assert (made.ecn.kmin, made.ecn.kmax, made.pfc.watchdog.detect, made.alpha) == (500_000, 800_000, 2 * 10**9, 2.0)
     back = changed(tiny, made, ["ecn.kmin=40KB", "ecn.kmax=160KB", "pfc.watchdog.detect=1s", "alpha=1"])
     assert back == tiny.policy.queues
+    # All errors are reported at once.
+    text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
+    assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
 
 
 def test_buffers_are_set_where_they_are(tiny: Fabric) -> None:
@@ -75,8 +78,3 @@ def test_buffers_are_set_where_they_are(tiny: Fabric) -> None:
 )
 def test_invalid_settings_are_reported_as_for_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
     assert said in refused(tiny, *settings)
-
-
-def test_all_errors_are_reported_at_once(tiny: Fabric) -> None:
-    text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
-    assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))

@@ -78,11 +78,24 @@ def test_marks_and_hops_do_no_harm_and_a_rewritten_source_port_breaks_the_icrc()
     assert (got.oks, got.sounds) == ([True], [False])
 
 
-def test_ethernet_padding_is_no_fault_and_other_trailers_are() -> None:
+def test_padding_is_no_fault_and_long_frames_other_trailers_and_checksums_are() -> None:
     short = Sample("empty", wire.SEND_ONLY).frame()
     assert len(short) == 58
     assert read(short, short + b"\0\0").sounds == [True, True]
     assert read(short + b"\0", short + bytes(4), SAMPLES[3].frame() + b"\0").oks == [False] * 3
+    # A frame longer than the row is bad.
+    big = SendBatch(2 * MTU)
+    big.put_data(0, flow(), wire.SEND_ONLY, 1, payload_of(2 * MTU))
+    got = read(bytes(big.frame(0)))
+    assert (got.oks, got.sounds, bytes(got.payload(0))) == ([False], [False], b"")
+    # Packets of the other ip are none.
+    for sample, other in zip(SAMPLES, SAMPLES6, strict=True):
+        assert read(sample.frame(), version=6).oks == [False]
+        assert read(other.frame()).oks == [False]
+    # A wrong ip checksum is bad.
+    frame = bytearray(SAMPLES[0].frame())
+    frame[25] ^= 1
+    assert read(bytes(frame)).oks == [False]
 
 
 @BY_NAME
@@ -97,13 +110,6 @@ def test_every_truncation_is_bad(sample: Sample) -> None:
         got = parser.parse(buffer, [size])
         assert got.sounds == [False], size
         assert bytes(got.payload(0)) == b""
-
-
-def test_a_frame_longer_than_the_row_is_bad() -> None:
-    big = SendBatch(2 * MTU)
-    big.put_data(0, flow(), wire.SEND_ONLY, 1, payload_of(2 * MTU))
-    got = read(bytes(big.frame(0)))
-    assert (got.oks, got.sounds, bytes(got.payload(0))) == ([False], [False], b"")
 
 
 # Offset in the frame, what to write there. Checksums are corrected, so that only this is wrong.
@@ -171,18 +177,6 @@ def test_routers_may_change_only_class_label_and_hop_limit_of_ipv6() -> None:
         assert read(bytes(wrong), version=6).sounds == [False], at
 
 
-def test_packets_of_the_other_ip_are_none() -> None:
-    for sample, other in zip(SAMPLES, SAMPLES6, strict=True):
-        assert read(sample.frame(), version=6).oks == [False]
-        assert read(other.frame()).oks == [False]
-
-
-def test_a_wrong_ip_checksum_is_bad() -> None:
-    frame = bytearray(SAMPLES[0].frame())
-    frame[25] ^= 1
-    assert read(bytes(frame)).oks == [False]
-
-
 # Bytes that switches may change: ToS, TTL and checksum, or class, label and hop limit; UDP checksum; BTH byte 4.
 FREE = {4: (15, 22, 24, 25, 40, 41, 46), 6: (14, 15, 16, 17, 21, 60, 61, 66)}
 
@@ -213,16 +207,6 @@ def test_garbage_never_raises_and_never_passes(version: int) -> None:
         for i in range(len(got)):
             got.payload(i)
     assert len(parser._kinds) <= 64
-
-
-def test_the_cache_is_bounded_and_correct() -> None:
-    parser = Parser(kinds=8)
-    batch = SendBatch(MTU)
-    for sport in range(50):
-        batch.put_data(0, flow(sport=1000 + sport), wire.SEND_ONLY, sport, payload_of(64))
-        got = read(bytes(batch.frame(0)), parser=parser)
-        assert (got.sounds, got.kinds[0].sport) == ([True], 1000 + sport)
-    assert len(parser._kinds) <= 8
 
 
 FIELDS = (

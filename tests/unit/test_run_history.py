@@ -46,12 +46,6 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert history.open("last").record == replace(samples.failed(), id="0002")
 
 
-def test_every_run_is_kept_and_the_link_leads_to_the_newest(history: History) -> None:
-    assert [keep(history) for _ in range(3)] == ["0001", "0002", "0003"]
-    assert history.ids() == ["0001", "0002", "0003"]
-    assert (history.directory / "last").readlink() == Path("0003")
-
-
 @pytest.mark.parametrize(
     ("word", "found"),
     [
@@ -69,20 +63,18 @@ def test_a_run_is_named_by_number_id_or_last(history: History, word: str | None,
         assert history.find(word) == found
 
 
-def test_the_beginning_of_an_id_is_enough_where_one_run_has_it(history: History) -> None:
-    keep(history)
-    assert history.find("00") == "0001"
-    keep(history)
-    with pytest.raises(InputError, match=r"run 00 matches several runs\n.*use one of 0001, 0002"):
-        history.find("00")
-
-
-def test_without_a_run_the_error_names_the_command_that_makes_one(history: History) -> None:
+def test_the_beginning_of_an_id_is_enough_and_without_a_run_the_error_names_the_command(history: History) -> None:
     with pytest.raises(InputError, match=r"lab zone has no run yet\n.*./inv run --lab zone"):
         history.open()
     with pytest.raises(InputError, match=r"run 7 is not a run of lab zone\n.*has no run yet"):
         history.open("7")
     assert history.runs() == []
+    # The beginning of an id is enough where one run has it.
+    keep(history)
+    assert history.find("00") == "0001"
+    keep(history)
+    with pytest.raises(InputError, match=r"run 00 matches several runs\n.*use one of 0001, 0002"):
+        history.find("00")
 
 
 class Stopped(BaseException):
@@ -210,13 +202,6 @@ def test_a_removal_or_a_link_that_was_cut_short_changes_no_answer(history: Histo
     assert history.find() == "0002"
     keep(history)
     assert link.readlink() == Path("0003")
-
-
-def test_the_oldest_go_first_by_count(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(KEEP_RUNS, "3")
-    for _ in range(5):
-        keep(history)
-    assert history.ids() == ["0003", "0004", "0005"]
 
 
 def test_the_oldest_go_first_by_bytes_and_the_newest_stays(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

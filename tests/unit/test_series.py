@@ -91,7 +91,7 @@ def test_every_byte_mark_and_drop_is_in_some_bucket_and_idle_rows_in_none() -> N
     assert (np.diff(series.ends_s) > 0).all()
 
 
-def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> None:
+def test_a_peak_is_in_its_own_bucket() -> None:
     maps = Maps()
     with sampled(maps, 0.03) as found:
         maps.arrive(50_000)
@@ -101,9 +101,7 @@ def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> N
     assert series.ends_s.tolist() == pytest.approx([0.03, 0.06, 0.09, 0.1])
     assert series.columns["peak"][0].tolist() == [50_000, 0, 0, 0]
     assert series.columns["depth"].sum() == 0
-
-
-def test_occupancy_at_the_start_of_a_bucket_is_in_its_peak() -> None:
+    # Occupancy at the start of a bucket is in its peak.
     last, now = (np.zeros((1, len(COLUMNS)), np.int64) for _ in range(2))
     last[0, COLUMNS.index("depth")], now[0, COLUMNS.index("depth")] = 9000, 1000
     last[0, COLUMNS.index("occupancy")], now[0, COLUMNS.index("occupancy_peak")] = 500, 700

@@ -191,23 +191,17 @@ def test_a_prediction_has_the_links_of_hosts_alone(mode: str) -> None:
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
-def test_an_incast_is_as_slow_as_the_last_link() -> None:
+def test_a_fabric_of_one_switch_has_no_uplinks_to_draw() -> None:
+    with pytest.raises(InputError, match="star has no link between switches"):
+        draw_heatmap("svg", found("ring"))
+    # No table of uplinks is there.
+    result = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
+    assert uplinks(result) == ["no switch has uplinks: every path is one port"]
+    # An incast is as slow as the last link.
     result = found("incast:3")
     assert result.roofline.what == "hub1:eth1"
     assert result.modes[0].ratio == 1
-
-
-def test_a_heatmap_has_nothing_to_draw() -> None:
-    with pytest.raises(InputError, match="star has no link between switches"):
-        draw_heatmap("svg", found("ring"))
-
-
-def test_no_table_of_uplinks_is_there() -> None:
-    result = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
-    assert uplinks(result) == ["no switch has uplinks: every path is one port"]
-
-
-def test_seconds_fit_their_column() -> None:
+    # Seconds fit their column.
     lines = [line.split() for line in render(found("incast:1,size=4")).splitlines()]
     (row,) = (line for line in lines if line[:2] == ["hub1:eth1", "host1:eth1"])
     assert row[3:6] == ["82", "6.56e-06", "s"]  # a frame of one element

@@ -26,7 +26,6 @@ from heddle.predict.statistics import (
     evenness_of_groups,
     max_over_mean,
     tuple_entropy,
-    upper_gamma,
 )
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
@@ -40,19 +39,6 @@ from tests.marks import deep
 )
 def test_chi_square_is_as_in_the_printed_tables(value: float, degrees: int, p: float) -> None:
     assert chi_square_p(value, degrees) == pytest.approx(p, rel=1e-5)
-
-
-@pytest.mark.parametrize("x", [0.01, 0.5, 1.0, 3.0, 20.0])
-def test_the_incomplete_gamma_function_has_its_closed_forms(x: float) -> None:
-    assert upper_gamma(1, x) == pytest.approx(math.exp(-x), rel=1e-12)
-    assert upper_gamma(3, x) == pytest.approx(math.exp(-x) * (1 + x + x * x / 2), rel=1e-12)
-    assert upper_gamma(0.5, x) == pytest.approx(math.erfc(math.sqrt(x)), rel=1e-12)
-
-
-def test_a_thousand_random_flows_on_sixteen_links_have_an_mmr_of_one_point_two_three() -> None:
-    random = np.random.default_rng(1)
-    drawn = [max_over_mean(np.bincount(random.integers(0, 16, 1000), minlength=16)) or 0.0 for _ in range(2000)]
-    assert float(np.mean(drawn)) == pytest.approx(1.23, abs=0.02)
 
 
 def test_mmr_of_nothing_is_unknown_and_fair_dice_are_even() -> None:

@@ -48,12 +48,10 @@ def test_an_example_topology_can_be_brought(path: Path, runtime: str) -> None:
     assert len(fabric.hosts) >= 2
 
 
-def test_every_file_beside_an_example_is_used_by_one() -> None:
+def test_every_file_of_the_examples_is_used_and_named_after_its_node() -> None:
     used = {Path(name) for path in TOPOLOGIES for name in files_of(None, str(path))}
     assert {path for path in EXAMPLES.rglob("*") if path.is_file()} - set(FABRICS) == used
-
-
-def test_configurations_belong_to_the_node_they_are_named_after() -> None:
+    # Configurations belong to the node they are named after.
     for config in EXAMPLES.glob("*/*.conf"):
         if config.name != "vtysh.conf":
             text = config.read_text()

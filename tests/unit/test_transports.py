@@ -186,15 +186,13 @@ def test_rows_of_rc_keep_their_keys() -> None:
     ]  # fmt: skip
 
 
-def test_rc_gets_its_parameters_from_the_plan() -> None:
+def test_rc_gets_its_parameters_from_the_plan_and_its_timers_a_grid() -> None:
     assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
         "mtu": 4096, "window": 3, "ack_every": 2, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
         "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
-
-
-def test_timers_of_rc_run_out_on_a_grid_and_never_early() -> None:
+    # Timers of rc run out on a grid and never early.
     sender, batch = RcSender(RcParams(timeout_s=0.001), HERE), SendBatch(MTU, slots=1)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     sender.take(batch, 0, 1, 7.013)

@@ -132,14 +132,12 @@ def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
     assert not [each for each in answers if each in tasks_part]
 
 
-def test_the_guide_lists_every_fact() -> None:
+def test_the_guide_lists_every_fact_and_a_check_needs_no_pytest() -> None:
     guide = (LABS.parent / "docs" / "writing-units.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z]+)` \| [^|]*\| (.*) \|$", guide, re.MULTILINE)
     listed = {look: set(re.findall(r"`([a-z_]+)`", text)) for look, text in rows if look in FACTS}
     assert listed == {look: set(names) for look, names in FACTS.items()}
-
-
-def test_a_check_can_use_the_assertions_without_pytest() -> None:
+    # A check can use the assertions without pytest.
     code = "import sys; sys.modules['pytest'] = None; from heddle.testing import assert_lossless; print('ok')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
