@@ -26,7 +26,7 @@ from heddle.views.inventorytext import lab_text, nodes_text
 from heddle.views.labtext import checks_text, status_text
 from heddle.views.pathstext import paths_text
 from tests.unit.test_missing_sessions import Stray, fibs, hops
-from tests.unit.test_qp_selection import RAIL, rail_result, result, select
+from tests.unit.test_paths_fans import RAIL, rail_result, result, select
 
 FABRIC = load_fabric("rail").fabric
 

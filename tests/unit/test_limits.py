@@ -18,12 +18,10 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.base.process import Journal
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.shapes import build
 from heddle.host import doctor, limits
-from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, at_once, needs_of
+from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, needs_of
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.queues.classes import burst_bytes, class_plan
 
 DEFAULTS = {
     **{f"net.{family}.neigh.default.gc_thresh{i}": n for family in ("ipv4", "ipv6")
@@ -392,27 +390,3 @@ def test_doctor_tells_what_up_does_with_the_mode_of_htb(
     assert "read-only: every packet of a backlog has its own timer interrupt" in machine.limits.bursts()
     htb.unlink()
     assert machine.limits.bursts() == "htb_hysteresis is not visible here"
-
-
-@pytest.mark.parametrize("rate", [1_000_000, 33_300_000, 50_000_000, 100_000_000, 999_999_999, 10**9])
-@pytest.mark.parametrize("packets", range(1, 17))
-def test_htb_sends_as_many_packets_as_the_burst_has(packets: int, rate: int) -> None:
-    """A model of htb_class_mode with hysteresis, in bytes: send until tokens are below -cburst, then wait for 0."""
-    frame, mtu = 4170, 4200
-    burst = burst_bytes(mtu, packets, rate) * 8_000_000 // rate * rate / 8_000_000  # tc: in whole microseconds
-    groups = []
-    tokens = 0.0
-    for _ in range(5):
-        sent = 0
-        while tokens >= -burst:
-            tokens -= frame
-            sent += 1
-        groups.append(sent)
-        tokens = 0.0
-    assert groups == [packets] * 5
-    tokens, sent = burst, 0
-    while tokens >= -burst:
-        tokens -= frame
-        sent += 1
-    assert sent <= at_once(packets), "an idle port"
-    assert class_plan(QueuePolicy(burst=packets)).burst == packets

@@ -5,22 +5,25 @@ The tests set the clock, so each reading is taken at an exact time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from heddle.runs import rowreader, series
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
-from heddle.runs.rowreader import COLUMNS, COUNTS
-from heddle.runs.series import Sampler, Series, changes, counted
+from heddle.runs.rowreader import COLUMNS, COUNTS, CompiledRows, NumpyRows, Words
+from heddle.runs.series import Clock, Sampler, Series, changes, counted
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
+from heddle.switch.compiled import layouts
 from heddle.switch.queues import cells
-from tests.unit.setclock import SetClock
 
 ROWS = 40
 BUSY = 11  # a row
@@ -223,3 +226,110 @@ def test_a_missing_or_damaged_file_is_reported_as_such(tmp_path: Path, content: 
         (tmp_path / SERIES).write_bytes(content)
     with pytest.raises(UnreadableError, match="is missing" if content is None else "is damaged, or of another version"):
         read_series(tmp_path)
+
+
+_PATIENCE_S = 60.0  # of the test, for the sampler's thread to take a reading: only a defect takes so long
+
+
+class SetClock(Clock):
+    """cost_s: processor time that each reading takes by this clock. No time goes by while the sampler reads."""
+
+    def __init__(self, cost_s: float = 0.0) -> None:
+        self._moved = threading.Condition()
+        self._now = 10**12
+        self._due: int | None = None  # when the sampler wants to read next; None while it reads
+        self._cost, self._cpu = cost_s, 0.0
+
+    def now_ns(self) -> int:
+        return self._now
+
+    def cpu_s(self) -> float:
+        self._cpu += self._cost  # asked before a reading and after it
+        return self._cpu
+
+    def wait(self, end: threading.Event, seconds: float) -> bool:
+        with self._moved:
+            due = self._due = self._now + round(seconds * 1e9)
+            self._moved.notify_all()
+            while self._now < due and not end.is_set():
+                self._moved.wait(0.001)  # who sets the event does not know of this condition
+            self._due = None
+        return end.is_set()
+
+    def forward(self, seconds: float) -> None:
+        """Let time go by. Every reading that becomes due meanwhile is taken, at its time."""
+        target = self._now + round(seconds * 1e9)
+        with self._moved:
+            while True:
+                assert self._moved.wait_for(lambda: self._due is not None, _PATIENCE_S), "the sampler does not wait"
+                assert self._due is not None
+                if self._due > target:
+                    self._now = target
+                    return
+                self._now, self._due = self._due, None
+                self._moved.notify_all()
+
+
+MANY_ROWS = 200
+found = layouts.load()
+needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
+
+
+def maps() -> Any:
+    return SimpleNamespace(
+        **{name: np.zeros(MANY_ROWS, cells.LAYOUTS[name]) for name in ("cells", "ingress", "gates", "agent")}
+    )
+
+
+def change(live: Any, chance: np.random.Generator, now: int) -> None:
+    """What programs and agent may write between two readings: a few rows, any field."""
+    for table in (live.cells, live.ingress, live.gates, live.agent):
+        words = table.view("<i8").reshape(MANY_ROWS, -1)
+        for _ in range(chance.integers(0, 6)):
+            words[chance.integers(MANY_ROWS), chance.integers(words.shape[1])] = chance.integers(0, 1 << 62)
+        for _ in range(chance.integers(0, 6)):
+            words[chance.integers(MANY_ROWS)] = 0
+    for _ in range(chance.integers(0, 3)):
+        live.gates["last_ns"][chance.integers(MANY_ROWS)] = max(0, now - chance.integers(-5, 5))
+
+
+@needs_object
+@pytest.mark.parametrize("seed", range(4))
+def test_both_read_the_same_rows_and_words_and_reset_the_same_peaks(seed: int) -> None:
+    assert not isinstance(found, str)
+    lives = maps(), maps()
+    chances = np.random.default_rng(seed), np.random.default_rng(seed)
+    readers = NumpyRows(lives[0], Words(lives[0])), CompiledRows(found, lives[1], Words(lives[1]))
+    rows_read = 0
+    for turn in range(300):
+        every, now = turn % 50 == 0, 1000 * turn
+        for live, chance in zip(lives, chances, strict=True):
+            change(live, chance, now)
+        (rows, raw), (fast_rows, fast_raw) = (reader.read(now, every=every) for reader in readers)
+        np.testing.assert_array_equal(rows, fast_rows)
+        np.testing.assert_array_equal(raw, fast_raw)
+        for name in ("cells", "ingress", "gates", "agent"):
+            np.testing.assert_array_equal(getattr(lives[0], name), getattr(lives[1], name))
+        assert len(rows) == MANY_ROWS or not every
+        rows_read += 0 if every else len(rows)
+    assert 300 < rows_read < 300 * MANY_ROWS / 2
+
+
+@needs_object
+def test_what_was_read_does_not_change_with_the_next_reading() -> None:
+    assert not isinstance(found, str)
+    live = maps()
+    reader = CompiledRows(found, live, Words(live))
+    live.cells["depth"][7] = 4096
+    rows, raw = reader.read(0, every=False)
+    live.cells["depth"][:] = 1
+    reader.read(0, every=False)
+    assert rows[rows == 7].tolist() == [7] and Words(live).column(raw, "cells.depth")[rows == 7].tolist() == [4096]
+
+
+def test_the_numpy_reader_is_used_where_there_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
+    live = maps()
+    assert isinstance(rowreader.row_reader(live, Words(live)), NumpyRows)
+    with series.Sampler(live):
+        live.cells["depth"][9] = 5
