@@ -1,4 +1,4 @@
-"""The options of admission, their parameters and limits, and what a run and its report say of them."""
+"""Options of admission and of communicators, their defaults and limits, and what a run and its report say."""
 
 from __future__ import annotations
 

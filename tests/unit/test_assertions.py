@@ -1,4 +1,4 @@
-"""heddle.testing: what its assertions accept, the exact text of each failure, and properties in JUnit XML."""
+"""heddle.testing: assertions and their failures, properties in JUnit XML, the marker `fabric`, claims of labs."""
 
 from __future__ import annotations
 

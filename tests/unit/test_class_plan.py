@@ -1,4 +1,4 @@
-"""Numbers that queues go by: ports, classes, buffers, thresholds, turns and bursts of tc's lines, and RED's curve."""
+"""Numbers that queues go by: ports, classes, buffers, thresholds, bursts, RED's curve; what `queues set` takes."""
 
 from __future__ import annotations
 
@@ -185,10 +185,10 @@ def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) 
     found = 0
     for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], class_plan(fabric.policy.queues)):
         words = dict(zip(line.split(), line.split()[1:], strict=False))
-        for per_second, at_once in PAIRS:
-            if at_once in words:
+        for per_second, held in PAIRS:
+            if held in words:
                 found += 1
-                seconds = 8 * int(words[at_once].removesuffix("b")) / parse_rate(words[per_second])
+                seconds = 8 * int(words[held].removesuffix("b")) / parse_rate(words[per_second])
                 assert seconds / TICK_S < 1 << 32, line
     assert found >= 2
 

@@ -1,4 +1,4 @@
-"""containerlab: which one will do, and what setup may replace."""
+"""containerlab and the engine: which will do, what setup may replace, what is decided before anything runs."""
 
 from __future__ import annotations
 

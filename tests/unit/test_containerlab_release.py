@@ -1,4 +1,4 @@
-"""containerlab: its release from a server on loopback, checked, and its errors (0.79) read into problems."""
+"""containerlab's release, its errors (0.79) read into problems, and the folder `.engine/` for other machines."""
 
 from __future__ import annotations
 

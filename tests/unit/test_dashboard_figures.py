@@ -194,7 +194,7 @@ def test_nothing_is_drawn_over_something_else(preset: str) -> None:
     assert len(set(plan.ends)) == len(plan.ends)
 
 
-def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+def test_the_drawing_is_plain_data_and_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
     found = json.loads(json.dumps(plan_json(fabric, ports, policies_of(fabric))))
     assert [each["ref"] for each in found["ports"]] == [port.ref for port in ports]
     for each, port in zip(found["ports"], ports, strict=True):
@@ -202,9 +202,7 @@ def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[
         assert each["scale"] > 0
     assert len(found["links"]) == len(fabric.links)
     assert [title for _, title in found["rows"]] == ["hosts", *(level.title for level in fabric.levels[1:3])]
-
-
-def test_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    # History keeps two minutes.
     history = LiveHistory()
     before = None
     for at in range(KEPT + 5):

@@ -123,16 +123,14 @@ def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
     assert sprayed.unreachable == 0
 
 
-def test_an_even_split_of_an_even_fabric_meets_the_roofline_and_nothing_beats_it() -> None:
+def test_splits_meet_the_roofline_which_may_be_a_cut() -> None:
     for shape in ("two", "three"):
         for plan in ("all-to-all", "permutation,qps=4", "shift:2"):
             found = ask(shape, plan)
             by_mode = {mode.mode: mode for mode in found.modes}
             assert by_mode["even split"].ratio == pytest.approx(1.0)
             assert all((mode.ratio or 0) > 1 - 1e-9 for mode in found.modes)
-
-
-def test_a_roofline_may_be_a_cut_and_not_a_nic() -> None:
+    # A roofline may be a cut and not a nic.
     fabric = changed("three", oversubscription=6.0)
     found = forecast(fabric, load_plan("shift:4"), Ask(), Silent())
     assert found.roofline.what.startswith("all links from zone")
@@ -146,13 +144,18 @@ def changed(shape: str, **keys: object) -> Fabric:
     return build(ClosSpec.model_validate({"name": "small", **SHAPES[shape], **keys}))
 
 
-def test_pinned_slices_are_dealt_over_uplinks() -> None:
+def test_slices_are_dealt_over_uplinks_and_entropy_sees_source_ports() -> None:
     found = forecast(fabric_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
     wires, flows = found.wires, found.modes[0].flows
     assert flows is not None
     # Each rank sends to its like in the next rack: NIC i of a rack over uplink i, so the fourth one idles.
     for rack in (1, 2, 3):
         assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    # Entropy sees that a fixed source port hides queue pairs.
+    free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
+    assert free.entropy.distinct == free.entropy.flows == 9 * 16
+    assert fixed.entropy.distinct == 9
+    assert fixed.entropy.bits == pytest.approx(np.log2(9))
 
 
 def test_what_is_down_or_drained_carries_nothing() -> None:
@@ -210,16 +213,14 @@ def test_trials_are_the_same_each_time_and_shared_seeds_stay_shared() -> None:
     assert (other_seeds(seeds, 0) == seeds).all()
 
 
-def test_the_mode_of_the_file_comes_first() -> None:
+def test_a_mode_is_that_of_the_file_and_a_rule_that_of_a_live_switch() -> None:
     assert compared("e-ecmp")[:3] == ["e-ecmp", "flow", "pinned"]
     assert set(compared("e-ecmp")) == {*HASHED, EVEN_SPLIT}
     assert compared("spray")[0] == compared("flowlet")[0] == "even split"
     assert compared("exact-match")[0] == "e-ecmp"
     assert ask("two", mode="pinned").modes[0].mode == "pinned"
     assert "spray has no fixed path" in ask("two", mode="spray").notes[0]
-
-
-def test_a_rule_is_that_of_a_live_switch() -> None:
+    # A rule is that of a live switch.
     fabric = fabric_of("two")
     from heddle.predict.predict import rule_of as live
 
@@ -248,10 +249,3 @@ def test_down_and_drain_name_what_is_there() -> None:
         "--down rtsw9", "--down rtsw1:eth99", "--drain host1", "--drain cstw2",
     ]  # fmt: skip
     assert trouble_of(fabric, ["rtsw1:eth2"], []).dead == {"rtsw1:eth2", "ctsw2:eth1"}
-
-
-def test_entropy_sees_that_a_fixed_source_port_hides_queue_pairs() -> None:
-    free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
-    assert free.entropy.distinct == free.entropy.flows == 9 * 16
-    assert fixed.entropy.distinct == 9
-    assert fixed.entropy.bits == pytest.approx(np.log2(9))

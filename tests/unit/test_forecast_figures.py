@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from heddle.base.events import Silent
-from heddle.base.families import Network
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
@@ -15,7 +14,6 @@ from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
-from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
 from heddle.predict.spread import ports_of
 from heddle.predict.statistics import EVEN, UNEVEN
@@ -25,6 +23,7 @@ from heddle.switch.counters import rows_for
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
+from tests.unit.test_paths_report import fibs
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
@@ -134,18 +133,6 @@ def fabric_of(preset: str) -> Fabric:
 
 def plan_of(fabric: Fabric, qps: int) -> Plan:
     return build_plan(fabric, RunOptions(collective="all-to-all", qps=qps))
-
-
-def fibs(fabric: Fabric) -> dict[str, Fib]:
-    """What BGP gives this fabric."""
-    found = {}
-    for switch in fabric.switches:
-        routes: dict[Network, tuple[NextHop, ...]] = {
-            prefix: tuple(NextHop(p.name, i, "169.254.0.1") for i, p in enumerate(switch.ports) if p.name in ports)
-            for prefix, ports in fabric.expected_next_hops[switch.name].items()
-        }
-        found[switch.name] = Fib(switch.name, routes)
-    return found
 
 
 @pytest.mark.parametrize("preset", ["tiny", "zone", "dc", "rail"])

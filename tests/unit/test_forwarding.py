@@ -1,4 +1,4 @@
-"""The walk over arrays: fans and their shares, steering and its fall-backs, and that no flow depends on another."""
+"""The walk over arrays, and the hashing of switches: fans, steering, fall-backs, and modes that reorder packets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hashes against published vectors, selection against the kernel's arithmetic, tables against plain examples."""
+"""Hashes against published vectors and the kernel's arithmetic; words after `./inv hashing`; flows in words."""
 
 from __future__ import annotations
 

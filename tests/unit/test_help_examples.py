@@ -1,4 +1,4 @@
-"""Examples of each verb's help are taken by the parser, and words of other tools get the right hint."""
+"""Examples and hints of verbs are taken by the parser; the glossary's entries are whole, and words find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs under the names of NCCL Inspector: labels, buckets, single sends, and all that its dashboard selects by."""
+"""Runs by their verbs: completion, `runs`, --run, limits; and under the names of NCCL Inspector."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exported(record: RunRecord) -> dict[str, list[tuple[dict[str, str], float]]]
     }
 
 
-def test_every_label_that_nvidias_dashboard_selects_by_is_there() -> None:
+def test_labels_are_those_of_nvidias_dashboard_and_one_bucket_is_one_sample() -> None:
     assert {*COLLECTIVE_LABELS} >= OF_PANELS | {"collective"}
     assert {*P2P_LABELS} >= OF_PANELS | {"p2p_operation"}
     found = exported(samples.record())
@@ -52,10 +52,8 @@ def test_every_label_that_nvidias_dashboard_selects_by_is_there() -> None:
             "cluster": "zone", "slurm_job_id": "zone-0007", "n_nodes": "4", "nranks": "4", "collective": "AllReduce",
         }  # fmt: skip
     assert [labels["message_size"] for labels, _ in found[TIME]] == ["64-65KB", "4-5MB"]
-
-
-def test_sizes_of_one_bucket_are_one_sample() -> None:
-    """Prometheus refuses a scrape with two equal sets of labels. Inspector: geometric mean, and mean of times."""
+    # Sizes of one bucket are one sample: Prometheus refuses a scrape with two equal sets of labels. Inspector:
+    # geometric mean, and mean of times.
     rows = [SizeRow(65536, 1000.0, 0.04, 0.04, 0), SizeRow(65600, 3000.0, 0.01, 0.01, 0)]
     found = exported(with_rows(samples.record(), *rows))
     ((labels, value),) = found[BANDWIDTH]

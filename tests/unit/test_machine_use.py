@@ -109,19 +109,6 @@ def test_the_causes_of_a_size_follow_from_readings(
     assert all(each.size == 1 << 16 and each.text for each in found)
 
 
-def test_time_between_ticks_counts_as_busy() -> None:
-    """Softirqs between two ticks, and what a hypervisor took: only the idle field of /proc/stat shows them."""
-    before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
-    after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
-    found = Phase.between(8, before, after, (CALM,))
-    assert [(use.number, round(use.busy, 2), use.packets) for use in found.processors] == [
-        (0, 0.02, 0.1),
-        (1, 0.98, 0.9),
-    ]
-    (cause,) = found.causes()
-    assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
-
-
 def test_one_full_size_among_idle_ones_is_found() -> None:
     """Over the whole run the processors were busy for a fifth of the time: an average would not notice."""
     calm, full = phase(seconds=8.0, idle=(0.9, 0.9)), phase(seconds=1.0, idle=(0.0, 0.0))
@@ -149,7 +136,7 @@ def text_of(use: MachineUse) -> str:
     return replace(samples.result(), machine=use).table()
 
 
-def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
+def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many() -> None:
     causes = phase(idle=(0.5, 0.0), workers=(CALM, WorkerUse(1.0, 0.7, 0.28))).causes()
     use = replace(MachineUse.of([phase()], 0, PacketBudget(20_000, 9_000)), unreliable=causes)
     lines = text_of(use).splitlines()
@@ -161,9 +148,7 @@ def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
         f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
     ]
     assert not lines[at - 5].startswith("#")
-
-
-def test_of_many_causes_the_table_has_some() -> None:
+    # Of many causes the table has some.
     causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
     lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).lines()
     assert len(lines) == 10
@@ -193,7 +178,7 @@ def test_the_budget_has_one_rule(wanted: int, carried: int, exceeded: bool) -> N
     assert PacketBudget(wanted, carried).exceeded is exceeded
 
 
-def test_softirqs_are_a_part_of_the_busy_time() -> None:
+def test_busy_time_has_softirqs_and_stolen_time() -> None:
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 {user} {nice} {system} {idle} 0 {irq} {softirq} 0 0 0\n"
     start = text.format(user=10, nice=3, system=20, idle=100, irq=1, softirq=10)
     before = parse_reading(0.0, start, softnet((0, 0, 0)))
@@ -203,9 +188,7 @@ def test_softirqs_are_a_part_of_the_busy_time() -> None:
     found = Phase.between(4, before, after, ()).processors[0]
     assert found.busy == pytest.approx(0.9)
     assert (found.softirq, found.user, found.system) == pytest.approx((0.5, 0.1, 0.15))
-
-
-def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:
+    # Stolen time is a part of the busy time and is named.
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 1 2 {stolen} 0 0\ncpu1 0 0 0 {rest} 0 0 0 0 0 0\n"
     lines = softnet((0, 0, 0), (0, 0, 1))
     before = parse_reading(0.0, text.format(idle=100, stolen=5, rest=100), lines)
@@ -218,6 +201,17 @@ def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:
         cause.text
         == "processor 0: 98% busy (0% in softirqs, 40% taken by the hypervisor), 100% of the packets passed it"
     )
+    # Time between ticks counts as busy: Softirqs between two ticks, and what a hypervisor took: only the idle field of
+    # /proc/stat shows them.
+    before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
+    after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
+    found = Phase.between(8, before, after, (CALM,))
+    assert [(use.number, round(use.busy, 2), use.packets) for use in found.processors] == [
+        (0, 0.02, 0.1),
+        (1, 0.98, 0.9),
+    ]
+    (cause,) = found.causes()
+    assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
 
 
 FINE = FabricReading()
@@ -243,7 +237,7 @@ def test_a_fabric_converged_all_the_time_has_no_warnings() -> None:
     }
 
 
-def test_a_degraded_fabric_is_named_above_and_below_the_figures_and_in_json() -> None:
+def test_a_degraded_or_changed_fabric_is_named_above_and_below_the_figures() -> None:
     text, data = outputs_of(DOWN, DOWN)
     head, _, foot = text.partition("#        (B)")
     assert "#fabric   : degraded before this run (rtsw1:eth1  the link is down): do not compare it" in head
@@ -252,9 +246,7 @@ def test_a_degraded_fabric_is_named_above_and_below_the_figures_and_in_json() ->
     assert data["warnings"] == ["the fabric was degraded before the run: rtsw1:eth1  the link is down"]
     short = replace(run_samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
     assert "#fabric   : degraded before" in short
-
-
-def test_a_change_during_the_run_is_named_in_both_directions() -> None:
+    # A change during the run is named in both directions.
     text, data = outputs_of(FINE, DOWN, "rtsw1", "ctsw1")
     assert "#fabric   : degraded after this run (rtsw1:eth1  the link is down)" in text
     assert data["warnings"] == [
@@ -267,9 +259,7 @@ def test_a_change_during_the_run_is_named_in_both_directions() -> None:
     text, data = outputs_of(FINE, FINE, "rtsw1")
     assert "#fabric   : routes or hashing changed during this run" in text
     assert data["fabric_state"]["state"] == "changed"  # type: ignore[index]
-
-
-def test_many_gaps_are_shortened_in_words_and_whole_in_json() -> None:
+    # Many gaps are shortened in words and whole in json.
     text, data = outputs_of(LOST, LOST)
     assert "rtsw4: 10.0.0.0/24 has no next hop eth1; and 3 more" in text
     assert len(data["fabric_state"]["before"]["gaps"]) == 7  # type: ignore[index]

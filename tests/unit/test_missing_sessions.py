@@ -199,11 +199,17 @@ def test_a_management_network_is_not_foreign(prefix: str, port: tuple[str, ...])
     assert of("rtsw1", prefix, *port) == []
 
 
-def test_of_an_imported_topology_only_routes_inside_a_hosts_network_are_named() -> None:
+def test_an_imported_topology_and_an_ipv6_fabric_have_the_same_check() -> None:
     """It defines no routes. tiny stands for one: the function reads only addresses and links."""
     more = {"rtsw1": {"10.0.0.1/32": hops("eth1"), "10.0.0.0/24": hops("eth1"), "192.0.2.0/24": hops("eth2")}}
     found = overriding_routes(TINY, fibs(TINY, more))
     assert found == [ForeignRoute("rtsw1", ip_network("10.0.0.1/32"), ("eth1",), ip_network("10.0.0.0/31"))]
+    # An ipv6 fabric has the same check.
+    fabric = load_fabric("tiny", overrides=("family=ipv6",)).fabric
+    edge = fabric.by_name["rtsw2"].prefix
+    assert edge is not None and wrong(fabric, {}) == []
+    (said,) = wrong(fabric, {"rtsw1": {f"{edge.network_address + 1}/128": hops("eth1")}})
+    assert f"and overrides {edge}" in said and "rtsw1 ip -6 route show" in said
 
 
 def test_validate_notes_them_and_does_not_fail() -> None:
@@ -234,11 +240,3 @@ def test_the_words_and_the_hint() -> None:
         f"       hint: run ./inv exec --lab tiny ctsw1 {hint}",
     ]
     assert wrong(TINY, more, rendered=False) == []
-
-
-def test_an_ipv6_fabric_has_the_same_check() -> None:
-    fabric = load_fabric("tiny", overrides=("family=ipv6",)).fabric
-    edge = fabric.by_name["rtsw2"].prefix
-    assert edge is not None and wrong(fabric, {}) == []
-    (said,) = wrong(fabric, {"rtsw1": {f"{edge.network_address + 1}/128": hops("eth1")}})
-    assert f"and overrides {edge}" in said and "rtsw1 ip -6 route show" in said

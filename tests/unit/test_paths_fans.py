@@ -1,4 +1,4 @@
-"""Proofs of queue pairs that go several ways, and proofs on a kernel that the prediction does not hold for."""
+"""Proofs of queue pairs that go several ways, the use of links, and which QPs `./inv paths` shows."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_the_busiest_link_needs_most_time_and_sets_of_links_are_named() -> None:
     assert "MMR (max/mean over 4 uplinks of 2 RTSWs with ranks): flows" in paths_text(result)
 
 
-def test_links_above_some_nics_are_those_that_lead_up_from_them() -> None:
+def test_links_above_nics_are_those_that_the_mmr_counts() -> None:
     nics = {"host1:eth1"}
     assert FOUR.hosts[0].ports[0].ref == "host1:eth1"
     above = ports_above(FOUR, nics)
@@ -212,10 +212,8 @@ def test_links_above_some_nics_are_those_that_lead_up_from_them() -> None:
     assert tops == {node.name for node in dc.switches if node.level == 3}
     zones = {dc.by_name[ref.partition(":")[0]].group("zone") for ref in above if ref.startswith("ctsw")}
     assert zones == {1}
-
-
-def test_the_mmr_leaves_out_uplinks_of_racks_without_ranks() -> None:
-    """Two racks of four run: an even spread over their uplinks is even, whatever the idle racks are."""
+    # The mmr leaves out uplinks of racks without ranks: Two racks of four run: an even spread over their uplinks is
+    # even, whatever the idle racks are.
     sent = [Sent(flow_between(1, 2), 10, 1000), Sent(flow_between(2, 1), 10, 1000)]
     assert nics_of(FOUR, [each.flow for each in sent]) == {"host1:eth1", "host3:eth1"}
     above = ports_above(FOUR, nics_of(FOUR, [each.flow for each in sent]))
@@ -346,7 +344,7 @@ def test_words_that_match_nothing_are_refused(flag: str, word: str, said: str) -
     assert said in str(caught.value)
 
 
-def test_qps_that_are_not_proven_come_first_and_are_not_hidden_by_a_selection() -> None:
+def test_qps_that_are_not_proven_and_spread_ones_are_not_hidden() -> None:
     found = evidence(MANY, (9, 9, 9))  # the first flow's path, for all
     judged = judge_run(MANY, found)
     wrong = [proof for proof in judged.flows if proof.why]
@@ -354,9 +352,7 @@ def test_qps_that_are_not_proven_come_first_and_are_not_hidden_by_a_selection() 
     text = paths_text(judged, select(qp="256"))
     assert "39 QPs that are not proven are not shown" in text
     assert "10 packets were sent, the first hop counted 9" in text
-
-
-def test_a_spread_qp_crosses_the_ports_that_counted_it() -> None:
+    # A spread qp crosses the ports that counted it.
     fan = ("rtsw1:{eth1,eth2}", "{ctsw1:eth2,ctsw2:eth2}", "rtsw2:eth3")
     steps = tuple((Count(port, 10, 1000),) for port in ("rtsw1:eth1", "ctsw1:eth2", "rtsw2:eth3"))
     proof = FlowProof(MANY[0], fan, fan, Measured(steps), "")

@@ -10,6 +10,7 @@ import pytest
 
 from heddle.base.families import Network
 from heddle.base.problems import CheckError
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
@@ -28,13 +29,13 @@ FABRIC = clos.build(ClosSpec(name="made", racks=2, ctsw=2, hosts_per_rack=1))
 HASHING = {s.name: SwitchHashing(s.name, "flow", s.hash_seed or 1, 3, 0x37) for s in FABRIC.switches}
 
 
-def fibs() -> dict[str, Fib]:
+def fibs(fabric: Fabric = FABRIC) -> dict[str, Fib]:
     """What BGP would give this fabric."""
     found = {}
-    for switch in FABRIC.switches:
+    for switch in fabric.switches:
         routes: dict[Network, tuple[NextHop, ...]] = {
             prefix: tuple(NextHop(p.name, i, "169.254.0.1") for i, p in enumerate(switch.ports) if p.name in ports)
-            for prefix, ports in FABRIC.expected_next_hops[switch.name].items()
+            for prefix, ports in fabric.expected_next_hops[switch.name].items()
         }
         for port in switch.ports:
             if port.address is not None:

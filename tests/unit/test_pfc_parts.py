@@ -1,4 +1,4 @@
-"""Pause frames, and what agent and keeper are made of as far as it needs no network: deadlines, layout, log, locks."""
+"""Pause frames, deadlines, layout, log and locks of agent and keeper, and the watchdog, with a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fabric and Fabric.policy as plain data: the same value comes back from a record and from the file's syntax."""
+"""Fabric, Fabric.policy and both families of IP as plain data: the same value comes back, and addresses follow."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_loopback_shows_tier_and_index() -> None:
     assert fabric.by_name["atsw2"].loopback == IPv6Address("fd00:0:0:ffff::3:2")
 
 
-def test_only_addresses_differ_between_the_families() -> None:
+def test_only_addresses_differ_between_the_families_and_defaults_are_the_familys() -> None:
     four, six = (load_fabric("demo", overrides=[f"family={word}"]).fabric for word in ("ipv4", "ipv6"))
     assert four.links == six.links
     for a, b in zip(four.nodes, six.nodes, strict=True):
@@ -127,9 +127,7 @@ def test_only_addresses_differ_between_the_families() -> None:
         assert [(p.ref, p.mac, p.peer_ref) for p in a.ports] == [(p.ref, p.mac, p.peer_ref) for p in b.ports]
     ways = [[set(map(frozenset, table.values())) for table in each.expected_next_hops.values()] for each in (four, six)]
     assert ways[0] == ways[1]
-
-
-def test_defaults_are_the_familys_and_what_a_file_says_is_kept() -> None:
+    # Defaults are the familys and what a file says is kept.
     plain = ClosSpec(name="x", family="ipv6", racks=1, ctsw=1)
     assert (plain.addressing.pool, plain.addressing.rack_prefix) == ("fd00::/48", 64)
     own = ClosSpec(name="x", family="ipv6", racks=1, ctsw=1, addressing=AddressingSpec(pool="fd12:3456:789a::/48"))

@@ -1,4 +1,4 @@
-"""Missing parts of a machine are reported all at once, with the command that fixes each."""
+"""Missing parts of a machine are reported all at once; how a port keeps the order of its packets."""
 
 from __future__ import annotations
 

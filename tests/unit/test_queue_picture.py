@@ -55,12 +55,22 @@ def svg_text(found: Recorded) -> str:
     return draw("svg", found, panels(found)).decode()
 
 
-def test_the_deepest_queues_are_drawn_and_behind_them_the_fullest_ingress_buffers() -> None:
+def test_queues_and_thresholds_stand_in_the_picture() -> None:
     shown = [(each.label.port, each.side) for each in panels(recorded())]
     assert shown == [
         ("rtsw1:eth3", "egress"), ("ctsw1:eth1", "egress"), ("ctsw2:eth1", "egress"), ("rtsw1:eth4", "egress"),
         ("rtsw1:eth3", "ingress"), ("ctsw1:eth1", "ingress"),
     ]  # fmt: skip
+    # Thresholds totals and honest time stand in the picture.
+    said = re.sub(r"<[^>]+>", " ", svg_text(recorded()))
+    for words in (
+        "zone: queues over time", "incast over 16 ranks, 4 MiB, 1 QP",
+        "rtsw1:eth3, class 3: egress queue, at most 304 KB",
+        "Kmin 100 KB", "Kmax 400 KB: above", "Xoff 60 KB", "Xon 40 KB", "50 ms", "paused", "marks", "90", "pauses",
+        "emulated (k = 4000: a link carries in 1 ms here what hardware carries in 250 ns)",
+    ):  # fmt: skip
+        assert words in said, words
+    assert "drops" in said and "17" in said
 
 
 def test_requested_queues_and_those_of_paused_hosts_are_drawn() -> None:
@@ -72,18 +82,6 @@ def test_requested_queues_and_those_of_paused_hosts_are_drawn() -> None:
     found.series.columns["paused_ns"][3, 5] = 1_000_000
     found.series.columns["peak"][2] = found.series.columns["depth"][2] = 0
     assert [each.label.port for each in panels(found)][:4] == ["rtsw1:eth3", "ctsw1:eth1", "rtsw1:eth4", "host3:eth1"]
-
-
-def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
-    said = re.sub(r"<[^>]+>", " ", svg_text(recorded()))
-    for words in (
-        "zone: queues over time", "incast over 16 ranks, 4 MiB, 1 QP",
-        "rtsw1:eth3, class 3: egress queue, at most 304 KB",
-        "Kmin 100 KB", "Kmax 400 KB: above", "Xoff 60 KB", "Xon 40 KB", "50 ms", "paused", "marks", "90", "pauses",
-        "emulated (k = 4000: a link carries in 1 ms here what hardware carries in 250 ns)",
-    ):  # fmt: skip
-        assert words in said, words
-    assert "drops" in said and "17" in said
 
 
 @pytest.mark.deep
@@ -120,16 +118,14 @@ def some() -> Rates:
     )  # fmt: skip
 
 
-def test_rates_by_time() -> None:
+def test_rates_by_time_and_the_sums_of_a_run() -> None:
     one, slowed, silent = some().courses
     assert slowed.times_s.tolist() == [0.0, 1.0, 3.0]
     assert slowed.at(np.array([-1.0, 0.0, 0.99, 1.0, 2.9, 3.0, 99.0])).tolist() == [100, 100, 100, 50, 50, 60, 60]
     assert slowed.mean(4.0) == pytest.approx((100 + 2 * 50 + 60) / 4)
     assert (one.mean(4.0), silent.mean(4.0)) == (100.0, 100.0)
     assert silent.at(np.array([1.0])).tolist() == [100]
-
-
-def test_the_sums_of_a_run() -> None:
+    # The sums of a run.
     use = use_of_rates(some(), {"rpg_gd": 11.0}, "rpg_ai_rate=9", 1234, 1233)
     assert (use.slowed, use.qps, use.least_bps, use.least_at) == (1, 3, 50.0, "host3 to host1, QP 259")
     assert use.lines() == [

@@ -1,4 +1,4 @@
-"""Whole collectives between ranks that share only a (lossy) channel: sums must be right, or be seen to be wrong."""
+"""Whole collectives between ranks over a lossy channel: sums are right, or seen to be wrong; a run's barriers."""
 
 from __future__ import annotations
 

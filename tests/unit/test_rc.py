@@ -48,13 +48,20 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
     return out
 
 
-def test_the_window_bounds_what_is_under_way() -> None:
+def test_acknowledgements_move_the_window_but_not_those_of_what_was_never_sent() -> None:
     requester = Requester(PARAMS, 0)
     requester.post(Message(memoryview(bytes(256 * 100)), 0, RKEY, 0))
     assert sum(b.packets for b in requester.take(64, 0.0)) == PARAMS.window
     assert requester.take(64, 0.0) == []
     requester.acknowledge(3, ACK_NO_LIMIT, 0.1)
     assert requester.ready == 4
+    # Acknowledgements of what was never sent change nothing.
+    requester = Requester(PARAMS, 100)
+    requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
+    requester.take(2, 0.0)
+    requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
+    requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
+    assert requester.una == 100
 
 
 def test_a_wrong_key_or_length_is_refused_and_never_written() -> None:
@@ -74,15 +81,6 @@ def test_a_wrong_key_or_length_is_refused_and_never_written() -> None:
     assert responder.counters.invalid == 1
     assert bytes(memory.data) == bytes(512)
     assert memory.arrivals == []
-
-
-def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
-    requester = Requester(PARAMS, 100)
-    requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
-    requester.take(2, 0.0)
-    requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
-    requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
-    assert requester.una == 100
 
 
 def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_nothing() -> None:
@@ -213,7 +211,7 @@ def test_go_back_0_sends_the_whole_message_again() -> None:
     assert pair.responder.counters.duplicates == 3 + 9  # accepted, and discarded by a restart
 
 
-def test_go_back_0_ignores_the_acknowledgement_of_what_the_receiver_has_discarded() -> None:
+def test_go_back_0_discards_what_it_has_and_ignores_older_acknowledgements() -> None:
     pair = Pair("go-back-0")
     pair.send(13)
     pair.answers()
@@ -221,10 +219,7 @@ def test_go_back_0_ignores_the_acknowledgement_of_what_the_receiver_has_discarde
     assert pair.send()[0] == 10
     pair.answers()
     assert pair.done()
-
-
-def test_go_back_0_discards_what_it_has_when_the_message_begins_again() -> None:
-    pair = Pair("go-back-0")
+    # Go back 0 discards what it has when the message begins again.
     again = packets_of(Pair("go-back-0").requester, 0.0)
     pair.send(19)
     pair.responder.receive(*again[10], 0.0)
@@ -241,12 +236,24 @@ def test_selective_repeat_ignores_requests_of_packets_that_it_has_not_sent_or_th
     assert pair.send() == list(range(5, 20))
 
 
-def test_selective_repeat_acknowledges_at_once_when_a_gap_is_closed() -> None:
+def test_selective_repeat_requests_once_acknowledges_at_once_and_keeps_no_more_than_the_window() -> None:
     pair = Pair("selective-repeat")
     packets = [(packet._replace(ack_request=False), payload) for packet, payload in packets_of(pair.requester, 0.0)]
     for number in (0, 2, 1):
         pair.responder.receive(*packets[number], 0.0)
     assert pair.answers() == [("ack", 2)]
+    # Selective repeat requests a packet once while its repetition may still come.
+    for packet, payload in [each for n, each in enumerate(packets_of(pair.requester, 0.0)) if n != 3]:
+        pair.responder.receive(packet, payload, 0.0)
+        pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet
+    assert pair.answers() == [("nak", 3), ("ack", 2)]
+    # Selective repeat keeps no packet beyond the window.
+    pair = Pair("selective-repeat", window=4)
+    packets = packets_of(Pair("selective-repeat").requester, 0.0)
+    pair.responder.receive(*packets[4], 0.0)
+    assert pair.answers() == []
+    pair.responder.receive(*packets[3], 0.0)
+    assert pair.answers() == [("nak", 0), ("nak", 1), ("nak", 2)]
 
 
 def test_selective_repeat_sends_only_the_lost_packets_again() -> None:
@@ -271,23 +278,6 @@ def test_selective_repeat_sends_the_oldest_and_the_latest_packet_after_a_timeout
     assert pair.send(now=1.0) == [3, 4]
     pair.answers(1.0)
     assert pair.done()
-
-
-def test_selective_repeat_requests_a_packet_once_while_its_repetition_may_still_come() -> None:
-    pair = Pair("selective-repeat")
-    for packet, payload in [each for n, each in enumerate(packets_of(pair.requester, 0.0)) if n != 3]:
-        pair.responder.receive(packet, payload, 0.0)
-        pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet
-    assert pair.answers() == [("nak", 3), ("ack", 2)]
-
-
-def test_selective_repeat_keeps_no_packet_beyond_the_window() -> None:
-    pair = Pair("selective-repeat", window=4)
-    packets = packets_of(Pair("selective-repeat").requester, 0.0)
-    pair.responder.receive(*packets[4], 0.0)
-    assert pair.answers() == []
-    pair.responder.receive(*packets[3], 0.0)
-    assert pair.answers() == [("nak", 0), ("nak", 1), ("nak", 2)]
 
 
 @pytest.mark.parametrize("recovery", get_args(Recovery))

@@ -1,4 +1,4 @@
-"""Content, BPF objects and the code are found in a checkout and in an installed wheel."""
+"""Content and code are found in a checkout and in a wheel, and a module that is missing is a sentence."""
 
 from __future__ import annotations
 

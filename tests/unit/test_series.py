@@ -1,7 +1,4 @@
-"""Queues over time: what a sampler makes of maps that change under it, and what stays when buckets are joined.
-
-The tests set the clock, so each reading is taken at an exact time.
-"""
+"""Queues over time: what a sampler makes of maps that change under it, by a clock that the test has set."""
 
 from __future__ import annotations
 
@@ -160,7 +157,7 @@ def test_queues_before_a_runs_start_are_not_part_of_it() -> None:
     assert series.ends_s[0] > 0
 
 
-def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
+def test_fewer_or_longer_buckets_keep_sums_peaks_and_the_last_level(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = Maps()
     with sampled(maps, 0.001) as found:
         for _ in range(30):
@@ -176,9 +173,7 @@ def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
     assert fewer.columns["peak"].max() == series.columns["peak"].max()
     assert fewer.columns["depth"][0][-1] == 15_000
     assert series.coarser(10_000) is series
-
-
-def test_a_long_run_gets_longer_buckets_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A long run gets longer buckets and loses nothing.
     monkeypatch.setattr(room, "_MOST", 8)
     maps = Maps()
     with sampled(maps, 0.001) as found:

@@ -1,4 +1,4 @@
-"""Fabrics of three tiers and of rails: how they are drawn, which way leads where, what of them is refused."""
+"""Fabrics of three tiers and of rails: how they are drawn, which way leads where; next hops against BGP itself."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_no_route_climbs_again_where_a_link_is_down(dc: Fabric) -> None:
     assert next_hop_groups(dc, ["rtsw1:eth1"]) == next_hop_groups(dc, dead), "either end names the link"
 
 
-def test_a_drained_switch_is_used_only_where_nothing_else_is(dc: Fabric) -> None:
+def test_a_drained_switch_or_unlike_links_change_only_the_ways_that_they_must(dc: Fabric) -> None:
     assert ways(dc, "rtsw1", drained=("ctsw1",)) == {2: "eth2", 3: "eth2", 4: "eth2"}
     assert ways(dc, "rtsw3", drained=("ctsw1",)) == ways(dc, "rtsw3")
     assert ways(dc, "atsw1", drained=("ctsw1",))[1] == "eth2"
@@ -116,9 +116,7 @@ def test_a_drained_switch_is_used_only_where_nothing_else_is(dc: Fabric) -> None
     assert ways(dc, "ctsw3", drained=("atsw2",)) == {3: "eth1", 4: "eth2", 1: "eth3", 2: "eth3"}
     only = ways(dc, "rtsw1", dead=("rtsw1:eth2",), drained=("ctsw1",))
     assert only == {2: "eth1", 3: "eth1", 4: "eth1"}
-
-
-def test_a_rack_behind_unlike_links_is_in_a_group_of_its_own(dc: Fabric) -> None:
+    # A rack behind unlike links is in a group of its own.
     dead = ("ctsw1:eth3", "ctsw4:eth1")
     assert ways(dc, "ctsw1", dead) == {1: "eth1", 2: "eth2", 3: "eth4", 4: "eth4"}
     assert ways(dc, "atsw1", dead) == {1: "eth2", 2: "eth2", 3: "eth3", 4: "eth3 eth4"}

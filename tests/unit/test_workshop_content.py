@@ -70,22 +70,21 @@ def test_the_path_has_every_folder_once_and_takes_at_most_three_hours() -> None:
     assert folders == set(UNITS)
 
 
-def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
+def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) -> None:
     text = text_of(unit)
     assert re.findall(r"^# (.*)", text, re.MULTILINE)[0].startswith(f"{unit.number} ")
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == HEADINGS
     assert re.search(rf"^## Time\n\n{unit.spec.minutes} minutes", text, re.MULTILINE), "Time differs from lab.yml"
     assert f"./inv lab start {unit.number}" in text
-
-
-def test_links_lead_to_files(unit: WorkshopUnit) -> None:
+    # Links lead to files.
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
         assert target.startswith("https://") or (unit.folder / target).exists(), target
-
-
-def test_tasks_name_every_step_in_order(unit: WorkshopUnit) -> None:
+    # Tasks name every step in order.
     tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
     assert re.findall(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks_part, re.MULTILINE) == list(unit.spec.steps)
+    # The solution is not in the tasks.
+    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
+    assert not [each for each in answers if each in tasks_part]
 
 
 def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
@@ -99,24 +98,13 @@ def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
     assert not (wrong := [said for each in commands if (said := mistakes_in(each))]), "\n".join(wrong)
 
 
-def test_start_ends_with_terms_of_the_glossary_and_first_units_lead_to_the_tour(unit: WorkshopUnit) -> None:
-    start = text_of(unit).partition("## Start")[2].partition("\n## ")[0]
-    terms = re.findall(r"`\./inv explain ([^`]+)`", start.rpartition("Terms of this unit: ")[2])
-    assert len(terms) >= 3
-    for term in terms:
-        find_term(term.split())  # InputError for one that is not there
-    assert ("`./inv tour`" in start) == (unit.number in FIRST_UNITS)
-
-
-def test_hints_come_in_stages_and_two_wrong_answers_are_known(unit: WorkshopUnit) -> None:
+def test_steps_have_hints_and_files_and_start_leads_to_the_glossary(unit: WorkshopUnit) -> None:
     assert all(len(step.hints) >= 2 for step in unit.spec.steps.values())
     mistakes = [mistake for step in unit.spec.steps.values() for mistake in step.wrong.values()]
     assert len(mistakes) >= 2
     hints = [mistake.hint for mistake in mistakes]
     assert len(set(hints)) == len(hints), "each wrong answer has its own hint"
-
-
-def test_the_fabric_and_the_files_are_there(unit: WorkshopUnit) -> None:
+    # The fabric and the files are there.
     assert load_fabric(unit.fabric, name=unit.lab, overrides=unit.spec.set).fabric.hosts
     for name, step in unit.spec.steps.items():
         if step.look == "function":
@@ -124,12 +112,13 @@ def test_the_fabric_and_the_files_are_there(unit: WorkshopUnit) -> None:
     solution = unit.solution()
     assert not solution.file or (unit.folder / solution.file).is_file()
     assert not solution.file or unit.spec.file
-
-
-def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
-    tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
-    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
-    assert not [each for each in answers if each in tasks_part]
+    # Start ends with terms of the glossary and first units lead to the tour.
+    start = text_of(unit).partition("## Start")[2].partition("\n## ")[0]
+    terms = re.findall(r"`\./inv explain ([^`]+)`", start.rpartition("Terms of this unit: ")[2])
+    assert len(terms) >= 3
+    for term in terms:
+        find_term(term.split())  # InputError for one that is not there
+    assert ("`./inv tour`" in start) == (unit.number in FIRST_UNITS)
 
 
 def test_the_guide_lists_every_fact_and_a_check_needs_no_pytest() -> None:

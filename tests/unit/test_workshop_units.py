@@ -90,7 +90,7 @@ def test_a_step_is_ok_not_yet_or_wrong_by_its_facts() -> None:
     )
 
 
-def test_upper_uplinks_are_those_of_switches_without_hosts() -> None:
+def test_facts_of_uplinks_and_keys_have_their_names() -> None:
     """In dc a CTSW's eth1 and eth2 lead down, eth3 and eth4 up. Flows on one link of each kind, and to a host."""
     fabric, used = load_fabric("dc").fabric, {"rtsw1:eth1", "rtsw1:eth3", "ctsw1:eth3", "atsw1:eth1", "ctsw2:eth1"}
     ports = [(node, port) for node in fabric.switches for port in node.ports]
@@ -101,9 +101,7 @@ def test_upper_uplinks_are_those_of_switches_without_hosts() -> None:
     facts = path_facts(PathsResult(True, (), links, Mmr(None, None), {}, "RTSW", {}, ()), fabric)
     assert (facts["uplinks"], facts["uplinks_used"]) == (8, 1)
     assert (facts["upper_uplinks"], facts["upper_used"]) == (8, 1)
-
-
-def test_keys_of_a_fabric_file_have_dotted_names() -> None:
+    # Keys of a fabric file have dotted names.
     assert flattened({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "1,2"}
 
 
