@@ -173,7 +173,7 @@ def test_a_run_has_its_options_and_what_came_of_it() -> None:
     assert "r.dropped" not in dict(run_properties("r", replace(run, queues=None)))
 
 
-def test_paths_have_the_proof_the_mmr_and_a_load_for_each_uplink() -> None:
+def test_paths_and_the_fabric_have_their_properties_all_in_the_manual() -> None:
     found = dict(paths_properties("r", paths(proof(1), links=SKEWED)))
     assert (found["r.paths_agree"], found["r.mmr"], found["r.mmr_flows"]) == ("true", "1.75", "1.75")
     assert (found["r.uplink.rtsw1:eth3.bytes"], found["r.uplink.rtsw1:eth3.flows"]) == ("3500", "14")
@@ -183,14 +183,10 @@ def test_paths_have_the_proof_the_mmr_and_a_load_for_each_uplink() -> None:
     idle = dict(paths_properties("r", paths(proof(1, (), "lost"), links=(LinkUse("rtsw1:eth3", True, 0, 0, 0),))))
     assert idle["r.paths_agree"] == "false"
     assert "r.mmr" not in idle
-
-
-def test_the_fabric_is_named_where_it_is_known() -> None:
+    # The fabric is named where it is known.
     assert list(fabric_properties("netns", 4000)) == [("heddle.runtime", "netns"), ("heddle.k", "4000")]
     assert dict(fabric_properties("netns", 4000, "tiny, racks=3"))["heddle.fabric"] == "tiny, racks=3"
-
-
-def test_every_property_is_in_the_manual() -> None:
+    # Every property is in the manual.
     text = DOC.read_text(encoding="utf-8")
     named = [*dict(fabric_properties("netns", 1, "tiny")), *(name.replace("r.", "heddle.runN.", 1) for name in RUN)]
     named = [name.replace("busbw.65536", "busbw.SIZE") for name in named if not name.endswith("busbw.4194304")]

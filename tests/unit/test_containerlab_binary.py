@@ -354,7 +354,7 @@ def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not docker.down()
 
 
-def test_one_process_holds_a_lock_even_if_its_file_is_removed(tmp_path: Path) -> None:
+def test_locks_outlive_their_file_and_leave_none_open(tmp_path: Path) -> None:
     path = tmp_path / "run" / "building"
     entered = threading.Event()
 
@@ -370,9 +370,7 @@ def test_one_process_holds_a_lock_even_if_its_file_is_removed(tmp_path: Path) ->
         shutil.rmtree(path.parent)  # as the end of an engine removes its directory
     waiting.join(5)
     assert entered.is_set()
-
-
-def test_a_lock_that_another_process_holds_leaves_no_file_open(tmp_path: Path) -> None:
+    # A lock that another process holds leaves no file open.
     path, waited = tmp_path / "building", list[str]()
     with locked(path, fcntl.LOCK_EX, lambda: waited.append("waited")):
         before = sorted(Path("/proc/self/fd").iterdir())

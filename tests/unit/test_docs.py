@@ -82,7 +82,7 @@ TEXT = (Path(__file__).resolve().parents[2] / "docs" / "traffic.md").read_text(e
 WORDS = " ".join(TEXT.split())
 
 
-def test_the_limits_are_those_of_the_code() -> None:
+def test_limits_causes_and_names_are_those_of_the_code() -> None:
     assert f"more than {saturation.FULL:.0%}".replace("%", " %") in WORDS
     assert f"at least {saturation.TOOK_PART:.0%}".replace("%", " %") in WORDS
     assert f"processor for more than {saturation.WAITED:.0%}".replace("%", " %") in WORDS
@@ -93,15 +93,11 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert block_elements(57) == 1024 > block_elements(58)
     assert "more than 57 ranks" in WORDS
     assert f"{block_elements(64)} elements for 64 ranks" in WORDS
-
-
-def test_every_cause_and_every_collective_has_its_row() -> None:
+    # Every cause and every collective has its row.
     rows = re.findall(r"^\| `([a-z-]+)`[ |(]", TEXT, re.MULTILINE)
     assert set(get_args(saturation.CauseKind)) <= set(rows)
     assert {collective for collective, _ in patterns()} <= set(rows)
-
-
-def test_the_names_of_the_document_exist() -> None:
+    # The names of the document exist.
     document = samples.result().to_json()
     assert "unreliable" in document
     for name in re.findall(r"`machine\.(\w+)`", TEXT):
@@ -117,15 +113,13 @@ def test_every_parameter_of_congestion_control_has_its_row(name: str) -> None:
         assert row in TEXT
 
 
-def test_every_parameter_of_dcqcn_has_a_source() -> None:
+def test_every_parameter_has_its_row_and_those_of_dcqcn_a_source() -> None:
     sources = set(re.findall(r"^\| ([A-Z]) \| ", TEXT, re.MULTILINE))
     for each in Dcqcn.tunables:
         cell = re.search(rf"^\| `{each.name}` \|.*\| ([^|]+) \|$", TEXT, re.MULTILINE)
         assert cell is not None
         assert set(re.findall(r"\b[A-Z]\b", cell[1])) & sources, each.name
-
-
-def test_every_parameter_of_admission_has_its_row() -> None:
+    # Every parameter of admission has its row.
     for each in ADMISSION_TUNABLES:
         unit = f" {each.unit}" if each.unit else ""
         assert f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {each.high:.10g} | {each.text} |" in TEXT

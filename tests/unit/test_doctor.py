@@ -26,7 +26,9 @@ def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
     assert optional == set(doctor._OPTIONAL) if os.geteuid() == 0 else optional >= set(doctor._OPTIONAL)
 
 
-def test_a_check_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_fails_and_without_unshare_the_probes_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken() -> doctor.Check:
         raise OSError("no such thing")
 
@@ -37,6 +39,9 @@ def test_a_check_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no such thing" in kernel.detail
     assert not docker.required
     assert not doctor.examine().ok
+    # Without unshare the probes say so.
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
 
 
 def test_missing_frr_and_extras_have_a_row_with_the_command_that_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,11 +56,6 @@ def test_missing_frr_and_extras_have_a_row_with_the_command_that_adds_them(monke
         assert rows[name].detail == f"no {extra.package}, for {extra.serves}"
         assert rows[name].fix == extra.hint
         assert not rows[name].required
-
-
-def test_without_unshare_the_probes_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
 
 
 @pytest.fixture

@@ -247,11 +247,20 @@ def test_steps_end_where_the_arrays_arithmetic_ends() -> None:
         assert value == int(siphash24(long, key, key)[0]) and len(rows) == length + 3
 
 
-def test_a_flow_is_named_by_its_ends_and_what_differs_from_the_usual() -> None:
+def test_a_flow_is_named_by_its_ends_and_steps_of_its_path_are_read() -> None:
     flow = made_up(TINY, "host1,host4,qpn=0x101,sport=50000")
     assert (flow.src, flow.dst, flow.qpn, flow.sport, flow.dport) == ("host1", "host4", 0x101, 50000, 4791)
     assert flow.first_hop == TINY.by_name["host1"].ports[0].peer_ref
     assert made_up(TINY, "host1:eth1,host4").src_ip == flow.src_ip
+    # Steps of a path are written and read.
+    for ports, word in (
+        (["rtsw1:eth1"], "rtsw1:eth1"),
+        (["rtsw1:eth1", "rtsw1:eth3"], "rtsw1:{eth1,eth3}"),
+        (["ctsw1:eth2", "ctsw2:eth2"], "{ctsw1:eth2,ctsw2:eth2}"),
+    ):
+        assert element(ports) == word
+        assert list(ports_of(word)) == ports
+        assert spreads([word]) is (len(ports) > 1)
 
 
 @pytest.mark.parametrize(
@@ -271,14 +280,3 @@ def test_a_flow_is_named_by_its_ends_and_what_differs_from_the_usual() -> None:
 def test_a_flow_that_cannot_be_is_refused_and_says_why(word: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         made_up(TINY, word)
-
-
-def test_steps_of_a_path_are_written_and_read() -> None:
-    for ports, word in (
-        (["rtsw1:eth1"], "rtsw1:eth1"),
-        (["rtsw1:eth1", "rtsw1:eth3"], "rtsw1:{eth1,eth3}"),
-        (["ctsw1:eth2", "ctsw2:eth2"], "{ctsw1:eth2,ctsw2:eth2}"),
-    ):
-        assert element(ports) == word
-        assert list(ports_of(word)) == ports
-        assert spreads([word]) is (len(ports) > 1)

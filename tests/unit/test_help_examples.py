@@ -126,10 +126,19 @@ def test_every_verb_that_a_hint_names_is_one(capsys: pytest.CaptureFixture[str])
     assert "lint" not in capsys.readouterr().err
 
 
-def test_a_port_that_was_typed_as_two_words_is_put_together() -> None:
+def test_ports_and_flags_that_are_not_of_nccl_tests_get_their_own_hints() -> None:
     assert "did you mean ./inv capture rtsw1:eth1?" in said_of("capture", "rtsw1 eth1")
     assert "eth1?" not in said_of("capture", "rtsw1:eth2 eth1").replace("--lab eth1?", "")
     assert "did you mean --lab zone?" in said_of("capture", "rtsw1:eth1 zone")
+    # Other words are not taken for flags of nccl tests.
+    assert "did you mean --iters?" in said_of("run", "-iters 5")
+    assert "nccl" not in said_of("run", "--size 8 --itres 5")
+    assert "nccl" not in said_of("up", "zone -b 8")
+    assert parse(verbs()["run"], ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
+        "iters": 5, "size": "8", "lab": "zone",
+    }  # fmt: skip
+    text = said_of("run", "-b 8 --itres 5 zone")
+    assert "write --size" in text and "did you mean --iters?" in text and "--lab zone" in text
 
 
 @pytest.mark.parametrize(
@@ -150,17 +159,6 @@ def test_a_port_that_was_typed_as_two_words_is_put_together() -> None:
 )  # fmt: skip
 def test_flags_of_nccl_tests_are_translated_with_their_values(line: str, said: str) -> None:
     assert said in said_of("run", line)
-
-
-def test_other_words_are_not_taken_for_flags_of_nccl_tests() -> None:
-    assert "did you mean --iters?" in said_of("run", "-iters 5")
-    assert "nccl" not in said_of("run", "--size 8 --itres 5")
-    assert "nccl" not in said_of("up", "zone -b 8")
-    assert parse(verbs()["run"], ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
-        "iters": 5, "size": "8", "lab": "zone",
-    }  # fmt: skip
-    text = said_of("run", "-b 8 --itres 5 zone")
-    assert "write --size" in text and "did you mean --iters?" in text and "--lab zone" in text
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

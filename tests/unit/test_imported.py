@@ -48,16 +48,14 @@ def ran(made: ImportedLab, runtime: str = "netns") -> dict[str, dict[str, object
     return nodes
 
 
-def test_a_fabric_file_and_a_topology_are_not_taken_for_one_another(write: Write, tmp_path: Path) -> None:
+def test_topologies_and_fabric_files_are_told_apart(write: Write, tmp_path: Path) -> None:
     topology = write("name: a\ntopology: {nodes: {a: {kind: linux}}}\n")
     with pytest.raises(InputError, match=r"is a containerlab topology, not a fabric file\n.*up /"):
         load_fabric(str(topology))
     (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
     with pytest.raises(InputError, match=r"is a fabric file, not a containerlab topology\n.*up /.*mine\.yml "):
         blueprint_of(None, str(fabric), "netns")
-
-
-def test_up_takes_a_topology_in_place_of_a_fabric(tmp_path: Path) -> None:
+    # Up takes a topology in place of a fabric.
     own = mini_clos(tmp_path)
     made, source = blueprint_of(str(own), None, "netns")
     assert isinstance(made, ImportedLab) and source == str(own)
@@ -313,11 +311,14 @@ def values(tmp_path: Path, *commands: str, **files: str) -> dict[str, list[str]]
     return {key: [each.value for each in settings] for key, settings in found.items()}
 
 
-def test_frr_decides_forwarding_by_its_configuration(tmp_path: Path) -> None:
+def test_frr_decides_forwarding_under_both_names(tmp_path: Path) -> None:
     assert values(tmp_path, frr_conf="hostname r1\nno ipv6 forwarding\n!\n")[IPV6] == ["0"]
     assert values(tmp_path, frr_conf="ipv6 forwarding\n")[IPV6] == ["1"]
     assert values(tmp_path, zebra_conf="no  ip forwarding \n")[IPV4] == ["0"]
     assert values(tmp_path, frr_conf="interface eth1\n no ip forwarding\n! no ipv6 forwarding\n") == {}
+    # Both names of ipv4 forwarding are one setting.
+    found = values(tmp_path, "sysctl -w net.ipv4.conf.all.forwarding=0", frr_conf="ip forwarding\n")
+    assert found == {IPV4: ["1", "0"], "net.ipv4.conf.all.forwarding": ["1", "0"]}
 
 
 @pytest.mark.parametrize(
@@ -356,11 +357,6 @@ def test_commands_decide(command: str, key: str, value: str, tmp_path: Path) -> 
 )
 def test_other_commands_decide_nothing(command: str, tmp_path: Path) -> None:
     assert values(tmp_path, command, **{"setup.sh": "sysctl -w net.ipv4.ip_forward=0\n"}) == {}
-
-
-def test_both_names_of_ipv4_forwarding_are_one_setting(tmp_path: Path) -> None:
-    found = values(tmp_path, "sysctl -w net.ipv4.conf.all.forwarding=0", frr_conf="ip forwarding\n")
-    assert found == {IPV4: ["1", "0"], "net.ipv4.conf.all.forwarding": ["1", "0"]}
 
 
 def test_a_record_keeps_what_was_decided(tmp_path: Path) -> None:

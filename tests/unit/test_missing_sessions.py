@@ -212,7 +212,7 @@ def test_an_imported_topology_and_an_ipv6_fabric_have_the_same_check() -> None:
     assert f"and overrides {edge}" in said and "rtsw1 ip -6 route show" in said
 
 
-def test_validate_notes_them_and_does_not_fail() -> None:
+def test_foreign_routes_are_notes_with_words_and_a_hint() -> None:
     made = SimpleNamespace(rendered=False, routes_checked=lambda: "4 addresses", gaps=lambda now: [])
     lab = cast("Lab", SimpleNamespace(name="tiny", fabric=TINY, blueprint=made))
     nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(TINY, {"rtsw1": {"10.0.0.1/32": ()}}).items()}
@@ -222,15 +222,7 @@ def test_validate_notes_them_and_does_not_fail() -> None:
         [],
         ("rtsw1: 10.0.0.1/32 to nowhere overrides 10.0.0.0/31, the network of a host",),
     )
-
-
-def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
-    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=SimpleNamespace(rendered=rendered)))
-    nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(fabric, more).items()}
-    return [str(each) for each in health.wrong_routes(lab, Snapshot("tiny", LabPart.FIBS, nodes))]
-
-
-def test_the_words_and_the_hint() -> None:
+    # The words and the hint.
     more: Stray = {"rtsw1": {"10.0.1.1/32": hops("eth1", "eth2")}, "ctsw1": {"10.0.1.1/32": ()}}
     hint = "ip route show 10.0.1.1/32 to see its origin (proto), and remove it there"
     assert wrong(TINY, more) == [
@@ -240,3 +232,9 @@ def test_the_words_and_the_hint() -> None:
         f"       hint: run ./inv exec --lab tiny ctsw1 {hint}",
     ]
     assert wrong(TINY, more, rendered=False) == []
+
+
+def wrong(fabric: Fabric, more: Stray, *, rendered: bool = True) -> list[str]:
+    lab = cast("Lab", SimpleNamespace(name="tiny", fabric=fabric, blueprint=SimpleNamespace(rendered=rendered)))
+    nodes = {name: NodeSnapshot(name, fib=fib) for name, fib in fibs(fabric, more).items()}
+    return [str(each) for each in health.wrong_routes(lab, Snapshot("tiny", LabPart.FIBS, nodes))]

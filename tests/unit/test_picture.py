@@ -205,16 +205,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(kind: str, tmp_p
     assert len(one) > 5_000
 
 
-def test_the_mmr_in_the_legend_is_that_of_paths() -> None:
-    fabric = FABRICS["demo"]
-    uses = counted(fabric)
-    spread = next(s for s in spreads(fabric, link_loads(fabric, [], uses)) if s.what == "RTSW to CTSW")
-    mmr = Mmr.of([use for use in uses if use.uplink]).bytes
-    assert mmr is not None
-    assert spread.most / spread.mean == pytest.approx(mmr, abs=1e-4)
-
-
-def test_loads_have_both_directions_and_what_hosts_sent() -> None:
+def test_loads_have_both_directions_and_the_mmr_is_that_of_paths() -> None:
     fabric = FABRICS["rails"]
     flows = [
         sent(first_hop="rtsw1:eth5", packets=7, size=900),
@@ -229,9 +220,16 @@ def test_loads_have_both_directions_and_what_hosts_sent() -> None:
     host_links = [load.share for load in loads.values() if load.a.startswith("host")]
     assert sum(fabric_links) == pytest.approx(1)
     assert sum(host_links) == pytest.approx(1)
+    # The mmr in the legend is that of paths.
+    fabric = FABRICS["demo"]
+    uses = counted(fabric)
+    spread = next(s for s in spreads(fabric, link_loads(fabric, [], uses)) if s.what == "RTSW to CTSW")
+    mmr = Mmr.of([use for use in uses if use.uplink]).bytes
+    assert mmr is not None
+    assert spread.most / spread.mean == pytest.approx(mmr, abs=1e-4)
 
 
-def test_a_run_is_described_in_one_line() -> None:
+def test_a_run_is_described_in_one_line_with_short_amounts() -> None:
     run = header(RunOptions(sizes=(8, 65536), ranks=2))
     text = describe_run(run)
     assert text == (
@@ -239,9 +237,7 @@ def test_a_run_is_described_in_one_line() -> None:
     )
     split = describe_run(replace(run, ranks=run.ranks * 2, communicators=((0, 2), (1, 3))))
     assert "on 4 ranks in 2 communicators, 1 QP" in split
-
-
-def test_amounts_are_short() -> None:
+    # Amounts are short.
     assert [amount(n) for n in (0, 12, 1500, 450_792, 1_200_000, 2.5e12)] == [
         "0", "12 B", "1.5 kB", "451 kB", "1.2 MB", "2500 GB",
     ]  # fmt: skip

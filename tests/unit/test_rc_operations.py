@@ -129,7 +129,7 @@ def test_every_operation_moves_the_right_bytes_whatever_is_lost_repeated_or_reor
     assert (again > 0) == (loss > 0)
 
 
-def test_a_send_without_memory_waits_for_the_receiver_and_arrives_once() -> None:
+def test_a_read_is_one_request_and_a_send_without_memory_waits() -> None:
     channel = Wire(0, 0.0)
     channel.ends[0].post(Operation(memoryview(b"x" * 700), 0, 0, 9, "send", announced=True))
     for _ in range(5):
@@ -141,10 +141,7 @@ def test_a_send_without_memory_waits_for_the_receiver_and_arrives_once() -> None
     assert channel.ends[1].responder.arrivals == [Arrival(700, 9)]
     assert inbox[:700] == b"x" * 700
     assert RNR_MS[RNR_CODE] == 0.64
-
-
-def test_a_read_is_one_request_and_its_response_has_the_opcodes_of_the_standard() -> None:
-    channel = Wire(0, 0.0)
+    # A read is one request and its response has the opcodes of the standard.
     got = bytearray(600)
     channel.ends[0].post(Operation(memoryview(got), 4096, RKEY, 0, "read"))
     channel.run()

@@ -132,13 +132,11 @@ def test_pipx_and_uv_tool_replace_the_installation_and_keep_its_extras(prefix: P
     assert local.add("plot", ["ssh"], PLOT) == f"{tool} install --force 'heddle-fabric[plot,ssh] @ {URL}'"
 
 
-def test_an_environment_of_uv_has_no_pip(prefix: Path) -> None:
+def test_an_environment_of_uv_or_of_the_image_has_its_own_command(prefix: Path) -> None:
     (prefix / "pyvenv.cfg").write_text("home = /usr/bin\nuv = 0.9.1\ninclude-system-site-packages = false\n")
     how = HowInstalled(prefix, None, pip=False, url=URL)
     assert how.add("plot", [], PLOT) == f"uv pip install --python '{prefix}' 'heddle-fabric[plot] @ {URL}'"
-
-
-def test_the_image_takes_debians_packages(prefix: Path) -> None:
+    # The image takes debians packages.
     (prefix / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = true\n")
     how = HowInstalled(prefix, None, pip=False)
     assert how.add("plot", [], PLOT) == "apt-get install python3-matplotlib"
