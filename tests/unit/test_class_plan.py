@@ -87,8 +87,8 @@ def test_curves_pfc_and_the_watchdog_can_be_set_or_off() -> None:
     assert (row.kind, row.pfc, row.xoff, row.headroom, row.detect_ns) == ("lossless", False, 0, 0, 0)
     # A watchdog that is off detects nothing.
     for enabled, want in ((True, 2_000_000_000), (False, 0)):
-        rows = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
-        assert rows["rtsw1", "eth1"][3].detect_ns == rows["host1", "eth1"][3].detect_ns == want
+        ports = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
+        assert ports["rtsw1", "eth1"][3].detect_ns == ports["host1", "eth1"][3].detect_ns == want
 
 
 def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:

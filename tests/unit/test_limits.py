@@ -252,7 +252,7 @@ def _come_and_go(proc: Path, run: Path, lab: str, rounds: int) -> None:
 def test_labs_that_come_and_go_at_once_end_with_the_values_of_the_machine(machine: Machine) -> None:
     context = multiprocessing.get_context("spawn")
     args = (machine.limits.proc, machine.limits.run)
-    workers = [context.Process(target=_come_and_go, args=(*args, f"lab{i}", 40)) for i in range(4)]
+    workers = [context.Process(target=_come_and_go, args=(*args, f"lab{i}", 15)) for i in range(4)]
     for each in workers:
         each.start()
     for each in workers:

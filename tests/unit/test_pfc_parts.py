@@ -207,9 +207,9 @@ def test_other_frames_and_times_whose_bit_is_clear_are_not_read() -> None:
     for other in (b"", frame[:33], b"\xff" + frame[1:], bytes(pause), frame[:12] + b"\x08\0" + frame[14:]):
         assert parse(other) is None
     # A time whose bit is clear is not read.
-    frame = bytearray(build(MAC, {3: 5}))
-    frame[18:20] = b"\xff\xff"  # of class 0
-    assert parse(bytes(frame)) == PfcFrame(MAC, {3: 5})
+    clear = bytearray(frame)
+    clear[18:20] = b"\xff\xff"  # of class 0
+    assert parse(bytes(clear)) == PfcFrame(MAC, {3: 5})
     # A quantum is 512 bit times of the link.
     assert quanta_ns(1, 100_000_000) == 5120
     assert quanta_ns(65535, 100_000_000) == pytest.approx(335_539_200)

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.qpend import Message
-from heddle.endpoints.transports.rcstate import NEVER, RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.nic.qpend import NEVER, Message
+from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import Recovery
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK

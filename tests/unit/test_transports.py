@@ -105,6 +105,15 @@ def _times() -> Iterator[float]:
         now += 0.01
 
 
+def carry(sender: QpEnd, receiver: QpEnd, cable: Cable) -> None:
+    """Until all that was posted is acknowledged."""
+    for now in _times():
+        cable.turn(sender, receiver, now)
+        if sender.idle:
+            break
+    assert sender.idle and not sender.error
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) -> None:
     transport = reliable
@@ -118,12 +127,7 @@ def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) 
         sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
         at += size
     assert sender.ready and not sender.idle
-    cable = Cable(loss, 1, transport.answer_bytes)
-    for now in _times():
-        cable.turn(sender, receiver, now)
-        if sender.idle:
-            break
-    assert sender.idle and not sender.error
+    carry(sender, receiver, Cable(loss, 1, transport.answer_bytes))
     assert bytes(memory.data) == total
     assert sorted(memory.arrivals) == list(range(len(sizes)))
 
