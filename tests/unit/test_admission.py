@@ -316,6 +316,7 @@ def test_a_peer_that_disappears_ends_the_run() -> None:
     text = f"no acknowledgement after 3 retries of 1 s (last good PSN {last:#x})"
     assert pair.receiver.error == f"its clear-to-send (CTS) packets: {text}"
     # A receiver that never grants ends the run.
+    pair = Pair()
     pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0), 0.0)
     pair.sender.expire(pair.sender.deadline)
     assert pair.sender.error.endswith("1 message waits for it; none has arrived so far")

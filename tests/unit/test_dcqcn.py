@@ -164,10 +164,9 @@ def test_values_of_hardware_are_scaled() -> None:
     assert (rule.keep, rule.first_alpha, rule.cut_divisor, rule.least_factor) == (1019 / 1024, 1023 / 1024, 2.0, 0.5)
     assert rule.byte_reset == 32767 * 64
     assert (made.cnp.gap_ns, made.cnp.dscp) == (16_000_000, 48)
-    # Values of hardware are scaled.
-    made = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
-    assert (made.rule.base_ns, made.rule.fs_ns) == (16_007_000, 16_000_000)
-    assert (made.rule.frame_bits, made.cnp.gap_ns) == (33232, 16_000_000)
+    swift = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
+    assert (swift.rule.base_ns, swift.rule.fs_ns) == (16_007_000, 16_000_000)
+    assert (swift.rule.frame_bits, swift.cnp.gap_ns) == (33232, 16_000_000)
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
@@ -238,6 +237,7 @@ def test_a_cnp_counts_as_twice_the_target_and_small_windows_are_rates() -> None:
     control.notified(10_000)
     assert control.packets == pytest.approx(3.6)
     # A window below one packet is a rate.
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
     for step in range(10):
         control.notified(step * 10_000)
     assert control.packets == pytest.approx(10 * 0.6**10)

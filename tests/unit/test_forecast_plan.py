@@ -189,8 +189,8 @@ def test_a_matrix_file_adds_up_rows_and_may_be_the_plan_itself(tmp_path: Path) -
     assert found.volume.payload[connections.kind].ravel().tolist() == [1048, 7]
     # A matrix file may be the plan itself.
     (tmp_path / "m.csv").write_text("src,dst,bytes\n0,1,1K\n")
-    found = traffic(f"{tmp_path / 'm.csv'},qps=2").connections
-    assert (len(found), found.flows) == (1, 2)
+    connections = traffic(f"{tmp_path / 'm.csv'},qps=2").connections
+    assert (len(connections), connections.flows) == (1, 2)
 
 
 def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:

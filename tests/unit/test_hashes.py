@@ -190,13 +190,14 @@ def test_tables_may_be_large_and_wrong_rows_are_named(tmp_path: Path) -> None:
         file_rows(str(tmp_path))
     # A row with an unclosed quote is reported in one line.
     table.write_text('switch,sport,prefix,port\n"rtsw1,5,10.0.1.0/24,eth9\nrtsw1,5\n')
-    rows = ExactRows()
-    rows.add(file_rows(str(table)))
-    assert [problem.what for problem in rows.problems.found] == ["rtsw1,5,10.0.1.0/24,eth9 rtsw1,5"]
+    exact = ExactRows()
+    exact.add(file_rows(str(table)))
+    assert [problem.what for problem in exact.problems.found] == ["rtsw1,5,10.0.1.0/24,eth9 rtsw1,5"]
     # A port number is written with digits of ascii.
-    rows.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
-    assert [problem.why for problem in rows.problems.found] == ["is not a port number"]
-    assert list(rows.tables) == ["rtsw1"]
+    exact = ExactRows()
+    exact.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
+    assert [problem.why for problem in exact.problems.found] == ["is not a port number"]
+    assert list(exact.tables) == ["rtsw1"]
 
 
 def test_steps_and_tables_stay_within_a_hundred_columns() -> None:

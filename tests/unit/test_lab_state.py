@@ -124,7 +124,7 @@ def test_a_lock_is_held_by_one_that_lives_and_leaves_no_file() -> None:
     assert list((state.state_dir() / "labs").iterdir()) == []
     # The lock of a killed command is free.
     path = state.state_dir() / "labs" / "x.lock"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("12345\n")
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)

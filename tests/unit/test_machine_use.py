@@ -127,9 +127,9 @@ def test_shares_of_workers_are_weighted_by_time() -> None:
     assert use.worker_share == pytest.approx(0.3)
     assert use.waited_share == pytest.approx(0.06)
     # A worker reports time used and time waited.
-    use = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
-    assert (use.seconds, use.busy) == (4.0, 0.5)
-    assert use.waited == pytest.approx(0.1)
+    worker = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
+    assert (worker.seconds, worker.busy) == (4.0, 0.5)
+    assert worker.waited == pytest.approx(0.1)
 
 
 def text_of(use: MachineUse) -> str:
@@ -185,9 +185,9 @@ def test_busy_time_has_softirqs_and_stolen_time() -> None:
     end = text.format(user=14, nice=9, system=35, idle=110, irq=3, softirq=58)
     after = parse_reading(1.0, end, softnet((8, 0, 0)))
     assert after.processors[0].softirq_s == pytest.approx(0.61)
-    found = Phase.between(4, before, after, ()).processors[0]
-    assert found.busy == pytest.approx(0.9)
-    assert (found.softirq, found.user, found.system) == pytest.approx((0.5, 0.1, 0.15))
+    first = Phase.between(4, before, after, ()).processors[0]
+    assert first.busy == pytest.approx(0.9)
+    assert (first.softirq, first.user, first.system) == pytest.approx((0.5, 0.1, 0.15))
     # Stolen time is a part of the busy time and is named.
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 1 2 {stolen} 0 0\ncpu1 0 0 0 {rest} 0 0 0 0 0 0\n"
     lines = softnet((0, 0, 0), (0, 0, 1))

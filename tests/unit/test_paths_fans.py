@@ -357,6 +357,6 @@ def test_qps_that_are_not_proven_and_spread_ones_are_not_hidden() -> None:
     steps = tuple((Count(port, 10, 1000),) for port in ("rtsw1:eth1", "ctsw1:eth2", "rtsw2:eth3"))
     proof = FlowProof(MANY[0], fan, fan, Measured(steps), "")
     for spread, ports in ((proof, {"rtsw1:eth1"}), (replace(proof, seen=Measured(())), {"rtsw1:eth1", "rtsw1:eth2"})):
-        found = replace(result(), flows=(spread,))
-        crossed = {port for port in ("rtsw1:eth1", "rtsw1:eth2") if numbers(found, select(port=port))}
+        shown = replace(result(), flows=(spread,))
+        crossed = {port for port in ("rtsw1:eth1", "rtsw1:eth2") if numbers(shown, select(port=port))}
         assert crossed == ports

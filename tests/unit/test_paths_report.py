@@ -264,6 +264,7 @@ def test_mmr_counts_idle_uplinks_and_entropy_what_a_hash_can_tell_apart() -> Non
     assert "16 of 32 QPs are shown; --all shows all, and --qp, --host, --port select some" in text
     # What a hash of 5 tuples can tell apart is said: Sixteen QPs on four source ports: two bits of four.
     sent = [Sent(flow(sport=50_000 + i % 4, qpn=i), 10, 1000) for i in range(16)]
+    result = judge(sent, evidence(sent))
     assert result.to_json()["entropy"] == {"flows": 16, "distinct": 4, "bits": 2.0}
     assert "5-tuples: 4 distinct of 16, entropy 2.00 of 4.00 bits" in paths_text(result)
     assert "5-tuples" not in paths_text(judge([], evidence([])))

@@ -39,6 +39,8 @@ def test_a_log_gets_a_line_when_a_reason_changes_and_one_without_a_reason_as_bef
         "converge: ready (44.9 s)",
     ]
     # A step without a reason is reported as before.
+    out = io.StringIO()
+    observer = PlainObserver(out)
     observer.begin("create")
     for second in range(12):
         clock[0] = 1000.0 + second

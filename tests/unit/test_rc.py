@@ -220,6 +220,7 @@ def test_go_back_0_discards_what_it_has_and_ignores_older_acknowledgements() -> 
     pair.answers()
     assert pair.done()
     # Go back 0 discards what it has when the message begins again.
+    pair = Pair("go-back-0")
     again = packets_of(Pair("go-back-0").requester, 0.0)
     pair.send(19)
     pair.responder.receive(*again[10], 0.0)
@@ -243,6 +244,7 @@ def test_selective_repeat_requests_once_acknowledges_at_once_and_keeps_no_more_t
         pair.responder.receive(*packets[number], 0.0)
     assert pair.answers() == [("ack", 2)]
     # Selective repeat requests a packet once while its repetition may still come.
+    pair = Pair("selective-repeat")
     for packet, payload in [each for n, each in enumerate(packets_of(pair.requester, 0.0)) if n != 3]:
         pair.responder.receive(packet, payload, 0.0)
         pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet

@@ -142,6 +142,7 @@ def test_a_read_is_one_request_and_a_send_without_memory_waits() -> None:
     assert inbox[:700] == b"x" * 700
     assert RNR_MS[RNR_CODE] == 0.64
     # A read is one request and its response has the opcodes of the standard.
+    channel = Wire(0, 0.0)
     got = bytearray(600)
     channel.ends[0].post(Operation(memoryview(got), 4096, RKEY, 0, "read"))
     channel.run()

@@ -73,6 +73,7 @@ def test_marks_and_hops_do_no_harm_and_a_rewritten_source_port_breaks_the_icrc()
     got = read(bytes(frame))
     assert (got.sounds, got.kinds[0].ce) == ([True], True)
     # A rewritten source port breaks the icrc only.
+    frame = bytearray(SAMPLES[3].frame())
     frame[wire.UDP_AT + 1] ^= 1
     got = read(bytes(frame))
     assert (got.oks, got.sounds) == ([True], [False])

@@ -195,8 +195,8 @@ def test_a_fabric_of_one_switch_has_no_uplinks_to_draw() -> None:
     with pytest.raises(InputError, match="star has no link between switches"):
         draw_heatmap("svg", found("ring"))
     # No table of uplinks is there.
-    result = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
-    assert uplinks(result) == ["no switch has uplinks: every path is one port"]
+    paths = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
+    assert uplinks(paths) == ["no switch has uplinks: every path is one port"]
     # An incast is as slow as the last link.
     result = found("incast:3")
     assert result.roofline.what == "hub1:eth1"
