@@ -22,7 +22,7 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
 from heddle.predict.spread import element, ports_of, spreads
-from heddle.predict.steps import jhash_steps, siphash_steps
+from heddle.predict.steps import bounds, jhash_steps, siphash_steps
 from heddle.runs.explain import Step
 from heddle.runs.flowword import made_up
 from heddle.spec.shapes.clos import ClosSpec
@@ -246,6 +246,7 @@ def test_steps_end_where_the_arrays_arithmetic_ends() -> None:
         key = 0xA5FF9E0C << 32 | 0xA5FF9E0C
         rows, value = siphash_steps([int(word) for word in long[0]], key)
         assert value == int(siphash24(long, key, key)[0]) and len(rows) == length + 3
+    assert bounds([1, 1, 1]) == [715827882, 1431655764, 2147483647]
 
 
 def test_a_flow_is_named_by_its_ends_and_steps_of_its_path_are_read() -> None:
