@@ -91,21 +91,6 @@ def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: 
     assert "no path" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("fabric", "plan"), [("zone", "ring,qps=16"), ("dc", "all-to-all"), ("rail", "ring"), ("tiny", "incast:3")]
-)
-def test_the_busiest_link_is_the_first_of_the_busiest_links(fabric: str, plan: str) -> None:
-    result = forecast(load_fabric(fabric).fabric, load_plan(plan), Ask(), Silent())
-    lines = render(result).splitlines()
-    head = next(at for at, line in enumerate(lines) if line.startswith("busiest links under "))
-    rows = [line.split() for line in lines[head + 2 : lines.index("", head)]]
-    assert rows[0][0] == result.wires.ports[result.modes[0].busiest]
-    seconds = {row["port"]: row["seconds"] for row in result.links()}
-    shown = [seconds[row[0]] for row in rows]
-    assert shown == sorted(shown, reverse=True)
-    assert shown[0] == max(seconds.values()) == result.modes[0].seconds
-
-
 def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     result = forecast(load_fabric("tiny").fabric, load_plan("ring,qps=64,size=16K"), Ask(), Silent())
     text = render(result)

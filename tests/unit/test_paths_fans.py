@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,22 +309,6 @@ def test_nics_of_hosts_with_several_are_named_everywhere() -> None:
     single = result()
     assert paths_text(single).splitlines()[-2].startswith("host1     host2")
     assert single.to_json()["flows"][0]["src_nic"] == "host1:eth1"
-
-
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        (lambda: select(qp="99"), ["0 of 40 QPs match --qp 99; the run has", "  QP numbers: 256 to 295"]),
-        (
-            lambda: select(qp="99", port="rtsw2:eth1"),
-            ["0 of 40 QPs match --qp 99 --port rtsw2:eth1; the run has", "  QP numbers: 256 to 295",
-             "  ports that QPs leave by: ctsw1:eth2, ctsw2:eth2, rtsw1:eth1, rtsw1:eth2, rtsw2:eth3"],
-        ),
-    ],
-)  # fmt: skip
-def test_a_filter_that_matches_nothing_says_what_exists(chosen: Callable[[], QpSelection], said: list[str]) -> None:
-    lines = paths_text(result(), chosen()).splitlines()
-    assert lines[-len(said) :] == said
 
 
 @pytest.mark.parametrize(
