@@ -222,7 +222,7 @@ def test_foreign_routes_are_notes_with_words_and_a_hint() -> None:
     assert [each.split()[0] for each in wrong(TINY, more)] == [
         "rtsw1",
         "ctsw1",
-    ]  # labs/foreign-routes.log has the words
+    ]
     assert wrong(TINY, more, rendered=False) == []
 
 
