@@ -274,7 +274,7 @@ def test_files_of_a_topology_and_a_record_of_it_go_elsewhere(tmp_path: Path) -> 
     names = {Path(name).name for name in files_of(None, str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
     # A record gives the same lab again.
-    made = import_topology(mini_clos(tmp_path), "netns")
+    made = import_topology(own, "netns")
     stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
     record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
     again = ImportedLab.of_record(record)

@@ -34,7 +34,7 @@ FABRICS = {
     "one": build(ClosSpec(name="one", racks=1, ctsw=1, hosts_per_rack=1)),
     "rails": build(ClosSpec(name="rails", racks=2, ctsw=3, hosts_per_rack=2, nics_per_host=4)),
     "dc": load_fabric("dc").fabric,
-    "large": build(ClosSpec(name="large", racks=32, ctsw=8, hosts_per_rack=2)),
+    "large": build(ClosSpec(name="large", racks=64, ctsw=8, hosts_per_rack=2)),
 }
 
 

@@ -95,6 +95,7 @@ def test_the_end_of_a_console_is_shown_with_what_led_to_a_panic(tmp_path: Path) 
     (tmp_path / "qemu.log").write_text("qemu: ended\n")
     lines = qemu.tail_of(tmp_path).splitlines()
     assert lines[-2:] == ["Kernel Panic?", "qemu: ended"] and len(lines) == 13
+    (tmp_path / "qemu.log").unlink()
     # A panic is shown from its first line on.
     lines = ["before", "Kernel panic - not syncing: no init", *(f"trace {i}" for i in range(40))]
     (tmp_path / "console.log").write_text("\n".join(lines))
