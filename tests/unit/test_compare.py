@@ -132,7 +132,7 @@ def test_settings_of_the_fabric_and_of_the_running_lab_are_compared(tmp_path: Pa
     names = {each.name for each in found.settings}
     assert {"fabric.queues.ecn.kmax", "rates of links (bit/s)"} <= names
     # A run without its fabric says that its settings are not compared.
-    found = compare(keep(tmp_path, 1), keep(tmp_path, 2, around=None))
+    found = compare(keep(tmp_path / "1", 1), keep(tmp_path / "1", 2, around=None))
     assert any(
         note.startswith("B: settings of its fabric are not compared: fabric.json is missing") for note in found.notes
     )
@@ -188,8 +188,8 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_
     assert (of(again, "marks").verdict, again.equal) == ("noise", [5])
     # Other sizes or a limited run are never judged.
     for number in range(1, 4):
-        a = keep(tmp_path, number, counted(ONE, 100 + number))
-    b = keep(tmp_path, 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
+        a = keep(tmp_path / "1", number, counted(ONE, 100 + number))
+    b = keep(tmp_path / "1", 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
     assert of(compare(a, b), "marks").why == "sizes or iterations differ"
 
 

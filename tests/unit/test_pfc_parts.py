@@ -139,7 +139,8 @@ def test_the_log_is_bounded_and_a_link_in_the_directory_leads_nowhere(tmp_path: 
     assert path.stat().st_size < 100
     # A link in the labs directory leads the agent nowhere.
     elsewhere = tmp_path / "elsewhere"
-    (tmp_path / "pfc.log").symlink_to(elsewhere)
+    path.unlink()
+    path.symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic links"):
         world.Log(tmp_path / "pfc.log")
     assert not elsewhere.exists()

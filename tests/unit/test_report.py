@@ -78,7 +78,7 @@ def test_a_run_of_an_older_heddle_or_with_damaged_files_says_what_it_does_not_ca
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
     # Damaged surroundings are named.
-    run = keep(tmp_path)
+    run = keep(tmp_path / "1")
     (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
     assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
     (run.path / "fabric.json").write_text('{"format": 2}')
