@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_log_gets_a_line_when_a_reason_changes_and_one_without_a_reason_as_before(clock: list[float]) -> None:
+def test_a_log_gets_a_line_when_the_reason_changes_but_not_too_often(clock: list[float]) -> None:
     out = io.StringIO()
     observer = PlainObserver(out)
     observer.begin("converge", 3)
@@ -38,7 +38,9 @@ def test_a_log_gets_a_line_when_a_reason_changes_and_one_without_a_reason_as_bef
         "converge: 1 of 3, another reason, 400",
         "converge: ready (44.9 s)",
     ]
-    # A step without a reason is reported as before.
+
+
+def test_a_step_without_a_reason_is_reported_as_before(clock: list[float]) -> None:
     out = io.StringIO()
     observer = PlainObserver(out)
     observer.begin("create")

@@ -68,11 +68,13 @@ def test_missing_files_are_a_problem_of_the_installation(make: Callable[[Path], 
         found.bpf_object("none")
 
 
-def test_only_a_checkout_has_a_root_and_the_program_starts_again_by_its_file(tmp_path: Path) -> None:
+def test_only_a_checkout_has_a_root(tmp_path: Path) -> None:
     assert checkout(tmp_path / "a").checkout("./inv test") == tmp_path / "a"
     with pytest.raises(InputError, match=r"\./inv test needs a checkout of Heddle"):
         wheel(tmp_path / "b").checkout("./inv test")
-    # The program starts again by its file.
+
+
+def test_the_program_starts_again_by_its_file(tmp_path: Path) -> None:
     assert checkout(tmp_path / "a").command() == [sys.executable, str(tmp_path / "a/tasks.py")]
     assert wheel(tmp_path / "b").command() == [sys.executable, "-P", str(tmp_path / "b/heddle/cli/__main__.py")]
 

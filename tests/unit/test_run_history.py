@@ -176,14 +176,16 @@ def test_files_of_a_killed_run_are_no_run_and_are_removed_by_the_next_but_not_wh
     assert entries(history) == ["0001", "0002", "0003", "last"]
 
 
-def test_a_removal_or_a_link_that_was_cut_short_changes_no_answer(history: History) -> None:
+def test_a_removal_that_was_cut_short_is_finished_by_the_next_run(history: History) -> None:
     keep(history)
     (history.directory / ".old-x").mkdir()
     (history.directory / ".old-x" / RECORD).write_text("{}")
     assert history.ids() == ["0001"]
     keep(history)
     assert entries(history) == ["0001", "0002", "last"]
-    # A link that was not replaced in time changes no answer.
+
+
+def test_a_link_that_was_not_replaced_in_time_changes_no_answer(history: History) -> None:
     keep(history)
     keep(history)
     link = history.directory / "last"
