@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -109,7 +110,7 @@ def test_a_verb_that_needs_a_missing_extra_says_which(
     output = installed.heddle(*words, "--format", "json", cwd=tmp_path)
     assert output.returncode == 3
     assert f"{EXTRAS[extra].package} is not installed" in output.stderr
-    hint = f"{installed.python} -m pip install 'heddle-fabric[{extra}]'"
+    hint = f"{shlex.quote(str(installed.python))} -m pip install 'heddle-fabric[{extra}]'"
     assert f"hint: {hint}\n" in output.stderr
     assert "Traceback" not in output.stderr
     (problem,) = json.loads(output.stdout)["error"]["problems"]
@@ -178,4 +179,4 @@ def test_presets_plans_templates_and_programs_are_found_also_without_extras(
     report = json.loads(installed.heddle("doctor", "--format", "json", cwd=tmp_path).stdout)
     checks = {check["name"]: check for check in report["checks"]}
     assert [checks[name]["ok"] for name in ("plot", "ssh")] == [False, False]
-    assert checks["plot"]["fix"] == f"{installed.python} -m pip install 'heddle-fabric[plot]'"
+    assert checks["plot"]["fix"] == f"{shlex.quote(str(installed.python))} -m pip install 'heddle-fabric[plot]'"
