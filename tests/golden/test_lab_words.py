@@ -24,8 +24,8 @@ from heddle.lab.status import BgpStatus, LabStatus
 from heddle.runs.runtable import degraded_line
 from heddle.views.labtext import checks_text, lab_text, nodes_text, status_text
 from heddle.views.pathstext import paths_text
-from tests.unit.test_foreign_routes import Stray, fibs, hops
-from tests.unit.test_qp_selection import RAIL, rail_result, result, select
+from tests.unit.test_missing_sessions import Stray, fibs, hops
+from tests.unit.test_paths_fans import RAIL, rail_result, result, select
 
 FABRIC = load_fabric("rail").fabric
 

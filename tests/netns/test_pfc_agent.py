@@ -146,7 +146,7 @@ def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(n
     assert {frame.source for frame in said} == {bytes.fromhex(switch.mac.replace(":", ""))}
     assert {tuple(frame.quanta) for frame in said} == {(LOSSLESS,)}
     assert {frame.quanta[LOSSLESS] for frame in said} == {policy, 0}
-    # Byte by byte what tests/unit/test_pfc_frame.py has tshark read.
+    # Byte by byte what tests/unit/test_pfc_parts.py has tshark read.
     assert set(heard) == {build(said[0].source, {LOSSLESS: quanta}) for quanta in (policy, 0)}
 
 

@@ -9,6 +9,8 @@ import ctypes
 import errno
 import socket
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -306,9 +308,12 @@ def answer(version: int, qpn: int, psn: int, syndrome: int) -> bytes:
     return bytes(batch.frame(0))
 
 
+@contextmanager
 def both(
     params: RcParams, version: int, psn: int, size: int = MTU, delays: tuple[float, ...] = (0.0,),
     control: Controlled | None = None,
-) -> tuple[PythonBench, FastBench]:  # fmt: skip
+) -> Iterator[tuple[PythonBench, FastBench]]:  # fmt: skip
+    """Both NICs, until the block ends."""
     arguments = (params, version, psn, size, delays, control)
-    return PythonBench(*arguments), FastBench(*arguments)
+    with closing(PythonBench(*arguments)) as python, closing(FastBench(*arguments)) as fast:
+        yield python, fast

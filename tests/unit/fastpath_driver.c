@@ -1,4 +1,4 @@
-/* Load fastpath-aarch64.so as it is committed, and call its functions for a test: tests/unit/emulated_fastpath.py.
+/* Load fastpath-aarch64.so as it is committed, and call its functions for a test: tests/unit/test_fastpath_aarch64.py.
  *
  * A static program without libc, for user-mode emulation (qemu-aarch64): no file of a foreign system is needed. It has
  * the functions of libc that system.h declares. Freed memory is overwritten and never used again, so that a later use

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scapy.utils import wrpcap
 
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
 from heddle.endpoints.admission.grants import (
-    CTS_BASE,
     CTS_BYTES,
     Grant,
     GrantGate,
     Slots,
-    cts_rkey,
     pack_entry,
     read_entry,
 )
@@ -31,7 +27,6 @@ from heddle.endpoints.pace import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.admissionuse import WaitFigures
 from heddle.wire import layout as wire
-from tests.unit.test_roce_tshark import dissect, number
 
 # the states: whatever the order of grants, data and processing
 
@@ -140,16 +135,6 @@ def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:
     assert gate.post(c, "c", 9.0) == "c"  # no wait
     assert gate.waits.counts() == ((0, 1), (bucket_of(1.0), 1), (bucket_of(2.0), 1))
     assert gate.deadline == NEVER and gate.grants == 3
-
-
-def test_a_gate_without_grants_fails_after_its_limit() -> None:
-    gate: GrantGate[str] = GrantGate(30.0)
-    gate.post(Grant(0, 4, 0), "a", 100.0)
-    gate.expire(129.9)
-    assert not gate.error
-    gate.expire(gate.deadline)
-    assert gate.error.startswith("no clear-to-send (CTS) for 30 s, and 1 message waits for it")
-    assert gate.deadline == NEVER
 
 
 def test_waits_are_counted_in_buckets_of_a_logarithmic_scale() -> None:
@@ -317,7 +302,7 @@ def test_lost_and_repeated_cts_packets_release_each_message_once() -> None:
     assert pair.receiver.counters()["cts_resent"] == 12
 
 
-def test_a_sender_that_disappears_ends_the_run_and_the_error_names_the_last_psn() -> None:
+def test_a_peer_that_disappears_ends_the_run() -> None:
     pair = Pair()
     pair.receiver.grant(grant_of(0), 0.0)
     pair.frames_of(pair.receiver)
@@ -330,9 +315,7 @@ def test_a_sender_that_disappears_ends_the_run_and_the_error_names_the_last_psn(
     last = (PSN ^ 0x800000) - 1
     text = f"no acknowledgement after 3 retries of 1 s (last good PSN {last:#x})"
     assert pair.receiver.error == f"its clear-to-send (CTS) packets: {text}"
-
-
-def test_a_receiver_that_never_grants_ends_the_run() -> None:
+    # A receiver that never grants ends the run.
     pair = Pair()
     pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0), 0.0)
     pair.sender.expire(pair.sender.deadline)
@@ -352,18 +335,3 @@ def test_everything_else_passes_through() -> None:
     pair.sender.hold(1.0)
     pair.receiver.hold(2.0)
     assert len(pair.at_sender.posted) == 1 and (pair.at_sender.held, pair.at_receiver.held) == (1.0, 2.0)
-
-
-@pytest.mark.needs("tshark")
-def test_tshark_reads_a_cts_as_a_write_of_64_bytes(tmp_path: Path) -> None:
-    pair = Pair()
-    pair.receiver.grant(grant_of(3), 0.0)
-    (frame,) = pair.frames_of(pair.receiver)
-    wrpcap(str(tmp_path / "cts.pcap"), [frame], linktype=1)
-    (seen,) = dissect(tmp_path / "cts.pcap")
-    assert number(seen["infiniband.bth.opcode"]) == wire.WRITE_ONLY
-    assert number(seen["infiniband.bth.destqp"]) == 0x111
-    assert number(seen["infiniband.reth.va"]) == CTS_BASE
-    assert number(seen["infiniband.reth.r_key"]) == cts_rkey(0x111)
-    assert number(seen["infiniband.reth.dmalen"]) == CTS_BYTES
-    assert seen["_ws.malformed"] == seen["_ws.expert.message"] == ""

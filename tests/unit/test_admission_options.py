@@ -1,20 +1,26 @@
-"""The options of admission, their parameters and limits, and what a run and its report say of them."""
+"""Options of admission and of communicators, their defaults and limits, and what a run and its report say."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli import run_verb
 from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
+from heddle.forecast.demand import traffic_of
+from heddle.forecast.planfile import load_plan
 from heddle.runs.admissionuse import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
+from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.communicators import parse_split
+from heddle.traffic.options import RunArguments, RunOptions, run_options
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
 from tests.unit import run_samples as samples
@@ -39,40 +45,32 @@ def test_sizes_and_numbers_set_parameters() -> None:
     assert options.admitted == Admission(4, 1 << 20, 4, 3.0, "data")
 
 
-def test_a_slow_host_must_have_a_rank() -> None:
+def test_a_slow_host_must_have_a_rank_and_gives_the_run_more_time() -> None:
     fabric = load_fabric("tiny").fabric
     assert build_plan(fabric, run_options(slow=["host3=25%"])).options.slow == (("host3", 0.25),)
     with pytest.raises(InputError) as caught:
         build_plan(fabric, run_options(slow=["host33=25%", "host3=50"]))
     assert str(caught.value) == "--slow host33=25% names a host without a rank\n  hint: did you mean host3?"
-
-
-def test_a_slow_host_and_a_small_budget_give_the_run_more_time() -> None:
-    fabric = load_fabric("tiny").fabric
+    # A slow host and a small budget give the run more time.
     sizes = (256 << 20,)
     usual = build_plan(fabric, RunOptions(sizes=sizes, iters=100)).max_seconds
     slow = build_plan(fabric, RunOptions(sizes=sizes, iters=100, slow=(("host3", 0.25),))).max_seconds
     assert usual > 600 and 3.9 < slow / usual <= 4.0
 
 
-def test_soft_roce_refuses_both() -> None:
+def test_admission_runs_in_the_python_loop_only_and_comes_back_from_a_record() -> None:
     fabric = load_fabric("tiny").fabric
+    plan, transport = plan_run(fabric, run_options(admission="on"))
+    assert not compiled(plan, transport)
+    # The options come back from a record.
+    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
+    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
+    # Soft roce refuses both.
     with pytest.raises(InputError) as caught:
         plan_run(fabric, run_options(admission="on", slow=["host3=25%"], transport="rxe", chunk="64K"))
     assert [each.what for each in caught.value.problems if "own NICs" in each.why][-2:] == [
         "--admission on", "--slow host3",
     ]  # fmt: skip
-
-
-def test_only_the_python_loop_has_admission() -> None:
-    fabric = load_fabric("tiny").fabric
-    plan, transport = plan_run(fabric, run_options(admission="on"))
-    assert not compiled(plan, transport)
-
-
-def test_the_options_come_back_from_a_record() -> None:
-    data = asdict(run_options(admission="on", admission_set=["steps=4"], slow=["host3=25%"]))
-    assert data["admission_set"] == (("steps", 4.0),) and data["slow"] == (("host3", 0.25),)
 
 
 def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
@@ -99,3 +97,72 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     text = report_html([run])
     for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("auto", "auto"),
+        ("MOD 8", "MOD 8"),
+        ("mod8", "MOD 8"),
+        ("%2", "MOD 2"),
+        ("AND 0x7", "AND 7"),
+        ("| 0b11", "OR 3"),
+    ],
+)
+def test_a_split_is_typed_as_for_nccl_tests(typed: str, meant: str) -> None:
+    assert run_options(split=typed).split == parse_split(typed) == meant
+
+
+@pytest.mark.parametrize("typed", ["", "2", "XOR 2", "MOD", "MOD 0", "MOD -2", "DIV 0x", "AND 7 7"])
+def test_an_invalid_split_is_refused_with_an_example(typed: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run_options(split=typed)
+    assert f"--split {typed}" in str(caught.value)
+    assert "MOD" in str(caught.value)
+
+
+def test_a_split_makes_rings_also_in_predictions() -> None:
+    zone = load_fabric("zone").fabric
+    plan = build_plan(zone, RunOptions(ranks=8, split="MOD 2"))
+    assert plan.communicators == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert plan.size == 4
+    assert [(flow.src_rank, flow.dst_rank) for flow in plan.flows()] == [
+        (0, 2), (2, 4), (4, 6), (6, 0), (1, 3), (3, 5), (5, 7), (7, 1),
+    ]  # fmt: skip
+    halves = build_plan(zone, RunOptions(ranks=8, split="DIV 4"))
+    assert halves.communicators == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert build_plan(zone, RunOptions(ranks=8)).communicators == (tuple(range(8)),)
+    # A prediction opens the same queue pairs.
+    plan = build_plan(zone, RunOptions(ranks=12, qps=2, split="MOD 3"))
+    connections = traffic_of(zone, load_plan("ring,ranks=12,qps=2,split=MOD 3")).connections
+    first = [q for q in plan.qps if q.index == 0]
+    assert connections.src.tolist() == [q.flow.src_rank for q in first]
+    assert connections.dst.tolist() == [q.flow.dst_rank for q in first]
+    assert connections.dst_number.tolist() == [q.flow.qpn for q in first]
+    # A named matrix is among the ranks of each communicator.
+    connections = traffic_of(load_fabric("zone").fabric, load_plan("shift:1,ranks=6,split=MOD 2")).connections
+    pairs = zip(connections.src.tolist(), connections.dst.tolist(), strict=True)
+    assert sorted(pairs) == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
+    # Unlike and lonely communicators are refused.
+    with pytest.raises(InputError, match=r"--split MOD 2 .*communicators of 2 and 3 ranks.*\n.*--ranks 4"):
+        build_plan(zone, RunOptions(ranks=5, split="MOD 2"))
+    with pytest.raises(InputError, match=r"--split DIV 1 .*4 communicators of one rank"):
+        build_plan(zone, RunOptions(ranks=4, split="DIV 1"))
+
+
+def test_an_argument_that_no_run_has_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(InputError) as caught:
+        RunCall(None)(qpss=4, colective="incast")  # type: ignore[call-arg, arg-type]
+    first, second = caught.value.problems
+    assert str(first) == "heddle_run(qpss=...) is not an argument of a run\n  hint: did you mean qps?"
+    assert second.hint == "did you mean collective?"
+
+
+def test_the_defaults_of_a_run_are_written_once() -> None:
+    assert run_options() == RunOptions()
+    verb = inspect.signature(run_verb.run.function).parameters
+    for name, each in inspect.signature(run_options).parameters.items():
+        if name != "find_transport":
+            assert verb[name].default == each.default, name
+            assert name in RunArguments.__annotations__

@@ -55,14 +55,12 @@ def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def test_set_up_is_skipped_when_the_stamp_is_right(clone: Path) -> None:
+def test_set_up_is_skipped_when_the_stamp_is_right_also_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
     stamped(clone)
     done = inv(clone, "up", "a b", "--x=*")
     assert done.stdout == "['up', 'a b', '--x=*'] /\n"
     assert done.stderr == ""
-
-
-def test_it_works_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
+    # It works through symbolic links.
     stamped(clone)
     (tmp_path / "one").symlink_to(clone / "inv")
     (tmp_path / "inv").symlink_to("one")
@@ -79,35 +77,17 @@ def test_the_first_call_makes_a_venv_and_the_next_does_not(
 
 
 @pytest.mark.deep
-def test_the_set_up_names_what_it_will_install_before_it_does(clone: Path) -> None:
-    lines = ["one==1.0", "two.x==2.0 ; python_version < '4'", "two.x==3.0", "colours==1 ; sys_platform == 'win32'"]
-    lock = "".join(f"{line} \\\n    --hash=sha256:00\n    # via one\n" for line in lines)
-    (clone / "requirements.lock").write_text(lock)
-    done = inv(clone, "x", HEDDLE_PYTHON=sys.executable, PIP_NO_INDEX="1")
-    said = done.stderr.splitlines()
-    at = said.index("setting up Heddle's Python packages in .venv (once; it takes a while), and nowhere else:")
-    assert said[at + 1] == "  one, two.x"
-    assert any("ERROR" in line for line in said[at + 2 :])  # pip comes after that
-
-
-@pytest.mark.deep
-def test_a_stale_stamp_sets_up_again(clone: Path) -> None:
-    inv(clone, HEDDLE_PYTHON=sys.executable)
+def test_a_stale_stamp_sets_up_again(clone: Path, first: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    shutil.copytree(first[0] / ".venv", clone / ".venv", symlinks=True)
     (clone / "requirements.lock").write_text("# still nothing\n")
     assert "setting up" in inv(clone).stderr
     assert inv(clone).stderr == ""
 
 
 @pytest.mark.deep
-def test_an_interrupted_set_up_is_taken_up(clone: Path) -> None:
+def test_two_first_calls_at_once_both_take_up_an_interrupted_set_up(clone: Path) -> None:
     (clone / ".venv/bin").mkdir(parents=True)
     (clone / ".venv/bin/python").symlink_to("/nowhere/python3.11")
-    done = inv(clone, "x", HEDDLE_PYTHON=sys.executable)
-    assert done.stdout.startswith("['x']"), done.stderr
-
-
-@pytest.mark.deep
-def test_two_first_calls_at_once_both_work(clone: Path) -> None:
     env = {**os.environ, "HEDDLE_PYTHON": sys.executable}
     argv = [str(clone / "inv"), "x"]
     both = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
@@ -121,9 +101,15 @@ def test_packages_that_cannot_be_had_are_no_traceback(
 ) -> None:
     shutil.copytree(first[0] / ".venv", clone / ".venv", symlinks=True)
     (clone / ".venv/heddle-stamp").unlink()
-    (clone / "requirements.lock").write_text(f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n")
+    lines = ["one==1.0", "two.x==2.0 ; python_version < '4'", "two.x==3.0", "colours==1 ; sys_platform == 'win32'"]
+    lock = "".join(f"{line} \\\n    --hash=sha256:{'0' * 64}\n    # via one\n" for line in lines)
+    (clone / "requirements.lock").write_text(lock)
     done = inv(clone, "status", "--format", "json", HEDDLE_PYTHON=sys.executable, PIP_NO_INDEX="1")
     assert done.returncode == 3
+    said = done.stderr.splitlines()
+    at = said.index("setting up Heddle's Python packages in .venv (once; it takes a while), and nowhere else:")
+    assert said[at + 1] == "  one, two.x", "named before anything is installed"
+    assert any("ERROR" in line for line in said[at + 2 :])  # pip comes after that
     assert "Python packages could not be installed" in done.stderr
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["error"]["exit_code"] == 3
@@ -161,10 +147,3 @@ def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path)
     assert done.returncode == 3
     assert "python3-venv is missing" in done.stderr
     assert "apt-get install python3-venv" in done.stderr
-
-
-def test_the_lock_files_hold_no_address() -> None:
-    for name in ("requirements.lock", "requirements-dev.lock", "requirements-browser.lock"):
-        text = (ROOT / name).read_text()
-        assert "://" not in text
-        assert "--index" not in text

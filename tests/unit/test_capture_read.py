@@ -6,16 +6,14 @@ import gzip
 import json
 import struct
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from scapy.contrib.mac_control import MACControlClassBasedFlowControl
-from scapy.layers.inet import ICMP, IP, TCP
-from scapy.layers.l2 import ARP, Dot1Q, Ether
+from scapy.layers.inet import ICMP, IP
+from scapy.layers.l2 import Ether
 
-from heddle.base.process import run
 from heddle.cli.program import main
 from heddle.wire import layout as wire
 from heddle.wire import roce
@@ -100,21 +98,22 @@ def test_every_format_gives_the_same_packets(name: str, packed: bool, opened: Ca
     assert said == ({("eth7", True)} if "pcapng" in name else {("", None)})
 
 
-def test_files_that_were_joined_keep_their_interfaces_apart(opened: Callable[[bytes], CaptureFile]) -> None:
+def test_joined_files_and_other_blocks_are_read(opened: Callable[[bytes], CaptureFile]) -> None:
     joined = pcapng(FRAMES[:2], ">", 9, b"leaf") + pcapng(FRAMES[2:5], "<", None, b"spine")
     packets = list(opened(joined).packets())
     assert [packet.port for packet in packets] == ["leaf"] * 2 + ["spine"] * 3
     assert [packet.data for packet in packets] == FRAMES[:5]
     assert [packet.time_ns for packet in packets] == [*TIMES[:2], *TIMES[:3]]
-
-
-def test_simple_and_obsolete_packet_blocks_are_read(opened: Callable[[bytes], CaptureFile]) -> None:
+    # Simple and obsolete packet blocks are read.
     frame = FRAMES[0]
     old = struct.pack("<HHIIII", 0, 0, 0, 7, len(frame), len(frame)) + frame
     data = pcapng([]) + block("<", 3, struct.pack("<I", len(frame)) + frame) + block("<", 2, old)
     first, second = opened(data).packets()
     assert first.data == second.data == frame
     assert (first.time_ns, second.time_ns) == (0, 7000)
+    # An unknown link type is counted.
+    (packet,) = opened(pcap([b"802.11 or so"], link=127)).packets()
+    assert packet.data is None
 
 
 @pytest.mark.parametrize(
@@ -131,11 +130,6 @@ def test_packets_without_an_ethernet_header_are_dissected_too(
     assert verdict(packet.data, what.ip_at) == "right"
 
 
-def test_an_unknown_link_type_is_counted(opened: Callable[[bytes], CaptureFile]) -> None:
-    (packet,) = opened(pcap([b"802.11 or so"], link=127)).packets()
-    assert packet.data is None
-
-
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 @pytest.mark.parametrize("name", ["pcap < us", "pcapng < 9"])
 def test_a_file_that_ends_too_early_gives_what_is_before(
@@ -147,7 +141,7 @@ def test_a_file_that_ends_too_early_gives_what_is_before(
     assert file.damage.startswith("the file ends within ")
 
 
-def test_a_damaged_length_is_damage_and_takes_no_memory(opened: Callable[[bytes], CaptureFile]) -> None:
+def test_damage_in_a_file_takes_no_memory_and_leaves_what_is_before(opened: Callable[[bytes], CaptureFile]) -> None:
     good = pcap(FRAMES[:1])
     file = opened(good + struct.pack("<IIII", 1, 1, 0xFFFFFFF0, 60))
     assert len(list(file.packets())) == 1
@@ -158,6 +152,12 @@ def test_a_damaged_length_is_damage_and_takes_no_memory(opened: Callable[[bytes]
         assert "has the length" in file.damage
     file = opened(pcapng([]) + block("<", 6, struct.pack("<IIIII", 3, 0, 0, 0, 0)))
     assert list(file.packets()) == [] and "interface 3, which the file does not describe" in file.damage
+    # A gzip that is damaged inside gives what is before.
+    packed = bytearray(gzip.compress(pcap(FRAMES * 50), compresslevel=0))
+    packed[len(packed) // 2] ^= 0xFF
+    file = opened(bytes(packed))
+    packets = list(file.packets())
+    assert packets and file.damage
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     with path.open("wb") as out:
         out.write(pcap([]))
         record = pcap(FRAMES)[24:]
-        for _ in range(10_000_000 // len(record)):
+        for _ in range(3_000_000 // len(record)):
             out.write(record)
     tracemalloc.start()
     try:
@@ -176,49 +176,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert totals.wire_bytes > 8_000_000
+    assert totals.wire_bytes > 2_000_000
     assert peak < 1_000_000
 
 
 # tshark
-
-
-@pytest.mark.needs("tshark")
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_tshark_counts_the_same(order: str, tmp_path: Path) -> None:
-    frames = [*FRAMES, *[packet(wire.SEND_MIDDLE, psn, tos=3 if psn % 3 else 2) for psn in (1, 2, 2, 9, 3)]]
-    frames += [
-        v1_frame(),
-        bytes(Ether() / ARP()),
-        bytes(Ether() / Dot1Q(vlan=9) / IP() / ICMP()),
-        bytes(Ether() / IP() / TCP()),
-    ]
-    path = tmp_path / "mixed.pcap"
-    path.write_bytes(pcap(frames, order))
-    names = ("infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "ip.dsfield.ecn",
-             "ipv6.tclass.ecn", "infiniband.invariant.crc", "udp.dstport")  # fmt: skip
-    wanted = [word for name in names for word in ("-e", name)]
-    done = run(["tshark", "-n", "-r", str(path), "--disable-heuristic", "rpcrdma_infiniband", "-T", "fields", "-E",
-                "separator=|", *wanted])  # fmt: skip
-    rows = [line.split("|") for line in done.out.splitlines()]
-    theirs = [row for row in rows if row[6] == "4791"]
-    totals = CaptureTotals()
-    psns, crcs = [], []
-    for each in open_capture(path, "mixed").packets():
-        assert each.data is not None
-        what = dissect(each.data)
-        totals.add(each, what)
-        if what.ip_at:
-            psns.append((what.fields["qpn"], what.fields["psn"]))
-            crcs.append(int.from_bytes(each.data[-4:], "big"))
-    assert totals.opcodes == Counter(wire.OPCODE_NAMES[int(row[0])] for row in theirs)
-    assert psns == [(int(row[1], 0), int(row[2])) for row in theirs]
-    assert totals.ecn["ce"] == sum("3" in (row[3], row[4]) for row in theirs) == 3
-    assert totals.icrc == Counter(right=len(theirs))
-    # tshark shows the ICRC of packets with payload, and checks none.
-    shown = [(crc, int(row[5], 0)) for crc, row in zip(crcs, theirs, strict=True) if row[5]]
-    assert len(shown) > 10 and all(ours == its for ours, its in shown)
-    assert totals.packets == len(rows)
 
 
 # The verb
@@ -298,11 +260,3 @@ def test_bad_words_are_explained(
         code = verb(*words)
         lines.append(f"{capsys.readouterr().err}exit code {code}\n")
     golden("capture/words.log", "\n".join(lines))
-
-
-def test_a_gzip_that_is_damaged_inside_gives_what_is_before(opened: Callable[[bytes], CaptureFile]) -> None:
-    packed = bytearray(gzip.compress(pcap(FRAMES * 50), compresslevel=0))
-    packed[len(packed) // 2] ^= 0xFF
-    file = opened(bytes(packed))
-    packets = list(file.packets())
-    assert packets and file.damage

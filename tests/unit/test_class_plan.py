@@ -1,22 +1,30 @@
-"""Numbers that queues go by: classes of DSCPs, layout of buffers, thresholds of each port, turns in tc's lines."""
+"""Numbers that queues go by: ports, classes, buffers, thresholds, bursts, RED's curve; what `queues set` takes."""
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.base.units import parse_rate
 from heddle.fabric.buffers import buffer_bytes
 from heddle.fabric.fabricfile import checked, load_fabric
 from heddle.fabric.model import Fabric
-from heddle.fabric.policy import BufferPolicy, QueuePolicy
-from heddle.spec.load import presets
-from heddle.spec.plain import dump_spec, load_spec
+from heddle.fabric.policy import BufferPolicy, ClassCurve, EcnPolicy, QueuePolicy
+from heddle.fabric.shapes import build
+from heddle.host.limits import at_once
+from heddle.lab.thresholds import changed
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.queues.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
+from heddle.switch.queues import red
+from heddle.switch.queues.classes import UNUSED, budget_of, burst_bytes, class_plan, deepest_queue, policies_of
 from heddle.switch.queues.disciplines import DISCIPLINES, number_of
+from heddle.switch.queues.portids import classid, numbered_ports, port_ids, row
 
 SLOW = {"host": "25mbit", "fabric": "25mbit"}
 
@@ -37,9 +45,7 @@ def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() 
     assert eights[3] == (3, 3, 1, 3, 3, 3, 3, 3)
     assert eights[6] == (6,) * 8
     assert eights[7] == (*(6,) * 7, 0)
-
-
-def test_network_control_is_of_control_whatever_its_number() -> None:
+    # Network control is of control whatever its number.
     plan = class_plan(QueuePolicy(control=5))
     assert plan.dscp[48:] == (5,) * 16
     assert plan.dscp[40:48] == (5,) * 8
@@ -71,22 +77,18 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     assert (host.pfc, host.ecn, host.xoff, host.buffer) == (True, False, 0, 1_000_000), "hosts obey, and do not ask"
 
 
-def test_a_watchdog_that_is_off_detects_nothing() -> None:
-    for enabled, want in ((True, 2_000_000_000), (False, 0)):
-        rows = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
-        assert rows["rtsw1", "eth1"][3].detect_ns == rows["host1", "eth1"][3].detect_ns == want
-
-
-def test_a_class_has_its_own_curve_where_one_is_given() -> None:
+def test_curves_pfc_and_the_watchdog_can_be_set_or_off() -> None:
     lab = fabric(ecn={"kmin": "50KB", "classes": {3: {"kmin": "80KB", "pmax": 0.5}}})
     rows = policies_of(lab)["ctsw1", "eth1"]
     assert (rows[3].kmin, rows[3].kmax, rows[3].pmax) == (80_000, 160_000, 0.5)
     assert (rows[0].kmin, rows[0].kmax, rows[0].pmax) == (50_000, 160_000, 0.2)
-
-
-def test_without_pfc_a_lossless_class_is_dropped_like_others() -> None:
+    # Without pfc a lossless class is dropped like others.
     row = policies_of(fabric(pfc={"enabled": False}))["rtsw1", "eth1"][3]
     assert (row.kind, row.pfc, row.xoff, row.headroom, row.detect_ns) == ("lossless", False, 0, 0, 0)
+    # A watchdog that is off detects nothing.
+    for enabled, want in ((True, 2_000_000_000), (False, 0)):
+        ports = policies_of(fabric(pfc={"watchdog": {"enabled": enabled, "detect": "2s"}}))
+        assert ports["rtsw1", "eth1"][3].detect_ns == ports["host1", "eth1"][3].detect_ns == want
 
 
 def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
@@ -100,14 +102,12 @@ def test_a_switch_whose_buffer_is_eaten_up_by_a_fast_link_is_named() -> None:
     assert "queues.buffer is below" in str(caught.value.problems[-1])
 
 
-def test_the_deepest_queue_is_what_ingress_ports_may_hold_or_what_the_threshold_leaves() -> None:
+def test_the_deepest_queue_is_bounded_by_ingress_threshold_and_buffer() -> None:
     paused, dropped = fabric(buffer={"host": "10KB"}), fabric(buffer={"host": "10KB"}, pfc={"enabled": False})
     assert deepest_queue(paused, 3) == 8 * (60_000 + 31_250 + 8428)
     shared = 8 * 1_000_000 - 8 * 3 * 10_000
     assert deepest_queue(dropped, 3) == 10_000 + shared // 2
-
-
-def test_no_queue_is_deeper_than_the_buffer_whatever_its_ports_may_hold() -> None:
+    # No queue is deeper than the buffer whatever its ports may hold.
     assert deepest_queue(fabric(pfc={"xoff": "2MB"}, buffer="1MB"), 3) == 1_000_000
 
 
@@ -132,12 +132,6 @@ def test_odd_rates_have_whole_quanta_and_headroom_rounded_up(rate: str, quanta: 
     assert (policy.quanta, policy.headroom) == (quanta, headroom)
 
 
-def test_every_preset_is_read_back_as_it_was_written() -> None:
-    for name in presets():
-        spec = load_fabric(name, overrides=["queues.weights={1: 2}", "queues.ecn.classes={3: {kmin: 10KB}}"]).spec
-        assert load_spec(dump_spec(spec)) == spec
-
-
 def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     lab = fabric(weights={3: 5, 1: 2})
     plan, port = class_plan(lab.policy.queues), lab.by_name["rtsw1"].ports[0]
@@ -152,9 +146,169 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     ]
     assert sum(" tbf " in line for line in lines) == 1
     assert [number_of(each) for each in (0x10, 0x40, 0x80, 0x41, 0x90, 0xFF0)] == [0, 3, 7, None, None, None]
-
-
-def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
+    # Where nothing can be paused there is neither gate nor kick.
     lab = fabric(lossless=[])
     lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
     assert not any("tbf" in line or "ff0" in line for line in lines)
+
+
+def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> None:
+    fabric = build(ClosSpec(name="tiny", racks=2, ctsw=4))
+    ids = port_ids(fabric)
+    assert list(ids.values()) == list(range(1, len(ids) + 1))
+    assert [(port.node, port.name) for _, port in numbered_ports(fabric)] == list(ids)
+    for node in fabric.nodes:
+        assert all(b - a == 1 for a, b in pairwise(ids[node.name, port.name] for port in node.ports))
+    assert ids == port_ids(build(ClosSpec(name="tiny", racks=2, ctsw=4)))
+    # A number is written as tc reads it.
+    assert (classid(1), classid(31), classid(65535)) == ("0:1", "0:1f", "0:ffff")
+    assert row(2, 3) == 19
+
+
+def test_more_ports_than_a_classid_can_name_are_refused_with_both_numbers() -> None:
+    fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
+    with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
+        port_ids(fabric)
+
+
+TICK_S = 64e-9  # PSCHED_SHIFT in include/net/pkt_sched.h
+PAIRS = (("rate", "burst"), ("ceil", "cburst"))
+
+
+@pytest.mark.parametrize("name", DISCIPLINES)
+@pytest.mark.parametrize("burst", [1, 2, 4])
+@pytest.mark.parametrize("rate", ["1mbit", "100mbit", "10gbit"])
+def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) -> None:
+    """tc of iproute2 7.3 refuses others ("htb: burst out of range"); older ones cut them off without a word."""
+    overrides = [f"link.host={rate}", f"link.fabric={rate}", f"queues.burst={burst}"]
+    fabric = load_fabric("tiny", overrides=overrides).fabric
+    found = 0
+    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], class_plan(fabric.policy.queues)):
+        words = dict(zip(line.split(), line.split()[1:], strict=False))
+        for per_second, held in PAIRS:
+            if held in words:
+                found += 1
+                seconds = 8 * int(words[held].removesuffix("b")) / parse_rate(words[per_second])
+                assert seconds / TICK_S < 1 << 32, line
+    assert found >= 2
+
+
+PMAXES = [0.01, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.9, 1.0]
+
+
+def simulated(p: float, packets: int = 40_000) -> float:
+    """red_action() at a depth that does not change: a gap is drawn, and packets are counted until it is reached."""
+    draw = random.Random(7)
+    marks, count, gap = 0, 0, draw.random()
+    for _ in range(packets):
+        count += 1
+        if p * count >= gap:
+            marks, count, gap = marks + 1, 0, draw.random()
+    return marks / packets
+
+
+@pytest.mark.parametrize("pmax", PMAXES)
+def test_red_gets_the_parameters_that_make_it_mark_pmax(pmax: float) -> None:
+    assert red.marked(red.configured(pmax)) == pytest.approx(pmax)
+    assert simulated(red.configured(pmax)) == pytest.approx(pmax, abs=0.01)
+
+
+@pytest.mark.parametrize(("pmax", "most"), [(0.2, 0.006), (0.5, 0.04), (1.0, 0.17)])
+def test_its_curve_is_above_the_straight_line_by_as_much_as_the_docs_say(pmax: float, most: float) -> None:
+    curve = red.Curve(100_000, 400_000, pmax)
+    above = [curve.fraction(d) - pmax * (d - 100_000) / 300_000 for d in range(100_000, 400_000, 500)]
+    assert min(above) > -1e-9
+    assert 0.8 * most < max(above) <= most
+    assert (curve.fraction(99_999), curve.fraction(400_000)) == (0.0, 1.0)
+
+
+def test_every_class_but_control_has_a_curve_and_none_marks_while_ecn_is_off() -> None:
+    queues = QueuePolicy(ecn=EcnPolicy(marker="red", classes={3: ClassCurve(pmax=0.5)}))
+    assert red.curves_of(queues) == {0: red.Curve(40_000, 160_000, 0.2), 3: red.Curve(40_000, 160_000, 0.5)}
+    off = replace(queues, ecn=replace(queues.ecn, enabled=False))
+    assert set(red.curves_of(off).values()) == {red.NEVER}
+    assert red.NEVER.fraction(1 << 30) == 0.0
+
+
+HOSTS, LEAVES, SPINES = range(3)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Fabric:
+    return load_fabric("tiny").fabric
+
+
+def refused(fabric: Fabric, *settings: str, levels: Collection[int] = (HOSTS, LEAVES, SPINES)) -> str:
+    with pytest.raises(InputError) as caught:
+        changed(fabric, fabric.policy.queues, settings, levels)
+    return str(caught.value)
+
+
+def test_several_settings_hold_together_and_all_errors_are_reported_at_once(tiny: Fabric) -> None:
+    made = changed(
+        tiny, tiny.policy.queues, ["ecn.kmin=500KB", "queues.ecn.kmax=800KB", "pfc.watchdog.detect=2s", "alpha=2"]
+    )
+    assert (made.ecn.kmin, made.ecn.kmax, made.pfc.watchdog.detect, made.alpha) == (500_000, 800_000, 2 * 10**9, 2.0)
+    back = changed(tiny, made, ["ecn.kmin=40KB", "ecn.kmax=160KB", "pfc.watchdog.detect=1s", "alpha=1"])
+    assert back == tiny.policy.queues
+    # All errors are reported at once.
+    text = refused(tiny, "lossless=[3,4]", "foo=1", "pfc.xon=90KB")
+    assert all(word in text for word in ("lossless is fixed", "foo is no key", "pfc.xon: 90KB"))
+
+
+def test_buffers_are_set_where_they_are(tiny: Fabric) -> None:
+    buffer = changed(tiny, tiny.policy.queues, ["buffer=20MB"]).buffer
+    assert set(buffer.switches) == {20_000_000}
+    assert buffer.host == tiny.policy.queues.buffer.host
+    assert changed(tiny, tiny.policy.queues, ["buffer.ctsw=30MB"]).buffer.switches == ("auto", 30_000_000, "auto")
+    # Settings for hosts are not set at switches.
+    text = refused(tiny, "buffer.host=2MB", levels=[LEAVES])
+    assert "is for hosts, but --switch names switches" in text
+    assert changed(tiny, tiny.policy.queues, ["buffer.host=2MB"]).buffer.host == 2_000_000
+    # A buffer that none of the switches has is not set.
+    text = refused(tiny, "buffer.rtsw=2MB", levels=[SPINES])
+    assert "buffer.rtsw is for RTSWs, and none of the chosen nodes is one" in text
+    assert "hint: use buffer.ctsw" in text
+    assert "hint: use buffer.rtsw or buffer.ctsw" in refused(tiny, "buffer.atsw=2MB")
+    buffer = changed(tiny, tiny.policy.queues, ["buffer=3MB"], [SPINES]).buffer
+    assert buffer.switches == ("auto", 3_000_000, "auto")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["ecn.kmax=20KB"], "queues.ecn.kmin: 40KB is above kmax, 20KB\n"),
+        (["pfc.xon=90KB"], "queues set  queues.pfc.xon: 90KB is not below xoff, 60KB\n"),
+        (["ecn.kmin=many"], "queues set  queues.ecn.kmin: many is not a size\n"),
+        (["weights.3=4"], "queues set  weights.3 is fixed when a lab is created: recreate the lab\n"),
+        (["scheduler=ets"], "./inv down, then ./inv up FABRIC --set queues.scheduler=..."),
+        (["xoff=1KB"], "queues set  xoff is no key of queues\n            hint: did you mean pfc.xoff?"),
+        (["ecn.kmx=1KB"], "did you mean ecn.kmax?"),
+        (["ecn.kmax"], "ecn.kmax is not path=value"),
+        (["ecn=5"], "queues set  ecn is a group of keys\n            hint: as ./inv queues set ecn.enabled=VALUE"),
+        (
+            ["pfc.xoff=40KB"],
+            "40KB is not below xoff, 40KB\n  hint: a class is paused at xoff and resumes at xon; try 26KB",
+        ),
+        (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog treats a pause of 10ms as a storm"),
+        (["buffer=100KB"], "queues.buffer"),
+        (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below one frame of 4214 bytes"),
+    ],
+)
+def test_invalid_settings_are_reported_as_for_a_fabric_file(tiny: Fabric, settings: list[str], said: str) -> None:
+    assert said in refused(tiny, *settings)
+
+
+@pytest.mark.parametrize("rate", [1_000_000, 33_300_000, 10**9])
+@pytest.mark.parametrize("packets", [1, 2, 7, 16])
+def test_htb_sends_as_many_packets_as_the_burst_has(packets: int, rate: int) -> None:
+    """A model of htb_class_mode with hysteresis, in bytes: send until tokens are below -cburst, then wait for 0."""
+    frame, mtu = 4170, 4200
+    burst = burst_bytes(mtu, packets, rate) * 8_000_000 // rate * rate / 8_000_000  # tc: in whole microseconds
+
+    def sent(tokens: float) -> int:
+        return math.floor((tokens + burst) / frame) + 1
+
+    assert sent(0.0) == packets
+    assert sent(burst) <= at_once(packets), "an idle port"
+    assert class_plan(QueuePolicy(burst=packets)).burst == packets

@@ -42,20 +42,24 @@ EXEC = Verb("exec", parameters_of(an_exec, [], {}), rest="cmd", rest_after_posit
 
 
 @pytest.mark.parametrize(
-    ("line", "typed"),
+    ("verb_", "line", "typed"),
     [
-        ("demo", {"fabric": "demo"}),
-        ("--name x zone", {"fabric": "zone", "name": "x"}),
-        ("--name=x=y zone", {"fabric": "zone", "name": "x=y"}),
-        ("zone --set a=1 --set=b=2", {"fabric": "zone", "set_": ["a=1", "b=2"]}),
-        ("zone --n -3", {"fabric": "zone", "n": -3}),
-        ("zone --no-go --dry", {"fabric": "zone", "go": False, "dry": True}),
-        ("--fabric up", {"fabric": "up"}),
-        ("-", {"fabric": "-"}),
+        (UP, "demo", {"fabric": "demo"}),
+        (UP, "--name x zone", {"fabric": "zone", "name": "x"}),
+        (UP, "--name=x=y zone", {"fabric": "zone", "name": "x=y"}),
+        (UP, "zone --set a=1 --set=b=2", {"fabric": "zone", "set_": ["a=1", "b=2"]}),
+        (UP, "zone --n -3", {"fabric": "zone", "n": -3}),
+        (UP, "zone --no-go --dry", {"fabric": "zone", "go": False, "dry": True}),
+        (UP, "--fabric up", {"fabric": "up"}),
+        (UP, "-", {"fabric": "-"}),
+        (EXEC, "rtsw1 ip -br link", {"node": "rtsw1", "cmd": ["ip", "-br", "link"]}),
+        (EXEC, "rtsw1 -- ip -br link", {"node": "rtsw1", "cmd": ["ip", "-br", "link"]}),
+        (EXEC, "--lab z rtsw1 cat --lab", {"lab": "z", "node": "rtsw1", "cmd": ["cat", "--lab"]}),
+        (TEST, "unit -- -k load -x", {"fabric": "unit", "set_": ["-k", "load", "-x"]}),
     ],
 )
-def test_words_become_arguments(line: str, typed: dict[str, Any]) -> None:
-    assert parse(UP, line.split()) == typed
+def test_words_become_arguments(verb_: Verb, line: str, typed: dict[str, Any]) -> None:
+    assert parse(verb_, line.split()) == typed
 
 
 def test_a_positional_list_takes_all_words_that_are_left() -> None:
@@ -71,8 +75,6 @@ def test_a_positional_list_takes_all_words_that_are_left() -> None:
         ("", "up FABRIC is missing"),
         ("a b", "b is an unexpected word for up"),
         ("a --nmae x", "did you mean --name?"),
-        ("a --n many", "--n many is not a whole number"),
-        ("a --n", "--n needs a value"),
         ("a --name --dry", "--name needs a value"),
         ("a --dry=yes", "this flag takes none"),
         ("a -- b", "-- has no meaning for up"),
@@ -81,7 +83,6 @@ def test_a_positional_list_takes_all_words_that_are_left() -> None:
         ("a --n ٣", "--n ٣ is not a whole number"),
         ("a --name=", "--name is an empty word"),
         ("a --set", "write --set PATH=VALUE"),
-        ("a --wait nan", "--wait nan is not a number"),
         ("a --wait inf", "--wait inf is not a number"),
     ],
 )
@@ -91,43 +92,21 @@ def test_wrong_words_are_named(line: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_an_empty_word_is_no_name() -> None:
-    with pytest.raises(InputError, match="exec NODE is an empty word"):
-        parse(EXEC, ["", "ls"])
-
-
-def test_usage_lines_can_be_typed_as_they_stand() -> None:
+def test_usage_lines_and_wrong_words_of_verbs() -> None:
     assert UP.usage == "./inv up FABRIC [flags]"
     assert EXEC.usage == "./inv exec [flags] NODE CMD..."
     assert TEST.usage == "./inv test FABRIC [NAME] [flags] [-- SET_...]"
-
-
-def test_all_wrong_words_are_reported_together() -> None:
+    # All wrong words are reported together.
     with pytest.raises(InputError) as caught:
         parse(UP, ["--n", "x", "--nmae", "y"])
     assert len(caught.value.problems) == 3
-
-
-@pytest.mark.parametrize("line", ["rtsw1 ip -br link", "rtsw1 -- ip -br link"])
-def test_all_that_follows_the_node_is_the_command(line: str) -> None:
-    assert parse(EXEC, line.split()) == {"node": "rtsw1", "cmd": ["ip", "-br", "link"]}
-
-
-def test_flags_before_the_node_are_ours_and_those_after_are_not() -> None:
-    assert parse(EXEC, ["--lab", "z", "rtsw1", "cat", "--lab"]) == {
-        "lab": "z",
-        "node": "rtsw1",
-        "cmd": ["cat", "--lab"],
-    }
-
-
-def test_words_after_two_dashes_go_to_pytest() -> None:
-    assert parse(TEST, ["unit", "--", "-k", "load", "-x"]) == {"fabric": "unit", "set_": ["-k", "load", "-x"]}
-
-
-def test_a_command_that_takes_json_itself_does_not_make_us_speak_json() -> None:
+    with pytest.raises(InputError, match="exec NODE is an empty word"):
+        parse(EXEC, ["", "ls"])
+    # A command that takes json itself does not make us speak json.
     assert wants_json(["up", "--format", "json"])
     assert not wants_json(["test", "--", "--format", "json"])
+    # Hints do not list hundreds of words.
+    assert did_you_mean("x", [f"node{i}" for i in range(500)]).endswith("node11, ... (500 in all)")
 
 
 @verb()
@@ -185,19 +164,6 @@ def test_with_json_stdout_is_one_document_and_progress_is_elsewhere(capsys: pyte
     assert said.err == "progress\n"
 
 
-def test_a_format_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended("work", "--format", "jsn") == 2
-    assert "did you mean json?" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [(["wrok"], "did you mean work?"), (["work", "--wrod", "x"], "did you mean --word?")]
-)
-def test_misspelt_names_get_a_hint(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(*words) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words", [[], ["--help"], ["-h"], ["--list"], ["help"], ["work", "--help"], ["--help", "work"], ["help", "work"]]
 )
@@ -228,17 +194,8 @@ def test_a_spare_word_may_be_a_lab() -> None:
     for verb_, said in ((tasks.paths, "--lab zone"), (tasks.run, "--lab zone or --fabric zone")):
         with pytest.raises(InputError, match=f"did you mean {said}"):
             parse(verb_.verb, ["zone"])
-
-
-def test_validate_takes_its_lab_as_a_word_or_a_flag() -> None:
-    import tasks
-
     for words in (["zone"], ["--lab", "zone"]):
         assert parse(tasks.validate.verb, words)["lab"] == "zone"
-
-
-def test_hints_do_not_list_hundreds_of_words() -> None:
-    assert did_you_mean("x", [f"node{i}" for i in range(500)]).endswith("node11, ... (500 in all)")
 
 
 def test_there_is_a_completion_script_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,13 +221,16 @@ def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--lsit"], "--lsit is not a flag of ./inv\n  hint: did you mean --list?"),
-        (["--list=x"], "--list=x is not a flag of ./inv\n  hint: did you mean --list?"),
-        (["--word", "x", "work"], "--word is not a flag of ./inv\n  hint: write flags of a verb after it: ./inv work"),
+        ("wrok", "did you mean work?"),
+        ("work --wrod x", "did you mean --word?"),
+        ("work --format jsn", "did you mean json?"),
+        ("--lsit", "--lsit is not a flag of ./inv\n  hint: did you mean --list?"),
+        ("--list=x", "--list=x is not a flag of ./inv\n  hint: did you mean --list?"),
+        ("--word x work", "--word is not a flag of ./inv\n  hint: write flags of a verb after it: ./inv work"),
     ],
 )
-def test_a_flag_before_the_verb_is_one_of_inv(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(*words) == 2
+def test_misspelt_and_misplaced_words_get_a_hint(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(*words.split()) == 2
     assert said in capsys.readouterr().err
 
 
@@ -297,7 +257,9 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_a_reader_that_stops_early_causes_no_error_message() -> None:
     argv = [sys.executable, str(ROOT / "tasks.py"), "--help"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_env(PYTHONUNBUFFERED="1")) as inv:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as inv:
         assert inv.stdout is not None
         assert inv.stderr is not None
         inv.stdout.close()
@@ -370,7 +332,3 @@ def test_what_starts_often_imports_nothing_that_it_does_not_use(module: str, nev
     code = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) & set(never) == set()
-
-
-def _env(**more: str) -> dict[str, str]:
-    return {**os.environ, **more}

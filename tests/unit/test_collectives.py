@@ -61,7 +61,7 @@ def test_arrays_end_as_the_pattern_says(pattern: Pattern, ranks: int, count: int
                 assert arrays[rank][piece.lo + i] == {(source, piece.start + i) for source in sources}
 
 
-def test_an_all_to_all_is_a_transposed_matrix() -> None:
+def test_an_all_to_all_transposes_a_matrix_and_an_incast_gathers() -> None:
     (pattern,) = (p for p in patterns().values() if p.collective == "all-to-all")
     n, width = 6, 3
     arrays = played(pattern, n, n * width)
@@ -70,9 +70,7 @@ def test_an_all_to_all_is_a_transposed_matrix() -> None:
             assert arrays[rank][source * width : (source + 1) * width] == [
                 {(source, rank * width + i)} for i in range(width)
             ]
-
-
-def test_an_incast_gathers_at_rank_0() -> None:
+    # An incast gathers at rank 0.
     (pattern,) = (p for p in patterns().values() if p.collective == "incast")
     arrays = played(pattern, 5, 13)
     assert arrays[0] == [{(r, i)} for r in range(5) for i in range(*chunk_range(r, 5, 13))]
@@ -106,7 +104,7 @@ def test_a_receiver_takes_in_what_the_factor_says(pattern: Pattern) -> None:
     assert taken.sum() - busy.sum() <= ranks, "others take in no more than an element"
 
 
-def test_rounds_are_those_of_nccl_and_no_rank_has_two_senders() -> None:
+def test_rounds_are_those_of_nccl_and_wait_for_what_they_need() -> None:
     assert deltas(16) == [1, 3, 6, 10, 15, 5, 12, 4, 13, 7, 2, 14, 11, 9, 8]
     for ranks in range(2, 40):
         assert sorted(deltas(ranks)) == list(range(1, ranks))
@@ -114,9 +112,7 @@ def test_rounds_are_those_of_nccl_and_no_rank_has_two_senders() -> None:
     programs = [pattern.program(11, rank, 110) for rank in range(11)]
     for together in zip(*programs, strict=True):
         assert sorted(t.send_to for t in together) == list(range(11))
-
-
-def test_a_rank_has_two_rounds_under_way_and_a_gather_waits_for_everything() -> None:
+    # A rank has two rounds under way and a gather waits for everything.
     by_name = {p.collective: p for p in patterns().values()}
     rounds = build_schedule(by_name["all-to-all"], 4, 1, 400, 200)  # two messages a chunk
     assert {s.key[0]: s.needs for s in rounds.sends} == {0: (), 1: (), 2: ((0, 0), (0, 1))}

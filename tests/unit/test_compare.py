@@ -53,12 +53,10 @@ def test_ratios_are_b_over_a_and_settings_that_differ_stand_on_top(tmp_path: Pat
     assert of(found, "processors busy").ratio == pytest.approx(1.0)
 
 
-def test_what_two_identical_runs_differ_by_is_noise_however_steady_their_iterations() -> None:
+def test_noise_is_what_identical_runs_and_iterations_differ_by() -> None:
     assert judged(STEADY_A, row(1 << 16, 1020, 1020, 1020, 1020, 1020))[0] == "noise"
     assert judged(STEADY_A, row(1 << 16, 1040, 1040, 1040, 1040, 1040))[0] == "differs"
-
-
-def test_iterations_that_differ_much_explain_a_difference() -> None:
+    # Iterations that differ much explain a difference.
     wild = row(1 << 16, 700, 1500, 900, 1600, 1000)
     assert judged(STEADY_A, wild)[0] == "noise"
     verdict, why = judged(STEADY_A, row(1 << 16, 1130, 1140, 1150, 1135, 1145))
@@ -127,16 +125,14 @@ def test_an_interrupted_run_is_compared_by_the_sizes_that_it_has(tmp_path: Path)
     assert any("B was interrupted" in note for note in found.notes)
 
 
-def test_a_setting_of_the_fabric_is_named_by_its_key(tmp_path: Path) -> None:
+def test_settings_of_the_fabric_and_of_the_running_lab_are_compared(tmp_path: Path) -> None:
     other = load_fabric("tiny", overrides=["queues.ecn.kmax=200KB", "link.fabric=50mbit"]).fabric
     one = keep(tmp_path, 1, samples.record())
     found = compare(one, keep(tmp_path, 2, samples.record(), around=replace(AROUND, fabric=other)))
     names = {each.name for each in found.settings}
     assert {"fabric.queues.ecn.kmax", "rates of links (bit/s)"} <= names
-
-
-def test_a_run_without_its_fabric_says_that_its_settings_are_not_compared(tmp_path: Path) -> None:
-    found = compare(keep(tmp_path, 1), keep(tmp_path, 2, around=None))
+    # A run without its fabric says that its settings are not compared.
+    found = compare(keep(tmp_path / "1", 1), keep(tmp_path / "1", 2, around=None))
     assert any(
         note.startswith("B: settings of its fabric are not compared: fabric.json is missing") for note in found.notes
     )
@@ -183,13 +179,18 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise(tmp_path: Path) -> 
     assert of(found, "marks").why == "34 apart; 3 and 1 equal runs: the 95 % interval of two runs is +-24.34"
 
 
-def test_two_runs_do_not_tell_and_the_reason_says_what_to_do(tmp_path: Path) -> None:
+def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_path: Path) -> None:
     found = compare(keep(tmp_path, 1, counted(ONE, 100)), keep(tmp_path, 2, counted(ONE, 104)))
     assert (of(found, "marks").verdict, found.equal) == ("unknown", [2])
     assert of(found, "marks").why == "one count per run, and too few equal runs in the history (2): repeat A or B"
     keep(tmp_path, 3, counted(ONE, 96))
     again = compare(keep(tmp_path, 4, counted(ONE, 98)), keep(tmp_path, 5, counted(ONE, 101)))
     assert (of(again, "marks").verdict, again.equal) == ("noise", [5])
+    # Other sizes or a limited run are never judged.
+    for number in range(1, 4):
+        a = keep(tmp_path / "1", number, counted(ONE, 100 + number))
+    b = keep(tmp_path / "1", 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
+    assert of(compare(a, b), "marks").why == "sizes or iterations differ"
 
 
 def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
@@ -204,10 +205,3 @@ def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
     keep(tmp_path, 5, samples.failed())
     same = keep(tmp_path, 6, counted(ONE, 101))
     assert set(equal_runs(mine)) == {mine.path, same.path}
-
-
-def test_other_sizes_or_a_limited_run_are_never_judged(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        a = keep(tmp_path, number, counted(ONE, 100 + number))
-    b = keep(tmp_path, 4, counted(replace(ONE, iters=ONE.iters + 1), 140))
-    assert of(compare(a, b), "marks").why == "sizes or iterations differ"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def offered(*typed: str) -> list[str]:
     return candidates(["./inv", *typed], verbs(), ["--help"])
 
 
-def test_values_of_run_are_offered() -> None:
+def test_values_of_verbs_are_offered() -> None:
     assert offered("run", "--collective", "") == list(dict.fromkeys(name for name, _ in patterns()))
     assert offered("run", "--collective", "incast", "--algorithm", "") == ["direct"]
     assert offered("run", "--qp-mode", "") == ["split", "round-robin"]
@@ -30,9 +29,7 @@ def test_values_of_run_are_offered() -> None:
     assert offered("run", "--fabric", "tiny", "--placement", "block,") == [
         "block,block", "block,cyclic", *(f"block,host{n}" for n in range(1, 5)),
     ]  # fmt: skip
-
-
-def test_values_of_other_verbs_are_offered() -> None:
+    # Values of other verbs are offered.
     assert offered("test", "") == ["quick", "deep", "all", "unit", "golden", "netns", "clab", "browser", "vm"]
     assert "roce" in offered("capture", "rtsw1:eth1", "--filter", "")
     assert "exec" in offered("help", "")
@@ -43,25 +40,19 @@ def test_values_of_other_verbs_are_offered() -> None:
     assert "spray" in offered("paths", "--mode", "") and "ring" in offered("paths", "--plan", "")
     assert offered("vm", "") == ["up", "status", "ssh", "down", "build"]
     assert offered("dashboard", "--port", "") == []
-
-
-def test_flags_are_offered_and_no_words_of_a_command_nor_files() -> None:
+    # Flags are offered and no words of a command nor files.
     assert offered("up", "") == presets()
     assert offered("up", "zone", "") == [], "files, by the shell"
     assert "--runtime" in offered("up", "--explain", "--")
     assert offered("exec", "--lab", "x", "rtsw1", "ip", "-") == []
     assert offered("test", "--", "-") == []
-
-
-def test_nodes_and_ports_of_an_offline_fabric_are_offered() -> None:
+    # Nodes and ports of an offline fabric are offered.
     assert offered("paths", "--predict", "tiny", "--drain", "") == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
     assert offered("paths", "--predict", "tiny", "--down", "ctsw2,rtsw1:") == [
         f"ctsw2,rtsw1:eth{n}" for n in range(1, 5)
     ]
     assert offered("paths", "--predict", "nosuch", "--down", "") == []
-
-
-def test_keys_of_a_fabric_file_and_their_words_are_offered() -> None:
+    # Keys of a fabric file and their words are offered.
     keys = offered("up", "zone", "--set", "")
     assert {"routing.ecmp=", "link.host=", "queues.ecn.kmax=", "planes="} <= set(keys)
     assert "routing=" not in keys and "queues.ecn=" not in keys
@@ -70,9 +61,7 @@ def test_keys_of_a_fabric_file_and_their_words_are_offered() -> None:
         "--set=routing.resilient=true", "--set=routing.resilient=false",
     ]  # fmt: skip
     assert offered("up", "zone", "--set", "link.host=") == []
-
-
-def test_a_value_behind_an_equals_sign_is_offered_with_its_flag() -> None:
+    # A value behind an equals sign is offered with its flag.
     assert offered("run", "--collective=") == [
         f"--collective={name}" for name in dict.fromkeys(name for name, _ in patterns())
     ]
@@ -111,14 +100,6 @@ def bash_completes(line: str, words: str, program: str = "./inv") -> list[str]:
 )  # fmt: skip
 def test_bash_gets_what_it_replaces(line: str, words: str, replies: list[str]) -> None:
     assert bash_completes(line, words) == replies
-
-
-def test_invokes_own_inv_is_completed_with_values_too() -> None:
-    inv = str(Path(sys.executable).with_name("inv"))
-    done = subprocess.run(
-        [inv, "--complete", "--", "inv", "up", "zo"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == presets()
 
 
 def test_every_script_registers_the_programs_of_a_checkout() -> None:

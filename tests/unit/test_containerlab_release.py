@@ -1,10 +1,11 @@
-"""containerlab's release: downloaded from a server on loopback, and checked."""
+"""containerlab's release, its errors (0.79) read into problems, and the folder `.engine/` for other machines."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
 import io
+import json
 import os
 import platform
 import socket
@@ -14,10 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import clabbuild as build
+import dockerd as daemon
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.problems import MachineError
-from heddle.host.engine import release
+from heddle.base.resources import HERE, Installation
+from heddle.host.engine import binary, docker, release, setup
+from heddle.runtimes.clab_deploy import raise_failures
 
 
 @pytest.fixture
@@ -116,3 +122,212 @@ def test_a_slow_server_or_one_without_http_is_not_waited_for(
         finally:
             over.set()
             thread.join()
+
+
+BLOCKS = """\
+08:51:20 INFO Creating container name=a
+08:51:21 ERRO Failed to execute command command="sh -c echo no such \\"thing\\" >&2; echo out; exit 5" node=a rc=5
+  stdout=
+  │ out
+
+  stderr=
+  │ no such thing
+
+08:51:21 ERRO Failed to execute command command="sh /etc/frr/start.sh" node=clab-zone-ctsw2 rc=6
+  stdout=
+  │ one
+
+  stderr=
+  │ two
+  │ three
+
+08:51:22 INFO Adding host entries path=/etc/hosts
+"""
+SILENT = '08:51:21 ERRO Failed to execute command command=false node=a rc=1 stdout="" stderr=""'
+PULL = """\
+08:51:20 ERRO Failed to pull image image=docker.io/x/y err="no such host"
+Error: failed to pull image docker.io/x/y
+"""
+
+
+def failures_of(text: str, code: int) -> list[str]:
+    with pytest.raises(MachineError) as caught:
+        raise_failures("zone", Path("/x/zone.clab.yml"), code, text.splitlines())
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_commands_that_fail_are_named_although_containerlab_ends_well() -> None:
+    assert failures_of(BLOCKS, 0) == [
+        'a  sh -c echo no such "thing" >&2; echo out; exit 5 failed with exit code 5: no such thing; out',
+        "ctsw2  sh /etc/frr/start.sh failed with exit code 6: two; three; one",
+    ]
+    assert failures_of(SILENT, 0) == ["a  false failed with exit code 1: it printed nothing"]
+
+
+def test_messages_of_containerlab_are_read_or_passed_on() -> None:
+    (said,) = failures_of(PULL, 1)
+    assert said.startswith("containerlab deploy of zone failed: Failed to pull image image=docker.io/x/y")
+    assert "./inv image" in said
+    # An error without a line of the log is read out of its box.
+    (said,) = failures_of(
+        "09:10:13 INFO Parsing\n\n   ERROR  \n\n  Deployment failed: some reason\n  or other.   \n", 1
+    )
+    assert said.splitlines()[0] == "containerlab deploy of zone failed: Deployment failed: some reason or other."
+    # Unknown messages are passed on.
+    (said,) = failures_of("something new", 3)
+    assert "failed: something new" in said
+    assert "--log-level debug" in said
+    (said,) = failures_of("", 3)
+    assert "it ended with exit code 3" in said
+    # A deployment without a complaint is none.
+    raise_failures("zone", Path("/x"), 0, ["08:51:20 INFO Creating container name=a"])
+
+
+MODULE_CACHE = Path(os.environ.get("GOMODCACHE", Path.home() / "go/pkg/mod"))
+REAL_SOURCE = MODULE_CACHE / "github.com/srl-labs/containerlab@v0.79.0/utils/kernel_module.go"
+SAMPLE = """package utils
+
+func isKernelModuleLoadable(name string) (bool, error) {
+\tf, err := os.Open("/proc/modules")
+\tif err != nil {
+\t\treturn false, err
+\t}
+\tdefer f.Close()
+}
+
+func other() error {
+\tf, err := os.Open("/proc/cpuinfo")
+\tif err != nil {
+\t\treturn err
+\t}
+}
+"""
+
+
+def test_the_folder_is_for_checkouts_and_pins_the_release_of_setup(tmp_path: Path) -> None:
+    folder = HERE.engine_by_hand
+    assert folder is not None
+    assert Installation(tmp_path / "heddle").engine_by_hand is None
+    assert f"{binary.text(binary.RELEASE)}+{binary.MARK}" in (folder / "README.md").read_text()
+    release_ = f"{build.PACKAGE} v{binary.text(binary.RELEASE)}"
+    text = (build.MODULE / "go.mod").read_text()
+    assert f"require {release_}\n" in text
+    assert "replace" not in text, "only a copy at build time has one"
+    sums = (build.MODULE / "go.sum").read_text().splitlines()
+    assert any(line.startswith(f"{release_} h1:") for line in sums)
+    assert all(len(line.split()) == 3 and line.split()[2].startswith("h1:") for line in sums)
+    assert build.wanted_go(build.MODULE / "go.mod") == (1, 26, 0), "SUMS are of this version"
+    assert set(build.SUMS) == {"amd64", "arm64"}
+
+
+def test_without_the_folder_the_means_of_the_distribution_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (setup, binary, docker):
+        monkeypatch.setattr(module, "HERE", Installation(tmp_path / "heddle"))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(docker, "SYSTEMD", tmp_path / "systemd")
+    monkeypatch.setattr(docker, "find_program", lambda name, *_: f"/bin/{name}")
+    with pytest.raises(MachineError, match=r"is not running(?s:.*)service docker start"):
+        setup._daemon(Silent(), stays=True)
+    assert not setup.stop_engine().done
+
+    def unreachable(*_: object) -> Path:
+        raise release.Unreachable("no route")
+
+    monkeypatch.setattr(release, "fetch", unreachable)
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path)
+    with pytest.raises(MachineError, match=r"release is not available: no route(?s:.*)containerlab\.dev/install"):
+        setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
+    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
+    with pytest.raises(MachineError, match=r"cannot deploy on this kernel(?s:.*)with module support"):
+        setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
+
+
+def test_settings_of_the_machine_apply_unless_heddle_sets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "daemon.json"
+    monkeypatch.setattr(daemon, "CONFIG", config)
+    assert daemon._settings()["iptables"] is False
+    config.write_text(
+        '{"registry-mirrors": ["https://mirror"], "bridge": "br0", "bip": "10.0.0.1/8", "hosts": ["tcp://x"]}'
+    )
+    settings = daemon._settings()
+    assert settings["registry-mirrors"] == ["https://mirror"]
+    assert settings["bridge"] == "none"
+    assert settings["hosts"] == [f"unix://{docker.SOCKET}"]
+    assert "bip" not in settings
+    for text in ("[]", "{"):
+        config.write_text(text)
+        with pytest.raises(MachineError, match=r"daemon\.json cannot be read"):
+            daemon._settings()
+
+
+def test_the_correction_changes_one_condition_of_an_expected_source() -> None:
+    fixed = build.corrected(SAMPLE)
+    assert fixed.replace("\t\tif os.IsNotExist(err) {\n\t\t\treturn false, nil\n\t\t}\n", "", 1) == SAMPLE
+    assert fixed.index("IsNotExist") < fixed.index("return false, err")
+    for source in ("package utils\n", SAMPLE + SAMPLE, SAMPLE.replace("/proc/modules", "/proc/x")):
+        with pytest.raises(MachineError, match="is not the expected source"):
+            build.corrected(source)
+    if REAL_SOURCE.exists():
+        source = REAL_SOURCE.read_text()
+        assert len(build.corrected(source).splitlines()) == len(source.splitlines()) + 3
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [("go1.17.8", "is go1.17.8"), ("", "of no known version"), (None, "is not inst")],
+)
+def test_a_go_that_is_missing_or_too_old_is_named(
+    version: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PLACES", ())
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if version is not None:
+        (tmp_path / "go").write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / "go").chmod(0o755)
+    with pytest.raises(MachineError, match=why) as caught:
+        build.find_go()
+    assert "1.18" in str(caught.value)
+
+
+def fake_go(at: Path, version: str, answer: str) -> Path:
+    """A Go that has one module in its cache, and writes down what it was asked."""
+    go = at / "go"
+    go.write_text(
+        f'#!/bin/sh\necho "$GOTOOLCHAIN $PWD $*" >> {at}/asked\n'
+        f'case "$2" in GOVERSION) echo {version};; GOARCH) echo amd64;; download) cat <<END\n{answer}\nEND\n;; esac\n'
+    )
+    go.chmod(0o755)
+    return go
+
+
+def test_an_old_go_fetches_the_one_that_the_module_asks_for(tmp_path: Path) -> None:
+    recent = fake_go(tmp_path, "go1.26.3", "")
+    assert build.go_for(build.MODULE / "go.mod", recent, tmp_path) == recent
+    cache = tmp_path / "cache"
+    for name in ("bin/go", "pkg/tool/linux_amd64/compile", "src/fmt/print.go"):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).touch(0o444)
+    go = fake_go(tmp_path, "go1.19.8", json.dumps({"Dir": str(cache), "Sum": build.SUMS["amd64"]}))
+    assert build.go_for(build.MODULE / "go.mod", go, tmp_path) == cache / "bin/go"
+    asked = (tmp_path / "asked").read_text().splitlines()[-1]
+    assert asked == f"local {tmp_path} mod download -json golang.org/toolchain@v0.0.1-go1.26.0.linux-amd64"
+    modes = {str(p.relative_to(cache)): p.stat().st_mode & 0o777 for p in cache.rglob("*") if p.is_file()}
+    assert modes == {"bin/go": 0o555, "pkg/tool/linux_amd64/compile": 0o555, "src/fmt/print.go": 0o444}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ('{"Dir": "/x", "Sum": "h1:other="}', "checksum h1:other="),
+        ('{"Error": "no such host"}', "Go 1.26.0 could not be downloaded"),
+    ],
+)
+def test_a_toolchain_that_is_not_the_pinned_one_is_refused(answer: str, why: str, tmp_path: Path) -> None:
+    go = fake_go(tmp_path, "go1.24.4", answer)
+    with pytest.raises(MachineError, match=why):
+        build.go_for(build.MODULE / "go.mod", go, tmp_path)

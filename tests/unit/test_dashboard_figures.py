@@ -85,11 +85,18 @@ def figures(
     }
 
 
-def test_a_counter_that_went_back_was_reset_and_all_it_has_is_new() -> None:
+def test_counters_go_on_over_a_reset() -> None:
     assert added(np.array([5, 9, 3]), np.array([7, 9, 2])).tolist() == [2, 0, 2]
+    # Counters of metrics never go back.
+    counters = MonotonicCounters()
+    values = [counters.of("zone", ("a", "b"), {"bytes": np.array(each)})["bytes"].tolist() for each in
+              ([5, 1], [9, 1], [2, 4], [3, 4], [0, 0])]  # fmt: skip
+    assert values == [[5, 1], [9, 1], [11, 4], [12, 4], [12, 4]]
+    assert counters.of("other", ("a",), {"bytes": np.array([1])})["bytes"].tolist() == [1]
+    assert counters.of("zone", ("a", "c"), {"bytes": np.array([1, 1])})["bytes"].tolist() == [1, 1]
 
 
-def test_use_is_the_bytes_of_all_classes_over_the_rate_and_the_time(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+def test_use_counts_and_levels_of_ports(fabric: Fabric, ports: tuple[Port, ...]) -> None:
     rate = ports[0].rate_bps
     sent = rate // 8 // 4  # of half a second half of the rate
     before = reading(fabric, 1, {("cells", "rtsw1:eth1", 3, "out_bytes"): 1000})
@@ -98,9 +105,7 @@ def test_use_is_the_bytes_of_all_classes_over_the_rate_and_the_time(fabric: Fabr
     found = figures(fabric, ports, before, after)
     assert list(found) == ["rtsw1:eth1"]
     assert found["rtsw1:eth1"]["use"] == pytest.approx(0.5)
-
-
-def test_levels_are_those_of_now_and_counts_those_of_the_interval(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    # Levels are those of now and counts those of the interval.
     before = reading(fabric, 1, {("cells", "ctsw1:eth2", 3, "marks"): 7, ("gates", "ctsw1:eth2", 3, "pfc_received"): 5})
     after = reading(fabric, 2, {
         ("cells", "ctsw1:eth2", 3, "marks"): 9, ("gates", "ctsw1:eth2", 3, "pfc_received"): 6,
@@ -112,9 +117,7 @@ def test_levels_are_those_of_now_and_counts_those_of_the_interval(fabric: Fabric
     wanted = {"depth": 4100, "high_water": 9000, "marks": 2, "drops": 6, "pauses": 1, "flags": flags}
     assert figures(fabric, ports, before, after) == {"ctsw1:eth2": wanted}
     assert after.columns["paused_ns"][row([port.ref for port in ports].index("ctsw1:eth2") + 1, 3)] == 10**9
-
-
-def test_both_ends_of_a_link_that_is_down_are_down(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    # Both ends of a link that is down are down.
     peer = fabric.by_name["rtsw1"].port("eth1").peer_ref
     found = figures(fabric, ports, reading(fabric, 1), reading(fabric, 2, down={"rtsw1:eth1": True, peer: False}))
     assert found == {"rtsw1:eth1": {"flags": PortFlag.DOWN}, peer: {"flags": PortFlag.DOWN}}
@@ -158,16 +161,7 @@ def test_many_pauses_are_two_lines(fabric: Fabric, ports: tuple[Port, ...]) -> N
     ]
 
 
-def test_counters_of_metrics_never_go_back() -> None:
-    counters = MonotonicCounters()
-    values = [counters.of("zone", ("a", "b"), {"bytes": np.array(each)})["bytes"].tolist() for each in
-              ([5, 1], [9, 1], [2, 4], [3, 4], [0, 0])]  # fmt: skip
-    assert values == [[5, 1], [9, 1], [11, 4], [12, 4], [12, 4]]
-    assert counters.of("other", ("a",), {"bytes": np.array([1])})["bytes"].tolist() == [1]
-    assert counters.of("zone", ("a", "c"), {"bytes": np.array([1, 1])})["bytes"].tolist() == [1, 1]
-
-
-def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
+def test_metrics_follow_the_conventions_of_prometheus_and_are_documented() -> None:
     assert len(set(NAMES)) == len(NAMES)
     for spec in METRICS:
         assert spec.name.startswith("heddle_")
@@ -175,9 +169,7 @@ def test_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
         assert not spec.name.endswith(("_total", "_count", "_sum", "_ms", "_ns", "_kb", "_percent"))
         assert spec.shown.endswith("_total") == spec.counter
         assert not set(spec.labels) & set(spec.name.split("_")) - {"run", "lab", "port"}
-
-
-def test_every_metric_is_in_the_page_about_it_and_every_one_of_the_dashboard_for_grafana_is_exported() -> None:
+    # Every metric is in the page about it and every one of the dashboard for grafana is exported.
     text = (Path(__file__).resolve().parents[2] / "docs" / "dashboard.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
     panels = json.loads((HERE.content(TEMPLATES) / "grafana" / "heddle.json").read_text(encoding="utf-8"))["panels"]
@@ -202,7 +194,7 @@ def test_nothing_is_drawn_over_something_else(preset: str) -> None:
     assert len(set(plan.ends)) == len(plan.ends)
 
 
-def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+def test_the_drawing_is_plain_data_and_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
     found = json.loads(json.dumps(plan_json(fabric, ports, policies_of(fabric))))
     assert [each["ref"] for each in found["ports"]] == [port.ref for port in ports]
     for each, port in zip(found["ports"], ports, strict=True):
@@ -210,9 +202,7 @@ def test_the_drawing_is_plain_data_with_every_port(fabric: Fabric, ports: tuple[
         assert each["scale"] > 0
     assert len(found["links"]) == len(fabric.links)
     assert [title for _, title in found["rows"]] == ["hosts", *(level.title for level in fabric.levels[1:3])]
-
-
-def test_history_keeps_two_minutes(fabric: Fabric, ports: tuple[Port, ...]) -> None:
+    # History keeps two minutes.
     history = LiveHistory()
     before = None
     for at in range(KEPT + 5):

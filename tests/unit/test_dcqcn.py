@@ -1,9 +1,10 @@
-"""DCQCN against traces that were computed by hand, and what must hold for any events."""
+"""DCQCN and Swift against traces that were computed by hand, and what must hold for any events."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import sqrt
 
 import pytest
 
@@ -11,6 +12,7 @@ from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier, RateRecord, steps_for
+from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions
@@ -89,7 +91,7 @@ def test_a_cut_leaves_the_least_share_and_the_lowest_rate() -> None:
     assert found == [250.0, 62.5, 15.625, 10.0]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_invariants_for_any_events(seed: int) -> None:
     dice = random.Random(seed)
     rule = replace(
@@ -116,8 +118,11 @@ def test_invariants_for_any_events(seed: int) -> None:
     assert control.rate_bps == LINE, "without CNPs, the rate goes back to the line rate"
 
 
-def test_late_calls_give_the_same_state_as_calls_in_time() -> None:
-    """One call of `expire` for a long time has the effect of many calls."""
+def test_power_and_late_calls() -> None:
+    assert [power(0.5, n) for n in (0, 1, 5)] == [1.0, 0.5, 0.03125]
+    assert power(0.9, 1234) == pytest.approx(0.9**1234)
+    # Late calls give the same state as calls in time: One call of `expire` for a long time has the effect of many
+    # calls.
     rule = replace(RULE, keep=0.75)
     dice, late, early, now = random.Random(5), DcqcnControl(rule, LINE), DcqcnControl(rule, LINE), 0
     for _ in range(50):
@@ -129,11 +134,6 @@ def test_late_calls_give_the_same_state_as_calls_in_time() -> None:
             control.notified(now)
         assert late.alpha == pytest.approx(early.alpha, rel=1e-12)
         assert late.rate_bps == pytest.approx(early.rate_bps, rel=1e-12)
-
-
-def test_power() -> None:
-    assert [power(0.5, n) for n in (0, 1, 5)] == [1.0, 0.5, 0.03125]
-    assert power(0.9, 1234) == pytest.approx(0.9**1234)
 
 
 def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
@@ -148,9 +148,7 @@ def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
     # 0; at 100 and 200 for marks within the gap; at 300 for those from 210 to 240; 400 is a new mark, after the gap
     assert due == [0, 100, 200, 300, 400]
     assert notifier.deadline_ns == FAR_NS
-
-
-def test_cnps_wait_for_no_gap_of_zero() -> None:
+    # Cnps wait for no gap of zero.
     notifier = Notifier(0)
     for now in (5, 5, 6):
         notifier.marked(now)
@@ -158,7 +156,7 @@ def test_cnps_wait_for_no_gap_of_zero() -> None:
         notifier.sent()
 
 
-def test_parameters_of_hardware_are_scaled() -> None:
+def test_values_of_hardware_are_scaled() -> None:
     made = Dcqcn.of({each.name: each.default for each in Dcqcn.tunables}, 4000, 4154, 0)
     rule = made.rule
     assert (rule.alpha_ns, rule.cut_ns, rule.time_ns) == (4_000_000, 16_000_000, 1_200_000_000)
@@ -166,6 +164,9 @@ def test_parameters_of_hardware_are_scaled() -> None:
     assert (rule.keep, rule.first_alpha, rule.cut_divisor, rule.least_factor) == (1019 / 1024, 1023 / 1024, 2.0, 0.5)
     assert rule.byte_reset == 32767 * 64
     assert (made.cnp.gap_ns, made.cnp.dscp) == (16_000_000, 48)
+    swift = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
+    assert (swift.rule.base_ns, swift.rule.fs_ns) == (16_007_000, 16_000_000)
+    assert (swift.rule.frame_bits, swift.cnp.gap_ns) == (33232, 16_000_000)
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
@@ -201,3 +202,73 @@ def test_the_record_of_a_rate_is_bounded_and_keeps_the_course() -> None:
         again.add(at * ms, 50.0)
     assert again.steps() == ((0, 50.0),), "a rate that does not change is one step"
     assert steps_for(1) == 1024 and steps_for(1 << 16) == 16
+
+
+# frame_bits / base: the line of 1 Gb/s carries 10 packets of 1,000 bits in the base target of 10 us.
+SWIFT_RULE = SwiftRule(
+    base_ns=10_000, fs_ns=0, fs_min=0.1, fs_max=100.0, ai=1.0, beta=0.8, max_mdf=0.5, least=0.01, frame_bits=1000
+)
+SWIFT_LINE = 1e9
+
+
+def test_the_window_follows_the_target_delay() -> None:
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    assert (control.packets, control.window, control.rate_bps) == (10.0, 10.0, SWIFT_LINE)
+    control.acknowledged(5, 4_000, 100_000)  # below the target: + 5 / 10
+    assert control.packets == 10.5
+    control.acknowledged(1, 16_000, 200_000)  # above: x (1 - 0.8 x 6 / 16)
+    assert control.packets == pytest.approx(10.5 * 0.7)
+    control.acknowledged(1, 16_000, 215_999)  # within one round trip (16,000): no second decrease
+    assert control.packets == pytest.approx(10.5 * 0.7)
+    control.acknowledged(1, 100_000, 216_000)  # 1 - 0.8 x 0.9 = 0.28 is limited to 1 - max_mdf
+    assert control.packets == pytest.approx(10.5 * 0.7)  # the new delay is the round trip: 100,000
+    control.acknowledged(1, 100_000, 300_000)
+    assert control.packets == pytest.approx(10.5 * 0.7 * 0.5)
+    control.acknowledged(3, None, 500_000)  # no delay is known of packets that were sent again
+    assert control.packets == pytest.approx(10.5 * 0.7 * 0.5)
+
+
+def test_a_cnp_counts_as_twice_the_target_and_small_windows_are_rates() -> None:
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    control.notified(0)  # 1 - 0.8 / 2
+    assert control.packets == pytest.approx(6.0)
+    control.notified(9_999)
+    assert control.packets == pytest.approx(6.0)
+    control.notified(10_000)
+    assert control.packets == pytest.approx(3.6)
+    # A window below one packet is a rate.
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    for step in range(10):
+        control.notified(step * 10_000)
+    assert control.packets == pytest.approx(10 * 0.6**10)
+    assert control.window == 1.0
+    assert control.rate_bps == pytest.approx(10 * 0.6**10 * 1000 / 10e-6)
+    control.acknowledged(1, 5_000, 200_000)  # below 1, a packet adds ai
+    assert control.packets == pytest.approx(10 * 0.6**10 + 1.0)
+
+
+def test_small_windows_have_larger_targets() -> None:
+    rule = SwiftRule(10_000, 3_000, 0.25, 100.0, 1.0, 0.8, 0.5, 0.01, 1000)
+    a = 3_000 / (1 / sqrt(0.25) - 1 / sqrt(100))  # 3,000 / 1.9
+    assert rule.target_ns(100.0) == pytest.approx(10_000)
+    assert rule.target_ns(400.0) == pytest.approx(10_000)
+    assert rule.target_ns(0.25) == pytest.approx(13_000)
+    assert rule.target_ns(0.01) == pytest.approx(13_000)
+    assert rule.target_ns(4.0) == pytest.approx(10_000 + a * 0.5 - a * 0.1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
+    dice = random.Random(seed)
+    control, now = SwiftControl(SWIFT_RULE, SWIFT_LINE), 0
+    for _ in range(2000):
+        now += dice.choice([0, 1, 999, 50_000])
+        delay = dice.choice([None, 0, 1, 9_999, 10_001, 10**9])
+        if dice.random() < 0.3:
+            control.notified(now)
+        else:
+            control.acknowledged(dice.randrange(20), delay, now)
+        assert SWIFT_RULE.least <= control.packets <= 4096
+        assert control.window >= 1
+        assert 0 < control.rate_bps <= SWIFT_LINE
+        assert control.deadline_ns == FAR_NS

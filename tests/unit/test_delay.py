@@ -1,4 +1,4 @@
-"""`link.delay`: from the file's key to the policy, the plan, its timers and windows, and the table."""
+"""`link.delay`: from the file's key to the policy, the plan, its timers and windows, data in flight, and the table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from heddle.endpoints.nic.qpend import Message, QpInfo
+from heddle.endpoints.nicloop import SEND_FRAMES, moderation_s
+from heddle.endpoints.transports import find_transport
+from heddle.endpoints.transports.rc import Rc, RcSender
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
@@ -15,10 +19,12 @@ from heddle.fabric.policydata import dump_policy, load_policy
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.load import FOR_ALL_LINKS, presets
 from heddle.spec.plain import differences, dump_spec, load_spec
-from heddle.traffic.inflight import WINDOW_PACKETS
+from heddle.traffic.inflight import MIN_QP_WINDOW, WINDOW_PACKETS, InFlight, shortfall, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
+from heddle.wire.layout import LAYOUTS
 from tests.unit import run_samples
+from tests.unit.test_transports import HERE
 
 SHAPE = "link.delay=shape"
 
@@ -87,17 +93,15 @@ def test_a_delay_survives_records(said: str) -> None:
     assert differences(load_fabric("dc").spec, spec)[0][0].startswith("link.delay.")
 
 
-def test_a_path_is_the_sum_of_its_links() -> None:
+def test_a_path_is_the_sum_of_its_links_whichever_is_taken() -> None:
     delays = PathDelays(fabric("dc", SHAPE))
     assert delays.between("rtsw1", "rtsw1") == 2 * 500  # host, RTSW, host
     assert delays.between("rtsw1", "rtsw2") == 2 * 500 + 2 * 1000
     assert delays.between("rtsw1", "rtsw3") == 2 * 500 + 2 * 1000 + 2 * 3000  # the other zone
     rail = PathDelays(fabric("rail", SHAPE))
     assert (rail.between("leaf1", "leaf1"), rail.between("leaf1", "leaf2")) == (1200, 3200)
-
-
-def test_every_equal_cost_path_has_the_same_delay() -> None:
-    """Checked by walking next hops: a frame's delay does not depend on the path that a hash chooses."""
+    # Every equal cost path has the same delay: Checked by walking next hops: a frame's delay does not depend on the
+    # path that a hash chooses.
     built = fabric("dc", SHAPE)
     delays = PathDelays(built)
     for src in built.edges:
@@ -145,14 +149,12 @@ def test_windows_have_room_for_what_travels_and_stay_the_same_over_qps() -> None
     assert {qp.window for qp in planned("tiny", SHAPE, window=3).qps} == {3}
 
 
-def test_a_packet_in_flight_is_not_counted_as_lost() -> None:
+def test_packets_and_runs_that_wait_for_delays_are_not_given_up() -> None:
     near, far = planned("tiny"), planned("tiny", "link.delay=1ms")
     assert far.qps[0].delay_s == pytest.approx(2 * 1e-3 * 4000)
     assert far.timeout_s > near.timeout_s + 2 * max(qp.delay_s for qp in far.qps)
     assert planned("tiny", "link.delay=1ms", timeout=14).timeout_s == pytest.approx(0.0671, rel=1e-3)
-
-
-def test_a_run_that_waits_for_delays_does_not_count_as_hung() -> None:
+    # A run that waits for delays does not count as hung.
     short, long = (planned("tiny", *o, sizes=(64,), iters=10_000) for o in ([], ["link.delay=100us"]))
     steps = 2 * (4 - 1)
     assert long.max_seconds > 10_000 * steps * 2 * max(qp.delay_s for qp in long.qps)
@@ -180,3 +182,84 @@ def test_the_table_and_json_state_the_delay() -> None:
     data = replace(result, propagation=planned("tiny", SHAPE).propagation).to_json()["propagation"]
     assert (data["least_ns"], data["most_ns"], data["k"], data["bdp_packets"]) == (1000, 3000, 4000, 73)
     assert data["rtt_s"] == pytest.approx(0.024)
+
+
+FEW = [*range(1, WINDOW_PACKETS // MIN_QP_WINDOW + 1)]
+
+
+@pytest.mark.parametrize("qps", FEW)
+def test_a_sweep_over_qps_keeps_the_data_in_flight(qps: int) -> None:
+    plan = build_plan(run_samples.FABRIC, RunOptions(qps=qps))
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for qp in plan.qps:
+        pairs.setdefault((qp.flow.src_rank, qp.flow.dst_rank), []).append(qp.window)
+    for windows in pairs.values():
+        assert sum(windows) == WINDOW_PACKETS
+        assert max(windows) - min(windows) <= 1
+
+
+@pytest.mark.parametrize("qps", [33, 48, 64, 100, 128])
+def test_many_qps_have_two_packets_each_and_the_header_says_so(qps: int) -> None:
+    assert set(windows_of(RunOptions(qps=qps))) == {MIN_QP_WINDOW}
+    text = InFlight.of(RunOptions(qps=qps)).text()
+    assert text == f"{2 * qps} packets per connection in flight, 2 on each of {qps} QPs; 64 with up to 32 QPs"
+
+
+def test_the_table_and_json_print_it() -> None:
+    def table(short: bool = False, **options: int) -> str:
+        return replace(run_samples.result(), options=RunOptions(**options)).table(short)  # type: ignore[arg-type]
+
+    assert "#window   : 64 packets per connection in flight\n" in table()
+    assert "#window   : 64 packets per connection in flight, 4 on each of 16 QPs\n" in table(qps=16)
+    assert "#window   : 64 packets per connection in flight, 2 or 3 on each of 24 QPs\n" in table(qps=24)
+    assert "#window   : 12 packets per connection in flight, 3 on each of 4 QPs\n" in table(qps=4, window=3)
+    assert "#window" not in table(short=True, qps=16)
+    assert "#window   : 256 packets" in table(short=True, qps=128)
+    data = replace(run_samples.result(), options=RunOptions(qps=128)).to_json()["in_flight"]
+    assert data == {"connection": 256, "qps": 128, "least": 2, "most": 2, "usual": 64}
+
+
+def test_a_qp_sends_no_more_than_its_own_window() -> None:
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(qps=24))
+    transport = find_transport("rc").of(plan)
+    assert isinstance(transport, Rc)
+    payload = memoryview(bytes(4096 * 64))
+    for window in (2, 3):
+        end = transport.sender(replace(HERE, window=window))
+        assert isinstance(end, RcSender)
+        end.post(Message(payload, 0, 7, 0))
+        assert end._requester.ready == window
+        assert end._requester.params.ack_every < window
+    assert transport.sender(QpInfo(5, HERE.flow, 0)).ready is False
+    assert transport.params.window == 3
+
+
+def test_windows_that_cannot_fill_the_path_are_named_with_the_product() -> None:
+    assert shortfall(RunOptions(), 500) == ""
+    assert shortfall(RunOptions(window=100, qps=5), 500) == ""
+    assert shortfall(RunOptions(window=20, qps=5), 500) == (
+        "--window 20 on each of 5 QPs keeps 100 packets in flight, but the bandwidth-delay product of the longest path"
+        " is 500 packets: a connection reaches at most 20 % of the line rate; use --window 100 or more, or leave it out"
+    )
+    assert shortfall(RunOptions(window=1), 73).startswith("--window 1 keeps 1 packet in flight, but")
+    assert "reaches at most 0.1 % of the line rate" in shortfall(RunOptions(window=2), 1926)
+    assert "reaches at most 99 % of the line rate" in shortfall(RunOptions(window=1925), 1926)
+
+
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize(("rate", "seconds"), [("10mbit", 0.001), ("50mbit", 0.001), ("1gbit", None), ("10gbit", None)])
+def test_three_frames_or_a_millisecond(rate: str, seconds: float | None, family: str) -> None:
+    overrides = [f"link.host={rate}", f"link.fabric={rate}", f"family={family}"]
+    plan = build_plan(load_fabric("tiny", overrides=overrides).fabric, RunOptions(sizes=(1 << 16,)))
+    bits = 8 * (4096 + LAYOUTS[plan.ip_version].overhead_bytes)
+    rate_bps = plan.endpoints[0].rate_bps
+    assert moderation_s(plan) == pytest.approx(3 * bits / rate_bps if seconds is None else seconds)
+    assert moderation_s(plan) <= SEND_FRAMES * bits / rate_bps, "the port's queue would run empty"
+
+
+def test_the_fastest_nic_decides() -> None:
+    fabric = load_fabric("tiny", overrides=["link.host=1gbit", "link.exceptions.host2=100mbit"]).fabric
+    plan = build_plan(fabric, RunOptions(sizes=(1 << 16,)))
+    rates = {each.rate_bps for each in plan.endpoints}
+    assert len(rates) == 2
+    assert moderation_s(plan) == pytest.approx(3 * 8 * (4096 + LAYOUTS[4].overhead_bytes) / max(rates))

@@ -1,17 +1,32 @@
-"""The reference says what the schema says: every key with its default, and no other."""
+"""The manual says what the code does: keys of a fabric file, limits of traffic, the example of hashing."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from heddle.base.units import parse_duration, parse_rate, parse_size
+from heddle.endpoints.congestion.controlled import CONTROLLERS
+from heddle.endpoints.congestion.dcqcn import Dcqcn
+from heddle.endpoints.expected import block_elements
+from heddle.fabric.fabricfile import load_fabric
+from heddle.host import saturation
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.hashes import e_ecmp_hash
+from heddle.predict.steps import jhash_steps
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
+from heddle.traffic.admission import ADMISSION_TUNABLES
+from heddle.traffic.collectives import patterns
+from heddle.traffic.options import run_options
+from heddle.traffic.plan import build_plan
+from heddle.wire.layout import OVERHEAD_BYTES
+from tests.unit import run_samples as samples
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "fabric-file.md"
 
@@ -61,3 +76,69 @@ def test_every_key_is_in_the_reference_with_its_default(shape: str) -> None:
             assert rows[key] == "needed"
         elif default is not None:
             assert value_of(rows[key].strip("`"), default) == default, key
+
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "traffic.md").read_text(encoding="utf-8")
+WORDS = " ".join(TEXT.split())
+
+
+def test_limits_causes_and_names_are_those_of_the_code() -> None:
+    assert f"more than {saturation.FULL:.0%}".replace("%", " %") in WORDS
+    assert f"at least {saturation.TOOK_PART:.0%}".replace("%", " %") in WORDS
+    assert f"processor for more than {saturation.WAITED:.0%}".replace("%", " %") in WORDS
+    assert f"less than {saturation.LEAST_S:.1f} s is too short" in WORDS
+    assert f"{OVERHEAD_BYTES} bytes for each full packet" in WORDS
+    assert f"{4096 / (4096 + OVERHEAD_BYTES):.1%}".replace("%", " %") in WORDS
+    assert f"at most {block_elements(1):,} elements" in WORDS
+    assert block_elements(57) == 1024 > block_elements(58)
+    assert "more than 57 ranks" in WORDS
+    assert f"{block_elements(64)} elements for 64 ranks" in WORDS
+    # Every cause and every collective has its row.
+    rows = re.findall(r"^\| `([a-z-]+)`[ |(]", TEXT, re.MULTILINE)
+    assert set(get_args(saturation.CauseKind)) <= set(rows)
+    assert {collective for collective, _ in patterns()} <= set(rows)
+    # The names of the document exist.
+    document = samples.result().to_json()
+    assert "unreliable" in document
+    for name in re.findall(r"`machine\.(\w+)`", TEXT):
+        assert name in document["machine"], name
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_every_parameter_of_congestion_control_has_its_row(name: str) -> None:
+    for each in CONTROLLERS[name].tunables:
+        unit = f" {each.unit}" if each.unit else ""
+        high = "line rate" if each.line else f"{each.high:.10g}"
+        row = f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {high} | {each.text} |"
+        assert row in TEXT
+
+
+def test_every_parameter_has_its_row_and_those_of_dcqcn_a_source() -> None:
+    sources = set(re.findall(r"^\| ([A-Z]) \| ", TEXT, re.MULTILINE))
+    for each in Dcqcn.tunables:
+        cell = re.search(rf"^\| `{each.name}` \|.*\| ([^|]+) \|$", TEXT, re.MULTILINE)
+        assert cell is not None
+        assert set(re.findall(r"\b[A-Z]\b", cell[1])) & sources, each.name
+    # Every parameter of admission has its row.
+    for each in ADMISSION_TUNABLES:
+        unit = f" {each.unit}" if each.unit else ""
+        assert f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {each.high:.10g} | {each.text} |" in TEXT
+
+
+HASHING = (Path(__file__).resolve().parents[2] / "docs" / "hashing.md").read_text()
+
+
+def test_the_example_is_right() -> None:
+    options = run_options(qps=16, placement="cyclic", sport="fixed")
+    fabric = load_fabric("demo", overrides=["routing.ecmp=e-ecmp"]).fabric
+    flow = next(f for f in build_plan(fabric, options).flows() if (f.src, f.dst, f.qpn) == ("host1", "host5", 266718))
+    seed = fabric.by_name["rtsw1"].hash_seed
+    assert (flow.sport, flow.first_hop, seed) == (49152, "rtsw1:eth5", 2784992780)
+    words = [0x0A000001, 0x0A000101, flow.sport << 16 | flow.dport, flow.qpn]
+    example = HASHING[HASHING.index("| source 10.0.0.1") : HASHING.index("The hash is")]
+    steps, value = jhash_steps(words, 2784992780)
+    shown = {int(word, 16) for word in re.findall(r"`([0-9a-f]{8})`", example)}
+    assert {*words, 2784992780} <= shown
+    assert {word for _, states in steps for word in states} == shown - {*words, 2784992780, 0xDEADBEEF}
+    assert f"The hash is `{value:08x}`, and h is half of it: {value >> 1}." in HASHING
+    assert e_ecmp_hash(FlowArrays.of([flow]), 2784992780).tolist() == [value]

@@ -26,7 +26,9 @@ def test_every_check_has_a_detail_and_a_place_in_the_table() -> None:
     assert optional == set(doctor._OPTIONAL) if os.geteuid() == 0 else optional >= set(doctor._OPTIONAL)
 
 
-def test_a_check_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_fails_and_without_unshare_the_probes_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken() -> doctor.Check:
         raise OSError("no such thing")
 
@@ -37,6 +39,9 @@ def test_a_check_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no such thing" in kernel.detail
     assert not docker.required
     assert not doctor.examine().ok
+    # Without unshare the probes say so.
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
 
 
 def test_missing_frr_and_extras_have_a_row_with_the_command_that_adds_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +58,6 @@ def test_missing_frr_and_extras_have_a_row_with_the_command_that_adds_them(monke
         assert not rows[name].required
 
 
-def test_without_unshare_the_probes_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    assert set(probes.probe().values()) == {"unshare is missing (util-linux)"}
-
-
 @pytest.fixture
 def no_frr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "FRR_DIRS", (Path("/nowhere"),))
@@ -71,22 +71,6 @@ def test_missing_packages_are_named_with_the_command() -> None:
     assert caught.value.exit_code == 3
     assert "frr is missing" in str(caught.value)
     assert "apt-get install frr" in str(caught.value)
-
-
-@pytest.mark.usefixtures("no_frr")
-def test_the_command_for_several_packages_stands_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # apt's own answers take seconds; the test above has them.
-    monkeypatch.setattr(packages, "_has", lambda package: package != "nosuch")
-    monkeypatch.setattr(packages, "_announced", lambda words: "")
-    monkeypatch.setattr(packages, "libbpf", lambda: None)
-    monkeypatch.setattr(packages, "HOST_TOOLS", ("nosuch",))
-    tool = packages.Part("nosuch", "is typed in hosts", ("nosuch",), lambda: False)
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, "nosuch": tool})
-    with pytest.raises(MachineError) as caught:
-        packages.ensure(packages.FABRIC)
-    text = str(caught.value)
-    assert [line.split()[0] for line in text.splitlines()] == ["frr", "libbpf1", "hint:", "or"]
-    assert "nosuch is missing" not in text, "an optional tool is no error"
 
 
 @pytest.mark.usefixtures("no_frr")
@@ -158,25 +142,6 @@ def test_packages_of_labs_include_tools_for_hosts_where_apt_has_them(monkeypatch
     assert installed == [wanted.split()]
     packages.ensure(packages.CAPTURE, yes=True)
     assert " ".join(installed[1]) == "tcpdump util-linux"
-
-
-def test_doctor_has_a_row_for_what_people_type_in_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = packages.HOST_TOOLS
-    parts = {name: replace(packages.PARTS[name], present=lambda: True) for name in names}
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **parts})
-    row = doctor._host_tools()
-    assert (row.ok, row.detail) == (True, "ping, traceroute, iperf3, tcpdump for ./inv exec HOST")
-    gone = {name: replace(parts[name], present=lambda: False) for name in (names[0], names[2])}
-    monkeypatch.setattr(packages, "PARTS", {**packages.PARTS, **gone})
-    row = doctor._host_tools()
-    assert (row.ok, row.required) == (False, False)
-    assert row.detail == "no ping and no iperf3 for ./inv exec HOST"
-    assert row.fix == "apt-get install iputils-ping iperf3"
-
-
-def test_the_images_of_containers_have_what_people_type() -> None:
-    image = (Path(__file__).parents[2] / "templates/image/host.Dockerfile").read_text()
-    assert all(f" {package} " in image for name in packages.HOST_TOOLS for package in packages.PARTS[name].packages)
 
 
 @pytest.mark.parametrize("manager", ["systemd", "systemctl alone", "no systemctl"])

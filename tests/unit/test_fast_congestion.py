@@ -38,16 +38,15 @@ def cnp(version: int, qpn: int) -> bytes:
 
 @needs_object
 @pytest.mark.parametrize("version", [4, 6])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_sender_waits_alike(version: int, seed: int) -> None:
     """Random messages, CNPs, ACKs, NAKs, silences: after each step the same packets, in the end the same rates."""
     dice = random.Random(seed)
     params = RcParams(MTU, dice.choice([4, 16, 64]), dice.choice([1, 8]), 1.0, 1000)
     psn = dice.choice([0, wire.PSN_MASK - 3])
     delays = dice.choice([(0.0,), (16 * TICK_S, 0.0, 32 * TICK_S)])
-    python, fast = both(params, version, psn, MTU, delays, control(dice))
     now, out = 10.0, [psn] * QPS
-    try:
+    with both(params, version, psn, MTU, delays, control(dice)) as (python, fast):
         for step in range(500):
             now += TICK_S * dice.choice([0, 1, 1, 2, 5, 200])
             act = dice.random()
@@ -78,22 +77,18 @@ def test_a_sender_waits_alike(version: int, seed: int) -> None:
         assert python.turned_away() == fast.turned_away() == (0, 0, 0)
         assert all(row[-1] > 10 for row in fast.counters()[:QPS]), "CNPs have arrived"
         assert all(len(steps) > 1 for steps in fast.rates()[:QPS])
-    finally:
-        python.close()
-        fast.close()
 
 
 @needs_object
 @pytest.mark.parametrize("version", [4, 6])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_receiver_notifies_alike(version: int, seed: int) -> None:
     """Marked packets and others, in order, doubled or early: the same CNPs, ACKs and NAKs."""
     dice = random.Random(50 + seed)
     params = RcParams(MTU, 16, dice.choice([1, 3, 8]), 1.0, 7, ack_delay_s=dice.choice([0.0, 10 * TICK_S]))
-    python, fast = both(params, version, 0, 100 * MTU, (0.0,), control(dice))
-    fast.expect(100 * MTU, 7, 1)
     now, due, batch, cnps = 10.0, [0] * QPS, SendBatch(MTU, slots=1, version=version), 0
-    try:
+    with both(params, version, 0, 100 * MTU, (0.0,), control(dice)) as (python, fast):
+        fast.expect(100 * MTU, 7, 1)
         for step in range(400):
             now += TICK_S * dice.choice([0, 1, 3, 40])
             for _ in range(dice.randint(0, 3)):
@@ -114,9 +109,6 @@ def test_a_receiver_notifies_alike(version: int, seed: int) -> None:
             cnps += sum(frame[opcode_at] == wire.CNP for frames in sent[0].values() for frame in frames)
         assert [row[:3] + row[-1:] for row in python.counters()] == [row[:3] + row[-1:] for row in fast.counters()]
         assert cnps == sum(row[-1] for row in fast.counters()[QPS:]) > 3
-    finally:
-        python.close()
-        fast.close()
 
 
 def test_the_compiled_loop_has_dcqcn_only() -> None:

@@ -1,4 +1,4 @@
-"""One Flow from plan to verdict; workers' reports and settings of a running lab are values as soon as they are read."""
+"""One Flow from plan to verdict; workers' reports, settings and snapshots are values as soon as they are read."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
 from heddle.host.saturation import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
+from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
 from heddle.predict.flowarrays import FlowTable
 from heddle.proof.verdict import prove
+from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import NO_RANK, Flow, Sent
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
-from tests.unit.test_paths_report import FABRIC, SENT, evidence
+from tests.unit.test_paths_report import FABRIC, HASHING, SENT, evidence, fibs, snapshot
 
 
-def test_a_flow_of_a_plan_has_its_ranks_and_one_of_no_run_has_none() -> None:
+def test_a_flow_has_its_ranks_and_is_one_flat_row_and_a_proof_has_that_very_flow() -> None:
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(qps=2))
     assert all(flow is qp.flow for flow, qp in zip(plan.flows(), plan.qps, strict=True))
     assert {(flow.src_rank, flow.dst_rank) for flow in plan.flows()} == {(0, 1), (1, 2), (2, 3), (3, 0)}
     assert SENT[0].flow.src_rank == SENT[0].flow.dst_rank == NO_RANK
-
-
-def test_a_proof_has_the_very_flow_that_was_sent() -> None:
+    # A proof has the very flow that was sent.
     result = prove(FABRIC, evidence(SENT))
     assert result.flows[0].sent is SENT[0] and result.flows[0].flow is SENT[0].flow
-
-
-def test_a_flow_is_one_flat_row() -> None:
+    # A flow is one flat row.
     flow = Flow("host1", "host2", "10.0.0.1", "10.0.1.1", 50000, 7, "rtsw1:eth3", src_rank=0, dst_rank=1)
     assert Sent(flow, 10, 1000).to_json() == {
         "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",
@@ -96,3 +94,53 @@ def test_how_switches_were_set_comes_back_typed_and_a_strange_record_is_named(
     state.write_record(replace(record, hashing={"rtsw1": {"mode": "flow"}}))
     with pytest.raises(MachineError, match="the hashing of lab zone was set by another version of Heddle"):
         live_hashing(lab)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (LabPart.FIBS, "fibs"),
+        (LabPart.HASHING, "hashing"),
+        (LabPart.HASHING, "epochs"),
+        (LabPart.HASHING, "statistics"),
+        (LabPart.COUNTERS, "counters"),
+        (LabPart.DROPS, "drops"),
+        (LabPart.DROPS, "backlog_drops"),
+        (LabPart.QUEUES, "queues"),
+        (LabPart.CARRIER, "down"),
+        (LabPart.ROOTS, "foreign_roots"),
+        (LabPart.SESSIONS, "sessions"),
+        (LabPart.DRAINED, "drained"),
+        (LabPart.SILENT, "silent"),
+    ],
+)
+def test_a_part_that_was_not_read_raises_and_names_the_part(part: LabPart, name: str) -> None:
+    everything = ~LabPart(0)
+    found = Snapshot("zone", everything & ~part, {"rtsw1": NodeSnapshot("rtsw1")})
+    with pytest.raises(NotReadError, match=rf"lab zone has no {part.name}: pass LabPart\.{part.name}"):
+        getattr(found, name)
+
+
+def test_a_part_that_could_not_be_read_raises_its_own_error_each_time_it_is_used() -> None:
+    error = MachineError(Problem("bpf", "the maps", "are gone"))
+    found = Snapshot("zone", LabPart.FIBS | LabPart.HASHING, {}, failed={LabPart.HASHING: error})
+    assert found.fibs == {}
+    for _ in range(2):
+        with pytest.raises(MachineError, match="the maps are gone"):
+            _ = found.hashing
+
+
+def test_a_snapshot_is_a_frozen_value_whose_counters_can_be_replaced() -> None:
+    found = snapshot(fibs(), HASHING)
+    assert found == snapshot(fibs(), HASHING)
+    with pytest.raises(AttributeError):
+        found.lab = "other"  # type: ignore[misc]
+    # Other counters replace those of every node and nothing else.
+    table = {
+        s.name: SwitchCounters(s.name, (FlowCount("eth1", "a", "b", 7, 1, 5, 50),), (), 0) for s in FABRIC.switches
+    }
+    found = snapshot(fibs(), HASHING, drops={"rtsw1:eth1": 3}).with_counters(table)
+    assert found.counters == table and found.drops == {"rtsw1:eth1": 3} and found.fibs == fibs()
+    # A lab without daemons cannot be asked for their sessions.
+    with pytest.raises(ValueError, match="no daemons to ask"):
+        take(FABRIC, {}, LabPart.SESSIONS)

@@ -123,16 +123,14 @@ def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
     assert sprayed.unreachable == 0
 
 
-def test_an_even_split_of_an_even_fabric_meets_the_roofline_and_nothing_beats_it() -> None:
+def test_splits_meet_the_roofline_which_may_be_a_cut() -> None:
     for shape in ("two", "three"):
         for plan in ("all-to-all", "permutation,qps=4", "shift:2"):
             found = ask(shape, plan)
             by_mode = {mode.mode: mode for mode in found.modes}
             assert by_mode["even split"].ratio == pytest.approx(1.0)
             assert all((mode.ratio or 0) > 1 - 1e-9 for mode in found.modes)
-
-
-def test_a_roofline_may_be_a_cut_and_not_a_nic() -> None:
+    # A roofline may be a cut and not a nic.
     fabric = changed("three", oversubscription=6.0)
     found = forecast(fabric, load_plan("shift:4"), Ask(), Silent())
     assert found.roofline.what.startswith("all links from zone")
@@ -146,16 +144,21 @@ def changed(shape: str, **keys: object) -> Fabric:
     return build(ClosSpec.model_validate({"name": "small", **SHAPES[shape], **keys}))
 
 
-def test_pinned_slices_are_dealt_over_uplinks() -> None:
+def test_slices_are_dealt_over_uplinks_and_entropy_sees_source_ports() -> None:
     found = forecast(fabric_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
     wires, flows = found.wires, found.modes[0].flows
     assert flows is not None
     # Each rank sends to its like in the next rack: NIC i of a rack over uplink i, so the fourth one idles.
     for rack in (1, 2, 3):
         assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    # Entropy sees that a fixed source port hides queue pairs.
+    free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
+    assert free.entropy.distinct == free.entropy.flows == 9 * 16
+    assert fixed.entropy.distinct == 9
+    assert fixed.entropy.bits == pytest.approx(np.log2(9))
 
 
-def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
+def test_what_is_down_or_drained_carries_nothing() -> None:
     found = ask("three", "all-to-all", down=("ctsw1", "rtsw2"))
     wires = found.wires
     dead = [at for at, port in enumerate(wires.ports) if port in found.trouble.dead]
@@ -165,6 +168,12 @@ def test_a_node_that_is_down_carries_nothing_and_its_hosts_are_named() -> None:
     assert found.unreachable == 2 * gone * (ranks - gone) + gone
     assert "host1:eth1 to host3:eth1" in found.named
     assert "rtsw2:eth1" not in {row["port"] for row in found.links()}
+    # A drained switch carries no transit and all hosts stay reachable.
+    found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
+    switch = wires.switch_id["ctsw2"]
+    for mode in found.modes:
+        assert not mode.bytes[wires.owner == switch].any()
+    assert found.unreachable == 0
 
 
 def test_without_routes_flows_are_named_and_only_traffic_inside_racks_is_carried() -> None:
@@ -176,16 +185,7 @@ def test_without_routes_flows_are_named_and_only_traffic_inside_racks_is_carried
     assert all(mode.seconds == found.roofline.seconds for mode in found.modes)
 
 
-def test_a_drained_switch_carries_no_transit_and_all_hosts_stay_reachable() -> None:
-    found = ask("three", "all-to-all,qps=4", drain=("ctsw2",))
-    wires = found.wires
-    switch = wires.switch_id["ctsw2"]
-    for mode in found.modes:
-        assert not mode.bytes[wires.owner == switch].any()
-    assert found.unreachable == 0
-
-
-def test_resilient_groups_move_only_what_has_to() -> None:
+def test_resilient_groups_move_only_what_has_to_and_weighted_ones_are_never_resilient() -> None:
     found = ask("two", "all-to-all,qps=16", down=("ctsw3",))
     moved = found.moved
     assert moved is not None
@@ -193,22 +193,18 @@ def test_resilient_groups_move_only_what_has_to() -> None:
     assert moved.moved["threshold"] > 1.2 * moved.lost["threshold"]
     # One of four next hops is gone: a quarter of what leaves its rack.
     assert moved.lost["threshold"] / moved.flows == pytest.approx(0.25 * 6 / 8, abs=0.06)
-
-
-def test_weighted_groups_are_never_resilient() -> None:
+    # Weighted groups are never resilient.
     moved = ask("ucmp", "all-to-all,qps=4", down=("ctsw3",)).moved
     assert moved is not None
     assert list(moved.moved) == ["threshold"]
 
 
-def test_trials_are_the_same_each_time_and_more_of_them_are_other_draws() -> None:
+def test_trials_are_the_same_each_time_and_shared_seeds_stay_shared() -> None:
     one, same, more = (ask("three", trials=n).modes[0].trials for n in (5, 5, 9))
     assert one == same != more
     assert set(one) == {"ratio", *(f"mmr {d}" for d in range(6))}
     assert one["ratio"].p5 <= one["ratio"].mean <= one["ratio"].p95
-
-
-def test_seeds_that_were_shared_stay_shared_in_every_trial() -> None:
+    # Seeds that were shared stay shared in every trial.
     seeds = np.array([7, 7, 9, 7], dtype=np.uint32)
     for trial in range(1, 5):
         drawn = other_seeds(seeds, trial)
@@ -217,16 +213,14 @@ def test_seeds_that_were_shared_stay_shared_in_every_trial() -> None:
     assert (other_seeds(seeds, 0) == seeds).all()
 
 
-def test_the_mode_of_the_file_comes_first() -> None:
+def test_a_mode_is_that_of_the_file_and_a_rule_that_of_a_live_switch() -> None:
     assert compared("e-ecmp")[:3] == ["e-ecmp", "flow", "pinned"]
     assert set(compared("e-ecmp")) == {*HASHED, EVEN_SPLIT}
     assert compared("spray")[0] == compared("flowlet")[0] == "even split"
     assert compared("exact-match")[0] == "e-ecmp"
     assert ask("two", mode="pinned").modes[0].mode == "pinned"
     assert "spray has no fixed path" in ask("two", mode="spray").notes[0]
-
-
-def test_a_rule_is_that_of_a_live_switch() -> None:
+    # A rule is that of a live switch.
     fabric = fabric_of("two")
     from heddle.predict.predict import rule_of as live
 
@@ -255,10 +249,3 @@ def test_down_and_drain_name_what_is_there() -> None:
         "--down rtsw9", "--down rtsw1:eth99", "--drain host1", "--drain cstw2",
     ]  # fmt: skip
     assert trouble_of(fabric, ["rtsw1:eth2"], []).dead == {"rtsw1:eth2", "ctsw2:eth1"}
-
-
-def test_entropy_sees_that_a_fixed_source_port_hides_queue_pairs() -> None:
-    free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
-    assert free.entropy.distinct == free.entropy.flows == 9 * 16
-    assert fixed.entropy.distinct == 9
-    assert fixed.entropy.bits == pytest.approx(np.log2(9))

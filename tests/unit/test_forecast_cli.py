@@ -91,21 +91,6 @@ def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: 
     assert "no path" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("fabric", "plan"), [("zone", "ring,qps=16"), ("dc", "all-to-all"), ("rail", "ring"), ("tiny", "incast:3")]
-)
-def test_the_busiest_link_is_the_first_of_the_busiest_links(fabric: str, plan: str) -> None:
-    result = forecast(load_fabric(fabric).fabric, load_plan(plan), Ask(), Silent())
-    lines = render(result).splitlines()
-    head = next(at for at, line in enumerate(lines) if line.startswith("busiest links under "))
-    rows = [line.split() for line in lines[head + 2 : lines.index("", head)]]
-    assert rows[0][0] == result.wires.ports[result.modes[0].busiest]
-    seconds = {row["port"]: row["seconds"] for row in result.links()}
-    shown = [seconds[row[0]] for row in rows]
-    assert shown == sorted(shown, reverse=True)
-    assert shown[0] == max(seconds.values()) == result.modes[0].seconds
-
-
 def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     result = forecast(load_fabric("tiny").fabric, load_plan("ring,qps=64,size=16K"), Ask(), Silent())
     text = render(result)
@@ -113,64 +98,6 @@ def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     assert text.index(said) < text.index("completion /roofline")
     assert text.count("carry nothing") == 1
     assert result.to_json()["notes"][0] == said
-
-
-@pytest.mark.parametrize("flag", ["--all", "--qp 1", "--host host1", "--port rtsw1"])
-def test_flags_that_choose_qps_of_a_run_are_refused(flag: str, inv: Inv) -> None:
-    code, said = inv("paths", "--predict", "tiny", "--plan", "ring", *flag.split())
-    assert (code, said["error"]["problems"][0]["what"]) == (2, f"--predict and {flag.split(maxsplit=1)[0]}")
-
-
-def test_a_plan_that_does_not_fit_is_an_input_error(inv: Inv) -> None:
-    code, said = inv("paths", "--predict", "tiny", "--plan", "ring,ranks=99")
-    assert code == 2
-    assert said["error"]["problems"][0]["what"] == "ranks: 99"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--csv", "d"), "--csv d is a directory"),
-        (("--heatmap", "none/l.svg"), "--heatmap none/l.svg is in a directory that does not exist"),
-    ],
-)
-def test_an_output_file_is_checked_before_the_prediction(
-    inv: Inv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
-) -> None:
-    from heddle.forecast import forecast
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))
-    Path("d").mkdir()
-    code, found = inv("paths", "--predict", "tiny", "--plan", "ring", *words)
-    (problem,) = found["error"]["problems"]
-    assert (code, f"{problem['what']} {problem['why']}") == (2, said)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--plan", "m.csv", "--csv", "./m.csv"), "--csv ./m.csv is an input file of the prediction"),
-        (("--plan", "p.yml", "--csv", "m.csv"), "--csv m.csv is an input file of the prediction"),
-        (("--plan", "ring", "--csv", "l.svg", "--heatmap", "./l.svg"), "--heatmap ./l.svg is also the file of --csv"),
-    ],
-)
-def test_no_file_is_written_over_one_that_was_read(
-    inv: Inv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("m.csv").write_text("src,dst,bytes\n0,1,64K\n")
-    Path("p.yml").write_text("matrix: m.csv\n")
-    code, found = inv("paths", "--predict", "tiny", *words)
-    (problem,) = found["error"]["problems"]
-    assert (code, f"{problem['what']} {problem['why']}") == (2, said)
-    assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"
-
-
-@pytest.mark.parametrize("flag", ["--down", "--drain"])
-def test_a_list_without_a_name_in_it_is_refused(inv: Inv, flag: str) -> None:
-    code, said = inv("paths", "--predict", "tiny", "--plan", "ring", flag, ",")
-    assert (code, said["error"]["problems"][0]["why"]) == (2, "names nothing")
 
 
 def test_flags_of_a_prediction_alone_are_errors() -> None:
@@ -201,15 +128,13 @@ def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
     assert first[:4] == {"svg": b"<?xm", "png": b"\x89PNG", "pdf": b"%PDF"}[kind]
 
 
-def test_a_heat_map_names_its_tiers_and_its_busiest_link() -> None:
+def test_a_heat_map_is_a_picture_that_names_its_tiers_and_its_busiest_link() -> None:
     result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(), Silent())
     text = draw("svg", result).decode()
     for word in ("RTSW to CTSW", "CTSW to ATSW", "rtsw4", "atsw2", result.wires.ports[result.modes[0].busiest]):
         assert word in text
     assert "ATSW" not in draw("svg", forecast(load_fabric("tiny").fabric, load_plan("ring"), Ask(), Silent())).decode()
-
-
-def test_a_heat_map_is_a_picture() -> None:
+    # A heat map is a picture.
     with pytest.raises(InputError, match=r"--heatmap load\.txt has no suffix of a picture"):
         picture_kind("--heatmap", "load.txt")
 
@@ -225,3 +150,36 @@ def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
     assert ">down: host3 (no link between switches)<" in heat_map("host3")
     many = heat_map(*(f"rtsw{n}:eth1" for n in range(1, 9)))
     assert ">down: rtsw1:eth1, rtsw2:eth1, rtsw3:eth1, rtsw4:eth1, rtsw5:eth1, rtsw6:eth1 and 2 more<" in many
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--plan ring --all", "--predict and --all"),
+        ("--plan ring --qp 1", "--predict and --qp"),
+        ("--plan ring --host host1", "--predict and --host"),
+        ("--plan ring --port rtsw1", "--predict and --port"),
+        ("--plan ring,ranks=99", "ranks: 99"),
+        ("--plan ring --down ,", "names nothing"),
+        ("--plan ring --drain ,", "names nothing"),
+        ("--plan ring --csv d", "--csv d is a directory"),
+        ("--plan ring --heatmap none/l.svg", "--heatmap none/l.svg is in a directory that does not exist"),
+        ("--plan m.csv --csv ./m.csv", "--csv ./m.csv is an input file of the prediction"),
+        ("--plan p.yml --csv m.csv", "--csv m.csv is an input file of the prediction"),
+        ("--plan ring --csv l.svg --heatmap ./l.svg", "--heatmap ./l.svg is also the file of --csv"),
+    ],
+)
+def test_what_cannot_be_predicted_or_written_is_refused_before_the_prediction(
+    inv: Inv, monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    from heddle.forecast import forecast
+
+    if "ranks=99" not in words:
+        monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))
+    Path("d").mkdir()
+    Path("m.csv").write_text("src,dst,bytes\n0,1,64K\n")
+    Path("p.yml").write_text("matrix: m.csv\n")
+    code, found = inv("paths", "--predict", "tiny", *words.split())
+    (problem,) = found["error"]["problems"]
+    assert code == 2 and said in f"{problem['what']} {problem['why']}"
+    assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"

@@ -1,4 +1,4 @@
-"""Values that can be computed by hand: MMR without some links, rooflines of narrow racks, moved flows, evenness."""
+"""Values that can be computed by hand: MMR without some links, rooflines, moved flows, and rows of counters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from typing import Any
 import pytest
 
 from heddle.base.events import Silent
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
+from heddle.predict.predict import predict
+from heddle.predict.spread import ports_of
 from heddle.predict.statistics import EVEN, UNEVEN
+from heddle.proof.countroom import refusal, rows_of
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.counters import rows_for
+from heddle.switch.hashing.hashing import hashing_of
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import Plan, build_plan
+from tests.unit.test_paths_report import fibs
 
 TWO: dict[str, Any] = {"racks": 3, "ctsw": 4, "hosts_per_rack": 3}
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2, "hosts_per_rack": 2}
@@ -41,13 +51,11 @@ def test_links_that_are_gone_are_no_part_of_the_mean(key: str) -> None:
         assert even.mmr[1] == even.mmr[2] == pytest.approx(mmr)
 
 
-def test_links_that_live_and_carry_nothing_are_part_of_the_mean() -> None:
+def test_mmr_counts_links_that_live_in_racks_with_ranks() -> None:
     found = ask({**TWO, "ctsw": 1}, "incast:3")  # ranks 1, 2 and 3; rank 3 is alone in rack 2 and sends to rack 1
     assert found.modes[0].mmr[1] == pytest.approx(3)
-
-
-def test_links_of_racks_without_ranks_are_no_part_of_the_mean() -> None:
-    """Ranks in two racks of eight: what the idle racks' uplinks do not carry makes nothing uneven."""
+    # Links of racks without ranks are no part of the mean: Ranks in two racks of eight: what the idle racks' uplinks do
+    # not carry makes nothing uneven.
     shape = {"racks": 8, "ctsw": 2, "hosts_per_rack": 2}
     found = ask(shape, "ring,ranks=4")
     (even,) = (mode for mode in found.modes if mode.mode == EVEN_SPLIT)
@@ -94,16 +102,6 @@ def test_flows_without_a_path_now_count_as_not_moved(down: tuple[str, ...], loca
     assert moved.flows == (6 * 5 + local) * 8
 
 
-def test_evenness_is_not_judged_where_links_are_gone() -> None:
-    assert ask(TWO, "all-to-all,qps=16").evenness
-    assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
-
-
-def test_trials_are_summarised_by_mean_and_percentiles() -> None:
-    assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
-    assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)
-
-
 def predicted(shape: dict[str, Any], seed: str | int, *, ucmp: bool) -> Prediction:
     return ask({**shape, "routing": {"ucmp": ucmp, "seed": seed}}, "all-to-all,qps=16")
 
@@ -116,10 +114,41 @@ def test_a_fair_hash_over_weighted_paths_is_even_if_weights_differ_between_racks
     assert found.flows == 32 * 28 * 16
 
 
-def test_weights_do_not_hide_polarisation() -> None:
+def test_weights_do_not_hide_polarisation_and_without_them_narrow_links_get_as_much() -> None:
     assert {d: e.verdict for d, e in predicted(ZONES, "per-switch", ucmp=True).evenness.items()} == {1: EVEN, 2: EVEN}
     assert {d: e.verdict for d, e in predicted(ZONES, "shared", ucmp=True).evenness.items()} == {1: EVEN, 2: UNEVEN}
-
-
-def test_without_weights_narrow_links_get_as_many_flows_as_others() -> None:
+    # Without weights narrow links get as many flows as others.
     assert predicted(EIGHT, "per-switch", ucmp=False).evenness[1].verdict == EVEN
+    # Evenness is not judged where links are gone.
+    assert ask(TWO, "all-to-all,qps=16").evenness
+    assert not ask(TWO, "all-to-all,qps=16", down=("ctsw1",)).evenness
+    # Trials are summarised by mean and percentiles.
+    assert Percentiles.of([float(n) for n in range(101)]) == Percentiles(mean=50, p5=5, p95=95)
+    assert Percentiles.of([3.0]) == Percentiles(3, 3, 3)
+
+
+def fabric_of(preset: str) -> Fabric:
+    return load_fabric(preset).fabric
+
+
+def plan_of(fabric: Fabric, qps: int) -> Plan:
+    return build_plan(fabric, RunOptions(collective="all-to-all", qps=qps))
+
+
+@pytest.mark.parametrize("preset", ["tiny", "zone", "dc", "rail"])
+@pytest.mark.parametrize("mode", ["flow", "spray"])
+def test_a_plan_needs_a_row_at_each_port_of_each_path_and_as_many_for_the_answers(preset: str, mode: str) -> None:
+    fabric = fabric_of(preset)
+    flows = [qp.flow for qp in plan_of(fabric, 2).qps]
+    hashing = {switch.name: hashing_of(fabric, switch, mode) for switch in fabric.switches}
+    paths = predict(fabric, fibs(fabric), hashing, flows)
+    assert all(paths)
+    rows = 2 * sum(len(ports_of(step)) for path in paths for step in path)
+    assert rows_of(fabric, flows, spread=mode == "spray") == rows
+
+
+@pytest.mark.parametrize("preset", ["tiny", "demo", "zone", "rail"])
+def test_a_lab_has_room_for_the_maximum_of_queue_pairs_in_every_mode(preset: str) -> None:
+    fabric = fabric_of(preset)
+    for modes in ({"e-ecmp"}, {"flow", "spray"}):
+        assert refusal(fabric, plan_of(fabric, 128), modes, rows_for(fabric)) is None

@@ -28,7 +28,7 @@ from heddle.wire.icrc import icrc
 from tests.marks import deep
 from tests.unit.fastpath_bench import FAR, MTU, NEAR, RKEY, Bench, FastBench, Memory, answer, flow, needs_object
 
-QUICK, LONG = 2_000, 100_000
+QUICK, LONG = 2_000, 30_000
 SENDER, RECEIVER = 0x100, 0x300
 MESSAGE: Final = 40 * MTU - 100
 PAYLOAD: Final = random.Random(1).randbytes(MESSAGE)

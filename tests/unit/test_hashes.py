@@ -1,19 +1,31 @@
-"""The hashes against published vectors, selection against the kernel's arithmetic, tables against plain examples."""
+"""Hashes against published vectors and the kernel's arithmetic; words after `./inv hashing`; flows in words."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 
 from heddle.base.families import Network
-from heddle.fabric.policy import Udf
+from heddle.base.problems import InputError
+from heddle.cli.hashing_change import ExactRows, _names, _options, _text, entry_rows, file_rows
+from heddle.fabric.hashmodes import MODES
+from heddle.fabric.policy import DEFAULT_OPTIONS, Udf
+from heddle.fabric.shapes import build, clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
 from heddle.predict.hashes import e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
+from heddle.predict.spread import element, ports_of, spreads
+from heddle.predict.steps import bounds, jhash_steps, siphash_steps
+from heddle.runs.explain import Step
+from heddle.runs.flowword import made_up
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 
@@ -65,7 +77,7 @@ def chosen(weights: list[int], values: list[int], *, modulo: bool = False) -> li
     return [int(port) for port in forwarding.choose(which, np.array(values, dtype=np.uint32))]
 
 
-def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
+def test_the_kernels_bounds_are_rounded_and_compared_as_the_kernel_does() -> None:
     assert chosen([1, 1, 1], [715827882, 715827883, 1431655764, 1431655765, 2**31 - 1]) == [0, 1, 1, 2, 2]
     assert chosen([1], [0, 2**31 - 1]) == [0, 0]
     # DIV_ROUND_CLOSEST_ULL: 10 * 2^31 / 16 and 13 * 2^31 / 48 are whole and not.
@@ -75,15 +87,11 @@ def test_bounds_are_rounded_as_the_kernel_rounds_them() -> None:
             running += weight
             bound = (2 * (running << 31) + total) // (2 * total) - 1
             assert chosen(weights, [bound, bound + 1]) == [at, at + 1]
-
-
-def test_the_first_next_hop_whose_bound_is_not_below_the_hash_is_taken() -> None:
+    # The first next hop whose bound is not below the hash is taken.
     edges = [0, 0x1FFFFFFF, 0x20000000, 0x3FFFFFFF, 0x40000000, 0x7FFFFFFF]
     assert chosen([1, 1, 1, 1], edges) == [0, 0, 1, 1, 2, 3]
     assert chosen([1, 1], edges) == [0, 0, 0, 0, 1, 1]
-
-
-def test_a_resilient_group_of_the_kernel_is_indexed_by_the_rest_of_a_division() -> None:
+    # A resilient group of the kernel is indexed by the rest of a division.
     assert chosen([1] * 5, [0, 4, 5, 12, 2**31 - 1], modulo=True) == [0, 4, 0, 2, (2**31 - 1) % 5]
 
 
@@ -133,6 +141,144 @@ def test_the_longest_prefix_decides() -> None:
     assert Fib.from_json(fib.to_json()) == fib
 
 
-def test_hashing_survives_json() -> None:
-    row = SwitchHashing("rtsw1", "e-ecmp", 0xFFFFFFFF, 1, 0x37)
-    assert SwitchHashing.from_json(row.to_json()) == row
+ROOT = Path(__file__).resolve().parents[2]
+FABRIC = build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
+
+
+@pytest.mark.parametrize("key", ["gap", "hash.gap", "routing.hash.gap"])
+def test_a_key_is_its_last_word_or_its_path_in_the_fabric_file(key: str) -> None:
+    assert _options(FABRIC, "flowlet", [f"{key}=5ms"])[0].gap_ns == 5_000_000
+    assert _options(FABRIC, "flowlet", ["routing.seed=7", "udf.bytes=2"])[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting", "said"),
+    [
+        ("flowlet", "gpa=5ms", "gpa is not a key of hashing\n       hint: did you mean gap?"),
+        ("flow", "ucmp=true", "ucmp is not a key of hashing\n       hint: allowed: policy, "),
+        ("flow", "ecmp=spray", "ecmp is not a key of hashing\n       hint: write the mode as a word"),
+        ("flow", "gap=5ms", "gap has no effect under flow\n       hint: use it with flowlet or adaptive"),
+        ("e-ecmp", "policy=l3", "policy has no effect under e-ecmp"),
+        ("flow", "udf.bytes=2", "udf has no effect under flow\n       hint: use it with e-ecmp or flowlet or spray"),
+        ("e-ecmp", "buckets=64", "buckets has no effect under e-ecmp\n       hint: add --set resilient"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused_and_says_where_it_would(mode: str, setting: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        _options(FABRIC, mode, [setting])
+    assert f"--set  {said}" in str(caught.value)
+
+
+def test_keys_of_hashing_and_of_switches() -> None:
+    routing = {"hash": {"gap": "5ms", "choice": "round-robin"}, "resilient": True}
+    fabric = build(ClosSpec.model_validate({"name": "tiny", "racks": 2, "ctsw": 2, "routing": routing}))
+    for mode in MODES:
+        assert _options(fabric, mode, ["buckets=64"])[0].buckets == 64
+    # Switches that are none are not all.
+    assert _names([]) == []
+    assert _names(["rtsw1, rtsw2", "ctsw1"]) == ["rtsw1", "rtsw2", "ctsw1"]
+    with pytest.raises(InputError, match="--switch , names no switch"):
+        _names([","])
+
+
+def test_tables_may_be_large_and_wrong_rows_are_named(tmp_path: Path) -> None:
+    table = tmp_path / "te.csv"
+    rows = "".join(f"rtsw1,{sport},10.0.1.0/24,eth1\r\n" for sport in range(1, 10_001))
+    table.write_text(f"\ufeffswitch,sport,prefix,port\r\n{rows}", newline="")
+    assert len(file_rows(str(table))) == 10_000
+    with pytest.raises(InputError, match=r"is a directory\n  hint: name a file in it"):
+        file_rows(str(tmp_path))
+    # A row with an unclosed quote is reported in one line.
+    table.write_text('switch,sport,prefix,port\n"rtsw1,5,10.0.1.0/24,eth9\nrtsw1,5\n')
+    exact = ExactRows()
+    exact.add(file_rows(str(table)))
+    assert [problem.what for problem in exact.problems.found] == ["rtsw1,5,10.0.1.0/24,eth9 rtsw1,5"]
+    # A port number is written with digits of ascii.
+    exact = ExactRows()
+    exact.add(entry_rows(["rtsw1 \u0663 10.0.1.0/24 eth1", "rtsw1,4,10.0.1.0/24,eth1"]))
+    assert [problem.why for problem in exact.problems.found] == ["is not a port number"]
+    assert list(exact.tables) == ["rtsw1"]
+
+
+def test_steps_and_tables_stay_within_a_hundred_columns() -> None:
+    lines = Step("SipHash", tuple(siphash_steps([1, 2, 3], 0xA5FF9E0CA5FF9E0C)[0])).lines()
+    assert max(map(len, lines)) <= 96
+    assert [line for line in lines if "length" in line]
+    # A table of switches with many options stays within a hundred columns.
+    options, _ = _options(
+        FABRIC, "flowlet", ["gap=1500us", "first=load", "resilient=true", "udf.base=l3", "udf.offset=12"]
+    )
+    row = SwitchHashing("rtsw1", "flowlet", 4294967295, 1, 0x37, options)
+    counts = dict.fromkeys(("steered", "fell_back", "repicks", "misses"), 123456)
+    text = _text("tiny", [(row, counts)])
+    assert max(map(len, text.splitlines())) <= 100
+    assert "udf l3+12:3, gap 1500us, by load, 256 buckets" in text and "123456" in text
+
+
+def test_the_columns_are_explained_below_the_table_in_help_and_in_the_docs() -> None:
+    row = SwitchHashing("rtsw1", "flow", 7, 3, 0x37, DEFAULT_OPTIONS)
+    counts = dict.fromkeys(("steered", "fell_back", "repicks", "misses"), 0)
+    head, *lines = _text("tiny", [(row, counts)]).splitlines()
+    below = " ".join(lines[1:])
+    argv = [sys.executable, str(ROOT / "tasks.py"), "hashing", "--help"]
+    help_text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    doc = (ROOT / "docs/hashing.md").read_text()
+    for column in head.split("seed")[1].replace("fell back", "fell_back").split():
+        name = column.replace("_", " ")
+        assert f"{name}: " in below, name
+        assert f"| `{name}` |" in doc, name
+        assert name in help_text.partition("Columns:")[2], name
+    assert max(map(len, lines)) <= 100
+
+
+TINY = clos.build(ClosSpec(name="tiny", racks=2, ctsw=2, hosts_per_rack=2))
+
+
+def test_steps_end_where_the_arrays_arithmetic_ends() -> None:
+    chance = np.random.default_rng(5)
+    for length in range(1, 12):
+        words = chance.integers(0, 1 << 32, (1, length), dtype=np.uint64).astype(np.uint32)
+        rows, value = jhash_steps([int(word) for word in words[0]], 0xA5FF9E0C)
+        assert value == int(jhash2(words, 0xA5FF9E0C)[0])
+        assert all(0 <= state < 1 << 32 for _, states in rows for state in states)
+    for length in (6, 9):
+        long = chance.integers(0, 1 << 63, (1, length), dtype=np.uint64)
+        key = 0xA5FF9E0C << 32 | 0xA5FF9E0C
+        rows, value = siphash_steps([int(word) for word in long[0]], key)
+        assert value == int(siphash24(long, key, key)[0]) and len(rows) == length + 3
+    assert bounds([1, 1, 1]) == [715827882, 1431655764, 2147483647]
+
+
+def test_a_flow_is_named_by_its_ends_and_steps_of_its_path_are_read() -> None:
+    flow = made_up(TINY, "host1,host4,qpn=0x101,sport=50000")
+    assert (flow.src, flow.dst, flow.qpn, flow.sport, flow.dport) == ("host1", "host4", 0x101, 50000, 4791)
+    assert flow.first_hop == TINY.by_name["host1"].ports[0].peer_ref
+    assert made_up(TINY, "host1:eth1,host4").src_ip == flow.src_ip
+    # Steps of a path are written and read.
+    for ports, word in (
+        (["rtsw1:eth1"], "rtsw1:eth1"),
+        (["rtsw1:eth1", "rtsw1:eth3"], "rtsw1:{eth1,eth3}"),
+        (["ctsw1:eth2", "ctsw2:eth2"], "{ctsw1:eth2,ctsw2:eth2}"),
+    ):
+        assert element(ports) == word
+        assert list(ports_of(word)) == ports
+        assert spreads([word]) is (len(ports) > 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("host1,host9", "host9, which is not a host"),
+        ("host1,rtsw1", "rtsw1, which is not a host"),
+        ("host1,host1", "has the same NIC at both ends"),
+        ("host1,host2:eth9", "host2:eth9, which is not a port"),
+        ("host1,host2,host3", "names 3 ends"),
+        ("host1,host2,qp=5", "'qp', which is no key"),
+        ("host1,host2,qpn=five", "'five', which is no number"),
+        ("host1,host2,qpn=16777216", "0 to 16777215"),
+        ("host1,host2,sport=-1", "0 to 65535"),
+    ],
+)
+def test_a_flow_that_cannot_be_is_refused_and_says_why(word: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        made_up(TINY, word)

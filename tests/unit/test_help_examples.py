@@ -1,7 +1,8 @@
-"""Every verb's help ends with examples that the program's own parser takes."""
+"""Examples and hints of verbs are taken by the parser; the glossary's entries are whole, and words find them."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -11,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.problems import InputError
 from heddle.cli.argv import Verb, parse
+from heddle.cli.checkout_verbs import bench
 from heddle.cli.examples import EXAMPLES, example_line, examples_text
-from heddle.cli.program import commands_in
+from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
+from heddle.cli.hints import verb_hint
+from heddle.cli.program import main, commands_in
+from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
+from tests.bench import _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [example_line(verb, words) for verb, examples in EXAMPLES.items() for words in examples]
@@ -57,10 +64,204 @@ def test_nodes_and_ports_of_the_examples_are_those_of_the_preset() -> None:
         assert not port or port in {each.name for each in nodes[node].ports}, word
 
 
-def test_help_ends_with_the_examples_under_the_name_of_the_program() -> None:
+def test_help_ends_with_the_examples() -> None:
     argv = [sys.executable, "tasks.py", "up", "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.endswith(examples_text("up"))
-    argv_env = {"HEDDLE_PROGRAM": "heddle", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(argv, cwd=ROOT, env=argv_env, capture_output=True, text=True, check=True, timeout=60)
-    assert "  heddle up zone\n" in done.stdout and "./inv" not in done.stdout
+
+
+def test_help_lists_every_group() -> None:
+    (option,) = (each.option for each in bench.verb.parameters if each.name == "what")
+    listed = option.help.replace(",", " ").split()
+    assert [word for word in listed if word not in ("or", "all")] == list(_groups(None))
+
+
+def test_order_takes_every_mode_that_keeps_one_path_with_resilient_tables_too() -> None:
+    taken = {(turn.mode, turn.options.resilient) for turn in order.turns()}
+    assert {mode for mode, _ in taken} == hashmodes.MODES.keys() - hashmodes.SPREADING
+    assert {mode for mode, resilient in taken if resilient} == {"flow", "e-ecmp"}
+    assert 4 * len(order.turns()) == order.RUNS, "every turn on each lab"
+
+
+def said_of(verb: str, line: str) -> str:
+    with pytest.raises(InputError) as caught:
+        parse(verbs()[verb], line.split())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("deploy", "./inv up FABRIC"),
+        ("destroy", "./inv down LAB"),
+        ("list", "./inv status lists labs"),
+        ("save", "vtysh -c 'show running-config'"),
+        ("version", "./inv --version"),
+        ("all_reduce_perf", "./inv run --collective all-reduce"),
+        ("dwon", "did you mean down?"),
+        ("statsu", "did you mean status?"),
+        ("upp", "did you mean up?"),
+        ("exce", "did you mean exec?"),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_no_verb_is_answered_with_one_that_does_it(word: str, said: str) -> None:
+    assert said in verb_hint(word, verbs())
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["start", "stop", "remove", "delete", "show", "load", "reload", "restart", "logs", "check", "apply", "config"],
+)
+def test_a_word_that_no_verb_is_near_gets_the_list_and_no_guess(word: str) -> None:
+    assert verb_hint(word, verbs()).startswith("verbs: ")
+
+
+def test_every_verb_that_a_hint_names_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+    from heddle.cli.hints import _VERBS
+
+    named = [words.split()[1] for hint in _VERBS.values() for words in hint.split("./") if words.startswith("inv ")]
+    assert {name for name in named if not name.startswith("-")} <= set(verbs())
+    assert not set(_VERBS) & set(verbs()), "a verb needs no hint"
+    assert main(vars(tasks), ["inv", "list"]) == 2
+    assert "lint" not in capsys.readouterr().err
+
+
+def test_ports_and_flags_that_are_not_of_nccl_tests_get_their_own_hints() -> None:
+    assert "did you mean ./inv capture rtsw1:eth1?" in said_of("capture", "rtsw1 eth1")
+    assert "eth1?" not in said_of("capture", "rtsw1:eth2 eth1").replace("--lab eth1?", "")
+    assert "did you mean --lab zone?" in said_of("capture", "rtsw1:eth1 zone")
+    # Other words are not taken for flags of nccl tests.
+    assert "did you mean --iters?" in said_of("run", "-iters 5")
+    assert "nccl" not in said_of("run", "--size 8 --itres 5")
+    assert "nccl" not in said_of("up", "zone -b 8")
+    assert parse(verbs()["run"], ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
+        "iters": 5, "size": "8", "lab": "zone",
+    }  # fmt: skip
+    text = said_of("run", "-b 8 --itres 5 zone")
+    assert "write --size" in text and "did you mean --iters?" in text and "--lab zone" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-b 8 -e 128M -f 2", "-b 8 -e 128M -f 2 is the syntax of nccl-tests\n  hint: write --size 8:128M:x2"),
+        ("-b8 -e128M -f2 -n20 -w5", "write --size 8:128M:x2 --iters 20 --warmup 5"),
+        ("--minbytes 8 --maxbytes=64K --stepfactor 4", "write --size 8:64K:x4"),
+        ("-b 64K -e 64K", "write --size 64K"),
+        ("-b 1M -e 3M -i 512K", "write --size 1M:3M:512K"),
+        ("-t 2 -g 4", "write --ranks 8"),
+        ("-g 1", "leave it out: every NIC is a rank, and --ranks N takes fewer"),
+        ("-c 1", "-c 1 is a flag of nccl-tests that has no counterpart here\n  hint: leave it out: every"),
+        ("-z 0", "-z 0 is a flag of nccl-tests that has no counterpart here\n  hint: leave it out"),
+        ("-n", "-n is a flag of nccl-tests without its value"),
+        ("-b 8 -e 8G -f 2", "but 8:8G:x2 has 536870912 bytes, which is outside 4 (one float32) to 268435456 (256M)"),
+    ],
+)  # fmt: skip
+def test_flags_of_nccl_tests_are_translated_with_their_values(line: str, said: str) -> None:
+    assert said in said_of("run", line)
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ENTRIES = glossary()
+# What the people who use such a fabric will certainly look up.
+ASKED = """MMR, E-ECMP, CTS, headroom, Xoff, Xon, PSN, go-back-N, busbw, algbw, k, polarisation, rail, plane, incast,
+flowlet, spraying, ECN, Kmin, Kmax, Pmax, watchdog, DCQCN, NACK, NAK, BTH, ICRC, CNP, PFC, QP, QPN, rank, collective,
+ring, MTU"""
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them, and those written by hand."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    return {*plain, *re.findall(r'<a id="([^"]+)">', text)}
+
+
+def test_the_glossary_has_every_term_once_and_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(ENTRIES) >= 60
+    names = [name.lower() for entry in ENTRIES for name in entry.names]
+    assert sorted(names) == sorted(set(names))
+    assert all(find_term([term.strip()]) for term in ASKED.split(","))
+    # Prose of an entry fits a narrow terminal.
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for entry in ENTRIES:
+        assert max(map(len, entry_text(entry).splitlines())) <= 80, entry.name
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.word)
+def test_an_entry_is_one_sentence_a_reason_a_command_and_a_page(entry: Term) -> None:
+    assert entry.says.endswith(".") and not re.search(r"\.\s+[A-Z]", entry.says), "one sentence"
+    assert entry.why.endswith(".")
+    command = re.match(r"`(\./inv [^`]+)`", entry.see)
+    assert command is not None, "`see` begins with a command between backquotes"
+    for line in re.findall(r"`(\./inv [^`]+)`", entry.see):
+        _, name, *words = shlex.split(line)
+        parse(verbs()[name], words)
+    page, _, anchor = entry.more.partition("#")
+    assert (DOCS / page).is_file(), entry.more
+    assert not anchor or anchor in anchors(DOCS / page), entry.more
+
+
+@pytest.mark.parametrize(
+    ("typed", "term"),
+    [
+        ("mmr", "MMR"), ("queue pair", "QP"), ("Queue-Pairs", "QP"), ("eecmp", "E-ECMP"), ("ecmp", "ECMP"),
+        ("xoff", "Xoff and Xon"), ("kmin and kmax", "Kmin and Kmax"), ("go back n", "go-back-N"), ("#wrong", "#wrong"),
+        ("hash-seeds", "hash seed"), ("NAK", "NACK"), ("rtsw", "RTSW"),
+    ],
+)  # fmt: skip
+def test_a_term_is_found_by_its_names(typed: str, term: str) -> None:
+    assert find_term(typed.split()).name == term
+    assert find_term([typed]).name == term
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("polarization", "did you mean polarisation?"),
+        ("hash", "terms with this word: hash seed, "),
+        ("inkast", "did you mean incast?"),
+        ("queue piar", "did you mean queue pair (QP)?"),
+        ("xyzzy", "run ./inv explain to list all terms"),
+        ("", "run ./inv explain to list all terms"),
+    ],
+)
+def test_a_word_that_is_no_term_gets_a_hint(typed: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_term([typed])
+    assert caught.value.problems[0].hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "## T\n### a\n\nSays.\n\n- why: w\n- see: `s`\n",
+        "## T\n### a\n\n- why: w\n- see: `s`\n- more: [m](m.md)\n",
+        "## T\n### a\n\nSays.\n\n- see: `s`\n- why: w\n- more: [m](m.md)\n",
+        "## T\n### a\n\nSays.\n\n- why: w\n- see: `s`\n- more: m.md\n",
+    ],
+)
+def test_an_entry_that_is_not_whole_is_named(wrong: str) -> None:
+    with pytest.raises(ValueError, match="a: needs a sentence"):
+        parse_glossary(f"# Glossary\n\n{wrong}")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the verb prints."""
+    import tasks
+
+    assert main(vars(tasks), ["./inv", "explain", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_explain_prints_an_entry_and_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "Kmin")
+    assert text == entry_text(find_term(["Kmin"])) + "\n"
+    assert "see   ./inv queues set ecn.kmin" in text and "more  docs/queues.md#ecn" in text
+    (found,) = json.loads(said(capsys, "--format", "json", "Kmin"))["terms"]
+    assert set(found) == {"term", "also", "topic", "text", "why", "see", "more"}
+    assert len(json.loads(said(capsys, "--format", "json"))["terms"]) == len(ENTRIES)
+    listed = said(capsys)
+    assert all(f"  {entry.name} " in listed for entry in ENTRIES)

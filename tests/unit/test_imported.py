@@ -1,4 +1,4 @@
-"""Topologies of one's own: names, variables, inheritance, and the fabric that is made of them."""
+"""Topologies of one's own: names, variables, inheritance, the sysctls they set, and the fabric made of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.copy import copied
+from heddle.lab.imported.decisions import settings_of
+from heddle.lab.imported.description import BindDescription, NodeDescription
 from heddle.lab.imported.imported import ImportedLab, import_topology
 from heddle.lab.imported.variables import expand, lab_name, literal
 from heddle.lab.rendered import Rendered
@@ -46,16 +48,14 @@ def ran(made: ImportedLab, runtime: str = "netns") -> dict[str, dict[str, object
     return nodes
 
 
-def test_a_fabric_file_and_a_topology_are_not_taken_for_one_another(write: Write, tmp_path: Path) -> None:
+def test_topologies_and_fabric_files_are_told_apart(write: Write, tmp_path: Path) -> None:
     topology = write("name: a\ntopology: {nodes: {a: {kind: linux}}}\n")
     with pytest.raises(InputError, match=r"is a containerlab topology, not a fabric file\n.*up /"):
         load_fabric(str(topology))
     (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
     with pytest.raises(InputError, match=r"is a fabric file, not a containerlab topology\n.*up /.*mine\.yml "):
         blueprint_of(None, str(fabric), "netns")
-
-
-def test_up_takes_a_topology_in_place_of_a_fabric(tmp_path: Path) -> None:
+    # Up takes a topology in place of a fabric.
     own = mini_clos(tmp_path)
     made, source = blueprint_of(str(own), None, "netns")
     assert isinstance(made, ImportedLab) and source == str(own)
@@ -232,16 +232,6 @@ def test_nodes_with_frr_are_switches_and_those_with_hosts_are_leaves(tmp_path: P
     assert len(set(macs)) == len(macs) == 12
 
 
-def test_a_record_gives_the_same_lab_again(tmp_path: Path) -> None:
-    made = import_topology(mini_clos(tmp_path), "netns")
-    stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
-    record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
-    again = ImportedLab.of_record(record)
-    assert again.fabric == made.fabric
-    assert again.daemons("leaf-1") == ("zebra", "bgpd")
-    assert made.differences(record) == []
-
-
 def test_addresses_are_read_from_frr_conf_and_commands() -> None:
     text = "interface eth1\n description x\n ip address 10.0.0.1/31\n!\ninterface eth2\n!\nrouter bgp 1\n"
     assert {k: str(v) for k, v in frr.configured_addresses(text).items()} == {"eth1": "10.0.0.1/31"}
@@ -279,10 +269,18 @@ def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> N
     assert blueprint_of(None, own, "netns", name="mine")[0].fabric.name == "mine"
 
 
-def test_files_that_a_topology_binds_go_with_it(tmp_path: Path) -> None:
+def test_files_of_a_topology_and_a_record_of_it_go_elsewhere(tmp_path: Path) -> None:
     own = mini_clos(tmp_path)
     names = {Path(name).name for name in files_of(None, str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
+    # A record gives the same lab again.
+    made = import_topology(own, "netns")
+    stored = {"name": "miniclos", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
+    record = Record(**json.loads(json.dumps({**stored, "imported": made.recorded()})))
+    again = ImportedLab.of_record(record)
+    assert again.fabric == made.fabric
+    assert again.daemons("leaf-1") == ("zebra", "bgpd")
+    assert made.differences(record) == []
 
 
 def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Write) -> None:
@@ -295,3 +293,87 @@ def test_a_sysctl_that_is_the_whole_machines_is_refused_in_a_namespace(write: Wr
     assert [problem.where.rpartition(":")[2] for problem in caught.value.problems] == ["8", "9"]
     assert "kernel.pid_max is one value for the whole machine" in str(caught.value)
     assert import_topology(path, "containerlab").description is not None, "an engine judges for itself"
+
+
+IPV6 = "net.ipv6.conf.all.forwarding"
+IPV4 = "net.ipv4.ip_forward"
+
+
+def values(tmp_path: Path, *commands: str, **files: str) -> dict[str, list[str]]:
+    """Sysctl -> values, of a node with these commands and files; `frr_conf` is /etc/frr/frr.conf."""
+    binds = []
+    for name, text in files.items():
+        path = tmp_path / name
+        path.write_text(text)
+        target = {"frr_conf": "/etc/frr/frr.conf", "zebra_conf": "/etc/frr/zebra.conf"}.get(name, f"/{name}")
+        binds.append(BindDescription(path, target))
+    found = settings_of(NodeDescription("r1", "x:1", tuple(binds), commands))
+    return {key: [each.value for each in settings] for key, settings in found.items()}
+
+
+def test_frr_decides_forwarding_under_both_names(tmp_path: Path) -> None:
+    assert values(tmp_path, frr_conf="hostname r1\nno ipv6 forwarding\n!\n")[IPV6] == ["0"]
+    assert values(tmp_path, frr_conf="ipv6 forwarding\n")[IPV6] == ["1"]
+    assert values(tmp_path, zebra_conf="no  ip forwarding \n")[IPV4] == ["0"]
+    assert values(tmp_path, frr_conf="interface eth1\n no ip forwarding\n! no ipv6 forwarding\n") == {}
+    # Both names of ipv4 forwarding are one setting.
+    found = values(tmp_path, "sysctl -w net.ipv4.conf.all.forwarding=0", frr_conf="ip forwarding\n")
+    assert found == {IPV4: ["1", "0"], "net.ipv4.conf.all.forwarding": ["1", "0"]}
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        ("sysctl -w net.ipv4.ip_forward=0", IPV4, "0"),
+        ("/sbin/sysctl -qw net.ipv4.ip_forward=0 net.ipv4.tcp_ecn=1", "net.ipv4.tcp_ecn", "1"),
+        ("sysctl net/ipv4/ip_forward=0", IPV4, "0"),
+        ("""sh -c 'ip link set eth1 up && sysctl -w "net.ipv4.tcp_rmem=1 2	3"'""", "net.ipv4.tcp_rmem", "1 2 3"),
+        ("bash -c 'if true; then sysctl -w net.ipv4.ip_forward=0; fi'", IPV4, "0"),
+        ("sh -c 'echo 0 > /proc/sys/net/ipv4/ip_forward'", IPV4, "0"),
+        ("vtysh -c 'conf t' -c 'no ipv6 forwarding'", IPV6, "0"),
+        ("sh /setup.sh", IPV4, "0"),
+        ("sysctl -p /values", IPV4, "0"),
+        ("sysctl -w net.ipv4.conf.all.forwarding=0", IPV4, "0"),
+    ],
+)
+def test_commands_decide(command: str, key: str, value: str, tmp_path: Path) -> None:
+    files = {
+        "setup.sh": "#!/bin/sh\nsysctl -w net.ipv4.ip_forward=0 # no routing\n",
+        "values": "# x\nnet.ipv4.ip_forward = 0\n",
+    }
+    assert values(tmp_path, command, **files)[key] == [value]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sysctl net.ipv4.ip_forward",
+        "sysctl -w net.ipv4.ip_forward=$VALUE",
+        "sysctl -w kernel.pid_max=1",
+        "echo sysctl -w net.ipv4.ip_forward=0",
+        "sh -c 'sysctl -w \"net.ipv4.ip_forward=0'",
+        "sysctl -p /nothing",
+    ],
+)
+def test_other_commands_decide_nothing(command: str, tmp_path: Path) -> None:
+    assert values(tmp_path, command, **{"setup.sh": "sysctl -w net.ipv4.ip_forward=0\n"}) == {}
+
+
+def test_a_record_keeps_what_was_decided(tmp_path: Path) -> None:
+    (tmp_path / "frr.conf").write_text("no ipv6 forwarding\n")
+    path = tmp_path / "one.clab.yml"
+    path.write_text(
+        "name: one\ntopology:\n  nodes:\n    r1:\n      kind: linux\n"
+        '      binds: ["frr.conf:/etc/frr/frr.conf"]\n'
+        "      sysctls: {net.ipv4.fib_multipath_hash_policy: 1}\n"
+        "      exec:\n        - sysctl -w net.ipv4.fib_multipath_hash_policy=0\n"
+        "        - sysctl -w net.ipv4.fib_multipath_hash_seed=none\n"
+    )
+    made = import_topology(path, "netns")
+    stored = {"name": "one", "runtime": "netns", "phase": "running", "spec": made.spec_data()}
+    again = ImportedLab.of_record(Record(**json.loads(json.dumps({**stored, "imported": made.recorded()}))))
+    assert again.own_sysctls() == made.own_sysctls()
+    assert [(each.value, each.source, each.certain) for each in again.own_sysctls()["r1"][IPV6]] == [
+        ("0", "frr.conf: no ipv6 forwarding", True)
+    ]
+    assert again.own_hashing() == {"r1": {"net.ipv4.fib_multipath_hash_policy": "0"}}, "the command comes last"

@@ -1,4 +1,4 @@
-"""What is kept between two commands, and what `up --explain` says: no root needed."""
+"""What is kept between two commands, what `up --explain` says, and how a command that fails is named."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_directory_that_is_no_labs_is_not_listed() -> None:
     assert state.labs() == ["x"]
 
 
-def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:
+def test_a_lock_is_held_by_one_that_lives_and_leaves_no_file() -> None:
     with state.lock("x"):
         with pytest.raises(InputError, match=f"another Heddle \\(process {os.getpid()}\\)"), state.lock("x"):
             pass
@@ -122,11 +122,9 @@ def test_a_lock_is_held_by_one_and_leaves_no_file() -> None:
     with state.lock("x"):
         pass
     assert list((state.state_dir() / "labs").iterdir()) == []
-
-
-def test_the_lock_of_a_killed_command_is_free() -> None:
+    # The lock of a killed command is free.
     path = state.state_dir() / "labs" / "x.lock"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("12345\n")
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -152,7 +150,7 @@ def test_the_state_directory_follows_the_environment(monkeypatch: pytest.MonkeyP
     assert state.state_dir() == tmp_path / ".local/state/heddle"
 
 
-def test_explain_prints_every_command_and_runs_none() -> None:
+def test_what_up_explains_and_refuses() -> None:
     script = script_of(ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1))
     for line in (
         "netns add heddle-dry-rtsw1",
@@ -166,17 +164,13 @@ def test_explain_prints_every_command_and_runs_none() -> None:
         assert line in script
     assert state.labs() == []
     assert not get_runtime("netns").exists("dry")
-
-
-def test_explain_refuses_what_up_would_refuse() -> None:
+    # Explain refuses what up would refuse.
     spec = ClosSpec(name="dry", racks=1, ctsw=1, hosts_per_rack=1)
     with pytest.raises(InputError, match="--dialect frr needs runtime containerlab, not "):
         script_of(spec, "netns", RenderOptions(dialect="frr"))
     with pytest.raises(InputError, match="--dialect c9s is for Kubernetes"):
         script_of(spec, "containerlab", RenderOptions(dialect="c9s"))
-
-
-def test_an_unknown_runtime_is_the_users_mistake() -> None:
+    # An unknown runtime is the users mistake.
     with pytest.raises(InputError, match="did you mean netns"):
         get_runtime("netn")
 
@@ -203,26 +197,19 @@ topology:
     assert "links[2].type: vxlan is not supported in namespaces" in said
 
 
-def test_nodes_inherit_as_in_containerlab(tmp_path: Path) -> None:
-    path = tmp_path / "x.clab.yml"
-    path.write_text("""
-name: x
-topology:
-  defaults: {sysctls: {a.b: 1, c.d: "2"}}
-  kinds: {linux: {exec: [zero]}}
-  groups: {leaf: {exec: [one], binds: ["a:/etc/frr/x", "b:/etc/frr/y"]}}
-  nodes:
-    n1: {kind: linux, group: leaf, sysctls: {a.b: "3"}, exec: [two], binds: ["c:/etc/frr/x:ro"]}
-    n2:
-  links:
-    - endpoints: ["n1:eth1", "n2:eth1"]
-""")
-    topology = read_topology(path)
-    node = topology.nodes["n1"]
-    assert node.sysctls == {"a.b": "3", "c.d": "2"}
-    assert sorted(node.exec) == ["one", "two", "zero"]
-    assert {bind.target: (bind.source.name, bind.read_only) for bind in node.binds} == {
-        "/etc/frr/x": ("c", True),
-        "/etc/frr/y": ("b", False),
-    }
-    assert topology.links[0].mtu == 9500
+def failure(*argv: str, called: str = "", timeout: float = 20.0) -> str:
+    with pytest.raises(MachineError) as failed:
+        run(argv, called=called, timeout=timeout)
+    return str(failed.value)
+
+
+def test_a_command_that_fails_is_named_with_its_first_lines_or_time() -> None:
+    assert failure("sh", "-c", "echo no >&2; exit 4") == "sh -c 'echo no >&2; exit 4' failed with exit code 4: no"
+    assert failure("false", called="the start of 3 nodes") == (
+        "the start of 3 nodes failed with exit code 1: it printed nothing"
+    )
+    # A command that takes too long is ended and the error says what to try.
+    hint = "\n  hint: uptime shows how busy this machine is: end other work, then try again"
+    assert failure("sleep", "60", timeout=0.1) == f"sleep 60 did not end within 0.1 s{hint}"
+    said = failure("sleep", "60", called="tiny: the start of 3 nodes", timeout=0.1)
+    assert said == f"tiny: the start of 3 nodes did not end within 0.1 s{hint}"

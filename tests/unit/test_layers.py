@@ -6,10 +6,23 @@ docs/architecture.md says what each room is for. Imports for type checking and i
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import heddle
+from heddle.base.problems import MachineError
+from heddle.cli.console import Console
+from heddle.cli.lockedtools import ensure_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
@@ -37,7 +50,7 @@ def imports_of(root: Path) -> Imports:
 
 def _imports(name: str, path: Path, modules: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
@@ -61,32 +74,11 @@ def arrows_against(imports: Imports) -> list[str]:
     return found
 
 
-def circles(imports: Imports) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for target in imports[name]:
-            if target not in index:
-                visit(target)
-                low[name] = min(low[name], low[target])
-            elif target in stack:
-                low[name] = min(low[name], index[target])
-        if low[name] == index[name]:
-            group = stack[stack.index(name) :]
-            del stack[stack.index(name) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for name in imports:
-        if name not in index:
-            visit(name)
-    return found
+def test_no_modules_import_each_other(imports: Imports) -> None:
+    try:
+        TopologicalSorter({name: [*targets] for name, targets in imports.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other: {' '.join(error.args[1])}")
 
 
 def _room(name: str) -> str:
@@ -109,24 +101,198 @@ def test_no_module_imports_from_a_later_room(imports: Imports) -> None:
     assert not (arrows := arrows_against(imports)), "\n".join(["these imports go against the order:", *arrows])
 
 
-def test_no_modules_import_each_other(imports: Imports) -> None:
-    assert not (groups := circles(imports)), "\n".join(["these import each other:", *map(" ".join, groups)])
+PACKAGE = Path(heddle.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+# Programs that start without the package on their path, so they define what they need: nsenter's replacement.
+ALONE = {"runtimes/enter.py"}
+# A private number up to this one can be equal in two modules by chance: timeouts, counts of lines.
+SMALL = 255
 
 
-def test_the_arrow_that_breaks_the_order_is_named(tmp_path: Path) -> None:
-    for name, text in {
-        "__init__": "",
-        "base/__init__": "",
-        "base/low": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from heddle.lab.high import Lab\n",
-        "base/one": "def f():\n    from heddle.base import two\n",
-        "base/two": "import heddle.base.three\n",
-        "base/three": "from .one import f\n",
-        "lab/__init__": "",
-        "lab/high": "from heddle.base.problems import Problem\n",
-    }.items():
-        path = tmp_path / f"heddle/{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    imports = imports_of(tmp_path)
-    assert arrows_against(imports) == ["heddle/base/low.py:3  base -> lab  (heddle.lab.high)"]
-    assert circles(imports) == [["heddle.base.one", "heddle.base.three", "heddle.base.two"]]
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Trees of all files are large: they go with the last test."""
+    yield
+    tree_of.cache_clear()
+
+
+def doubles(found: Iterable[tuple[Any, str]]) -> dict[Any, list[str]]:
+    """Keys that occur more than once, with the places."""
+    places: dict[Any, list[str]] = defaultdict(list)
+    for key, place in found:
+        places[key].append(place)
+    return {key: where for key, where in places.items() if len(where) > 1}
+
+
+def classes(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """Public classes at the top of modules."""
+    for path in files:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, f"{path}:{node.lineno}"
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names and values of assignments at the top of a module; `A, B = 1, 2` gives two."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        else:
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and node.value is not None:
+                yield target.id, node.value
+            elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = zip(target.elts, node.value.elts, strict=True)
+                yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
+
+
+def constants(files: Iterable[Path]) -> Iterator[tuple[tuple[str, str], str]]:
+    """(name without underscore, value) of each constant that is not equal in two modules by chance."""
+    for path in files:
+        for name, value in assigned(tree_of(path)):
+            if name.startswith("__") or isinstance(value, (ast.Subscript, ast.Lambda)):
+                continue  # `__all__`; an alias of a type
+            number = value.value if isinstance(value, ast.Constant) else None
+            if name.startswith("_") and isinstance(number, (int, float)) and number <= SMALL:
+                continue
+            yield (name.lstrip("_"), ast.unparse(value)), f"{path}:{value.lineno}"
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    assert doubles(classes(FILES)) == {}
+
+
+def test_each_constant_is_defined_once() -> None:
+    shared = [path for path in FILES if str(path.relative_to(PACKAGE)) not in ALONE]
+    assert doubles(constants(shared)) == {}
+
+
+def test_folders_of_tests_are_packages_so_that_two_files_can_have_one_name() -> None:
+    # pytest imports a test file of a plain folder by its name alone: the second test_rail.py ends the whole run.
+    # A repository of tests/examples is no part of ours: its tests run in a copy of it.
+    files = Path(__file__).parents[1].rglob("test_*.py")
+    folders = {path.parent for path in files if "examples" not in path.parts}
+    assert len(folders) >= 4
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
+# pytest loads them by their entry points, or tests start them as programs; no module imports them.
+PLUGINS = {"pytest-timeout", "hatchling"}
+# pydantic's documentation says to import some names from here; its own version decides which one is installed.
+# jinja2's says the same of markupsafe.
+PARTS = {"pydantic-core": "pydantic", "markupsafe": "jinja2"}
+# tests/browser/axe.py reads the JavaScript in it, and imports nothing of it.
+CARRIERS = {"axe-playwright-python"}
+OURS = {"heddle", "tests", "tasks", *(path.stem for path in (ROOT / ".engine").glob("*.py"))}
+OURSELVES = "heddle-fabric"
+
+
+def normal(name: str) -> str:
+    """A package's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared() -> set[str]:
+    """The packages of the project, of its extras, of the build backend, and of the model tests: what ./inv installs."""
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = file["project"]["optional-dependencies"].values()
+    groups = [
+        file["project"]["dependencies"],
+        *extras,
+        file["dependency-groups"]["build"],
+        file["dependency-groups"]["models"],
+    ]
+    assert file["dependency-groups"]["build"] == file["build-system"]["requires"]
+    return {_name(each) for group in groups for each in group}
+
+
+def browsers() -> set[str]:
+    """The packages of suite browser, which `./inv test browser` installs."""
+    file = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {_name(each) for each in file["dependency-groups"]["browser"]}
+
+
+def _name(requirement: str) -> str:
+    return normal(re.split(r"[<>=~!;\[ ]", requirement, maxsplit=1)[0])
+
+
+def imported() -> set[str]:
+    """The packages of all imports in heddle/, tests/ and tasks.py, those of functions and of type checking too."""
+    modules = {name.split(".")[0] for name in _modules()} - OURS - set(sys.stdlib_module_names)
+    known = packages_distributions()
+    packages = {normal(package) for module in modules for package in known.get(module, [module])}
+    return {PARTS.get(package, package) for package in packages}
+
+
+def _modules() -> Iterator[str]:
+    for path in [ROOT / "tasks.py", *(ROOT / "heddle").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+
+def locked() -> dict[str, set[str]]:
+    """Package -> what asks for it, by the comments of requirements.lock."""
+    found: dict[str, set[str]] = {}
+    name = ""
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if match := re.match(r"([A-Za-z0-9_.-]+)==", line):
+            name = normal(match[1])
+            found.setdefault(name, set())
+        elif match := re.match(r"    #(?: via|  )\s*([A-Za-z0-9_.-]+)", line):
+            found[name].add(normal(match[1]))
+    return found
+
+
+def test_every_declared_package_is_imported_and_every_imported_one_declared() -> None:
+    assert imported() == (declared() | browsers()) - PLUGINS - CARRIERS
+    assert declared() >= PLUGINS
+
+
+def test_the_lock_has_what_is_declared_and_nothing_that_no_package_asks_for() -> None:
+    packages = locked()
+    assert {name for name, askers in packages.items() if OURSELVES in askers} == declared()
+    for name, askers in packages.items():
+        assert askers, name
+        assert askers <= {OURSELVES, *packages}, name
+
+
+def test_every_locked_package_has_hashes_and_no_index_is_named() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    for name in ("requirements.lock", "requirements-dev.lock", "requirements-browser.lock"):
+        lock = (ROOT / name).read_text()
+        assert "://" not in lock and "--index" not in lock
+    for stanza in re.split(r"\n(?=\S)", text.strip()):
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", stanza), stanza.splitlines()[0]
+
+
+MISSING = f"heddle-has-no-such-package==1 --hash=sha256:{'0' * 64}\n"
+
+
+def test_tools_that_are_as_pinned_need_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lock = tmp_path / "requirements-some.lock"
+    lock.write_text(f"pytest=={version('pytest')} ; python_version > '3' \\\n    --hash=sha256:00\n{MISSING}")
+    ensure_tools(Console(), lock, ["pytest"], "the tools")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("pin", ["pytest==0.0.1 --hash=sha256:00\n", MISSING])
+def test_another_version_or_none_is_installed_and_a_failure_is_named(
+    tmp_path: Path, pin: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "requirements-some.lock"
+    lock.write_text(pin)
+    with pytest.raises(MachineError, match=r"requirements-some\.lock could not be installed"):
+        ensure_tools(Console(), lock, [pin.partition("==")[0]], "the tools")
+    assert "installing the tools of requirements-some.lock" in capfd.readouterr().err

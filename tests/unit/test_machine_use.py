@@ -1,4 +1,4 @@
-"""When a run is unreliable because of its machine: from the texts of the kernel to the verdict."""
+"""When a run is unreliable because of its machine or its fabric: from the texts of the kernel to the verdict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pydantic import TypeAdapter
 
 from heddle.host import capacity
 from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
-from heddle.host.saturation import LEAST_S, Cause, Phase, WorkerUse
+from heddle.host.saturation import Cause, Phase, WorkerUse
+from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.machineuse import MARK, MachineUse
+from tests.unit import run_samples
 from tests.unit import run_samples as samples
 
 CALM = WorkerUse(1.0, 0.3, 0.02)
@@ -41,11 +43,15 @@ def test_readings_are_those_of_the_kernel() -> None:
     )
 
 
-def test_processors_that_are_offline_have_no_line_and_old_kernels_do_not_number_them() -> None:
+def test_processors_that_are_or_went_offline_are_left_out() -> None:
     numbered = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, 2), (9, 0, 3)))
     old = parse_reading(0.0, stat((1, 0), (2, 0), first=2), softnet((8, 0, None), (9, 0, None)))
     assert numbered == old
     assert [(number, each.packets) for number, each in old.processors.items()] == [(2, 8), (3, 9)]
+    # A processor that went online or offline is left out.
+    before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
+    after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
+    assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
 
 
 def test_this_machine_can_be_read_and_time_passes() -> None:
@@ -103,30 +109,6 @@ def test_the_causes_of_a_size_follow_from_readings(
     assert all(each.size == 1 << 16 and each.text for each in found)
 
 
-def test_a_phase_is_judged_from_two_tenths_of_a_second_on() -> None:
-    assert pytest.approx(0.2) == LEAST_S
-    assert (phase(seconds=0.1).judged, phase(seconds=0.3).judged) == (False, True)
-
-
-def test_time_between_ticks_counts_as_busy() -> None:
-    """Softirqs between two ticks, and what a hypervisor took: only the idle field of /proc/stat shows them."""
-    before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
-    after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
-    found = Phase.between(8, before, after, (CALM,))
-    assert [(use.number, round(use.busy, 2), use.packets) for use in found.processors] == [
-        (0, 0.02, 0.1),
-        (1, 0.98, 0.9),
-    ]
-    (cause,) = found.causes()
-    assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
-
-
-def test_a_processor_that_went_online_or_offline_is_left_out() -> None:
-    before = MachineReading(0.0, {0: Processor(1.0, 0), 1: Processor(1.0, 0)}, 0)
-    after = MachineReading(1.0, {1: Processor(1.5, 10), 2: Processor(0.0, 0)}, 0)
-    assert [use.number for use in Phase.between(8, before, after, (CALM,)).processors] == [1]
-
-
 def test_one_full_size_among_idle_ones_is_found() -> None:
     """Over the whole run the processors were busy for a fifth of the time: an average would not notice."""
     calm, full = phase(seconds=8.0, idle=(0.9, 0.9)), phase(seconds=1.0, idle=(0.0, 0.0))
@@ -138,25 +120,23 @@ def test_one_full_size_among_idle_ones_is_found() -> None:
     )
 
 
-def test_shares_of_a_run_are_weighted_by_time() -> None:
+def test_shares_of_workers_are_weighted_by_time() -> None:
     long = phase(seconds=3.0, workers=(WorkerUse(3.0, 0.2, 0.0), WorkerUse(3.0, 0.1, 0.08)))
     short = phase(seconds=1.0, workers=(WorkerUse(1.0, 0.6, 0.0), WorkerUse(1.0, 0.1, 0.0)))
     use = MachineUse.of([long, short], 0, BUDGET)
     assert use.worker_share == pytest.approx(0.3)
     assert use.waited_share == pytest.approx(0.06)
-
-
-def test_a_worker_reports_time_used_and_time_waited() -> None:
-    use = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
-    assert (use.seconds, use.busy) == (4.0, 0.5)
-    assert use.waited == pytest.approx(0.1)
+    # A worker reports time used and time waited.
+    worker = WorkerUse.between(OwnTime(10.0, 1.0, 0.5), OwnTime(14.0, 3.0, 0.9))
+    assert (worker.seconds, worker.busy) == (4.0, 0.5)
+    assert worker.waited == pytest.approx(0.1)
 
 
 def text_of(use: MachineUse) -> str:
     return replace(samples.result(), machine=use).table()
 
 
-def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
+def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many() -> None:
     causes = phase(idle=(0.5, 0.0), workers=(CALM, WorkerUse(1.0, 0.7, 0.28))).causes()
     use = replace(MachineUse.of([phase()], 0, PacketBudget(20_000, 9_000)), unreliable=causes)
     lines = text_of(use).splitlines()
@@ -168,22 +148,14 @@ def test_the_table_reports_causes_directly_below_the_bandwidths() -> None:
         f"{MARK} as computed before the run: 20,000 packets/s at line rate, and this machine carries about 9,000",
     ]
     assert not lines[at - 5].startswith("#")
-
-
-def test_a_run_without_causes_reports_none() -> None:
-    assert "UNRELIABLE" not in text_of(MachineUse.of([phase()], 0, BUDGET))
-    document = replace(samples.result(), machine=MachineUse.of([phase()], 0, BUDGET)).to_json()
-    assert (document["unreliable"], document["machine"]["limited"]) == ([], False)
-
-
-def test_of_many_causes_the_table_has_some() -> None:
+    # Of many causes the table has some.
     causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
     lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).lines()
     assert len(lines) == 10
     assert lines[-1] == f"{MARK} ... and 1 more, in --format json"
 
 
-def test_json_has_typed_causes_and_marks_phases_too_short_to_judge() -> None:
+def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     use = MachineUse.of([phase(seconds=0.1, idle=(0.0, 0.0)), phase(idle=(0.0, 0.5))], 4, PacketBudget(11, 10))
     document = json.loads(json.dumps(replace(samples.result(), machine=use).to_json()))
     assert [(each["cause"], each["size"], each["number"]) for each in document["unreliable"]] == [
@@ -193,9 +165,7 @@ def test_json_has_typed_causes_and_marks_phases_too_short_to_judge() -> None:
     assert [each["judged"] for each in document["machine"]["phases"]] == [False, True]
     assert document["machine"]["over_budget"] is True
     assert TypeAdapter(tuple[Cause, ...]).validate_python(document["unreliable"]) == use.unreliable
-
-
-def test_a_record_keeps_the_reasons_and_reads_older_ones() -> None:
+    # A record keeps the reasons and reads older ones.
     use = MachineUse.of([phase(idle=(0.0, 0.5))], 0, BUDGET)
     adapter = TypeAdapter(MachineUse)
     assert adapter.validate_json(adapter.dump_json(use)) == use
@@ -208,19 +178,17 @@ def test_the_budget_has_one_rule(wanted: int, carried: int, exceeded: bool) -> N
     assert PacketBudget(wanted, carried).exceeded is exceeded
 
 
-def test_softirqs_are_a_part_of_the_busy_time() -> None:
+def test_busy_time_has_softirqs_and_stolen_time() -> None:
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 {user} {nice} {system} {idle} 0 {irq} {softirq} 0 0 0\n"
     start = text.format(user=10, nice=3, system=20, idle=100, irq=1, softirq=10)
     before = parse_reading(0.0, start, softnet((0, 0, 0)))
     end = text.format(user=14, nice=9, system=35, idle=110, irq=3, softirq=58)
     after = parse_reading(1.0, end, softnet((8, 0, 0)))
     assert after.processors[0].softirq_s == pytest.approx(0.61)
-    found = Phase.between(4, before, after, ()).processors[0]
-    assert found.busy == pytest.approx(0.9)
-    assert (found.softirq, found.user, found.system) == pytest.approx((0.5, 0.1, 0.15))
-
-
-def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:
+    first = Phase.between(4, before, after, ()).processors[0]
+    assert first.busy == pytest.approx(0.9)
+    assert (first.softirq, first.user, first.system) == pytest.approx((0.5, 0.1, 0.15))
+    # Stolen time is a part of the busy time and is named.
     text = "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 10 0 20 {idle} 0 1 2 {stolen} 0 0\ncpu1 0 0 0 {rest} 0 0 0 0 0 0\n"
     lines = softnet((0, 0, 0), (0, 0, 1))
     before = parse_reading(0.0, text.format(idle=100, stolen=5, rest=100), lines)
@@ -233,3 +201,65 @@ def test_stolen_time_is_a_part_of_the_busy_time_and_is_named() -> None:
         cause.text
         == "processor 0: 98% busy (0% in softirqs, 40% taken by the hypervisor), 100% of the packets passed it"
     )
+    # Time between ticks counts as busy: Softirqs between two ticks, and what a hypervisor took: only the idle field of
+    # /proc/stat shows them.
+    before = parse_reading(0.0, stat((1000, 0), (1000, 0)), softnet((0, 0, 0), (0, 0, 1)))
+    after = parse_reading(1.0, stat((1098, 0), (1002, 0)), softnet((10, 0, 0), (90, 0, 1)))
+    found = Phase.between(8, before, after, (CALM,))
+    assert [(use.number, round(use.busy, 2), use.packets) for use in found.processors] == [
+        (0, 0.02, 0.1),
+        (1, 0.98, 0.9),
+    ]
+    (cause,) = found.causes()
+    assert cause.text == "processor 1: 98% busy (0% in softirqs), 90% of the packets passed it"
+
+
+FINE = FabricReading()
+DOWN = FabricReading(("rtsw1:eth1  the link is down",), ("rtsw1:eth1 is down",))
+LOST = FabricReading((), tuple(f"rtsw{n}: 10.0.0.0/24 has no next hop eth1" for n in range(1, 8)))
+
+
+def outputs_of(before: FabricReading, after: FabricReading, *changed: str) -> tuple[str, dict[str, object]]:
+    state = FabricState(before, after, changed)
+    result = replace(run_samples.result(), before=state.before, fabric_state=state, warnings=tuple(state.warnings()))
+    return result.table(), json.loads(json.dumps(result.to_json()))
+
+
+def test_a_fabric_converged_all_the_time_has_no_warnings() -> None:
+    text, data = outputs_of(FINE, FINE)
+    assert "#fabric" not in text
+    assert data["warnings"] == []
+    assert data["fabric_state"] == {
+        "state": "converged",
+        "before": {"converged": True, "faults": [], "gaps": []},
+        "after": {"converged": True, "faults": [], "gaps": []},
+        "changed": [],
+    }
+
+
+def test_a_degraded_or_changed_fabric_is_named_above_and_below_the_figures() -> None:
+    text, data = outputs_of(DOWN, DOWN)
+    head, _, foot = text.partition("#        (B)")
+    assert "#fabric   : degraded before this run (rtsw1:eth1  the link is down): do not compare it" in head
+    assert "#warning  : the fabric was degraded before the run: rtsw1:eth1  the link is down" in foot
+    assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
+    assert data["warnings"] == ["the fabric was degraded before the run: rtsw1:eth1  the link is down"]
+    short = replace(run_samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
+    assert "#fabric   : degraded before" in short
+    # A change during the run is named in both directions.
+    text, data = outputs_of(FINE, DOWN, "rtsw1", "ctsw1")
+    assert "#fabric   : degraded after this run (rtsw1:eth1  the link is down)" in text
+    assert data["warnings"] == [
+        "the fabric changed during the run, and is degraded now: rtsw1:eth1  the link is down",
+        "routes or hashing changed during the run on rtsw1, ctsw1",
+    ]
+    _, data = outputs_of(DOWN, FINE)
+    assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
+    assert "the fabric changed during the run, and has converged now" in str(data["warnings"])
+    text, data = outputs_of(FINE, FINE, "rtsw1")
+    assert "#fabric   : routes or hashing changed during this run" in text
+    assert data["fabric_state"]["state"] == "changed"  # type: ignore[index]
+    # Many gaps are shortened in words and whole in json.
+    text, data = outputs_of(LOST, LOST)
+    assert "rtsw4: 10.0.0.0/24 has no next hop eth1; and 3 more" in text
+    assert len(data["fabric_state"]["before"]["gaps"]) == 7  # type: ignore[index]

@@ -27,7 +27,6 @@ from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
 from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, ReferenceLoop, Timers
-from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
 from tests.unit import committed
@@ -220,7 +219,7 @@ def rigs(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rig, Rig]]:
 
 
 @needs_object
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_same_events_give_the_same_frames_gates_and_deadlines(rigs: tuple[Rig, Rig], seed: int) -> None:
     chance = random.Random(seed)
     sent = 0
@@ -328,15 +327,6 @@ def test_a_signal_ends_a_wait_even_if_it_comes_before_the_system_call(rigs: tupl
         assert time.monotonic() - started < 10
     finally:
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_reaction_bins_are_those_of_the_compiled_code() -> None:
-    """reaction_bin of pfcloop.c halves until nothing is left; here the same, against Python's bit_length."""
-    for took in (0, 1, 62_499, 62_500, 125_000, 10**6, 10**12):
-        count, rest = 0, took // 62_500
-        while rest and count < 9:
-            count, rest = count + 1, rest >> 1
-        assert count == reaction_bin(took)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

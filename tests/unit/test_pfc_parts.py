@@ -1,4 +1,4 @@
-"""What agent and keeper are made of, as far as it needs no network: deadlines, the layout, the log, locks."""
+"""Pause frames, deadlines, layout, log and locks of agent and keeper, and the watchdog, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+from scapy.contrib.mac_control import MACControlClassBasedFlowControl
+from scapy.layers.l2 import Ether
 
+from heddle.base.ethernet import MAX_QUANTA
 from heddle.fabric.shapes import clos
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
 from heddle.switch.pfc.control import AgentState, alive, stop
-from heddle.switch.pfc.loop import Timers
+from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
+from heddle.switch.pfc.loop import DETECT, Timers
+from heddle.switch.pfc.rows import RowState
+from heddle.switch.pfc.watchdog import Watchdog
+from heddle.switch.queues import cells
 from heddle.switch.queues.portids import port_ids
 
 HOLD = """
@@ -52,18 +64,6 @@ def test_deadlines_come_in_their_order_and_the_descriptor_tells_of_the_first() -
     timers.close()
 
 
-def test_an_earlier_deadline_that_is_added_later_comes_first() -> None:
-    timers = Timers()
-    now = time.monotonic_ns()
-    timers.push(now + 10**12, 1, 1)
-    timers.arm()
-    assert select.select([timers], [], [], 0)[0] == []
-    timers.push(now + 5_000_000, 2, 2)
-    timers.arm()
-    assert select.select([timers], [], [], 30)[0] == [timers]
-    timers.close()
-
-
 def test_a_deadline_replaces_that_of_the_same_kind_and_index_and_can_be_cancelled() -> None:
     timers = Timers()
     timers.push(100, 1, 7)
@@ -76,23 +76,6 @@ def test_a_deadline_replaces_that_of_the_same_kind_and_index_and_can_be_cancelle
     timers.push(50, 1, 7)
     timers.push(50, 1, 7)
     assert [timers.due(1000), timers.due(1000)] == [(50, 1, 7), None]
-    timers.close()
-
-
-def test_cancelled_deadlines_wake_nobody_up() -> None:
-    timers = Timers()
-    now = time.monotonic_ns()
-    timers.push(now + 1_000_000, 1, 1)
-    timers.push(now + 20_000_000, 1, 2)
-    timers.cancel(1, 1)
-    timers.arm()
-    assert select.select([timers], [], [], 30)[0] == [timers]
-    assert time.monotonic_ns() >= now + 20_000_000
-    timers.rang()
-    timers.push(now + 10**12, 1, 3)
-    timers.cancel(1, 2)
-    timers.arm()
-    assert select.select([timers], [], [], 0.05)[0] == []
     timers.close()
 
 
@@ -147,18 +130,17 @@ def test_the_log_keeps_few_lines_of_a_kind_in_a_second(tmp_path: Path, monkeypat
     assert "later (and 95 more lines like the last)" in (tmp_path / "pfc.log").read_text().splitlines()[-1]
 
 
-def test_a_log_never_grows_beyond_its_bounds(tmp_path: Path) -> None:
+def test_the_log_is_bounded_and_a_link_in_the_directory_leads_nowhere(tmp_path: Path) -> None:
     path = tmp_path / "pfc.log"
     log = world.Log(path)
     path.write_bytes(bytes(5 << 20))
     log.say("storm", "one more")
     assert path.read_text().endswith("storm: one more\n")
     assert path.stat().st_size < 100
-
-
-def test_a_link_in_the_labs_directory_leads_the_agent_nowhere(tmp_path: Path) -> None:
+    # A link in the labs directory leads the agent nowhere.
     elsewhere = tmp_path / "elsewhere"
-    (tmp_path / "pfc.log").symlink_to(elsewhere)
+    path.unlink()
+    path.symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic links"):
         world.Log(tmp_path / "pfc.log")
     assert not elsewhere.exists()
@@ -183,3 +165,172 @@ def test_running_processes_are_recognised_by_locks_and_not_by_files(tmp_path: Pa
     for each in held:
         assert each.stdout is not None
         each.stdout.close()
+
+
+MAC = bytes.fromhex("02a1b2c3d4e5")
+CASES: tuple[dict[int, int], ...] = (
+    {3: 0xFFFF},
+    {3: 0},
+    {0: 1, 7: 2},
+    {number: 1000 + number for number in range(8)},
+    {},
+)
+
+
+@pytest.mark.parametrize("quanta", CASES)
+def test_a_parsed_frame_has_the_fields_it_was_built_from(quanta: dict[int, int]) -> None:
+    frame = build(MAC, quanta)
+    assert len(frame) == FRAME_BYTES
+    assert parse(frame) == PfcFrame(MAC, quanta)
+
+
+@pytest.mark.parametrize("quanta", CASES)
+def test_scapy_builds_the_same_bytes(quanta: dict[int, int]) -> None:
+    words = {f"c{number}_enabled": int(number in quanta) for number in range(8)}
+    words |= {f"c{number}_pause_time": quanta.get(number, 0) for number in range(8)}
+    theirs = Ether(dst="01:80:c2:00:00:01", src="02:a1:b2:c3:d4:e5", type=0x8808)
+    theirs /= MACControlClassBasedFlowControl(**words)
+    assert build(MAC, quanta)[: len(bytes(theirs))] == bytes(theirs)[:FRAME_BYTES]
+
+
+@pytest.mark.parametrize("quanta", [{8: 1}, {-1: 1}, {0: MAX_QUANTA + 1}, {0: -1}])
+def test_values_outside_a_frames_fields_are_refused(quanta: dict[int, int]) -> None:
+    with pytest.raises(ValueError, match="class"):
+        build(MAC, quanta)
+    with pytest.raises(ValueError, match="MAC of 5 bytes"):
+        build(MAC[:5], {})
+
+
+def test_other_frames_and_times_whose_bit_is_clear_are_not_read() -> None:
+    frame = build(MAC, {3: 5})
+    pause = bytearray(frame)
+    pause[14:16] = b"\0\1"  # the older PAUSE
+    for other in (b"", frame[:33], b"\xff" + frame[1:], bytes(pause), frame[:12] + b"\x08\0" + frame[14:]):
+        assert parse(other) is None
+    # A time whose bit is clear is not read.
+    clear = bytearray(frame)
+    clear[18:20] = b"\xff\xff"  # of class 0
+    assert parse(bytes(clear)) == PfcFrame(MAC, {3: 5})
+    # A quantum is 512 bit times of the link.
+    assert quanta_ns(1, 100_000_000) == 5120
+    assert quanta_ns(65535, 100_000_000) == pytest.approx(335_539_200)
+    assert quanta_ns(65535, 25_000_000) == 1_342_156_800
+
+
+SECOND = 10**9
+ROW = 11  # class 3 of port 1
+
+
+@dataclass
+class Port:
+    """One gate, the numbers that a watchdog goes by, and what it has opened."""
+
+    dog: Watchdog
+    timers: Timers
+    queues: Any
+    rows: RowState
+    opened: list[int] = field(default_factory=list)
+
+    def until(self, end: int) -> None:
+        """Let the time pass, and have the watchdog look whenever it wants to."""
+        while (due := self.timers.due(end)) is not None:
+            when, kind, index = due
+            (self.dog.look if kind == DETECT else self.dog.calm)(index, when)
+
+    def close(self, now: int) -> None:
+        self.queues.agent["closed_since_ns"][ROW] = now
+        self.rows.heard[ROW] = now
+        self.dog.closed(ROW, now)
+
+    @property
+    def state(self) -> int:
+        return int(self.queues.agent["watchdog"][ROW])
+
+
+def made(queues: Any) -> Port:
+    rules = SimpleNamespace(detect_ns=[SECOND] * 16, restore_ns=[2 * SECOND] * 16, action=[1] * 16)
+    ports = {1: SimpleNamespace(ref="rtsw1:eth1", peer_ref="host1:eth1")}
+    world = SimpleNamespace(queues=queues, ports=ports, log=SimpleNamespace(say=lambda kind, text: None))
+    timers, rows = Timers(), RowState(16)
+    opened: list[int] = []
+
+    def release(index: int, now: int) -> None:
+        opened.append(now)
+        queues.agent["closed_since_ns"][index] = 0
+        dog.opened(index)
+
+    dog = Watchdog(cast(Any, world), cast(Any, rules), timers, rows, release)
+    return Port(dog, timers, queues, rows, opened)
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    queues = SimpleNamespace(cells=np.zeros(16, cells.CELL), agent=np.zeros(16, cells.AGENT))
+    found = made(queues)
+    yield found
+    found.timers.close()
+
+
+def test_packets_that_wait_for_the_detection_time_are_a_storm(port: Port) -> None:
+    port.queues.cells["depth"][ROW] = 5000
+    port.close(10 * SECOND)
+    port.until(11 * SECOND - 1)
+    assert (port.state, port.opened) == (0, [])
+    port.until(11 * SECOND)
+    assert (port.state, port.opened) == (1, [11 * SECOND])
+    assert port.queues.agent["storms"][ROW] == 1 and port.queues.agent["storm_since_ns"][ROW] == 11 * SECOND
+
+
+def test_time_counts_from_when_packets_wait_and_not_from_when_the_gate_was_closed(port: Port) -> None:
+    port.close(10 * SECOND)
+    port.until(10 * SECOND + 900_000_000)
+    port.queues.cells["depth"][ROW] = 5000
+    port.until(11 * SECOND + 850_000_000)
+    assert port.state == 0
+    port.until(12 * SECOND)
+    (opened,) = port.opened
+    assert 11.9 * SECOND <= opened <= 11.92 * SECOND
+
+
+def test_detection_starts_again_after_the_queue_was_empty(port: Port) -> None:
+    port.queues.cells["depth"][ROW] = 5000
+    port.close(10 * SECOND)
+    port.queues.cells["depth"][ROW] = 0
+    port.until(11 * SECOND)
+    port.queues.cells["depth"][ROW] = 5000
+    port.until(11 * SECOND + 990_000_000)
+    assert port.opened == []
+    port.until(12 * SECOND + 20_000_000)
+    assert len(port.opened) == 1
+
+
+def test_detection_starts_again_when_a_packet_leaves(port: Port) -> None:
+    port.queues.cells["depth"][ROW] = 5000
+    port.close(10 * SECOND)
+    port.queues.cells["last_out_ns"][ROW] = 10 * SECOND + 600_000_000
+    port.until(11 * SECOND + 599_999_999)
+    assert port.state == 0
+    port.until(11 * SECOND + 600_000_000)
+    assert port.state == 1
+
+
+def test_a_storm_is_over_when_no_pause_has_come_for_the_restoration_time(port: Port) -> None:
+    port.queues.cells["depth"][ROW] = 5000
+    port.close(10 * SECOND)
+    port.until(11 * SECOND)
+    port.rows.heard[ROW] = 11 * SECOND + 500_000_000
+    port.until(13 * SECOND + 499_999_999)
+    assert port.state == 1
+    port.until(13 * SECOND + 500_000_000)
+    assert port.state == 0 and not port.rows.storms()
+
+
+def test_a_storm_that_an_agent_before_has_left_ends_in_time(port: Port) -> None:
+    port.queues.agent["watchdog"][ROW] = 2
+    successor = made(port.queues)
+    successor.dog.adopt(20 * SECOND)
+    successor.until(22 * SECOND - 1)
+    assert successor.state == 2 and successor.rows.storms() == [ROW]
+    successor.until(22 * SECOND)
+    assert successor.state == 0 and not successor.rows.storms()
+    successor.timers.close()

@@ -12,8 +12,6 @@ from heddle.cli.demo import ACTS, OPTIONS, Act
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.runs.machineuse import MachineUse
-from heddle.runs.results import RunResult
 from heddle.runs.run import payload_bytes, total_packets
 from heddle.runs.runtable import SizeRow, size_row
 from heddle.switch.queues.classes import deepest_queue
@@ -23,6 +21,7 @@ from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_s
 from heddle.traffic.plan import build_plan, smallest_size
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe
+from tests.unit import run_samples as samples
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +52,20 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
         parse_sizes(text)
 
 
-def test_messages_windows_and_timeouts_can_be_chosen(demo: Fabric) -> None:
+def test_placement_and_options_of_a_plan(demo: Fabric) -> None:
     plan = build_plan(demo, run_options(chunk="64K", window=3, timeout=8))
     assert plan.options.chunk == 65536
     assert plan.window == 3
     assert plan.timeout_s == pytest.approx(4.096e-6 * 2**8)
+    # Cyclic placement makes every ring hop leave its rack.
+    plan = build_plan(demo, RunOptions(placement="cyclic"))
+    racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
+    assert all(racks[flow.src_rank] != racks[flow.dst_rank] for flow in plan.flows())
+    block = build_plan(demo, RunOptions())
+    assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
+    # A series of sizes is rounded size by size.
+    plan = build_plan(demo, run_options(size="10:20:3"))
+    assert plan.options.sizes == (8, 12, 16, 16)  # nccl-tests prints a row twice then, too
 
 
 def test_source_ports() -> None:
@@ -99,14 +107,6 @@ def test_a_plan_is_a_function_of_fabric_and_options(demo: Fabric) -> None:
     assert len(set(by_nic)) == len(by_nic)
 
 
-def test_cyclic_placement_makes_every_ring_hop_leave_its_rack(demo: Fabric) -> None:
-    plan = build_plan(demo, RunOptions(placement="cyclic"))
-    racks = [demo.by_name[e.host].group("rack") for e in plan.endpoints]
-    assert all(racks[flow.src_rank] != racks[flow.dst_rank] for flow in plan.flows())
-    block = build_plan(demo, RunOptions())
-    assert [e.host for e in block.endpoints] == [f"host{i}" for i in range(1, 17)]
-
-
 @pytest.mark.parametrize(
     ("collective", "ranks", "typed", "sent"),
     [
@@ -131,11 +131,6 @@ def test_sizes_are_rounded_down_as_nccl_tests_does(
         assert sent // ranks % 16 == 0
 
 
-def test_a_series_of_sizes_is_rounded_size_by_size(demo: Fabric) -> None:
-    plan = build_plan(demo, run_options(size="10:20:3"))
-    assert plan.options.sizes == (8, 12, 16, 16)  # nccl-tests prints a row twice then, too
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 16, 1000])
 def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> None:
     for pattern in patterns().values():
@@ -150,14 +145,12 @@ def test_a_fabric_of_one_host_is_reported_without_flags_that_were_not_typed() ->
         build_plan(lonely, run_options())
 
 
-def test_queueing_alone_never_looks_like_loss(demo: Fabric) -> None:
+def test_queueing_and_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
     dropping = load_fabric("demo", name="demo", overrides=["queues.pfc.enabled=false"]).fabric
     deepest = deepest_queue(dropping, 3)
     assert build_plan(dropping, RunOptions()).timeout_s > 3 * 8 * deepest / dropping.slowest_bps
     assert build_plan(demo, RunOptions(timeout=14)).timeout_s == pytest.approx(0.0671, rel=1e-3)
-
-
-def test_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
+    # Pauses alone never look like loss.
     detect = demo.policy.queues.pfc.watchdog.detect * 1e-9
     drain = 3 * 8 * deepest_queue(demo, 3) / demo.slowest_bps
     assert build_plan(demo, RunOptions()).timeout_s > detect + drain
@@ -180,10 +173,10 @@ def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collecti
     assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16
 
 
-def test_a_pattern_without_reduction_shows_none_in_the_table(demo: Fabric) -> None:
+def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
     rows = (SizeRow(64, 1.0, 1.0, 1.0, 0),)
     for collective, words in (("all-to-all", ["none", "-1"]), ("incast", ["none", "0"]), ("all-reduce", ["sum", "-1"])):
-        text = replace(result_of(demo, rows), options=RunOptions(collective=collective)).table()
+        text = replace(samples.result(), rows=rows, options=RunOptions(collective=collective)).table()
         (line,) = (line.split() for line in text.splitlines() if not line.startswith("#"))
         assert line[3:5] == words
 
@@ -197,38 +190,17 @@ def test_the_demo_leaves_a_third_of_two_cores_to_spare(demo: Fabric, act: Act) -
     assert 20_000 < wanted < 37_600 * 2 // 3
 
 
-def test_an_incast_wants_one_nic_of_the_machine_and_an_all_to_all_wants_all(demo: Fabric) -> None:
+def test_packets_of_a_run_count_in_the_budget_of_the_machine(demo: Fabric) -> None:
     packets = {c: total_packets(build_plan(demo, RunOptions(collective=c))) for c in ("incast", "all-to-all")}
     assert packets["all-to-all"] == pytest.approx(16 * packets["incast"], rel=0.01)
     each = (1 << 20) * 6 * 15 / 16 / 4096
     assert packets["incast"] == pytest.approx(each, rel=0.1)
-
-
-def result_of(demo: Fabric, rows: tuple[SizeRow, ...], **machine: float) -> RunResult:
-    use = {
-        "cpu_share": 0.4,
-        "worker_share": 0.3,
-        "waited_share": 0.02,
-        "backlog_drops": 0,
-        "socket_drops": 0,
-        "wanted_pps": 1,
-        "budget_pps": 2,
-    }
-    plan = build_plan(demo, RunOptions())
-    return RunResult(
-        lab="demo", k=16000, ecmp="flow", options=plan.options, endpoints=plan.endpoints, rows=rows, flows=(),
-        machine=MachineUse(**{**use, **machine}), icrc_errors=0, stray=0,  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def test_small_packets_count_in_the_budget(demo: Fabric) -> None:
+    # Small packets count in the budget.
     plan = build_plan(demo, RunOptions(qps=128))
     assert payload_bytes(plan) == 512
     assert payload_bytes(build_plan(demo, RunOptions(qps=128, qp_mode="round-robin"))) == 4096
     assert payload_bytes(build_plan(demo, RunOptions(sizes=(4,)))) == 4
-
-
-def test_memory_is_reckoned_before_it_is_taken() -> None:
+    # Memory is reckoned before it is taken.
     needed = machine.memory_bytes((1 << 20, 1 << 24), ranks=16, workers=2)
     assert 3 * 16 * (1 << 24) < needed < 4 * 16 * (1 << 24)
     assert machine.free_bytes() > 1 << 20

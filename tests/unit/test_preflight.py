@@ -1,4 +1,4 @@
-"""Missing parts of a machine are reported all at once, with the command that fixes each."""
+"""Missing parts of a machine are reported all at once; how a port keeps the order of its packets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from heddle.base.problems import MachineError
 from heddle.fabric.shapes import build
 from heddle.host import limits
 from heddle.host import preflight as room
+from heddle.host.delivery import Delivery, choose
 from heddle.host.preflight import preflight
+from heddle.kernel.inorder import PortDelivery, cpu_for, cpu_mask, cpus_of, fault, online_cpus
 from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 
@@ -52,11 +54,11 @@ def small(ecmp: str = "flow") -> ClosSpec:
     return ClosSpec(name="small", racks=2, ctsw=2, routing=RoutingSpec.model_validate({"ecmp": ecmp}))
 
 
-def test_a_machine_that_has_everything_passes(machine: Path) -> None:
+def test_a_fabric_passes_where_the_machine_has_everything_or_up_can_raise_it(machine: Path) -> None:
     preflight(build(small()))
-
-
-def test_a_kernel_without_seed_runs_e_ecmp_only(machine: Path) -> None:
+    # A fabric that needs more neighbours passes where up can raise the limit.
+    preflight(LARGE)
+    # A kernel without seed runs e ecmp only.
     (machine / "sys/net/ipv4/fib_multipath_hash_seed").unlink()
     preflight(build(small("e-ecmp")))
     with pytest.raises(MachineError, match=r"routing\.ecmp=e-ecmp"):
@@ -66,10 +68,6 @@ def test_a_kernel_without_seed_runs_e_ecmp_only(machine: Path) -> None:
 def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sysctls of the machine as in a container without --privileged."""
     monkeypatch.setattr(limits.MachineLimits, "writable", lambda self, key: False)
-
-
-def test_a_fabric_that_needs_more_neighbours_passes_where_up_can_raise_the_limit(machine: Path) -> None:
-    preflight(LARGE)
 
 
 def test_limits_that_cannot_be_raised_come_with_their_sysctl(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,15 +93,24 @@ def test_hosts_of_an_ipv6_fabric_are_neighbours_of_ipv6(machine: Path, monkeypat
     assert "net.ipv4" not in str(caught.value)
 
 
-def test_missing_capabilities_of_root_are_named(machine: Path) -> None:
+def test_missing_capabilities_and_daemons_are_named(machine: Path) -> None:
     (machine / "status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's own choice
     with pytest.raises(MachineError, match=r"not have CAP_NET_ADMIN, CAP_SYS_ADMIN here\n.*--cap-add NET_ADMIN"):
         preflight(build(small()))
     (machine / "status").unlink()
     preflight(build(small()))
+    # Frr without bgpd is named.
+    (machine / "frr/bgpd").unlink()
+    with pytest.raises(MachineError, match="bgpd is missing"):
+        preflight(build(small()))
 
 
-def test_limits_of_the_shell_are_reported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_the_shell_and_of_namespaces_are_reported(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "sys/user").mkdir()
+    (machine / "sys/user/max_net_namespaces").write_text("7")
+    with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
+        preflight(build(small()))
+    # Limits of the shell are reported.
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     with pytest.raises(MachineError) as caught:
         preflight(build(small()))
@@ -111,19 +118,6 @@ def test_limits_of_the_shell_are_reported(machine: Path, monkeypatch: pytest.Mon
     assert "ulimit -u = 40 is too low: 48 processes and threads are needed" in said
     assert "ulimit -n = 40 is too low: 256 open files are needed" in said
     assert "ulimit -n 256" in said
-
-
-def test_a_limit_of_namespaces_is_reported(machine: Path) -> None:
-    (machine / "sys/user").mkdir()
-    (machine / "sys/user/max_net_namespaces").write_text("7")
-    with pytest.raises(MachineError, match=r"user\.max_net_namespaces = 7 is too low: 8 network namespaces are needed"):
-        preflight(build(small()))
-
-
-def test_frr_without_bgpd_is_named(machine: Path) -> None:
-    (machine / "frr/bgpd").unlink()
-    with pytest.raises(MachineError, match="bgpd is missing"):
-        preflight(build(small()))
 
 
 def test_all_problems_are_reported_together(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +160,62 @@ def test_an_frr_that_was_built_for_fewer_next_hops_is_named_before_anything_is_c
         preflight(wide, daemons=False)  # the image has its own FRR
     finally:
         room._zebra_says.cache_clear()
+
+
+ONE, TWO = frozenset({1}), frozenset({0, 1})
+
+
+@pytest.mark.parametrize(
+    ("release", "delivery", "reason"),
+    [
+        ("5.15.0-91-generic", Delivery.RPS, "share an ECMP next hop"),
+        ("6.6.0-rc1", Delivery.RPS, "can lose packets in its receive ring"),
+        ("6.18.44", Delivery.NAPI, "a full receive ring of a veth stops the sender"),
+        ("an unreadable release", Delivery.RPS, "share an ECMP next hop"),
+    ],
+)
+def test_a_kernel_release_decides_how_ports_keep_order(release: str, delivery: Delivery, reason: str) -> None:
+    chosen = choose(release)
+    assert chosen.delivery is delivery
+    assert reason in chosen.reason
+
+
+def test_ports_with_successive_numbers_are_spread_over_all_cpus() -> None:
+    assert [cpu_for(number, [0, 2, 5]) for number in range(1, 7)] == [2, 5, 0, 2, 5, 0]
+    assert cpu_for(7, [3]) == 3
+
+
+@pytest.mark.parametrize(
+    ("cpu", "mask"), [(0, "1"), (5, "20"), (31, "80000000"), (32, "1,00000000"), (70, "40,00000000,00000000")]
+)
+def test_a_cpu_is_written_as_the_kernels_bitmap_and_read_back(cpu: int, mask: str) -> None:
+    assert cpu_mask(cpu) == mask
+    assert cpus_of(mask + "\n") == {cpu}
+
+
+def test_bitmaps_and_lists_of_the_kernel_are_read() -> None:
+    assert cpus_of("0\n") == frozenset()
+    assert cpus_of("00000001,00000003\n") == {0, 1, 32}
+    assert online_cpus("0-2,8\n") == {0, 1, 2, 8}
+    assert online_cpus("0\n") == {0}
+
+
+@pytest.mark.parametrize(
+    ("found", "delivery", "why"),
+    [
+        (PortDelivery(gro=True, gro_sizes=(1, 1), rps=()), Delivery.NAPI, ""),
+        (PortDelivery(gro=False, gro_sizes=(1, 1), rps=()), Delivery.NAPI, "has GRO off"),
+        (PortDelivery(gro=True, gro_sizes=(1, 65536), rps=()), Delivery.NAPI, "has gro_max_size 1 and 65536, not 1"),
+        (PortDelivery(gro=True, gro_sizes=(), rps=()), Delivery.NAPI, "has gro_max_size unknown, not 1"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=(ONE,)), Delivery.RPS, ""),
+        (PortDelivery(gro=True, gro_sizes=(), rps=(ONE,)), Delivery.RPS, "has GRO on"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=(TWO,)), Delivery.RPS, "does not have exactly one CPU in rps_cpus"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=()), Delivery.RPS, "does not have exactly one CPU in rps_cpus"),
+        (PortDelivery(gro=False, gro_sizes=(), rps=(frozenset({7}),)), Delivery.RPS, "has the offline CPU 7"),
+    ],
+)
+def test_a_port_that_may_deliver_out_of_order_is_found_by_its_settings(
+    found: PortDelivery, delivery: Delivery, why: str
+) -> None:
+    said = fault(found, delivery, {0, 1})
+    assert said.startswith(why) and bool(said) == bool(why)

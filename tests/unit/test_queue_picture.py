@@ -1,17 +1,22 @@
-"""The picture of a run's queues: what is drawn, which thresholds stand in it, and the same bytes each time."""
+"""Pictures of a run's queues and rates: what is drawn, which thresholds stand in it, the same bytes each time."""
 
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.runs.files import UnreadableError
+from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, use_of_rates, write_rates
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Series
 from heddle.runs.seriesfile import Recorded, RowLabel
-from heddle.views.queuepicture import draw, panels
+from heddle.views.queuepicture import DRAWN, draw, drawn, panels
+from heddle.views.report import charts
 from heddle.views.style import picture_kind
 
 BUCKETS = 50
@@ -50,20 +55,13 @@ def svg_text(found: Recorded) -> str:
     return draw("svg", found, panels(found)).decode()
 
 
-def test_the_deepest_queues_are_drawn_and_behind_them_the_fullest_ingress_buffers() -> None:
+def test_queues_and_thresholds_stand_in_the_picture() -> None:
     shown = [(each.label.port, each.side) for each in panels(recorded())]
     assert shown == [
         ("rtsw1:eth3", "egress"), ("ctsw1:eth1", "egress"), ("ctsw2:eth1", "egress"), ("rtsw1:eth4", "egress"),
         ("rtsw1:eth3", "ingress"), ("ctsw1:eth1", "ingress"),
     ]  # fmt: skip
-
-
-def test_a_requested_queue_is_drawn_even_if_it_was_nearly_empty() -> None:
-    shown = panels(recorded(), lambda label: label.kind == "control")
-    assert [(each.label.port, each.side) for each in shown] == [("rtsw1:eth1", "egress")]
-
-
-def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
+    # Thresholds totals and honest time stand in the picture.
     said = re.sub(r"<[^>]+>", " ", svg_text(recorded()))
     for words in (
         "zone: queues over time", "incast over 16 ranks, 4 MiB, 1 QP",
@@ -75,16 +73,15 @@ def test_thresholds_totals_and_honest_time_stand_in_the_picture() -> None:
     assert "drops" in said and "17" in said
 
 
-def test_a_host_s_queue_is_drawn_when_it_was_paused_or_is_asked_for_and_behind_those_of_switches() -> None:
+def test_requested_queues_and_those_of_paused_hosts_are_drawn() -> None:
+    shown = panels(recorded(), lambda label: label.kind == "control")
+    assert [(each.label.port, each.side) for each in shown] == [("rtsw1:eth1", "egress")]
+    # A host s queue is drawn when it was paused or is asked for and behind those of switches.
     found = recorded()
     assert "host3:eth1" in [each.label.port for each in panels(found, lambda label: label.host)]
     found.series.columns["paused_ns"][3, 5] = 1_000_000
     found.series.columns["peak"][2] = found.series.columns["depth"][2] = 0
     assert [each.label.port for each in panels(found)][:4] == ["rtsw1:eth3", "ctsw1:eth1", "rtsw1:eth4", "host3:eth1"]
-
-
-def test_the_same_run_gives_the_same_bytes() -> None:
-    assert svg_text(recorded()) == svg_text(recorded())
 
 
 @pytest.mark.deep
@@ -100,3 +97,85 @@ def test_a_file_is_of_a_kind_that_its_name_ends_in() -> None:
     assert [picture_kind("--out", name) for name in names] == ["svg", "png", "pdf"]
     with pytest.raises(InputError, match=r"--out q\.txt has no suffix of a picture\n.*q\.svg, q\.png or q\.pdf"):
         picture_kind("--out", "q.txt")
+
+
+SECOND = 1_000_000_000
+
+
+def qp(number: int) -> PacedQp:
+    return PacedQp(f"host{number}", "host1", 0x100 + number, 100)
+
+
+def some() -> Rates:
+    """Three queue pairs: one never slowed, one slowed, with a step after the end, one that sent nothing."""
+    return rates_of(
+        "dcqcn", 4.0, 10 * SECOND,
+        [
+            (qp(2), ((10 * SECOND, 100.0),)),
+            (qp(3), ((10 * SECOND, 100.0), (11 * SECOND, 50.0), (13 * SECOND, 60.0), (99 * SECOND, 100.0))),
+            (qp(4), ()),
+        ],
+    )  # fmt: skip
+
+
+def test_rates_by_time_and_the_sums_of_a_run() -> None:
+    one, slowed, silent = some().courses
+    assert slowed.times_s.tolist() == [0.0, 1.0, 3.0]
+    assert slowed.at(np.array([-1.0, 0.0, 0.99, 1.0, 2.9, 3.0, 99.0])).tolist() == [100, 100, 100, 50, 50, 60, 60]
+    assert slowed.mean(4.0) == pytest.approx((100 + 2 * 50 + 60) / 4)
+    assert (one.mean(4.0), silent.mean(4.0)) == (100.0, 100.0)
+    assert silent.at(np.array([1.0])).tolist() == [100]
+    # The sums of a run.
+    use = use_of_rates(some(), {"rpg_gd": 11.0}, "rpg_ai_rate=9", 1234, 1233)
+    assert (use.slowed, use.qps, use.least_bps, use.least_at) == (1, 3, 50.0, "host3 to host1, QP 259")
+    assert use.lines() == [
+        "#dcqcn    : 1,234 CNPs sent, 1,233 received; 1 of 3 QPs slowed, down to 5e-05 Mb/s (host3 to host1, QP 259)",
+        "#dcqcn    : set: rpg_ai_rate=9",
+    ]
+    calm = Rates("swift", 4.0, some().courses[:1])
+    assert use_of_rates(calm, {}, "", 0, 0).lines() == ["#swift    : 0 CNPs sent, 0 received; no QP slowed"]
+    least, mean, last = (some().to_json()[1][key] for key in ("least_bps", "mean_bps", "last_bps"))
+    assert (least, mean, last) == (50.0, 65.0, 60.0)
+
+
+def test_rates_are_kept(tmp_path: Path) -> None:
+    write_rates(tmp_path, some())
+    found = read_rates(tmp_path)
+    assert (found.controller, found.seconds) == ("dcqcn", 4.0)
+    assert found.to_json() == some().to_json()
+    assert [each.qp for each in found.courses] == [qp(2), qp(3), qp(4)]
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "other"])
+def test_damaged_rates_are_named(tmp_path: Path, damage: str) -> None:
+    write_rates(tmp_path, some())
+    path = tmp_path / RATES
+    if damage == "gone":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    else:
+        shutil.copy(__file__, path)
+    with pytest.raises(UnreadableError, match=r"rates\.npz is (missing: the run had no|damaged)"):
+        read_rates(tmp_path)
+
+
+def test_the_picture_has_a_panel_of_rates() -> None:
+    found = recorded()
+    shown = panels(found)
+    text = draw("svg", found, shown, some()).decode()
+    assert "dcqcn: sending rates of 1 of 2 QPs that sent, Mb/s (emulated)" in text
+    assert "host3 to host1, QP 259" in text and "host2 to host1" not in text
+    assert text == draw("svg", found, shown, some()).decode()
+    assert "sending rates" not in draw("svg", found, shown).decode()
+    chart = charts.rates(some(), 4000)
+    assert "host3 to host1, QP 259" in chart.json and "down to 5e-05 Mb/s" in chart.told
+
+
+def test_of_many_queue_pairs_those_that_were_slowed_most_are_drawn() -> None:
+    steps = [(qp(number), ((10 * SECOND, float(number)),)) for number in range(2, 90)]
+    shown = drawn(rates_of("dcqcn", 1.0, 10 * SECOND, steps))
+    assert [each.qp for each in shown] == [qp(number) for number in range(2, 2 + DRAWN)]
+    assert drawn(rates_of("dcqcn", 1.0, 10 * SECOND, [(qp(2), ())])) == []
+    quiet = rates_of("dcqcn", 1.0, 10 * SECOND, [(qp(2), ())])
+    assert "0 of 0 QPs" in draw("svg", recorded(), panels(recorded()), quiet).decode()

@@ -1,4 +1,4 @@
-"""What `queues` says of a lab's maps: a row where something happened, headroom by its sum, and what is missing."""
+"""What `queues` and a run say of a lab's maps: a row where something happened, sums over ports, what is missing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
-from heddle.runs.queueuse import QueueUse
+from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
+from heddle.runs.rowreader import COLUMNS
+from heddle.runs.series import Series
 from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.queues import cells
+from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import port_ids, row
 from heddle.switch.queues.queuestate import QueueState
@@ -188,7 +191,7 @@ def test_the_median_of_a_histogram_is_in_the_bin_of_the_true_one(seed: int) -> N
     assert (seen.count, seen.max_ns) == (501, int(times.max()))
 
 
-def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promised(maps: Maps) -> None:
+def test_the_document_has_a_row_a_port_and_class_which_patterns_choose(maps: Maps) -> None:
     data = maps.result().to_json()
     assert {"lab", "ports", "switches", "headroom", "agent"} <= set(data)
     assert maps.result(AgentRow(None, None)).to_json()["agent"] == {"agent": None, "keeper": None, "alive": False}
@@ -197,9 +200,7 @@ def test_the_document_has_a_row_a_port_and_class_with_the_names_that_are_promise
     assert promised <= set(data["ports"][0])
     assert [each["switch"] for each in data["switches"]] == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
     assert data["switches"][0]["buffer"] == 4 * (150_000 + 133_428)
-
-
-def test_rows_are_chosen_by_patterns_and_classes(maps: Maps) -> None:
+    # Rows are chosen by patterns and classes.
     result = maps.result()
     every = RowFilter(every=True)
     assert len(every.rows(result)[0]) == 48
@@ -231,3 +232,42 @@ def test_a_run_s_footer_is_a_line_or_two() -> None:
 )
 def test_bytes_are_written_as_a_fabric_file_has_them(count: int, said: str) -> None:
     assert amount(count) == said
+
+
+@pytest.fixture
+def fabric() -> Fabric:
+    return load_fabric("tiny").fabric
+
+
+def at(fabric: Fabric, ref: str) -> int:
+    node, _, port = ref.partition(":")
+    return row(port_ids(fabric)[node, port], 3)
+
+
+def used(fabric: Fabric) -> QueueUse:
+    rows = (len(port_ids(fabric)) + 1) * 8
+    counts, drops = np.full((rows, len(COLUMNS)), 1000, np.int64), np.full((rows, len(CAUSES) + 1), 100, np.int64)
+    before = QueueTotals(counts, drops, 7)
+    after = QueueTotals(counts.copy(), drops.copy(), 9)
+    host, near, far = (at(fabric, ref) for ref in ("host1:eth1", "rtsw1:eth1", "ctsw1:eth1"))
+    for place, name, more in (
+        (host, "paused_ns", 3_000_000), (near, "paused_ns", 2_500_000), (near, "marks", 40), (far, "marks", 2),
+        (far, "pfc_sent", 5), (near, "pfc_sent", 6),
+    ):  # fmt: skip
+        after.counts[place, COLUMNS.index(name)] += more
+    after.drops[near, CAUSES.index("headroom")] += 11
+    after.drops[far, CAUSES.index("headroom")] += 4
+    after.drops[far, -1] += 2
+    columns = {name: np.zeros((3, 2), np.int64) for name in COLUMNS}
+    columns["peak"][:] = [[90_000, 10], [50_000, 60_000], [70_000, 1]]
+    seen = Series(np.array([0.01, 0.02]), np.array([host, near, far], np.int32), columns, 0.01, 2, 0.0)
+    return use_of(fabric, before, after, seen)
+
+
+def test_counts_are_of_the_run_alone_and_the_deepest_queue_is_a_switchs(fabric: Fabric) -> None:
+    found = used(fabric)
+    assert (found.marks, found.pauses, found.storms) == (42, 11, 2)
+    assert (found.drops, found.dropped) == ({"headroom": 15, "lost": 2}, 17)
+    assert (found.paused_ports, found.paused_hosts, found.paused_ms) == (2, 1, 5.5)
+    # The deepest queue is a switchs by its highest bucket.
+    assert (found.deepest, found.deepest_at, found.bucket_ms) == (70_000, "ctsw1:eth1 class 3", 10.0)

@@ -1,24 +1,38 @@
-"""Whole collectives between ranks that share only a (lossy) channel: sums must be right, or be seen to be wrong."""
+"""Whole collectives between ranks over a lossy channel: sums are right, or seen to be wrong; a run's barriers."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from heddle.base.events import Silent
+from heddle.endpoints import crew
 from heddle.endpoints.connections import QpConnection, part_sizes
 from heddle.endpoints.expected import Expected, Floats, block_elements, rank_input
 from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank
+from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
+from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import QpMode, RunOptions
+from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Key, build_schedule
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
+from tests import lineworker
+from tests.machine import patience
 
 PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
 
@@ -185,7 +199,7 @@ def test_right_arrays_have_no_wrong_block_and_one_wrong_element_makes_one(ranks:
             assert (expected.wrong_blocks(spoilt, epoch), expected.wrong_elements(spoilt, epoch)) == (1, 1)
 
 
-def test_a_schedule_waits_for_what_it_forwards() -> None:
+def test_a_schedule_waits_for_what_it_forwards_and_parts_are_those_of_nccl() -> None:
     schedule = build_schedule(find_pattern("all-reduce", "ring"), 4, 1, 4000, 1024)
     first = [s for s in schedule.sends if s.key[0] == 0]
     assert all(not s.needs for s in first)
@@ -195,9 +209,7 @@ def test_a_schedule_waits_for_what_it_forwards() -> None:
             # In the all-gather: what came last, and the sum of this rank that it replaces.
             assert set(send.needs) == {(step - 1, index)} | ({(step - 5, index)} if step > 4 else set())
     assert sum(s.hi - s.lo for s in schedule.sends) == 2 * 3 * 1000
-
-
-def test_parts_of_a_split_message_are_those_of_nccl() -> None:
+    # Parts of a split message are those of nccl.
     assert part_sizes(65536, 16) == [(i * 4096, 4096) for i in range(16)]
     assert part_sizes(1000, 4) == [(0, 256), (256, 256), (512, 256), (768, 232)]
     assert part_sizes(100, 16) == [(0, 100)]
@@ -205,9 +217,7 @@ def test_parts_of_a_split_message_are_those_of_nccl() -> None:
         parts = part_sizes(length, 7)
         assert parts[0][0] == 0 and sum(size for _, size in parts) == length
         assert all(a + size == b for (a, size), (b, _) in pairwise(parts))
-
-
-def test_inputs_differ_between_ranks_and_sums_stay_exact() -> None:
+    # Inputs differ between ranks and sums stay exact.
     a, b = rank_input(0, 1000), rank_input(1, 1000)
     assert not np.array_equal(a, b)
     assert a.min() >= 0 and a.max() <= 255
@@ -234,3 +244,91 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
     assert rank.size_done
     rank.check()
     assert rank.results[0].seconds == 2.0
+
+
+ROOT = Path(__file__).parents[2]
+SIZES = (64, 128, 256)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_size_starts_and_is_checked_by_all_workers_together(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
+    monkeypatch.setenv("LINEWORKER_LOG", str(log))
+    monkeypatch.setenv("LINEWORKER_CHECK_S", "0.3")
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=SIZES, warmup=0, iters=1))
+    transport = find_transport("rc").of(plan)
+    with crew.crew_of(plan, transport, {}, workers) as running:
+        heard: list[tuple[int, int, list[int]]] = []
+        reports = running.run(
+            Silent(), on_size=lambda size, results: heard.append((time.monotonic_ns(), size, [*results]))
+        )
+        phases = running.phases
+    said: dict[str, list[int]] = defaultdict(list)
+    for line in log.read_text().splitlines():
+        at, _, word = line.split(" ", 2)
+        said[word].append(int(at))
+    for number in range(len(SIZES)):
+        assert len(said[f"go {number}"]) == len(said[f"ready {number}"]) == workers
+        assert min(said[f"go {number}"]) > max(said[f"ready {number}"])
+        assert len(said[f"check {number}"]) == workers
+        assert min(said[f"check {number}"]) > max(said[f"use {number}"])
+    assert running.began_ns > max(said["ready 0"])
+    assert len(reports) == workers
+    # Each size is reported once, with all ranks, when it is checked and before the next one begins.
+    assert [(size, ranks) for _, size, ranks in heard] == [(size, [0, 1, 2, 3]) for size in SIZES]
+    for number, (when, _, _) in enumerate(heard):
+        assert when > max(said[f"check {number}"])
+        assert number == len(SIZES) - 1 or when < min(said[f"go {number + 1}"])
+    # What the machine did in a size has nothing of the check after it.
+    assert [phase.size for phase in phases] == list(SIZES)
+    assert all(len(phase.workers) == workers for phase in phases)
+    for number, phase in enumerate(phases[:-1]):
+        assert phase.seconds < (max(said[f"ready {number + 1}"]) - max(said[f"ready {number}"])) / 1e9
+
+
+def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "_WORKER", lineworker.__name__)
+    monkeypatch.setenv("LINEWORKER_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("LINEWORKER_CHECK_S", "0")
+    monkeypatch.setenv("LINEWORKER_REPORT_S", "1")
+    plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=(64,), warmup=0, iters=1))
+    with crew.crew_of(plan, find_transport("rc").of(plan), {}, 4) as running:
+        assert len(running.run(Silent())) == 4
+
+
+def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> None:
+    """ksoftirqd has nice 0. The worker waits for its task, which never comes: its input ends."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", crew._WORKER], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    try:
+        end = time.monotonic() + patience(60)
+        while os.getpriority(os.PRIO_PROCESS, worker.pid) == own and time.monotonic() < end:
+            time.sleep(0.02)
+        assert os.getpriority(os.PRIO_PROCESS, worker.pid) == min(19, own + 5)
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (3, "w ended early (exit code 3)\n  hint: see its output above"),
+        (-signal.SIGSEGV, "w was ended by SIGSEGV\n  hint: run it again"),
+        (
+            -signal.SIGKILL,
+            "w was ended by SIGKILL\n"
+            "  hint: use smaller sizes if the kernel ran out of memory (dmesg shows this), or run it again",
+        ),
+        (-(signal.SIGRTMIN + 1), f"w was ended by signal {signal.SIGRTMIN + 1}\n  hint: run it again"),
+    ],
+)
+def test_the_end_of_a_worker_is_described(code: int, text: str) -> None:
+    assert str(crew._ended("w", code)) == text

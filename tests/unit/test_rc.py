@@ -1,15 +1,17 @@
-"""RC queue pairs against a channel that loses, repeats and reorders: what is written is what was sent, or an error."""
+"""RC queue pairs: what is written is what was sent, or an error; traces by hand of what each recovery sends again."""
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import pytest
 
 from heddle.endpoints.nic.qpend import NEVER, Message
+from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.transports.recovery import requester_of, responder_of
+from heddle.traffic.options import Recovery
 from heddle.wire.layout import ACK_NO_LIMIT, NAK_ACCESS, NAK_SEQUENCE, PSN_MASK
 
 PARAMS = RcParams(mtu=256, window=16, ack_every=4, timeout_s=1.0, retries=7)
@@ -46,101 +48,23 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
     return out
 
 
-def talk(
-    sizes: list[int], loss: float, seed: int, psn: int = PSN_MASK - 3
-) -> tuple[Requester, Responder, Memory, bytes]:
-    """Send messages of these sizes through a channel with this loss either way, until all is acknowledged."""
-    dice = random.Random(seed)
-    total = dice.randbytes(sum(sizes))
-    memory = Memory(bytearray(len(total)))
-    requester, responder = Requester(PARAMS, psn), Responder(PARAMS, psn, memory)
-    at = 0
-    for imm, size in enumerate(sizes):
-        requester.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
-        at += size
-    now, back = 0.0, deque[tuple[int, int]]()
-    for _ in range(100_000):
-        if requester.idle or requester.error:
-            return requester, responder, memory, total
-        now += 0.1
-        requester.expire(now)
-        for packet, payload in packets_of(requester, now, limit=dice.randint(1, 9)):
-            if dice.random() >= loss:
-                responder.receive(packet, payload, now)
-            responder.expire(now)
-            if responder.reply is not None or responder.ack_due:
-                back.append(responder.reply or (responder.acked, ACK_NO_LIMIT))
-                responder.answered()
-        while back:
-            answer = back.popleft()
-            if dice.random() >= loss:
-                requester.acknowledge(*answer, now)
-    raise AssertionError("never came to an end")
-
-
-@pytest.mark.parametrize("loss", [0.0, 0.02, 0.2])
-@pytest.mark.parametrize("seed", range(5))
-def test_everything_arrives_once_and_in_order_whatever_is_lost(loss: float, seed: int) -> None:
-    sizes = [1, 255, 256, 257, 4096, 40_000, 12]
-    requester, responder, memory, total = talk(sizes, loss, seed)
-    assert not requester.error
-    assert bytes(memory.data) == total
-    assert memory.arrivals == list(range(len(sizes)))
-    assert responder.msn == len(sizes)
-    if loss == 0.0:
-        assert requester.counters.retransmitted == 0
-        assert requester.counters.timeouts == 0
-        assert responder.counters.duplicates == responder.counters.out_of_order == 0
-    assert requester.deadline == NEVER
-
-
-def test_counts_of_sent_and_taken_packets_add_up_under_loss() -> None:
-    requester, responder, _, total = talk([100_000], 0.1, seed=3)
-    first_time = -(-len(total) // PARAMS.mtu)
-    assert responder.counters.received == first_time
-    assert requester.counters.sent == first_time + requester.counters.retransmitted
-    assert requester.counters.retransmitted > 0
-
-
-def test_the_window_bounds_what_is_under_way() -> None:
+def test_acknowledgements_move_the_window_but_not_those_of_what_was_never_sent() -> None:
     requester = Requester(PARAMS, 0)
     requester.post(Message(memoryview(bytes(256 * 100)), 0, RKEY, 0))
     assert sum(b.packets for b in requester.take(64, 0.0)) == PARAMS.window
     assert requester.take(64, 0.0) == []
     requester.acknowledge(3, ACK_NO_LIMIT, 0.1)
     assert requester.ready == 4
+    # Acknowledgements of what was never sent change nothing.
+    requester = Requester(PARAMS, 100)
+    requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
+    requester.take(2, 0.0)
+    requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
+    requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
+    assert requester.una == 100
 
 
-def test_a_gap_causes_one_nak_until_the_missing_packet_arrives() -> None:
-    memory = Memory(bytearray(256 * 8))
-    requester, responder = Requester(PARAMS, 5), Responder(PARAMS, 5, memory)
-    requester.post(Message(memoryview(bytes(range(256)) * 8), 0, RKEY, 0))
-    sent = packets_of(requester, 0.0)
-    for packet, payload in [sent[0], *sent[2:]]:
-        responder.receive(packet, payload, 0.0)
-    assert responder.counters.naks == 1
-    assert responder.reply is not None and responder.reply[0] == 6
-    assert responder.counters.out_of_order == 6
-    requester.acknowledge(*responder.reply, 0.1)
-    again = packets_of(requester, 0.1)
-    assert [p.psn for p, _ in again] == [6, 7, 8, 9, 10, 11, 12]
-    assert requester.counters.retransmitted == 7
-
-
-def test_a_dead_peer_ends_in_an_error_after_all_retries() -> None:
-    requester = Requester(PARAMS, 0)
-    requester.post(Message(memoryview(b"x"), 0, RKEY, 0))
-    now = 0.0
-    requester.take(64, now)
-    for _ in range(PARAMS.retries + 1):
-        now += 1.5
-        requester.expire(now)
-        requester.take(64, now)
-    assert "no acknowledgement after 7 retries" in requester.error
-    assert requester.counters.timeouts == PARAMS.retries + 1
-
-
-def test_a_wrong_key_is_refused_and_ends_the_requester() -> None:
+def test_a_wrong_key_or_length_is_refused_and_never_written() -> None:
     memory = Memory(bytearray(256))
     requester, responder = Requester(PARAMS, 0), Responder(PARAMS, 0, memory)
     requester.post(Message(memoryview(b"abcd"), 0, RKEY + 1, 0))
@@ -150,24 +74,13 @@ def test_a_wrong_key_is_refused_and_ends_the_requester() -> None:
     requester.acknowledge(*responder.reply, 0.0)
     assert "refused" in requester.error
     assert bytes(memory.data) == bytes(256)
-
-
-def test_payloads_that_do_not_fit_their_message_are_never_written() -> None:
+    # Payloads that do not fit their message are never written.
     memory = Memory(bytearray(512))
     responder = Responder(PARAMS, 0, memory)
     responder.receive(WritePacket(0, True, True, True, (0, RKEY, 4), 1), memoryview(b"far too long"), 0.0)
     assert responder.counters.invalid == 1
     assert bytes(memory.data) == bytes(512)
     assert memory.arrivals == []
-
-
-def test_acknowledgements_of_what_was_never_sent_change_nothing() -> None:
-    requester = Requester(PARAMS, 100)
-    requester.post(Message(memoryview(bytes(1024)), 0, RKEY, 0))
-    requester.take(2, 0.0)
-    requester.acknowledge(500, ACK_NO_LIMIT, 0.0)
-    requester.acknowledge(50, ACK_NO_LIMIT, 0.0)
-    assert requester.una == 100
 
 
 def test_a_nak_whose_gap_has_closed_asks_for_what_came_too_early_and_then_for_nothing() -> None:
@@ -228,3 +141,161 @@ def test_an_acknowledgement_waits_for_more_packets_but_not_for_long() -> None:
     responder.answered()
     write(4, 2.1)
     assert responder.ack_due, "what came twice is answered at once: the sender waits for it"
+
+
+RECOVERY_PARAMS = RcParams(mtu=256, window=32, ack_every=4, timeout_s=1.0, retries=3)
+PACKETS = 10  # of each of two messages
+FIRST = PSN_MASK - 4  # so that the PSNs of the first message wrap
+DATA = bytes(range(256)) * 2 * PACKETS
+
+
+class Pair:
+    """Two halves of a queue pair with a network in which packets are lost by their number: 0 is the first PSN."""
+
+    def __init__(self, recovery: Recovery, window: int = 32) -> None:
+        params = replace(RECOVERY_PARAMS, recovery=recovery, window=window)
+        self.memory = Memory(bytearray(len(DATA)))
+        self.requester: Requester = requester_of(params, FIRST)
+        self.responder: Responder = responder_of(params, FIRST, self.memory)
+        half = len(DATA) // 2
+        for number in (0, 1):
+            part = memoryview(DATA)[number * half : (number + 1) * half]
+            self.requester.post(Message(part, number * half, RKEY, number))
+
+    def send(self, *lost: int, now: float = 0.0) -> list[int]:
+        """Send all that is ready; the numbers of the packets that were sent."""
+        sent = []
+        for packet, payload in packets_of(self.requester, now):
+            number = (packet.psn - FIRST) & PSN_MASK
+            sent.append(number)
+            if number not in lost:
+                self.responder.receive(packet, payload, now)
+        return sent
+
+    def answers(self, now: float = 0.0, *, lost: bool = False) -> list[tuple[str, int]]:
+        """Deliver the answers that are due; they, as ("nak", 3)."""
+        found = []
+        while self.responder.ack_due or self.responder.reply is not None:
+            psn, syndrome = self.responder.reply or (self.responder.acked, ACK_NO_LIMIT)
+            self.responder.answered()
+            found.append(("nak" if syndrome == NAK_SEQUENCE else "ack", (psn - FIRST) & PSN_MASK))
+            if not lost:
+                self.requester.acknowledge(psn, syndrome, now)
+        return found
+
+    def done(self) -> bool:
+        return self.requester.idle and bytes(self.memory.data) == DATA and self.memory.arrivals == [0, 1]
+
+
+def test_go_back_n_sends_all_packets_from_the_lost_one_on() -> None:
+    pair = Pair("go-back-n")
+    assert pair.send(13) == list(range(20))
+    assert pair.answers() == [("nak", 13)]
+    assert pair.send() == list(range(13, 20))
+    pair.answers()
+    assert pair.done()
+
+
+def test_go_back_0_sends_the_whole_message_again() -> None:
+    pair = Pair("go-back-0")
+    pair.send(13)
+    assert pair.answers() == [("nak", 10)]
+    assert pair.send(19) == list(range(10, 20))
+    assert pair.answers() == [("ack", 18)]
+    pair.requester.expire(1.0)  # the last packet is lost: nothing reveals it but the timer
+    assert pair.send(now=1.0) == list(range(10, 20))
+    pair.answers(1.0)
+    assert pair.done()
+    assert pair.requester.counters.retransmitted == 20
+    assert pair.responder.counters.received == 20
+    assert pair.responder.counters.duplicates == 3 + 9  # accepted, and discarded by a restart
+
+
+def test_go_back_0_discards_what_it_has_and_ignores_older_acknowledgements() -> None:
+    pair = Pair("go-back-0")
+    pair.send(13)
+    pair.answers()
+    pair.requester.acknowledge((FIRST + 12) & PSN_MASK, ACK_NO_LIMIT, 0.0)  # from before the restart
+    assert pair.send()[0] == 10
+    pair.answers()
+    assert pair.done()
+    # Go back 0 discards what it has when the message begins again.
+    pair = Pair("go-back-0")
+    again = packets_of(Pair("go-back-0").requester, 0.0)
+    pair.send(19)
+    pair.responder.receive(*again[10], 0.0)
+    assert (pair.responder.acked - FIRST) & PSN_MASK == 10
+    assert pair.responder.counters.received == 11
+
+
+def test_selective_repeat_ignores_requests_of_packets_that_it_has_not_sent_or_that_are_acknowledged() -> None:
+    pair = Pair("selective-repeat")
+    packets_of(pair.requester, 0.0, limit=5)
+    pair.requester.acknowledge((FIRST + 1) & PSN_MASK, ACK_NO_LIMIT, 0.0)
+    for number in (0, 1, 5, 19, 20):
+        pair.requester.acknowledge((FIRST + number) & PSN_MASK, NAK_SEQUENCE, 0.0)
+    assert pair.send() == list(range(5, 20))
+
+
+def test_selective_repeat_requests_once_acknowledges_at_once_and_keeps_no_more_than_the_window() -> None:
+    pair = Pair("selective-repeat")
+    packets = [(packet._replace(ack_request=False), payload) for packet, payload in packets_of(pair.requester, 0.0)]
+    for number in (0, 2, 1):
+        pair.responder.receive(*packets[number], 0.0)
+    assert pair.answers() == [("ack", 2)]
+    # Selective repeat requests a packet once while its repetition may still come.
+    pair = Pair("selective-repeat")
+    for packet, payload in [each for n, each in enumerate(packets_of(pair.requester, 0.0)) if n != 3]:
+        pair.responder.receive(packet, payload, 0.0)
+        pair.responder.receive(packet, payload, 0.0)  # the network duplicates each packet
+    assert pair.answers() == [("nak", 3), ("ack", 2)]
+    # Selective repeat keeps no packet beyond the window.
+    pair = Pair("selective-repeat", window=4)
+    packets = packets_of(Pair("selective-repeat").requester, 0.0)
+    pair.responder.receive(*packets[4], 0.0)
+    assert pair.answers() == []
+    pair.responder.receive(*packets[3], 0.0)
+    assert pair.answers() == [("nak", 0), ("nak", 1), ("nak", 2)]
+
+
+def test_selective_repeat_sends_only_the_lost_packets_again() -> None:
+    pair = Pair("selective-repeat")
+    assert pair.send(3, 4, 13) == list(range(20))
+    assert pair.answers() == [("nak", 3), ("nak", 4), ("nak", 13)]
+    assert pair.memory.arrivals == []
+    assert pair.send() == [3, 4, 13]
+    assert pair.answers() == [("ack", 19)]
+    assert pair.done()
+    assert pair.requester.counters.retransmitted == 3
+    assert pair.responder.counters.out_of_order == 17 - 3
+
+
+def test_selective_repeat_sends_the_oldest_and_the_latest_packet_after_a_timeout() -> None:
+    pair = Pair("selective-repeat")
+    pair.send(3, 4, 19)
+    assert pair.answers(lost=True) == [("nak", 3), ("nak", 4)]
+    pair.requester.expire(1.0)
+    assert pair.send(now=1.0) == [0, 19]  # no acknowledgement has arrived
+    assert pair.answers(1.0) == [("nak", 3), ("nak", 4), ("ack", 2)], "requested again, since the first NAKs are old"
+    assert pair.send(now=1.0) == [3, 4]
+    pair.answers(1.0)
+    assert pair.done()
+
+
+@pytest.mark.parametrize("recovery", get_args(Recovery))
+def test_a_receiver_that_never_answers_ends_every_recovery(recovery: Recovery) -> None:
+    pair, now = Pair(recovery), 0.0
+    while not pair.requester.error:
+        pair.send(*range(20), now=now)
+        now = pair.requester.deadline
+        pair.requester.expire(now)
+        assert now < 10
+    last = (FIRST - 1) & PSN_MASK
+    assert pair.requester.error == f"no acknowledgement after 3 retries of 1 s (last good PSN {last:#x})"
+    assert pair.send(now=now) == []
+
+
+def test_only_go_back_n_is_compiled() -> None:
+    assert Rc(RECOVERY_PARAMS).fast() is not None
+    assert Rc(replace(RECOVERY_PARAMS, recovery="go-back-0")).fast() is None
+    assert Rc(replace(RECOVERY_PARAMS, recovery="selective-repeat")).fast() is None

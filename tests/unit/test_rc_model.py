@@ -13,11 +13,12 @@ from typing import Generic, TypeVar, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.qpend import Message
+from heddle.endpoints.nic.qpend import NEVER, Message
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import Recovery
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
+from tests.unit.test_rc import RKEY, Memory
 
 MTU = 64
 TIMEOUT_S = 1.0
@@ -35,20 +36,6 @@ parameters = parameters.filter(lambda each: each.recovery != "go-back-0" or each
 first_psns = st.one_of(st.integers(0, 40), st.integers(PSN_MASK - 40, PSN_MASK))
 lengths = st.lists(st.integers(0, 5 * MTU), min_size=1, max_size=8)
 fates = st.lists(st.sampled_from(FATES), max_size=120)
-
-
-class Memory:
-    """A rank's memory, and the immediates in the order of their arrival."""
-
-    def __init__(self, size: int) -> None:
-        self.bytes = bytearray(size)
-        self.arrivals: list[int] = []
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return memoryview(self.bytes)[va : va + length]
-
-    def arrived(self, imm: int) -> None:
-        self.arrivals.append(imm)
 
 
 class Network(Generic[T]):
@@ -78,17 +65,17 @@ class Network(Generic[T]):
 Data = tuple[WritePacket, bytes]
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(parameters, first_psns, lengths, fates, fates)
 def test_every_message_arrives_once_in_order_and_whole(
     params: RcParams, psn: int, sizes: list[int], ways: list[str], ways_back: list[str]
 ) -> None:
     payloads = [bytes((7 * number + at) % 251 for at in range(size)) for number, size in enumerate(sizes)]
-    memory, wanted = Memory(sum(sizes)), b"".join(payloads)
+    memory, wanted = Memory(bytearray(sum(sizes))), b"".join(payloads)
     requester, responder = requester_of(params, psn), responder_of(params, psn, memory)
     va = 0
     for number, payload in enumerate(payloads):
-        requester.post(Message(memoryview(payload), va, 1, number))
+        requester.post(Message(memoryview(payload), va, RKEY, number))
         va += len(payload)
     there, back = Network[Data](ways), Network[tuple[int, int]](ways_back)
     now = 0.0
@@ -108,11 +95,17 @@ def test_every_message_arrives_once_in_order_and_whole(
             requester.expire(now)
             responder.expire(now)
     assert requester.idle
-    assert memory.bytes == wanted
+    assert memory.data == wanted
     assert memory.arrivals == list(range(len(sizes)))
     assert responder.msn == len(sizes)
     assert responder.counters.received == sum(max(1, -(-size // MTU)) for size in sizes)
     assert responder.counters.invalid == 0
+    counts = requester.counters
+    assert counts.sent - counts.retransmitted == sum(max(1, -(-size // MTU)) for size in sizes)
+    if {*ways, *ways_back} <= {"deliver"} and params.ack_every <= params.window:
+        assert counts.retransmitted == counts.timeouts == 0
+        assert responder.counters.duplicates == responder.counters.out_of_order == 0
+    assert requester.deadline == NEVER
 
 
 def packets(requester: Requester, now: float) -> list[Data]:

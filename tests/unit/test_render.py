@@ -81,18 +81,11 @@ def comparable(files: dict[str, str]) -> dict[str, str]:
     return {name: re.sub(r"(heddle/(?:switch|host)):[0-9a-f]{12}\b", r"\1:HASH", text) for name, text in files.items()}
 
 
-@pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])
-def test_tiny_is_rendered_as_before(ecmp: str, golden_dir: Callable[[str, dict[str, str]], None]) -> None:
-    spec = load_fabric("tiny", overrides=[f"routing.ecmp={ecmp}"]).spec
-    golden_dir(f"render/tiny-{ecmp}", comparable(rendered(build(spec))))
-
-
-def test_a_fabric_of_ipv6_is_rendered_as_before(golden_dir: Callable[[str, dict[str, str]], None]) -> None:
-    golden_dir("render/six", comparable(rendered(build(FABRICS["six"]))))
-
-
-def test_the_smallest_fabric_is_rendered_as_before(golden_dir: Callable[[str, dict[str, str]], None]) -> None:
-    golden_dir("render/one", comparable(rendered(build(SMALL))))
+@pytest.mark.parametrize("name", ["tiny-flow", "tiny-e-ecmp", "six", "one"])
+def test_a_small_fabric_is_rendered_as_before(name: str, golden_dir: Callable[[str, dict[str, str]], None]) -> None:
+    preset, _, ecmp = name.partition("-")
+    spec = load_fabric(preset, overrides=[f"routing.ecmp={ecmp}"]).spec if ecmp else FABRICS[name]
+    golden_dir(f"render/{name}", comparable(rendered(build(spec))))
 
 
 @pytest.mark.parametrize("planes", [1, 2])
@@ -210,7 +203,7 @@ def test_every_version_gets_kind_linux_by_default(version: Version | None) -> No
     check_deployable(render_options(version=version), "netns", version)
 
 
-def test_words_that_are_no_options_are_named_together() -> None:
+def test_options_that_do_not_exist_or_cannot_be_deployed_are_named() -> None:
     with pytest.raises(InputError) as caught:
         render_options(dialect="ffr", mgmt="no")
     assert [problem.what for problem in caught.value.problems] == ["--dialect ffr", "--mgmt no"]
@@ -218,9 +211,7 @@ def test_words_that_are_no_options_are_named_together() -> None:
     with pytest.raises(InputError, match="pods always have a network"):
         render_options(dialect="c9s", mgmt="none")
     assert {render_options(dialect=each).dialect for each in DIALECTS} == set(DIALECTS)
-
-
-def test_a_dialect_that_this_machine_cannot_deploy_is_refused_with_what_can() -> None:
+    # A dialect that this machine cannot deploy is refused with what can.
     with pytest.raises(InputError, match=r"needs containerlab 0\.80 or newer; installed: 0\.79\.0"):
         check_deployable(WAYS["frr"], "containerlab", (0, 79, 0))
     with pytest.raises(InputError, match="needs runtime containerlab, not netns"):
@@ -245,16 +236,14 @@ def test_the_hash_seed_is_set_only_where_the_kernel_hashes() -> None:
     assert "sysctls" not in bpf["rtsw1"], "kernels before 6.11 have no such sysctl, and e-ecmp needs none"
 
 
-def test_rendering_into_a_directory_keeps_what_else_is_there(tmp_path: Path) -> None:
+def test_rendering_into_a_directory_keeps_what_else_is_there_and_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     render(build(SMALL), tmp_path)
     render(build(SMALL), tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert (tmp_path / "one.clab.yml").exists()
     assert [p.name for p in tmp_path.parent.glob(f".{tmp_path.name}.*")] == []
-
-
-def test_rendering_onto_a_file_is_the_users_mistake(tmp_path: Path) -> None:
+    # Rendering onto a file is the users mistake.
     target = tmp_path / "file"
     target.write_text("")
     with pytest.raises(InputError, match="is a file"):

@@ -41,6 +41,7 @@ def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
     assert len(text) < 700_000
     for said in ("k = 4000", "emulated", "8.4.4", "A Processor", "queues.ecn.kmin", "./inv run --lab zone"):
         assert said in text, said
+    assert all(f">{label.port}</th>" in text for label in LABELS)
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_hostile_texts_are_text(tmp_path: Path) -> None:
     assert text.count("</script>") == text.count("<script")
 
 
-def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) -> None:
+def test_a_run_of_an_older_heddle_or_with_damaged_files_says_what_it_does_not_carry(tmp_path: Path) -> None:
     run = keep(tmp_path, around=None)
     (run.path / "series.npz").unlink()
     text = page_without_plotly(report_html(open_runs([str(run.path)])))
@@ -76,6 +77,13 @@ def test_a_run_of_an_older_heddle_says_what_it_does_not_carry(tmp_path: Path) ->
     assert text.count(f"Not shown: {missing}.") == 2  # the fabric and the paths
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
+    # Damaged surroundings are named.
+    run = keep(tmp_path / "1")
+    (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
+    assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
+    (run.path / "fabric.json").write_text('{"format": 2}')
+    again = open_runs([str(run.path)])[0]
+    assert again.surroundings.why == "fabric.json has format 2, and this Heddle reads format 1"
 
 
 @pytest.mark.parametrize(("record", "said"), [(samples.failed(), "(failed)"), (samples.interrupted(), "(interrupted)")])
@@ -105,15 +113,6 @@ def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Pat
     old = report_html([keep(tmp_path, 2)])
     assert "iterations (us)" not in old
     assert 'data-plot="zone-0002-bandwidth-iterations"' not in old
-
-
-def test_damaged_surroundings_are_named(tmp_path: Path) -> None:
-    run = keep(tmp_path)
-    (run.path / "fabric.json").write_text('{"format": 1, "fabric": {}}')
-    assert open_runs([str(run.path)])[0].fabric.why.startswith("fabric.json is damaged")
-    (run.path / "fabric.json").write_text('{"format": 2}')
-    again = open_runs([str(run.path)])[0]
-    assert again.surroundings.why == "fabric.json has format 2, and this Heddle reads format 1"
 
 
 @pytest.mark.parametrize(
@@ -158,13 +157,9 @@ def test_the_fabric_file_in_the_report_makes_the_same_fabric(tmp_path: Path, ove
 def test_words_that_mean_no_run(tmp_path: Path) -> None:
     assert "is not the directory of a run: it has no run.json" in refused(f"{tmp_path}/nothing")
     run = keep(tmp_path)
+    assert len(open_runs([str(run.path), f"{run.path}/."])) == 1, "a run that is named twice is one"
     (run.path / "run.json").write_text("{")
     assert "run.json is damaged" in refused(str(run.path))
-
-
-def test_a_run_that_is_named_twice_is_reported_once(tmp_path: Path) -> None:
-    path = str(keep(tmp_path).path)
-    assert len(open_runs([path, f"{path}/."])) == 1
 
 
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -182,19 +177,6 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     write_file(link, b"through", "link.html")
     assert link.is_symlink()
     assert path.read_text() == "through"
-
-
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"--out no/x.html is in a directory that does not exist"):
-        write_file(tmp_path / "no" / "x.html", b"", "no/x.html")
-    with pytest.raises(InputError, match="is a directory"):
-        write_file(tmp_path, b"", str(tmp_path))
-
-
-def test_labels_of_queues_stand_in_the_table(tmp_path: Path) -> None:
-    text = report_html([keep(tmp_path)])
-    for label in LABELS:
-        assert f">{label.port}</th>" in text
 
 
 def test_what_was_set_while_the_lab_ran_is_a_command(tmp_path: Path) -> None:

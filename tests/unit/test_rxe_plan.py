@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
+from heddle.endpoints.rdma import verbslib as ib
+from heddle.endpoints.rdma.verbsdevice import Peer, VerbsQp
 from heddle.endpoints.rdma.verbslib import SIZES
 from heddle.endpoints.transports.rxe import Rxe
 from heddle.fabric.fabricfile import load_fabric
@@ -77,12 +81,6 @@ def test_options_that_verbs_cannot_express_are_refused(options: dict[str, object
     assert caught.value.problems[0].hint
 
 
-def test_parameters_survive_the_way_to_a_worker() -> None:
-    made = Rxe.of(plan_of(timeout=14, retries=9))
-    assert (made.params.timeout, made.params.retries) == (14, 7)
-    assert Rxe.load(made.parameters()) == made
-
-
 def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdma, "_has_module", lambda *, load: False)
     with pytest.raises(MachineError) as caught:
@@ -91,10 +89,16 @@ def test_a_machine_without_soft_roce_is_named_before_anything_starts(monkeypatch
     assert "--place vm" in caught.value.problems[0].hint or "iproute2" in caught.value.problems[0].hint
 
 
-def test_the_mode_of_namespaces_is_read_as_rdma_prints_it() -> None:
+def test_what_rdma_and_the_library_say_is_read() -> None:
     assert rdma._mode("netns shared privileged-qkey off monitor on\n") == "shared"
     assert rdma._mode("netns exclusive copy-on-fork on\n") == "exclusive"
     assert rdma._mode("") == ""
+    # Structures have the sizes of the library.
+    assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
+    # Parameters survive the way to a worker.
+    made = Rxe.of(plan_of(timeout=14, retries=9))
+    assert (made.params.timeout, made.params.retries) == (14, 7)
+    assert Rxe.load(made.parameters()) == made
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
@@ -120,5 +124,30 @@ def test_a_new_device_is_moved_where_devices_are_kept_apart(mode: str, monkeypat
         assert "rdma system set netns shared" in str(caught.value)
 
 
-def test_structures_have_the_sizes_of_the_library() -> None:
-    assert {kind: ctypes.sizeof(kind) for kind in SIZES} == SIZES
+class Qp(VerbsQp):
+    """One whose device answers each change with the next of these codes, then with 0."""
+
+    def __init__(self, *codes: int) -> None:
+        self.asked = list[int]()
+        self._codes = iter(codes)
+        self._qp = None
+        self._device = SimpleNamespace(code=SimpleNamespace(ibv_modify_qp=self._answer), gid_index=1)  # type: ignore[assignment]
+
+    def _answer(self, qp: object, attr: object, mask: int) -> int:
+        self.asked.append(mask)
+        return next(self._codes, 0)
+
+
+def test_a_lookup_that_timed_out_is_tried_again() -> None:
+    qp = Qp(errno.ETIMEDOUT, errno.ETIMEDOUT)
+    qp.connect(Peer("10.0.0.1", 17, 0))
+    to_rtr, to_rts = qp.asked[0], qp.asked[-1]
+    assert qp.asked == [to_rtr] * 3 + [to_rts] and to_rtr & ib.MASK_AV and not to_rts & ib.MASK_AV
+
+
+@pytest.mark.parametrize(("codes", "calls"), [([errno.ETIMEDOUT] * 9, 5), ([errno.EINVAL], 1)])
+def test_one_that_never_succeeds_or_fails_otherwise_is_an_error(codes: list[int], calls: int) -> None:
+    qp = Qp(*codes)
+    with pytest.raises(OSError, match="ibv_modify_qp: ") as raised:
+        qp.connect(Peer("10.0.0.1", 17, 0))
+    assert raised.value.errno == codes[0] and len(qp.asked) == calls

@@ -1,26 +1,26 @@
-"""Queues over time: what a sampler makes of maps that change under it, and what stays when buckets are joined.
-
-The tests set the clock, so each reading is taken at an exact time.
-"""
+"""Queues over time: what a sampler makes of maps that change under it, by a clock that the test has set."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from heddle.runs import rowreader, series
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
-from heddle.runs.rowreader import COLUMNS, COUNTS
-from heddle.runs.series import Sampler, Series, _Bucket, changes, counted, halved
+from heddle.runs.rowreader import COLUMNS, COUNTS, CompiledRows, NumpyRows, Words
+from heddle.runs.series import Clock, Sampler, Series, changes, counted
 from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
+from heddle.switch.compiled import layouts
 from heddle.switch.queues import cells
-from tests.unit.setclock import SetClock
 
 ROWS = 40
 BUSY = 11  # a row
@@ -91,7 +91,7 @@ def test_every_byte_mark_and_drop_is_in_some_bucket_and_idle_rows_in_none() -> N
     assert (np.diff(series.ends_s) > 0).all()
 
 
-def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> None:
+def test_a_peak_is_in_its_own_bucket() -> None:
     maps = Maps()
     with sampled(maps, 0.03) as found:
         maps.arrive(50_000)
@@ -101,9 +101,7 @@ def test_a_peak_between_two_readings_is_seen_and_is_not_the_next_bucket_s() -> N
     assert series.ends_s.tolist() == pytest.approx([0.03, 0.06, 0.09, 0.1])
     assert series.columns["peak"][0].tolist() == [50_000, 0, 0, 0]
     assert series.columns["depth"].sum() == 0
-
-
-def test_occupancy_at_the_start_of_a_bucket_is_in_its_peak() -> None:
+    # Occupancy at the start of a bucket is in its peak.
     last, now = (np.zeros((1, len(COLUMNS)), np.int64) for _ in range(2))
     last[0, COLUMNS.index("depth")], now[0, COLUMNS.index("depth")] = 9000, 1000
     last[0, COLUMNS.index("occupancy")], now[0, COLUMNS.index("occupancy_peak")] = 500, 700
@@ -159,23 +157,7 @@ def test_queues_before_a_runs_start_are_not_part_of_it() -> None:
     assert series.ends_s[0] > 0
 
 
-def test_two_buckets_made_one_keep_the_later_levels_the_higher_peaks_and_all_counts() -> None:
-    def bucket(end: int, **values: int) -> _Bucket:
-        row = np.array([[values.get(name, 0) for name in COLUMNS]], np.int64)
-        return _Bucket(end, np.array([BUSY]), row)
-
-    before = np.zeros((1, len(COLUMNS)), np.int64)
-    buckets = [
-        bucket(10, depth=900, peak=5000, out_bytes=100), bucket(20, depth=300, peak=800, out_bytes=250),
-        bucket(30, depth=0, peak=300, out_bytes=600),
-    ]  # fmt: skip
-    one, last = halved(buckets)
-    assert (one.end_ns, last.end_ns) == (20, 30)
-    joined = dict(zip(COLUMNS, changes(one.values, before)[0].tolist(), strict=True))
-    assert joined == dict.fromkeys(COLUMNS, 0) | {"depth": 300, "peak": 5000, "out_bytes": 250}
-
-
-def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
+def test_fewer_or_longer_buckets_keep_sums_peaks_and_the_last_level(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = Maps()
     with sampled(maps, 0.001) as found:
         for _ in range(30):
@@ -191,9 +173,7 @@ def test_fewer_buckets_keep_sums_peaks_and_the_last_level() -> None:
     assert fewer.columns["peak"].max() == series.columns["peak"].max()
     assert fewer.columns["depth"][0][-1] == 15_000
     assert series.coarser(10_000) is series
-
-
-def test_a_long_run_gets_longer_buckets_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A long run gets longer buckets and loses nothing.
     monkeypatch.setattr(room, "_MOST", 8)
     maps = Maps()
     with sampled(maps, 0.001) as found:
@@ -241,3 +221,110 @@ def test_a_missing_or_damaged_file_is_reported_as_such(tmp_path: Path, content: 
         (tmp_path / SERIES).write_bytes(content)
     with pytest.raises(UnreadableError, match="is missing" if content is None else "is damaged, or of another version"):
         read_series(tmp_path)
+
+
+_PATIENCE_S = 60.0  # of the test, for the sampler's thread to take a reading: only a defect takes so long
+
+
+class SetClock(Clock):
+    """cost_s: processor time that each reading takes by this clock. No time goes by while the sampler reads."""
+
+    def __init__(self, cost_s: float = 0.0) -> None:
+        self._moved = threading.Condition()
+        self._now = 10**12
+        self._due: int | None = None  # when the sampler wants to read next; None while it reads
+        self._cost, self._cpu = cost_s, 0.0
+
+    def now_ns(self) -> int:
+        return self._now
+
+    def cpu_s(self) -> float:
+        self._cpu += self._cost  # asked before a reading and after it
+        return self._cpu
+
+    def wait(self, end: threading.Event, seconds: float) -> bool:
+        with self._moved:
+            due = self._due = self._now + round(seconds * 1e9)
+            self._moved.notify_all()
+            while self._now < due and not end.is_set():
+                self._moved.wait(0.001)  # who sets the event does not know of this condition
+            self._due = None
+        return end.is_set()
+
+    def forward(self, seconds: float) -> None:
+        """Let time go by. Every reading that becomes due meanwhile is taken, at its time."""
+        target = self._now + round(seconds * 1e9)
+        with self._moved:
+            while True:
+                assert self._moved.wait_for(lambda: self._due is not None, _PATIENCE_S), "the sampler does not wait"
+                assert self._due is not None
+                if self._due > target:
+                    self._now = target
+                    return
+                self._now, self._due = self._due, None
+                self._moved.notify_all()
+
+
+MANY_ROWS = 200
+found = layouts.load()
+needs_object = pytest.mark.skipif(isinstance(found, str), reason=str(found))
+
+
+def maps() -> Any:
+    return SimpleNamespace(
+        **{name: np.zeros(MANY_ROWS, cells.LAYOUTS[name]) for name in ("cells", "ingress", "gates", "agent")}
+    )
+
+
+def change(live: Any, chance: np.random.Generator, now: int) -> None:
+    """What programs and agent may write between two readings: a few rows, any field."""
+    for table in (live.cells, live.ingress, live.gates, live.agent):
+        words = table.view("<i8").reshape(MANY_ROWS, -1)
+        for _ in range(chance.integers(0, 6)):
+            words[chance.integers(MANY_ROWS), chance.integers(words.shape[1])] = chance.integers(0, 1 << 62)
+        for _ in range(chance.integers(0, 6)):
+            words[chance.integers(MANY_ROWS)] = 0
+    for _ in range(chance.integers(0, 3)):
+        live.gates["last_ns"][chance.integers(MANY_ROWS)] = max(0, now - chance.integers(-5, 5))
+
+
+@needs_object
+@pytest.mark.parametrize("seed", range(4))
+def test_both_read_the_same_rows_and_words_and_reset_the_same_peaks(seed: int) -> None:
+    assert not isinstance(found, str)
+    lives = maps(), maps()
+    chances = np.random.default_rng(seed), np.random.default_rng(seed)
+    readers = NumpyRows(lives[0], Words(lives[0])), CompiledRows(found, lives[1], Words(lives[1]))
+    rows_read = 0
+    for turn in range(300):
+        every, now = turn % 50 == 0, 1000 * turn
+        for live, chance in zip(lives, chances, strict=True):
+            change(live, chance, now)
+        (rows, raw), (fast_rows, fast_raw) = (reader.read(now, every=every) for reader in readers)
+        np.testing.assert_array_equal(rows, fast_rows)
+        np.testing.assert_array_equal(raw, fast_raw)
+        for name in ("cells", "ingress", "gates", "agent"):
+            np.testing.assert_array_equal(getattr(lives[0], name), getattr(lives[1], name))
+        assert len(rows) == MANY_ROWS or not every
+        rows_read += 0 if every else len(rows)
+    assert 300 < rows_read < 300 * MANY_ROWS / 2
+
+
+@needs_object
+def test_what_was_read_does_not_change_with_the_next_reading() -> None:
+    assert not isinstance(found, str)
+    live = maps()
+    reader = CompiledRows(found, live, Words(live))
+    live.cells["depth"][7] = 4096
+    rows, raw = reader.read(0, every=False)
+    live.cells["depth"][:] = 1
+    reader.read(0, every=False)
+    assert rows[rows == 7].tolist() == [7] and Words(live).column(raw, "cells.depth")[rows == 7].tolist() == [4096]
+
+
+def test_the_numpy_reader_is_used_where_there_is_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
+    live = maps()
+    assert isinstance(rowreader.row_reader(live, Words(live)), NumpyRows)
+    with series.Sampler(live):
+        live.cells["depth"][9] = 5

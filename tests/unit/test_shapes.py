@@ -1,10 +1,11 @@
-"""Files of a shape with other keys and other words for its levels: every check is made, with lines, by those words."""
+"""Files of a shape with other keys and words: every check is made, by those words; and a fabric of one switch."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_network
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -13,16 +14,26 @@ from typing import ClassVar, Literal
 import pytest
 from pydantic import Field
 
+from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric, Level
 from heddle.fabric.shapes import build
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.forecast.result import Prediction
+from heddle.proof.linkuse import Mmr
+from heddle.proof.verdict import PathsResult
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues.classes import budget_of
+from heddle.views.forecasttext import render
+from heddle.views.heatmap import draw as draw_heatmap
+from heddle.views.pathstext import uplinks
 
 
 class PairSpec(FabricSpec):
@@ -153,3 +164,44 @@ def test_a_spec_that_a_program_has_made_is_checked_too() -> None:
     spec = PairSpec.model_validate({"name": "p", "leaves": 2, "spines": 2, "link": {"exceptions": {"leaf9": "5mbit"}}})
     with pytest.raises(InputError, match=r"^link.exceptions.leaf9 is not a node of this fabric"):
         checked(spec)
+
+
+def star() -> Fabric:
+    spec = ClosSpec(name="star", racks=1, ctsw=1)  # what is not of the shape
+    drawing = FabricBuilder(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
+    pool: Network = spec.addressing.network
+    prefix: Network = ip_network(f"{pool.network_address}/24")
+    drawing.switch(1, 1, 4_200_001_001, (("star", 1),), prefix)
+    for host in range(1, 5):
+        drawing.host(host, (("star", 1),))
+        base = int(prefix.network_address) + 2 * host
+        drawing.join(f"host{host}", "hub1", (spec.ip.end(base + 1), spec.ip.end(base)))
+    return drawing.fabric(box="star", area="", sizes=())
+
+
+def found(plan: str, **asked: str | int) -> Prediction:
+    return forecast(star(), load_plan(plan), Ask(**asked), Silent())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["flow", "pinned", "spray"])
+def test_a_prediction_has_the_links_of_hosts_alone(mode: str) -> None:
+    text = render(found("ring", mode=mode, trials=2))
+    assert "MMR" not in text
+    assert "hub1:eth1     host1:eth1" in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_a_fabric_of_one_switch_has_no_uplinks_to_draw() -> None:
+    with pytest.raises(InputError, match="star has no link between switches"):
+        draw_heatmap("svg", found("ring"))
+    # No table of uplinks is there.
+    paths = PathsResult(True, (), (), Mmr(None, None), {}, "hub", {}, ())
+    assert uplinks(paths) == ["no switch has uplinks: every path is one port"]
+    # An incast is as slow as the last link.
+    result = found("incast:3")
+    assert result.roofline.what == "hub1:eth1"
+    assert result.modes[0].ratio == 1
+    # Seconds fit their column.
+    lines = [line.split() for line in render(found("incast:1,size=4")).splitlines()]
+    (row,) = (line for line in lines if line[:2] == ["hub1:eth1", "host1:eth1"])
+    assert row[3:6] == ["82", "6.56e-06", "s"]  # a frame of one element

@@ -1,46 +1,43 @@
-"""srd: packets in any order are no loss, and what is lost goes again alone."""
+"""srd: packets in any order are no loss, and what is lost goes again alone; by examples and against a model."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Parser
-from heddle.endpoints.nic.qpend import NEVER, Message, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.wire import layout as wire
+from heddle.wire.sport import entropy_sports
+from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc_model import FATES, TIMEOUT_S, Network, first_psns
+from tests.unit.test_rc_model import MTU as MODEL_MTU
 
-MTU, RKEY = 256, 7
+MTU = 256
 PARAMS = SrdParams(RcParams(MTU, 32, 8, 1.0, 7, 0.02), 0.2)
 
 
-class Memory:
-    def __init__(self, size: int) -> None:
-        self.data, self.arrivals = bytearray(size), list[int]()
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return memoryview(self.data)[va : va + length] if rkey == RKEY and va + length <= len(self.data) else None
-
-    def arrived(self, imm: int) -> None:
-        self.arrivals.append(imm)
-
-
 def info(src: str, dst: str, qpn: int, dqpn: int, psn: int) -> QpInfo:
+    return QpInfo(qpn, header_between(src, dst, dqpn), psn)
+
+
+def header_between(src: str, dst: str, dqpn: int, sport: int = 50000) -> FlowHeader:
     macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-    return QpInfo(
-        qpn, FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn), psn
-    )
+    return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=sport, dqpn=dqpn)
 
 
 class Fabric:
     """Carries frames between two ends: `shuffle` puts those of a burst in any order, `lose` says which are lost."""
 
     def __init__(self, total: bytes, psn: int, seed: int) -> None:
-        self.memory = Memory(len(total))
+        self.memory = Memory(bytearray(len(total)))
         self.sender = SrdSender(PARAMS, info("10.0.0.1", "10.0.1.1", 5, 6, psn))
         self.receiver = SrdReceiver(PARAMS, info("10.0.1.1", "10.0.0.1", 6, 5, psn), self.memory)
         self.dice = random.Random(seed)
@@ -69,46 +66,6 @@ class Fabric:
         start = self.near.starts[0]
         self.near.mem[start : start + len(frame)] = frame
         assert end.receive(self.parser.parse(self.near, [len(frame)]), 0, now)
-
-
-def carried(loss: float, seed: int, psn: int) -> tuple[Fabric, int]:
-    """Fifty messages; the fabric afterwards, and their packets."""
-    dice = random.Random(seed)
-    sizes = [dice.choice([4, 255, 256, 257, 2000, 5000]) for _ in range(50)]
-    total = dice.randbytes(sum(sizes))
-    fabric, at, packets = Fabric(total, psn, seed), 0, 0
-    for imm, size in enumerate(sizes):
-        fabric.sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
-        at += size
-        packets += -(-size // MTU)
-    now = 0.0
-    while not fabric.sender.idle:
-        assert now < 400 and not fabric.sender.error
-        fabric.turn(now, loss)
-        now += 0.01
-    assert bytes(fabric.memory.data) == total
-    assert fabric.memory.arrivals == list(range(50)), "announced in order, whatever the order of arrival"
-    return fabric, packets
-
-
-@pytest.mark.parametrize("psn", [0, wire.PSN_MASK - 20])
-@pytest.mark.parametrize("seed", range(4))
-def test_packets_in_any_order_are_no_loss(seed: int, psn: int) -> None:
-    fabric, packets = carried(0.0, seed, psn)
-    assert fabric.sent == packets
-    assert fabric.sender.counters() == {"retransmitted": 0, "naks": 0, "timeouts": 0}
-    assert fabric.receiver.counters()["out_of_order"] > 50
-    assert fabric.receiver.counters()["duplicates"] == 0
-    assert fabric.sender.deadline == NEVER
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_only_lost_packets_are_retransmitted(seed: int) -> None:
-    fabric, packets = carried(0.05, seed, 0)
-    lost = fabric.sender.counters()["retransmitted"]
-    assert 0 < lost < packets
-    # Go-back-N would send a window of 32 again for each loss.
-    assert fabric.sent < packets * 1.6
 
 
 def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
@@ -157,3 +114,76 @@ def test_a_write_that_does_not_fit_is_refused_and_ends_the_sender() -> None:
     fabric.turn(0.0, 0.0)
     assert "refused a write" in fabric.sender.error
     assert not fabric.sender.ready and fabric.memory.arrivals == []
+
+
+SPORT = 50000
+NEAR, PARSER = FrameBuffer(SendBatch(MODEL_MTU).frame_bytes, slots=1), Parser()
+
+
+def give(frame: bytes, end: QpEnd, now: float) -> None:
+    start = NEAR.starts[0]
+    NEAR.mem[start : start + len(frame)] = frame
+    assert end.receive(PARSER.parse(NEAR, [len(frame)]), 0, now)
+
+
+def answers(receiver: SrdReceiver, batch: SendBatch) -> list[bytes]:
+    found = []
+    while receiver.answering:
+        receiver.answer(batch, 0)
+        found.append(bytes(batch.frame(0)))
+    return found
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    st.lists(st.integers(1, 5 * MODEL_MTU), min_size=1, max_size=8), first_psns, st.integers(1, 12), st.integers(1, 8),
+    st.integers(1, 4), st.randoms(use_true_random=False), *(st.lists(st.sampled_from(FATES), max_size=100),) * 2,
+)  # fmt: skip
+def test_every_message_arrives_once_whole_and_is_announced_in_order(
+    sizes: list[int], psn: int, window: int, ack_every: int, entropy: int, dice: random.Random, ways: list[str],
+    ways_back: list[str],
+) -> None:  # fmt: skip
+    params = SrdParams(RcParams(MODEL_MTU, window, min(ack_every, window), TIMEOUT_S, 10_000, 0.1), TIMEOUT_S / 4)
+    total = dice.randbytes(sum(sizes))
+    memory = Memory(bytearray(len(total)))
+    here = info("10.0.0.1", "10.0.1.1", 5, 6, psn)
+    headers = tuple(header_between("10.0.0.1", "10.0.1.1", 6, sport) for sport in entropy_sports(SPORT, entropy))
+    sender = SrdSender(params, replace(here, flow=headers[0], sprayed=headers if entropy > 1 else ()))
+    receiver = SrdReceiver(params, info("10.0.1.1", "10.0.0.1", 6, 5, psn), memory)
+    at = 0
+    for imm, size in enumerate(sizes):
+        sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
+        at += size
+    data, back = SendBatch(MODEL_MTU, slots=32), SendBatch(0, slots=1)
+    there, home = Network[bytes](ways), Network[bytes](ways_back)
+    now, sent, arrived = 0.0, 0, 0
+    for _ in range(20_000):
+        if sender.idle:
+            break
+        count = sender.take(data, 0, 32, now)
+        sent += count
+        frames = [bytes(data.frame(i)) for i in range(count)]
+        dice.shuffle(frames)  # each takes its own path
+        arriving = [item for frame in frames for item in there.send(frame)] or there.quiet()
+        arrived += len(arriving)
+        for frame in arriving:
+            give(frame, receiver, now)
+        replies = [item for frame in answers(receiver, back) for item in home.send(frame)] or home.quiet()
+        for frame in replies:
+            give(frame, sender, now)
+        assert not sender.error
+        if not arriving and not replies:
+            now = max(now, min(sender.deadline, receiver.deadline))
+            sender.expire(now)
+            receiver.expire(now)
+    assert sender.idle
+    assert memory.data == total
+    assert memory.arrivals == list(range(len(sizes)))
+    packets = sum(-(-size // MODEL_MTU) for size in sizes)
+    assert sent - sender.counters()["retransmitted"] == packets
+    assert receiver.counters()["duplicates"] == arrived - packets
+    if "lose" not in {*ways, *ways_back}:
+        assert sender.counters() == {"retransmitted": 0, "naks": 0, "timeouts": 0}, "any order is no loss"
+    if entropy > 1:
+        used = [sender.by_sport()[header.sport][0] for header in headers]
+        assert sum(used) == sent and max(used) - min(used) <= 1

@@ -1,4 +1,4 @@
-"""`./inv test`: which tests a word chooses, how workers share them, and how it ends."""
+"""`./inv test`: which tests a word chooses, how it ends, and that a live test which fails runs once more."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.test_verb import WORDS, _pytest_ended, _workers, needed_packages, suites_of
 from heddle.host import packages
+from tests.again import MOST
 from tests.workers import BESIDE, CONTAINERS, LIVE, rank_of, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTE = (
-    'import os, pathlib, pytest\ndef note(name):\n    with open("ran", "a") as f: f.write(f"{name} {os.getpid()}\\n")\n'
-)
-FILES = {
-    "tests/unit/test_a.py": "from note import *\ndef test_1(): note('a1')\ndef test_2(): note('a2')\n",
-    "tests/unit/test_b.py": "from note import *\n@pytest.mark.skip(reason='no b')\ndef test_1(): ...\n",
-    "tests/netns/test_c.py": "from note import *\ndef test_1(): note('c1')\ndef test_2(): note('c2')\n",
-    "tests/netns/test_d.py": "from note import *\ndef test_1(): note('d1')\ndef test_2(): assert not note('d2'), 'd2'\n"
-    "def test_3(): note('d3'); raise ValueError('on purpose')\n",
-}
 # As pytest with labs: it removes them on its way out.
 SLOW = """
 import pathlib, signal, sys, time
@@ -42,32 +33,6 @@ signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 time.sleep(60)
 """
-
-
-def session(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """pytest over FILES with the scheduler and the progress of these suites."""
-    for name, text in {**FILES, "note.py": NOTE}.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
-    env = {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}", "COLUMNS": "60", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    plugins = [word for name in ("no:cacheprovider", "xdist", "tests.workers") for word in ("-p", name)]
-    argv = [sys.executable, "-m", "pytest", *plugins, "--color=no", "-rs", *words]
-    return subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False)
-
-
-def test_live_modules_share_one_worker_in_order_and_each_module_has_its_line(tmp_path: Path) -> None:
-    done = session(tmp_path, "-n", "2")
-    ran = [line.split() for line in (tmp_path / "ran").read_text().splitlines()]
-    live = [(name, pid) for name, pid in ran if name[0] in "cd"]
-    assert [name for name, _ in live] == ["c1", "c2", "d1", "d2", "d3"]
-    assert len({pid for _, pid in live}) == 1
-    lines = done.stdout.splitlines()
-    for start in ("tests/unit/test_a.py ..  ", "tests/unit/test_b.py s  ", "tests/netns/test_c.py ..  "):
-        assert len([line for line in lines if line.startswith(start)]) == 1, done.stdout
-    assert any(line.startswith("tests/netns/test_d.py ..F  ") for line in lines), done.stdout
-    assert any(line.endswith("[100%]") and len(line) == 60 for line in lines), done.stdout
-    assert lines[-1].strip("= ").startswith("1 failed, 6 passed, 1 skipped in "), lines[-1]
 
 
 def test_units_start_in_the_order_of_their_ranks() -> None:
@@ -85,6 +50,8 @@ def test_words_choose_suites_and_workers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert suites_of("deep,vm") == ["deep", "vm"]
     with pytest.raises(InputError, match="did you mean quick"):
         suites_of("unit,quik")
+    both = needed_packages({"suite": "deep,clab", "build": False})
+    assert {*packages.FABRIC, *packages.ENGINE, *packages.IMAGE} >= set(both)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     two = [word for word in WORDS if _workers([word], [])]
     assert two == ["quick", "deep", "all", "unit", "golden", "netns"]
@@ -93,12 +60,6 @@ def test_words_choose_suites_and_workers(monkeypatch: pytest.MonkeyPatch) -> Non
         assert _workers(["all"], words) == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert _workers(["all"], []) == []
-
-
-def test_packages_are_those_of_all_named_suites(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "missing", lambda names: [])
-    both = set(needed_packages({"suite": "deep,clab", "build": False}))
-    assert both == {*packages.FABRIC, *packages.ENGINE, *packages.IMAGE}
 
 
 def _ends(number: int, _frame: FrameType | None) -> NoReturn:
@@ -132,3 +93,49 @@ def test_a_signal_waits_until_pytest_has_removed_its_labs(
         _pytest_ended(child)
     assert (tmp_path / "ended").read_text() == number.name
     assert child.returncode == 2
+
+
+TESTS = """
+import pathlib, pytest
+
+@pytest.fixture(scope="module")
+def lab():
+    made = pathlib.Path("made")
+    made.write_text(made.read_text() + "x" if made.exists() else "x")
+    return made
+
+@pytest.mark.parametrize("n", range({flaky}))
+def test_flaky(lab, n):
+    mark = pathlib.Path(f"mark{{n}}")
+    if not mark.exists():
+        mark.touch()
+        raise ValueError(f"pause {{n}}\\nof the machine")
+
+def test_broken(lab):
+    assert {broken} == 0
+
+def test_good(lab): ...
+"""
+
+
+def session(place: Path, folder: str, flaky: int, broken: int, *words: str) -> subprocess.CompletedProcess[str]:
+    (place / folder).mkdir(parents=True)
+    (place / folder / "test_some.py").write_text(TESTS.format(flaky=flaky, broken=broken))
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "HEDDLE"))}
+    env = {**kept, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HEDDLE_FLAKY": str(place / "flaky")}
+    plugins = [word for name in ("no:cacheprovider", "xdist", "tests.again") for word in ("-p", name)]
+    argv = [sys.executable, "-m", "pytest", *plugins, *words, folder]
+    return subprocess.run(argv, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_live_test_that_passes_in_its_second_run_is_named_and_what_fails_twice_fails(tmp_path: Path) -> None:
+    done = session(tmp_path, "netns", MOST, 1, "-n", "2")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FLAKY")]
+    assert sorted(lines) == [
+        f"FLAKY netns/test_some.py::test_flaky[{n}]: ValueError: pause {n} of the machine" for n in range(MOST)
+    ]
+    assert done.returncode == 1 and f"1 failed, {MOST + 1} passed" in done.stdout, done.stdout
+    assert 'raise ValueError(f"pause {n}' in done.stdout, "the first failure itself is shown"
+    assert (tmp_path / "flaky").read_text().splitlines() == lines
+    unit = session(tmp_path / "unit", "unit", 1, 0)
+    assert unit.returncode == 1 and "FLAKY" not in unit.stdout and "1 failed, 2 passed" in unit.stdout

@@ -13,8 +13,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ("heddle/fabric/shapes/clos.py", "heddle/spec/shapes/clos.py")
 EXAMPLES = ("heddle/cli/helptexts.py", "heddle/cli/examples.py")  # help texts, and the examples that hints show
@@ -83,26 +81,3 @@ def _text(path: Path) -> str:
 def test_every_exception_is_still_needed() -> None:
     for name in (*SHAPES, *EXAMPLES):
         assert WORD.search(_text(ROOT / name)), name
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "rtsw = 1",
-        "x = node.per_rtsw",
-        "x = 'ctsw'",
-        "x = f'{a} of ATSW'",
-        "x = 1  # what an RTSW does",
-        '"""What CTSWs do."""',
-        "def f(ctsw: int) -> None: ...",
-    ],
-)
-def test_a_tier_word_is_found(line: str) -> None:
-    assert list(wrong_in("heddle/some.py", line + "\n"))
-
-
-@pytest.mark.parametrize(
-    "line", ["x = 1  # as rtsw1:eth3", '"""Ports (`RTSW to CTSW`), of ctsw2, ctsw*."""', "startswith = 1"]
-)
-def test_an_example_is_none(line: str) -> None:
-    assert not list(wrong_in("heddle/some.py", line + "\n"))

@@ -1,13 +1,21 @@
-"""The examples of topologies/examples: each is explained in its first lines, and is what Heddle accepts."""
+"""The examples of topologies/ and the plans of traffic/: each is explained in its first lines, and can be used."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.cli.completion import candidates
 from heddle.fabric.fabricfile import load_fabric
+from heddle.forecast.demand import traffic_of
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import files_of as files_of_plan
+from heddle.forecast.planfile import load_plan, plan_words, plans
 from heddle.lab.imported.companions import files_of
 from heddle.lab.imported.imported import import_topology
 from heddle.spec.load import presets
@@ -40,14 +48,80 @@ def test_an_example_topology_can_be_brought(path: Path, runtime: str) -> None:
     assert len(fabric.hosts) >= 2
 
 
-def test_every_file_beside_an_example_is_used_by_one() -> None:
+def test_every_file_of_the_examples_is_used_and_named_after_its_node() -> None:
     used = {Path(name) for path in TOPOLOGIES for name in files_of(None, str(path))}
     assert {path for path in EXAMPLES.rglob("*") if path.is_file()} - set(FABRICS) == used
-
-
-def test_configurations_belong_to_the_node_they_are_named_after() -> None:
+    # Configurations belong to the node they are named after.
     for config in EXAMPLES.glob("*/*.conf"):
         if config.name != "vtysh.conf":
             text = config.read_text()
             assert re.search(rf"^hostname {config.stem}$", text, re.MULTILINE), config
             assert text.startswith(f"! {config.stem}: "), config
+
+
+TRAFFIC = ROOT / "traffic"
+PLAN_FILES = sorted(path for path in TRAFFIC.iterdir() if path.suffix in (".yml", ".csv"))
+
+
+@pytest.mark.parametrize("path", PLAN_FILES, ids=lambda path: path.name)
+def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    comments = [line for line in lines[:2] if line.startswith("# ")]
+    assert len(comments) == 2
+    if path.suffix == ".yml":
+        assert any(line.startswith(f"#   ./inv paths --predict zone --plan {path.stem}") for line in lines), "a command"
+
+
+@pytest.mark.parametrize("name", plans())
+def test_every_plan_predicts_on_zone(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = forecast(load_fabric("zone").fabric, load_plan(name), Ask(), Silent())
+    assert found.to_json()["plan"]["flows"] > 0
+    assert found.to_json()["unreachable"]["flows"] == 0
+    assert found.to_json()["completion"]["over_roofline"] >= 1
+
+
+def test_there_are_plans_of_each_sort_and_no_file_is_left_over() -> None:
+    assert len(plans()) >= 5
+    used = {load_plan(name).spec.matrix for name in plans()} | {f"{name}.yml" for name in plans()}
+    assert {path.name for path in PLAN_FILES} <= used
+    assert not set(plans()) & set(plan_words()), "a word would hide a plan of that name"
+
+
+def test_the_matrix_of_a_plan_is_a_file_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    connections = traffic_of(load_fabric("zone").fabric, load_plan("two-tenants")).connections
+    assert (np.asarray(connections.src) % 2 == np.asarray(connections.dst) % 2).all()
+    assert load_plan("two-tenants").matrix_file == str(TRAFFIC / "two-tenants.csv")
+
+
+def test_plans_are_found_by_name_path_and_keys() -> None:
+    assert load_plan("all-reduce-1qp,qps=8,size=1M").spec.qps == 8
+    with pytest.raises(InputError, match="did you mean qps"):
+        load_plan("all-reduce-1qp,qpss=8")
+    # A path still works and words mean what they meant.
+    assert load_plan(str(TRAFFIC / "checkpoint.yml")).spec == load_plan("checkpoint").spec
+    assert load_plan("ring").spec.pattern == ("all-reduce", "ring")
+    # A misspelt name is hinted.
+    with pytest.raises(InputError, match=r"did you mean checkpoint\?"):
+        load_plan("chekpoint")
+    with pytest.raises(InputError, match=r"plans of traffic/: .*two-tenants"):
+        load_plan("qqq")
+    # Problems name the file of a plan.
+    with pytest.raises(InputError, match=r"traffic/checkpoint\.yml:\d+  ranks: 16"):
+        traffic_of(load_fabric("tiny").fabric, load_plan("checkpoint"))
+    # Shells offer the names.
+    import tasks
+
+    offered = candidates(["./inv", "paths", "--plan", ""], {"paths": tasks.paths.verb}, [])
+    assert set(plans()) < set(offered)
+    # Nothing is sent along for a plan that comes with heddle.
+    assert files_of_plan("two-tenants,qps=2") == []
+
+
+def test_a_matrix_may_have_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.csv").write_text("# who to whom\n\nsrc,dst,bytes\n # one way\n0,1,64K\n#0,2,64K\n1,x,2\n")
+    with pytest.raises(InputError, match=r"m\.csv:7  dst: x") as caught:
+        traffic_of(load_fabric("tiny").fabric, load_plan("m.csv"))
+    assert len(caught.value.problems) == 1

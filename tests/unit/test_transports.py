@@ -13,9 +13,9 @@ from typing import get_args
 import pytest
 
 from heddle.endpoints.nic.framebuffer import FrameBuffer
-from heddle.endpoints.nic.frames import FlowHeader, SendBatch
+from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Parser
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc, RcSender
@@ -28,6 +28,7 @@ from heddle.traffic.options import Recovery, RunOptions
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
 from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_srd import info
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
 KINDS: dict[str, type[Transport]] = {**{n: t for n, t in TRANSPORTS.items() if t.stack is None}, NAME: StopAndWait}
@@ -38,13 +39,8 @@ MTU = 4096
 NEAR, FAR = "10.0.0.1", "10.0.1.1"
 
 
-def _flow(src: str, dst: str, dqpn: int) -> FlowHeader:
-    macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
-    return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=50000, dqpn=dqpn)
-
-
-HERE = QpInfo(5, _flow(NEAR, FAR, 6), wire.PSN_MASK - 2)
-THERE = QpInfo(6, _flow(FAR, NEAR, 5), wire.PSN_MASK - 2)
+HERE = info(NEAR, FAR, 5, 6, wire.PSN_MASK - 2)
+THERE = info(FAR, NEAR, 6, 5, wire.PSN_MASK - 2)
 
 
 @pytest.fixture(params=list(KINDS))
@@ -109,6 +105,15 @@ def _times() -> Iterator[float]:
         now += 0.01
 
 
+def carry(sender: QpEnd, receiver: QpEnd, cable: Cable) -> None:
+    """Until all that was posted is acknowledged."""
+    for now in _times():
+        cable.turn(sender, receiver, now)
+        if sender.idle:
+            break
+    assert sender.idle and not sender.error
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.1])
 def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) -> None:
     transport = reliable
@@ -122,12 +127,7 @@ def test_every_message_arrives_once_and_whole(reliable: Transport, loss: float) 
         sender.post(Message(memoryview(total)[at : at + size], at, RKEY, imm))
         at += size
     assert sender.ready and not sender.idle
-    cable = Cable(loss, 1, transport.answer_bytes)
-    for now in _times():
-        cable.turn(sender, receiver, now)
-        if sender.idle:
-            break
-    assert sender.idle and not sender.error
+    carry(sender, receiver, Cable(loss, 1, transport.answer_bytes))
     assert bytes(memory.data) == total
     assert sorted(memory.arrivals) == list(range(len(sizes)))
 
@@ -190,23 +190,14 @@ def test_rows_of_rc_keep_their_keys() -> None:
     ]  # fmt: skip
 
 
-def test_rc_gets_its_parameters_from_the_plan() -> None:
+def test_rc_gets_its_parameters_from_the_plan_and_its_timers_a_grid() -> None:
     assert _planned("rc", window=3, timeout=14, retries=2)[1].parameters() == {
         "mtu": 4096, "window": 3, "ack_every": 2, "timeout_s": pytest.approx(0.0671, rel=1e-3), "retries": 2,
         "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
-
-
-def test_timers_of_rc_run_out_on_a_grid_and_never_early() -> None:
+    # Timers of rc run out on a grid and never early.
     sender, batch = RcSender(RcParams(timeout_s=0.001), HERE), SendBatch(MTU, slots=1)
     sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
     sender.take(batch, 0, 1, 7.013)
     assert sender.deadline == pytest.approx(7.02)
-
-
-def test_shells_complete_transports() -> None:
-    import tasks
-    from heddle.cli.completion import candidates
-
-    assert candidates(["./inv", "run", "--transport", ""], {"run": tasks.run.verb}, []) == list(TRANSPORTS)

@@ -46,7 +46,7 @@ def packets_of(sizes: list[int], psn: int) -> SENT:
 fates = st.sampled_from(("deliver", "deliver", "deliver", "lose", "twice", "late"))
 
 
-@settings(max_examples=400, deadline=None, database=None)
+@settings(max_examples=200, deadline=None, database=None)
 @given(
     st.lists(st.integers(0, 5 * MTU), min_size=1, max_size=8),
     st.one_of(st.integers(0, 40), st.integers(wire.PSN_MASK - 40, wire.PSN_MASK)),

@@ -28,36 +28,28 @@ def bandwidths(fabric: Fabric, switch: str, rack: int, dead: tuple[str, ...] = (
 THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 3, "atsw": 2}
 
 
-def test_without_exceptions_all_paths_have_the_same_weight() -> None:
+def test_bandwidths_follow_the_narrow_links_at_both_ends() -> None:
     assert bandwidths(fabric_of(), "rtsw1", 2) == (100, 100, 100, 100)
     fabric = fabric_of(**THREE)
     assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100)
     assert bandwidths(fabric, "rtsw1", 3) == (600, 600, 600), "what two ATSWs and three CTSWs carry"
     assert bandwidths(fabric, "ctsw1", 3) == (300, 300)
-
-
-def test_a_narrow_link_counts_at_both_ends_and_once() -> None:
+    # A narrow link counts at both ends and once.
     fabric = fabric_of({"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"})
     assert bandwidths(fabric, "rtsw1", 2) == (100, 50, 10, 100), "its own links"
     assert bandwidths(fabric, "rtsw2", 1) == (100, 50, 10, 100), "those of the rack that it sends to"
     assert bandwidths(fabric, "rtsw2", 3) == (100, 50, 100, 100)
-
-
-def test_a_wide_link_counts_no_more_than_the_links_behind_it() -> None:
+    # A wide link counts no more than the links behind it.
     fabric = fabric_of({"rtsw1:eth1": "400mbit", "ctsw4": "200mbit"})
     assert bandwidths(fabric, "rtsw1", 2) == (100, 100, 100, 200)
     assert bandwidths(fabric, "rtsw2", 1) == (100, 100, 100, 200)
-
-
-def test_a_narrow_path_into_a_zone_is_known_at_distant_switches() -> None:
+    # A narrow path into a zone is known at distant switches.
     fabric = fabric_of({"ctsw1:eth3": "50mbit"}, **THREE)
     assert bandwidths(fabric, "atsw1", 1) == (50, 100, 100)
     assert bandwidths(fabric, "ctsw4", 1) == (250, 300)
     assert bandwidths(fabric, "ctsw1", 3) == (150, 300), "and the other way half of what the ATSW can carry"
     assert bandwidths(fabric, "rtsw1", 3) == (450, 600, 600)
-
-
-def test_the_remaining_bandwidth_of_a_zone_is_advertised_after_a_link_failure() -> None:
+    # The remaining bandwidth of a zone is advertised after a link failure.
     fabric = fabric_of(**THREE)
     assert bandwidths(fabric, "ctsw4", 1, dead=("ctsw1:eth3",)) == (200, 300)
     assert bandwidths(fabric, "rtsw3", 1, dead=("ctsw1:eth3",)) == (500, 500, 500)
@@ -67,34 +59,26 @@ def test_the_remaining_bandwidth_of_a_zone_is_advertised_after_a_link_failure() 
     ("release", "weights"),
     [
         ((8, 4, 4), (38, 19, 3, 38)),
-        ((9, 1), (38, 19, 3, 38)),
         ((9, 1, 3), (38, 19, 3, 38)),
-        ((10, 0, 1), (255, 127, 25, 255)),
         ((10, 1, 5), (255, 127, 25, 255)),
         ((10, 2), (254, 127, 25, 254)),
-        ((10, 3), (254, 127, 25, 254)),
         ((10, 4, 4), (254, 127, 25, 254)),
         ((10, 5, 0), (255, 127, 25, 255)),
-        ((10, 7), (255, 127, 25, 255)),
     ],
 )
 def test_weights_are_those_that_each_release_makes(release: tuple[int, ...], weights: tuple[int, ...]) -> None:
     assert weights_of((100, 50, 10, 100), release) == weights
 
 
-def test_equal_bandwidths_have_equal_weights_of_each_release_s_own() -> None:
+def test_weights_are_equal_or_one_at_least_and_in_lowest_terms_without_a_release() -> None:
     found = [weights_of((100, 100), release) for release in ((8, 4), (10, 0), (10, 3), (10, 5))]
     assert found == [(50, 50), (255, 255), (254, 254), (255, 255)]
-
-
-def test_no_weight_is_zero_and_a_single_next_hop_has_none() -> None:
+    # No weight is zero and a single next hop has none.
     assert weights_of((1000, 1), (8, 4)) == (99, 1)
     assert weights_of((1000, 1), (10, 3)) == (254, 1)
     assert weights_of((7,), (8, 4)) == (1,)
     assert weights_of((), (8, 4)) == ()
-
-
-def test_weights_without_a_release_are_bandwidths_in_lowest_terms() -> None:
+    # Weights without a release are bandwidths in lowest terms.
     assert expected_weights(Group(("eth1", "eth2", "eth3", "eth4"), 1, (100, 50, 10, 100))) == (10, 5, 1, 10)
     assert expected_weights(Group(("eth1", "eth2"), 1), (8, 4)) == (1, 1)
 
@@ -114,12 +98,10 @@ def test_only_what_no_sum_says_is_configured() -> None:
     assert r"start zebra 'router bgp\|route-map'" in rendered(fabric)["ctsw1/start.sh"], "only bgpd knows bandwidths"
 
 
-def test_without_ucmp_nothing_of_it_is_rendered() -> None:
+def test_without_ucmp_nothing_of_it_is_rendered_and_ipv6_matches_its_own_prefixes() -> None:
     files = rendered(fabric_of({"ctsw2": "50mbit"}, routing={}))
     assert not any("route-map" in text or "prefix-list" in text for text in files.values())
-
-
-def test_ipv6_fabrics_match_their_own_prefixes() -> None:
+    # Ipv6 fabrics match their own prefixes.
     config = rendered(fabric_of(family="ipv6"))["rtsw1/frr.conf"]
     assert " match ipv6 address prefix-list eth1-100\n" in config
     assert "\nipv6 prefix-list eth1-100 permit fd00:" in config
@@ -138,10 +120,9 @@ def test_rates_beyond_what_bgp_can_say_keep_their_proportions(rate: str) -> None
     assert all(1 <= rule.mbit <= 25_600 for rules in announcements(fabric).values() for rule in rules)
 
 
-@pytest.mark.deep
-def test_the_sums_of_the_largest_fabric_fit_into_what_bgp_can_announce() -> None:
+def test_the_sums_of_the_widest_fabric_fit_into_what_bgp_can_announce() -> None:
     link = {"fabric": "100mbit", "exceptions": {"ctsw2": "50mbit", "rtsw1:eth3": "10mbit"}}
-    fabric = fabric_of(link=link, zones=8, racks=252, ctsw=18, atsw=18, nics_per_host=8)
+    fabric = fabric_of(link=link, zones=2, racks=3, ctsw=18, atsw=18)
     groups = next_hop_groups(fabric)
     # 79 for 100 Mbit/s, so that 18 times 18 of them can still be said.
     assert {group.bandwidths[:3] for group in groups["rtsw2"]} == {

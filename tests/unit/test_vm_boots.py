@@ -88,22 +88,19 @@ def test_keys_are_private_and_the_guest_is_known_at_its_port_only(tmp_path: Path
     assert make_keys(tmp_path).user_key.read_text() != user.get_base64(), "each boot has new keys"
 
 
-def test_the_end_of_a_console_is_shown_without_its_colours(tmp_path: Path) -> None:
+def test_the_end_of_a_console_is_shown_with_what_led_to_a_panic(tmp_path: Path) -> None:
     assert qemu.tail_of(tmp_path) == ""
     text = "".join(f"line {i}\r\n" for i in range(30)) + "\x1bc\x1b[2J\x1b[31mKernel Panic\x1b[0m\x07\n\n"
     (tmp_path / "console.log").write_text(text)
     (tmp_path / "qemu.log").write_text("qemu: ended\n")
     lines = qemu.tail_of(tmp_path).splitlines()
     assert lines[-2:] == ["Kernel Panic?", "qemu: ended"] and len(lines) == 13
-
-
-def test_a_panic_is_shown_from_its_first_line_on(tmp_path: Path) -> None:
+    (tmp_path / "qemu.log").unlink()
+    # A panic is shown from its first line on.
     lines = ["before", "Kernel panic - not syncing: no init", *(f"trace {i}" for i in range(40))]
     (tmp_path / "console.log").write_text("\n".join(lines))
     assert qemu.tail_of(tmp_path).splitlines() == lines[1:13]
-
-
-def test_what_led_to_a_panic_is_shown_before_it(tmp_path: Path) -> None:
+    # What led to a panic is shown before it.
     cause = ["Oops: int3: 0000 [#1]", "CPU: 0", "Hardware name: QEMU", "RIP: 0010:schedule+0x609"]
     panic = ["Kernel panic - not syncing: Fatal exception in interrupt", "Shutting down cpus with NMI"]
     lines = ["before", *cause, *(f"R{i}: 0" for i in range(30)), *panic, *(f"after {i}" for i in range(30))]
@@ -202,7 +199,7 @@ def test_wrong_words_are_named_before_anything_is_started(
 ) -> None:
     monkeypatch.setattr("heddle.host.packages.missing", lambda names: [])
     with pytest.raises(HeddleError) as error:
-        vm.body(None, place="here", **typed)
+        vm.run(place="here", **typed)
     assert said in str(error.value)
 
 

@@ -102,15 +102,6 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert time.time() - made.used < 60, "a guest that starts keeps its image"
 
 
-def test_two_processes_make_one_image(cache: Path) -> None:
-    cache.mkdir(parents=True)
-    both = [in_process(slow), in_process(slow)]
-    for process in both:
-        process.join(30)
-    assert [process.exitcode for process in both] == [0, 0]
-    assert len((cache.parent / "builds").read_text().splitlines()) == 1
-
-
 class Heard(Silent):
     """Keeps what a step waits for."""
 
@@ -289,12 +280,6 @@ def unpacked(data: bytes) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def test_an_archive_has_its_files_at_aligned_offsets() -> None:
-    data = archive([ArchivedFile("a", b"12345"), ArchivedFile("bc/d", b"", 0o120777)])
-    assert unpacked(data) == {"a": (0o100644, b"12345"), "bc/d": (0o120777, b"")}
-    assert len(data) % 4 == 0
-
-
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
     """The files of a guest that its initramfs needs: ext4 needs jbd2, which needs crc; virtio_pci is built in."""
@@ -319,9 +304,7 @@ def test_modules_are_loaded_after_those_that_they_need(system: Path) -> None:
     assert order.index("crc.ko") < order.index("jbd2.ko") < order.index("ext4.ko")
     assert set(order) == {f"{name}.ko" for name in ("crc", "jbd2", *MODULES)} - {"virtio_pci.ko"}
     assert found["modules/ext4.ko"][1] == b"ext4" and "init" not in found
-
-
-def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: Path) -> None:
+    # The checksum of the disk is loaded first where it is a module.
     modules = system / "usr/lib/modules/6.1"
     (modules / "kernel/crc32c_generic.ko").write_bytes(b"crc32c")
     with (modules / "modules.dep").open("a") as file:
@@ -330,14 +313,14 @@ def test_the_checksum_of_the_disk_is_loaded_first_where_it_is_a_module(system: P
     assert order.index("crc32c_generic.ko") < order.index("ext4.ko")
 
 
-def test_a_boot_adds_its_scripts_to_the_archive_of_the_image(system: Path) -> None:
+def test_a_boot_adds_its_scripts_and_needs_the_disks_module(system: Path) -> None:
     packed = image_archive(system, "6.1")
+    data = archive([ArchivedFile("a", b"12345"), ArchivedFile("bc/d", b"", 0o120777)])
+    assert unpacked(data) == {"a": (0o100644, b"12345"), "bc/d": (0o120777, b"")} and len(data) % 4 == 0
     both = boot_archive(packed, {"init": b"#!/bin/sh"})
     assert both.startswith(packed)
     assert unpacked(both[len(packed) + -len(packed) % 4 :]) == {"init": (0o100755, b"#!/bin/sh")}
-
-
-def test_a_kernel_without_the_disks_module_is_named(system: Path) -> None:
+    # A kernel without the disks module is named.
     dep = system / "usr/lib/modules/6.1/modules.dep"
     dep.write_text(dep.read_text().replace("kernel/virtio_blk.ko:", "kernel/other.ko:"))
     with pytest.raises(MachineError, match=r"virtio_blk is missing in kernel 6\.1"):

@@ -58,33 +58,33 @@ def mistakes_in(command: str) -> str:
     return ""
 
 
-def test_there_are_units_and_no_number_is_there_twice() -> None:
+def test_the_path_has_every_folder_once_and_takes_at_most_three_hours() -> None:
     numbers = [each[:2] for each in UNITS]
     assert "02" in numbers
     assert len(set(numbers)) == len(numbers)
     assert not set(numbers) & set(later())
-
-
-def test_the_path_takes_at_most_three_hours() -> None:
+    # The path takes at most three hours.
     assert sum(find_unit(each).spec.minutes for each in UNITS) <= MINUTES
+    # No folder of labs is left out.
+    folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
+    assert folders == set(UNITS)
 
 
-def test_the_headings_are_those_of_every_unit(unit: WorkshopUnit) -> None:
+def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) -> None:
     text = text_of(unit)
     assert re.findall(r"^# (.*)", text, re.MULTILINE)[0].startswith(f"{unit.number} ")
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == HEADINGS
     assert re.search(rf"^## Time\n\n{unit.spec.minutes} minutes", text, re.MULTILINE), "Time differs from lab.yml"
     assert f"./inv lab start {unit.number}" in text
-
-
-def test_links_lead_to_files(unit: WorkshopUnit) -> None:
+    # Links lead to files.
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
         assert target.startswith("https://") or (unit.folder / target).exists(), target
-
-
-def test_tasks_name_every_step_in_order(unit: WorkshopUnit) -> None:
+    # Tasks name every step in order.
     tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
     assert re.findall(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks_part, re.MULTILINE) == list(unit.spec.steps)
+    # The solution is not in the tasks.
+    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
+    assert not [each for each in answers if each in tasks_part]
 
 
 def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
@@ -98,7 +98,21 @@ def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
     assert not (wrong := [said for each in commands if (said := mistakes_in(each))]), "\n".join(wrong)
 
 
-def test_start_ends_with_terms_of_the_glossary_and_first_units_lead_to_the_tour(unit: WorkshopUnit) -> None:
+def test_steps_have_hints_and_files_and_start_leads_to_the_glossary(unit: WorkshopUnit) -> None:
+    assert all(len(step.hints) >= 2 for step in unit.spec.steps.values())
+    mistakes = [mistake for step in unit.spec.steps.values() for mistake in step.wrong.values()]
+    assert len(mistakes) >= 2
+    hints = [mistake.hint for mistake in mistakes]
+    assert len(set(hints)) == len(hints), "each wrong answer has its own hint"
+    # The fabric and the files are there.
+    assert load_fabric(unit.fabric, name=unit.lab, overrides=unit.spec.set).fabric.hosts
+    for name, step in unit.spec.steps.items():
+        if step.look == "function":
+            assert callable(unit.function(name))
+    solution = unit.solution()
+    assert not solution.file or (unit.folder / solution.file).is_file()
+    assert not solution.file or unit.spec.file
+    # Start ends with terms of the glossary and first units lead to the tour.
     start = text_of(unit).partition("## Start")[2].partition("\n## ")[0]
     terms = re.findall(r"`\./inv explain ([^`]+)`", start.rpartition("Terms of this unit: ")[2])
     assert len(terms) >= 3
@@ -107,43 +121,12 @@ def test_start_ends_with_terms_of_the_glossary_and_first_units_lead_to_the_tour(
     assert ("`./inv tour`" in start) == (unit.number in FIRST_UNITS)
 
 
-def test_hints_come_in_stages_and_two_wrong_answers_are_known(unit: WorkshopUnit) -> None:
-    assert all(len(step.hints) >= 2 for step in unit.spec.steps.values())
-    mistakes = [mistake for step in unit.spec.steps.values() for mistake in step.wrong.values()]
-    assert len(mistakes) >= 2
-    hints = [mistake.hint for mistake in mistakes]
-    assert len(set(hints)) == len(hints), "each wrong answer has its own hint"
-
-
-def test_the_fabric_and_the_files_are_there(unit: WorkshopUnit) -> None:
-    assert load_fabric(unit.fabric, name=unit.lab, overrides=unit.spec.set).fabric.hosts
-    for name, step in unit.spec.steps.items():
-        if step.look == "function":
-            assert callable(unit.function(name))
-    solution = unit.solution()
-    assert not solution.file or (unit.folder / solution.file).is_file()
-    assert not solution.file or unit.spec.file
-
-
-def test_the_solution_is_not_in_the_tasks(unit: WorkshopUnit) -> None:
-    tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
-    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
-    assert not [each for each in answers if each in tasks_part]
-
-
-def test_no_folder_of_labs_is_left_out() -> None:
-    folders = {path.name for path in Path(LABS).iterdir() if path.is_dir()}
-    assert folders == set(UNITS)
-
-
-def test_the_guide_lists_every_fact() -> None:
+def test_the_guide_lists_every_fact_and_a_check_needs_no_pytest() -> None:
     guide = (LABS.parent / "docs" / "writing-units.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z]+)` \| [^|]*\| (.*) \|$", guide, re.MULTILINE)
     listed = {look: set(re.findall(r"`([a-z_]+)`", text)) for look, text in rows if look in FACTS}
     assert listed == {look: set(names) for look, names in FACTS.items()}
-
-
-def test_a_check_can_use_the_assertions_without_pytest() -> None:
+    # A check can use the assertions without pytest.
     code = "import sys; sys.modules['pytest'] = None; from heddle.testing import assert_lossless; print('ok')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr

@@ -62,11 +62,6 @@ def test_a_condition_holds_for_these_values(written: Fact | list[Fact], yes: lis
     assert [value for value in no if condition.holds(value)] == []
 
 
-def test_a_limit_that_is_no_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="compares with many, which is not a number or a size"):
-        Condition("<= many")
-
-
 def judged(facts: Mapping[str, Fact], begun: Mapping[str, Fact] | None = None) -> StepVerdict:
     """Unit 02's step spread, for these facts."""
     return _judged("spread", find_unit("02").spec.steps["spread"], Seen(facts, "run 0007"), begun)
@@ -86,20 +81,16 @@ def test_a_step_is_ok_not_yet_or_wrong_by_its_facts() -> None:
     assert wrong.observed == "mode spray (expected e-ecmp)"
     other = judged({**RIGHT, "qps": 4, "uplinks_used": 3})
     assert (other.state, other.mistake, other.hint) == ("wrong", "", "")
-
-
-def test_facts_as_at_the_start_are_not_yet_a_mistake() -> None:
+    # Facts as at the start are not yet a mistake.
     spray: dict[str, Fact] = {**RIGHT, "mode": "spray"}
     assert judged(spray, begun=dict(sorted(spray.items()))).state == "not yet"
-
-
-def test_a_fact_that_is_not_there_never_meets_a_condition() -> None:
+    # A fact that is not there never meets a condition.
     assert judged({"qps": 16}).observed == (
         "sport not known (expected fixed), mode not known (expected e-ecmp), uplinks used not known (expected >= 5)"
     )
 
 
-def test_upper_uplinks_are_those_of_switches_without_hosts() -> None:
+def test_facts_of_uplinks_and_keys_have_their_names() -> None:
     """In dc a CTSW's eth1 and eth2 lead down, eth3 and eth4 up. Flows on one link of each kind, and to a host."""
     fabric, used = load_fabric("dc").fabric, {"rtsw1:eth1", "rtsw1:eth3", "ctsw1:eth3", "atsw1:eth1", "ctsw2:eth1"}
     ports = [(node, port) for node in fabric.switches for port in node.ports]
@@ -110,9 +101,7 @@ def test_upper_uplinks_are_those_of_switches_without_hosts() -> None:
     facts = path_facts(PathsResult(True, (), links, Mmr(None, None), {}, "RTSW", {}, ()), fabric)
     assert (facts["uplinks"], facts["uplinks_used"]) == (8, 1)
     assert (facts["upper_uplinks"], facts["upper_used"]) == (8, 1)
-
-
-def test_keys_of_a_fabric_file_have_dotted_names() -> None:
+    # Keys of a fabric file have dotted names.
     assert flattened({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "1,2"}
 
 
@@ -177,7 +166,7 @@ def test_a_unit_has_a_number_and_a_name(word: str) -> None:
     assert find_unit(word).id == "02-entropy"
 
 
-def test_a_word_that_names_no_unit() -> None:
+def test_words_that_name_no_unit_or_none_that_runs(home: Path) -> None:
     with pytest.raises(InputError, match=r"unit entropi does not exist\n.*did you mean 02-entropy\?"):
         find_unit("entropi")
     with pytest.raises(InputError, match=r"unit 11 \(Central traffic engineering\) comes in a later version of Heddle"):
@@ -186,6 +175,13 @@ def test_a_word_that_names_no_unit() -> None:
         find_unit("99")
     with pytest.raises(InputError, match=r"step fixd does not exist in unit 02-entropy\n.*did you mean fixed\?"):
         find_unit("02").step("fixd")
+    # No unit runs.
+    with pytest.raises(InputError, match=r"no unit is running\n.*\./inv lab list shows the units"):
+        meant_unit(None)
+    with pytest.raises(InputError, match=r"unit 02-entropy is not started\n.*\./inv lab start 02 starts it"):
+        check(find_unit("02"))
+    with pytest.raises(InputError, match=r"step spread has no question to answer\n.*steps with a question: links"):
+        answer(find_unit("02"), "spread", "1")
 
 
 def test_a_broken_unit_is_listed_and_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,15 +194,6 @@ def test_a_broken_unit_is_listed_and_does_not_hide_the_others(tmp_path: Path, mo
     assert "lab.yml:2" in rows["02"].title
     assert rows["01"].state == "-"
     assert (rows["11"].state, rows["11"].to_json()["ready"]) == ("later", False)
-
-
-def test_no_unit_runs(home: Path) -> None:
-    with pytest.raises(InputError, match=r"no unit is running\n.*\./inv lab list shows the units"):
-        meant_unit(None)
-    with pytest.raises(InputError, match=r"unit 02-entropy is not started\n.*\./inv lab start 02 starts it"):
-        check(find_unit("02"))
-    with pytest.raises(InputError, match=r"step spread has no question to answer\n.*steps with a question: links"):
-        answer(find_unit("02"), "spread", "1")
 
 
 def test_the_first_word_is_a_unit_or_a_step_of_the_one_that_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
