@@ -18,8 +18,7 @@ from heddle.runs.run import run
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import run_options
-from tests.machine import patience
-from tests.netns.pfc_lab import until
+from tests.machine import patience, until
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 LOSSLESS = 3
@@ -31,7 +30,7 @@ def test_bgp_is_configured_by_hand(tiny: Lab) -> None:
     for word, sessions in (("", 3), ("no ", 4)):
         lines = ["configure terminal", f"router bgp {asn}", f"{word}neighbor eth1 shutdown"]
         tiny.output("rtsw1", ["vtysh", *(word for line in lines for word in ("-c", line))])
-        until(lambda: status(tiny.name)[0].bgp.established == sessions, patience(60))  # noqa: B023
+        until(lambda: status(tiny.name)[0].bgp.established == sessions)  # noqa: B023
     tiny.wait(timeout=patience(60))
 
 

@@ -19,8 +19,7 @@ from heddle.lab.status import status
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from tests.conftest import Up
-from tests.machine import patience
-from tests.netns.pfc_lab import until
+from tests.machine import until
 from tests.netns.test_pfc_life import both, found, kill_both
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
@@ -40,11 +39,11 @@ def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
     both(lab)
 
     lab.output("rtsw1", ["sh", "-c", "kill -9 $(cat /run/frr/zebra.pid)"])
-    until(lambda: status(name)[0].faults == ("rtsw1  zebra does not answer",), patience(60))
+    until(lambda: status(name)[0].faults == ("rtsw1  zebra does not answer",))
     with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv up --repair"):
         up(name)
     assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
-    until(lambda: health.faults(lab) == [], patience(60))
+    until(lambda: health.faults(lab) == [])
 
     argv = ["nsenter", f"--net={lab.handle('host1').netns}", sys.executable, "-c", STUBBORN]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.pfc import control as pfc
 from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
+from tests.machine import until
 from tests.netns.port_pair import first_in_line
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -205,12 +206,3 @@ def pfc_lab(place: Path, *, compiled: bool = True, **keys: Any) -> Iterator[PfcL
                 yield found
         finally:
             pfc.stop(lab.name, place)
-
-
-def until(what: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> float:
-    """Wait for something to be so; seconds that it took. AssertionError when it does not come."""
-    start = time.monotonic()
-    while not what():
-        assert time.monotonic() - start < seconds, f"not so within {seconds} s"
-        time.sleep(every)
-    return time.monotonic() - start

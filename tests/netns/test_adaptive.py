@@ -112,14 +112,6 @@ def test_a_dead_next_hop_is_not_chosen_even_with_an_empty_queue(lab: StaticLab, 
         link(lab, "up")
 
 
-def test_a_new_rule_forgets_the_paths_of_the_previous_one(lab: StaticLab, queues: LabQueues) -> None:
-    (frame,) = frames_of(lab, [3])
-    for best in ("eth3", "eth1"):
-        set_mode(lab, "adaptive", gap_ns=LONG_NS)
-        depths(lab, queues, {3: [0 if port == best else 100 for port in UPLINKS]})
-        assert set(ports(lab, [frame] * 3)) == {best}
-
-
 def test_every_port_of_every_switch_is_read_under_its_own_number() -> None:
     """rtsw2's ports are not rtsw1's, though their interfaces may have the same indexes."""
     with (

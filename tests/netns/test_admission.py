@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.endpoints import crew
-from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
@@ -18,6 +14,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests import silentreceiver
+from tests.conftest import Borrow
 from tests.machine import bps, links
 from tests.netns.during import run_and
 
@@ -34,13 +31,9 @@ PROCESSING_S = 8 * SIZE * SENDERS / 4 / (0.25 * bps(RATE))  # of one iteration, 
 
 
 @pytest.fixture(scope="module")
-def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def net(borrow: Borrow) -> Lab:
     """Slow links: the processors have time to spare."""
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name, overrides=links(RATE))).lab
-    finally:
-        life.down(name)
+    return borrow("tiny", *links(RATE))
 
 
 def admitted(lab: Lab, collective: str = "incast", **more: object) -> RunResult:

@@ -24,7 +24,7 @@ from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
-from tests.machine import patience
+from tests.machine import until
 from tests.marks import deep
 from tests.netns.blaster import Blast, blast
 from tests.netns.static_fabric import StaticLab, roce_frame, some_flows, static_fabric
@@ -99,19 +99,13 @@ def test_packets_waiting_in_a_switch_are_not_charged_to_the_hosts_socket(lab: St
         entered, by_program = uplinks(queues, "in_packets"), steered(lab)
         for flow in flows_of(lab):
             wire.send(roce_frame(flow, 4000, host.mac, gateway.mac))
-        until = time.monotonic() + patience(60)
-        while uplinks(queues, "in_packets") - entered < FRAMES:
-            assert time.monotonic() < until, "not all frames came to the uplinks"
-            time.sleep(0.001)
+        until(lambda: uplinks(queues, "in_packets") - entered >= FRAMES)
         most = FRAMES // 2 * 4000  # far more waits when all has just come
         while unsent(wire) and uplinks(queues, "depth") > most:
             time.sleep(0.001)  # the last one is in the queue a moment before its original is freed
         assert (unsent(wire), uplinks(queues, "depth") > most) == (0, True)
         assert (steered(lab) - by_program) == (FRAMES if mode in STEERED else 0)
-        until = time.monotonic() + patience(60)
-        while queues.cells["depth"].any():
-            assert time.monotonic() < until, "the queues do not become empty"
-            time.sleep(0.01)
+        until(lambda: not queues.cells["depth"].any())
         assert not queues.cells["drops"].any() and not queues.cells["strays"].any()
 
 

@@ -179,30 +179,25 @@ def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
     ],
 )
 def test_the_files_own_hashing_wins_and_is_predicted_where_it_can_be(
-    policy: str, kernel: str, reason: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+    policy: str, kernel: str, reason: str, tmp_path: Path, runtime: str, name: str
 ) -> None:
-    name = lab_name()
     made = import_topology(mini_clos(tmp_path, policy=policy), runtime, name)
     assert any("4 switches keep the hashing sysctls that the topology sets" in note for note in made.notes)
-    try:
-        lab = life.up(made, runtime=runtime).lab
-        assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == kernel
-        run(lab, run_options(size="64K", qps=8, iters=1), Silent())
-        if reason:
-            with pytest.raises(CheckError, match=reason):
-                paths_of(lab)
-        else:
-            proof = paths_of(lab)
-            assert proof.agree, [row.why for row in proof.flows if row.why]
-        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
-    finally:
-        life.down(name)
+    lab = life.up(made, runtime=runtime).lab
+    assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == kernel
+    run(lab, run_options(size="64K", qps=8, iters=1), Silent())
+    if reason:
+        with pytest.raises(CheckError, match=reason):
+            paths_of(lab)
+    else:
+        proof = paths_of(lab)
+        assert proof.agree, [row.why for row in proof.flows if row.why]
+    assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
 
 
 @pytest.mark.deep
 @pytest.mark.containers
-def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
-    name = lab_name()
+def test_static_routes_are_enough(tmp_path: Path, runtime: str, name: str) -> None:
     for router, far in ((1, 2), (2, 1)):
         (tmp_path / f"r{router}.conf").write_text(
             f"interface eth1\n ip address 10.9.0.{router}/30\n!\ninterface eth2\n ip address 10.2.{router}.1/24\n!\n"
@@ -216,17 +211,14 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         '  links:\n    - endpoints: ["r1:eth1", "r2:eth1"]\n    - endpoints: ["r1:eth2", "h1:eth0"]\n'
         '    - endpoints: ["r2:eth2", "h2:eth0"]\n'
     )
-    try:
-        lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
-        assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
-        checks = {check.name: check for check in validate(lab)}
-        assert checks["bgp"].skipped
-        assert checks["routes"].ok
-        assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
-        run(lab, run_options(size="64K", iters=1), Silent())
-        assert paths_of(lab).agree
-    finally:
-        life.down(name)
+    lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
+    assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
+    checks = {check.name: check for check in validate(lab)}
+    assert checks["bgp"].skipped
+    assert checks["routes"].ok
+    assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
+    run(lab, run_options(size="64K", iters=1), Silent())
+    assert paths_of(lab).agree
 
 
 @pytest.mark.deep

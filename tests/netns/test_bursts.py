@@ -20,12 +20,10 @@ def test_a_backlog_leaves_in_groups_of_the_size_of_a_burst(name: str) -> None:
     # Only links between switches are slow, all alike: the first of them forms the groups.
     overrides = [f"queues.burst={BURST}", "link.host=1gbit", f"link.fabric={RATE}bit", "queues.pfc.enabled=false"]
     overrides += ["queues.buffer=4MB", "queues.alpha=16"]
-    try:
-        lab = life.up(load_fabric("tiny", name=name, overrides=overrides)).lab
-        assert HERE.value(HYSTERESIS) == 1, "up has set it"
-        found = flood(lab, COUNT)
-    finally:
-        life.down(name)
+    lab = life.up(load_fabric("tiny", name=name, overrides=overrides)).lab
+    assert HERE.value(HYSTERESIS) == 1, "up has set it"
+    found = flood(lab, COUNT)
+    life.down(name)
     frame_s = 8 * found.size / RATE
     later = found.arrivals[8:]  # an idle port sends more at once
     gaps = [after - before for before, after in pairwise(later)]

@@ -31,7 +31,7 @@ from heddle.runs.lookup import paths_of
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
@@ -192,9 +192,7 @@ def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: 
         assert tcpdumps(tiny) == ["tcpdump"] * 4
         proc.kill()
         proc.wait()
-        deadline = time.monotonic() + patience(60)
-        while tcpdumps(tiny) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: not tcpdumps(tiny))
     assert tcpdumps(tiny) == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from heddle.runtimes.netns_cleanup import namespaces_of
 from heddle.testing import claims
 from heddle.testing.pool import sweep
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace
 
@@ -77,10 +76,7 @@ def own_lab(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A session with the fixtures of these suites, in the middle of a test that has brought its own lab up; its lab."""
     place = UserPlace.below(tmp_path, test_slow=OWN_LAB)
     session = place.start("-p", "tests.conftest", "-q")
-    end = time.monotonic() + patience(60)
-    while not (place.path / "up").exists():
-        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
-        time.sleep(0.02)
+    until((place.path / "up").exists, process=session)
     with session:
         yield session, (place.path / "up").read_text()
         session.kill()

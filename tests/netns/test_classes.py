@@ -7,14 +7,12 @@ test_pfc_gates.py; how much less it waits is a figure of `./inv bench queues`.
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 
 from heddle.base.process import run
@@ -25,7 +23,7 @@ from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from tests.machine import patience
-from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric
+from tests.netns.static_fabric import StaticLab, address, roce_frame, static_fabric
 
 pytestmark = pytest.mark.root
 
@@ -96,38 +94,3 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
                 most = count if number == 3 else count + 8
                 assert count <= counted_in <= most, (hop, number)
                 assert count <= seen <= most, (hop, number)
-
-
-@pytest.mark.deep
-def test_classes_share_what_control_leaves_by_their_weights() -> None:
-    weights, payloads, dscps = {3: 4, 1: 2, 0: 1}, {3: 4000, 1: 1500, 0: 600}, {3: 24, 1: 8, 0: 0}
-    roomy = {**dropping("64MB"), "alpha": 8, "weights": weights, "ecn": {"enabled": False}}
-    roomy["buffer"] = {"rtsw": "256MB", "host": "16MB"}
-    with static_fabric("flow", queues=roomy, **KEYS) as lab, LabQueues.pinned(lab.fabric) as all_:
-        first = all_.ids["rtsw1", "eth1"]
-        rows = [row(first, number) for number in weights]
-        senders = []
-        for source, (number, weight) in zip(lab.fabric.hosts, weights.items(), strict=False):
-            count = weight * 500_000 // payloads[number]
-
-            def fill(source: Node = source, number: int = number, count: int = count) -> None:
-                with mouth(lab, source, dscps[number], payloads[number]) as (wire, frame):
-                    for _ in range(count):
-                        wire.send(frame)
-
-            senders.append(threading.Thread(target=fill))
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
-        start = all_.cells["out_bytes"][rows].astype(np.int64)
-        last = start
-        while (all_.cells["depth"][rows] > 40_000).all():
-            last = all_.cells["out_bytes"][rows].astype(np.int64)
-            time.sleep(0.005)
-        moved = last - start
-        assert moved.sum() > 2_000_000, "the queues were not full for long enough to tell"
-        shares = dict(zip(weights, moved / moved.sum() * sum(weights.values()), strict=True))
-        for number, weight in weights.items():
-            assert abs(shares[number] / weight - 1) < 0.1, shares
-        assert all_.cells["drops"].sum() == 0

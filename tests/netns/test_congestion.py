@@ -139,10 +139,3 @@ def test_it_controls_every_transport(
     use = result.congestion
     assert use is not None and use.slowed >= SENDERS
     assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
-
-
-@pytest.mark.deep
-def test_defaults_reduce_pauses(net: Lab, without: Settled) -> None:
-    """With NVIDIA's defaults: the rates fall by halves, and recover slowly."""
-    incast(net, "dcqcn")
-    assert settled(net).pauses < without.pauses / 2

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -37,7 +36,7 @@ from heddle.runs.store import History
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
-from tests.machine import links, patience
+from tests.machine import links, patience, until
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -270,10 +269,7 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     def watched() -> bool:
         return any(each.name == f"watch-{lab.name}" for each in threading.enumerate())
 
-    end = time.monotonic() + patience(60)
-    while watched():
-        assert time.monotonic() < end, "the reader goes on without viewers"
-        time.sleep(0.05)
+    until(lambda: not watched())
     before = readings_of(page, lab)  # this scrape reads once itself
     assert readings_of(page, lab) == before + 1
     again = EventStream(page.port, lab.name)
@@ -328,23 +324,19 @@ def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: Even
         set_queues(lab, ["ecn.kmax=160KB"], ["ctsw1"])
 
 
-def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_name: Callable[[], str]) -> None:
-    name = lab_name()
-    try:
-        life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"]))
-        path = state.lab_dir(name) / "lab.json"
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps(record | {"version": "0.0.9"}))
-        (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
-        assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
-        stream = EventStream(page.port, name)
-        found = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
-        assert "hint:" in found["trouble"]
-        stream.close()
-        assert metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
-        path.write_text(json.dumps(record))
-    finally:
-        life.down(name)
+def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, name: str) -> None:
+    life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"]))
+    path = state.lab_dir(name) / "lab.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"version": "0.0.9"}))
+    (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
+    assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
+    stream = EventStream(page.port, name)
+    found = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
+    assert "hint:" in found["trouble"]
+    stream.close()
+    assert metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
+    path.write_text(json.dumps(record))
 
 
 def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:

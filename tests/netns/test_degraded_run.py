@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +23,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
-from tests.machine import patience
+from tests.machine import until
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
@@ -35,11 +33,8 @@ LONG = RunOptions(sizes=(4 << 20,), iters=4, warmup=0)  # two seconds at line ra
 
 
 @pytest.fixture
-def lab(name: str) -> Iterator[Lab]:
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
+def lab(name: str) -> Lab:
+    return life.up(load_fabric("tiny", name=name)).lab
 
 
 def labelled(lab: Lab, result: RunResult) -> dict[str, Any]:
@@ -76,9 +71,7 @@ def test_the_label_of_a_run_is_the_state_of_the_fabric(lab: Lab) -> None:
 
     lab.wait()
     os.kill(int(lab.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
-    deadline = time.monotonic() + patience(60)
-    while status(lab.name)[0].converged and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: not status(lab.name)[0].converged)
     result = run(lab, SHORT, Silent())
     assert labelled(lab, result)["state"] == "degraded"
     assert "ctsw1  bgpd does not answer" in result.warnings[0]

@@ -5,28 +5,21 @@ Bounds are from below only: a busy machine makes a run slower, never faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from heddle.base.events import Silent
-from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
+from tests.conftest import Borrow
 
 pytestmark = pytest.mark.root
 
 
 @pytest.fixture(scope="module")
-def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name, overrides=["link.delay=shape"])).lab
-    finally:
-        life.down(name)
+def lab(borrow: Borrow) -> Lab:
+    return borrow("tiny", "link.delay=shape")
 
 
 def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab) -> None:

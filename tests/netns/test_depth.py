@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from heddle.base.process import run
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LINK_DOWN
-from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import LOSSLESS
 from tests.netns.queue_traffic import SIZE, rack, send_from
@@ -97,27 +94,3 @@ def test_packets_lost_with_their_qdisc_are_noticed_and_removed_from_the_counters
         assert int(made.queues.gates["lost"][row(port, LOSSLESS)]) == 60 - arrived == waits // SIZE
         assert int(made.cell()["drop_bytes"]) == waits
         assert made.lab.snapshot(LabPart.DROPS).drops[made.egress.ref] == 60 - arrived
-
-
-@pytest.mark.deep
-def test_policies_change_under_load_and_no_packet_is_lost() -> None:
-    with rack(link={"host": "100mbit", "fabric": "100mbit"}, queues={"buffer": {"rtsw": "8MB"}}) as made:
-        usual = policies_of(made.lab.fabric)
-        changed: dict[str, Any] = {"kmin": 1000, "kmax": 2000, "pmax": 1.0, "reserve": 200_000, "alpha": 2.0}
-        changed |= {"xoff": 500_000, "xon": 400_000}
-        other = {
-            ref: tuple(replace(each, **changed) if each.kind != "unused" else each for each in rows)
-            for ref, rows in usual.items()
-        }
-        with made.listening() as found:
-            thread = threading.Thread(target=send_from, args=(made, (0, 1), 3000))
-            thread.start()
-            changes, before = 0, made.queues.changes
-            while thread.is_alive():
-                made.queues.set_policies(other if changes % 2 == 0 else usual)
-                changes += 1
-            thread.join()
-            found.wait(6000)
-        assert changes >= 5 and made.queues.changes == before + changes
-        assert sorted(found.numbers) == [sender << 24 | n for sender in (0, 1) for n in range(3000)]
-        made.at_rest()

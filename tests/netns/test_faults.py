@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,9 +11,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.checks.validate import validate
-from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.fib import read_fib
-from heddle.lab import lifecycle as life
 from heddle.lab import outages
 from heddle.lab.convergence import gaps
 from heddle.lab.lab import Lab
@@ -25,18 +22,15 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
-from tests.machine import patience
+from tests.conftest import Borrow
+from tests.machine import until
 from tests.marks import deep
 
 
 @pytest.fixture(scope="module")
-def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def dc(borrow: Borrow) -> Lab:
     """Three tiers, in namespaces; leave it as you find it."""
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("dc", name=name)).lab
-    finally:
-        life.down(name)
+    return borrow("dc")
 
 
 @pytest.fixture(autouse=True)
@@ -185,10 +179,7 @@ def taken(lab: Lab) -> int:
 
 def arrives(lab: Lab, since: int) -> None:
     """Wait until rtsw1 forwards more."""
-    end = time.monotonic() + patience(60)
-    while taken(lab) == since:
-        assert time.monotonic() < end, "no traffic is under way"
-        time.sleep(0.002)
+    until(lambda: taken(lab) != since)
 
 
 def test_unknown_ports_and_switches_are_refused(dc: Lab) -> None:

@@ -6,12 +6,11 @@ import pytest
 
 from heddle.base import state
 from heddle.base.events import Silent
-from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.rehash import set_exact, set_hashing, wanted
+from heddle.lab.rehash import set_hashing
 from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -54,17 +53,6 @@ def test_there_and_back_is_noticed_too(lab: Lab) -> None:
     assert paths_text(proof).startswith("NOT PROVEN: the paths of 16 QPs")
     assert run(lab, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
     assert paths_of(lab).agree
-
-
-@pytest.mark.deep
-def test_a_row_is_added_to_what_the_table_is_by_then(lab: Lab) -> None:
-    set_hashing(lab, "exact-match")
-    prefix: Network = next(p for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) > 1)
-    set_exact(lab, "rtsw1", {(50001, prefix): "eth1"})
-    set_hashing(lab, "exact-match", added={"rtsw1": {(50002, prefix): "eth2"}})
-    assert wanted(lab)["rtsw1"].steering.exact == {(50001, prefix): "eth1", (50002, prefix): "eth2"}
-    with pytest.raises(InputError, match="names the port eth9"):
-        set_hashing(lab, "exact-match", added={"rtsw1": {(50003, prefix): "eth9"}})
 
 
 def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(lab: Lab) -> None:

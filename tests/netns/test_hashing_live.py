@@ -27,7 +27,7 @@ from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, read_hashing
 from heddle.traffic.flow import Flow
 from tests.machine import patience
-from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
 
@@ -97,82 +97,6 @@ def totals(found: dict[str, Counter[Flow | str]]) -> list[int]:
 
 def ways(found: dict[str, Counter[Flow | str]], flow: Flow) -> set[str]:
     return {port for port in UPLINKS if found[port][key(flow)]}
-
-
-@pytest.mark.parametrize("mode", ["flow", "e-ecmp", "pinned", "exact-match"])
-@pytest.mark.parametrize("resilient", [False, True])
-def test_a_queue_pair_uses_one_path_in_modes_that_require_it(lab: StaticLab, mode: str, resilient: bool) -> None:
-    flows = flows_of(lab, 24)
-    prefix = next(iter(row_of(lab, mode).steering.prefixes))
-    exact = {(flows[0].sport, prefix): "eth4", (flows[1].sport, prefix): "eth1"}
-    set_hashing_of(lab, row_of(lab, mode, exact, resilient=resilient))
-    with counted(lab, 24 * 20) as found:
-        send(lab, dict.fromkeys(flows, 20))
-    assert found["arrived"][""] == sum(totals(found)) == 24 * 20
-    assert all(len(ways(found, flow)) == 1 for flow in flows)
-    assert sum(total > 0 for total in totals(found)) >= 3
-    if mode == "exact-match":
-        assert [ways(found, flow) for flow in flows[:2]] == [{"eth4"}, {"eth1"}]
-    if mode == "pinned":
-        rack = [address(host) for host in lab.fabric.hosts if host.group("rack") == 2]
-        assert all(ways(found, flow) == {UPLINKS[rack.index(flow.dst_ip)]} for flow in flows)
-
-
-@pytest.mark.parametrize("policy", ["l3", "l4"])
-def test_policies_of_flow_hash_what_they_say(lab: StaticLab, policy: str) -> None:
-    (flow,) = flows_of(lab, 1)
-    flows = [replace(flow, sport=50000 + i, qpn=i) for i in range(32)]
-    set_hashing_of(lab, row_of(lab, "flow", policy=policy))
-    with counted(lab, 64) as found:
-        send(lab, dict.fromkeys(flows, 2))
-    assert found["arrived"][""] == sum(totals(found)) == 64
-    assert sum(total > 0 for total in totals(found)) == (1 if policy == "l3" else 4)
-
-
-def test_round_robin_spray_loads_all_paths_equally_and_random_spray_nearly_so(lab: StaticLab) -> None:
-    (flow,) = flows_of(lab, 1)
-    set_hashing_of(lab, row_of(lab, "spray", choice="round-robin"))
-    with counted(lab, 400) as found:
-        send(lab, {flow: 400})
-    assert totals(found) == [100] * 4 and found["arrived"][""] == 400
-    set_hashing_of(lab, row_of(lab, "spray"))
-    with counted(lab, 400) as found:
-        send(lab, {flow: 400})
-    assert sum(totals(found)) == found["arrived"][""] == 400 and min(totals(found)) > 50
-
-
-@pytest.mark.parametrize("first", ["hash", "load"])
-def test_a_flowlet_changes_its_path_only_after_a_gap(lab: StaticLab, first: str) -> None:
-    flows = flows_of(lab, 8)
-    gap_s = 0.3  # what one round takes is a small part of it, on a busy machine, too
-    set_hashing_of(lab, row_of(lab, "flowlet", gap_ns=round(gap_s * 1e9), first=first))
-    taken: list[tuple[str, ...]] = []
-    for _ in range(4):
-        with counted(lab, 80) as found:
-            send(lab, dict.fromkeys(flows, 10))
-        assert all(len(ways(found, flow)) == 1 for flow in flows)
-        taken.append(tuple(*zip(*(ways(found, flow) for flow in flows), strict=True)))
-        time.sleep(1.1 * gap_s)
-    assert len(set(taken)) > 1
-
-
-def test_a_steered_packet_arrives_with_the_ttl_and_checksum_of_a_routed_one(lab: StaticLab) -> None:
-    flow = flows_of(lab, 1)[0]
-    seen = []
-    for mode in ("e-ecmp", "pinned"):
-        set_hashing_of(lab, row_of(lab, mode))
-        with (
-            inside(lab.handle(flow.dst).netns),
-            socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as wire,
-        ):
-            wire.bind(("eth1", 3))
-            wire.settimeout(5)
-            send(lab, {flow: 1})
-            while (frame := wire.recv(2048))[-40:] != roce_frame(flow)[-40:]:
-                pass
-            seen.append(frame)
-    assert seen[0] == seen[1]
-    assert seen[0][22] == 64 - 3
 
 
 def test_a_kernel_that_cannot_say_when_packets_have_passed_is_named_and_nothing_changes(

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from heddle.fabric.model import Role
+from tests.machine import until
 from tests.netns.blaster import Blast, Heard, blast
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 pytestmark = pytest.mark.root
 
@@ -98,14 +99,3 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         until(net.at_rest)
         others = [row for row in range(len(net.queues.cells)) if row % 8 != LOSSLESS]
         assert int(net.queues.gates["pfc_received"][others].sum()) == 0, "no other class was paused"
-
-
-@pytest.mark.deep
-def test_without_pauses_the_same_incast_loses_packets(tmp_path: Path) -> None:
-    with two_tiers(tmp_path, enabled=False) as net:
-        heard = blast(net.lab, incast(net))
-        lost = sum(PACKETS - h.packets for h in heard)
-        assert lost > 100
-        assert lost == net.drops()
-        assert int(net.queues.gates["pfc_received"].sum()) == 0
-        until(net.at_rest)

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.status import LabStatus, status
 from heddle.views.inventorytext import lab_text, nodes_text
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.typed import typed
 from tests.unit.test_completion import offered
 
@@ -50,13 +49,6 @@ def status_of(lab: Lab) -> LabStatus:
 
 def whys(lab: Lab) -> list[str]:
     return [each.text() for each in status_of(lab).missing_sessions]
-
-
-def until(ready: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + patience(seconds)
-    while not ready():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.1)
 
 
 def test_inspect_shows_nodes_addresses_ports_and_what_is_at_the_other_end(tiny: Lab, inv: Inv) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,7 +29,7 @@ from heddle.views.pathstext import paths_text
 from heddle.wire import roce
 from heddle.wire.pcapng import Frame
 from tests.conftest import Up
-from tests.machine import patience
+from tests.machine import patience, until
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +108,7 @@ def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> Non
     assert known() == []
     with inside(six.handle("host1").netns):
         announce(nic.name, nic.mac, str(nic.address.ip), str(gateway.address.ip))
-    end = time.monotonic() + patience(60)
-    while not known() and time.monotonic() < end:
-        time.sleep(0.05)
+    until(known)
     assert known() == [nic.mac]
 
 

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
 from tests.conftest import FabricLab, Up
+from tests.machine import until
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -333,13 +333,6 @@ lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=At())
     return subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.deep

@@ -26,7 +26,7 @@ from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.switch.hashing import hashing
 from tests.conftest import Up
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.marks import deep
 
 pytestmark = pytest.mark.needs("mount")
@@ -146,9 +146,7 @@ def test_a_dead_bgpd_is_named_and_rollback_takes_down_only_what_its_up_made(name
 
 def end(lab: Lab, node: str, daemon: str) -> None:
     lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
-    stop = time.monotonic() + patience(60)
-    while not health.faults(lab) and time.monotonic() < stop:
-        time.sleep(0.02)
+    until(lambda: health.faults(lab))
 
 
 @pytest.mark.deep

@@ -19,7 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Flow
 from heddle.wire import layout as wire
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.netns.static_fabric import StaticLab, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
@@ -116,7 +116,5 @@ def test_without_the_program_the_host_would_take_notice(ends: Ends) -> None:
     before = notices(lab, flow.dst)
     assert near.send(batch_of(lab, flow), COUNT) == COUNT
     assert sum(len(part) for part in received(far)) == COUNT
-    end = time.monotonic() + patience(60)
-    while notices(lab, flow.dst) == before and time.monotonic() < end:
-        time.sleep(0.02)
+    until(lambda: notices(lab, flow.dst) != before)
     assert notices(lab, flow.dst) > before

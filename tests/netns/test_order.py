@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -16,18 +15,17 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.process import run as command
 from heddle.checks.validate import CheckResult, validate
-from heddle.fabric.fabricfile import load_fabric
 from heddle.host.delivery import Delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.inorder import net_devices
 from heddle.kernel.namespace import inside
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.runs.run import run
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions
+from tests.conftest import Borrow
 from tests.marks import deep
 from tests.netns.order import FORK, cpu_taken, in_order, late
 from tests.netns.queue_traffic import Rack, rack
@@ -47,13 +45,9 @@ OPTIONS = RunOptions("all-to-all", sizes=(1 << 20,), iters=1, warmup=0, placemen
 
 
 @pytest.fixture(scope="module")
-def demo(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def demo(borrow: Borrow) -> Lab:
     """Preset demo in namespaces with fast links: 16 hosts, 4 RTSW, 4 CTSW. Leave it as you find it."""
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("demo", name=name, overrides=RATES)).lab
-    finally:
-        life.down(name)
+    return borrow("demo", *RATES)
 
 
 def checked(lab: Lab) -> CheckResult:

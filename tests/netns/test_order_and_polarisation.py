@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Literal
 
 import pytest
 
@@ -92,22 +90,6 @@ def ran(lab: Lab, transport: str = "rc", size: int = 65536) -> RunResult:
 def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
     set_hashing(dc, mode)
     assert "#order" not in in_order(ran(dc)).table()
-
-
-@pytest.mark.parametrize("choice", ["random", deep("round-robin")])
-@pytest.mark.deep
-def test_spray_brings_packets_out_of_order_and_the_table_says_so(
-    dc: Lab, choice: Literal["random", "round-robin"]
-) -> None:
-    set_hashing(dc, "spray", HashOptions(choice=choice))
-    result = ran(dc, size=1 << 17)  # long enough for queues of different depths: in turn, packets seldom overtake
-    assert late(result) > 0
-    assert result.wrong == 0, "what came out of order was sent again"
-    some = sum(1 for flow in result.flows if flow.counters["out_of_order"])
-    assert f"#order    : {late(result)} packets out of order on {some} of {len(result.flows)} QPs" in result.table()
-    assert sum(row["out_of_order"] for row in result.to_json()["flows"]) == late(result)
-    blamed = "each QP uses one path"
-    assert blamed not in result.table() and blamed in replace(result, ecmp="pinned").table()
 
 
 def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:

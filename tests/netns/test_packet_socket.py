@@ -6,7 +6,7 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from errno import EAGAIN, ENETDOWN, ENOBUFS
 from pathlib import Path
@@ -20,6 +20,7 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.testing import claims
 from heddle.wire import layout as wire
+from tests.machine import until
 from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.root
@@ -93,13 +94,6 @@ def filled(batch: SendBatch, flow: FlowHeader, psn: int) -> SendBatch:
 
 def payloads(got: Received) -> list[bytes]:
     return [bytes(got.payload(i)) for i in range(len(got))]
-
-
-def until(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
-    end = time.monotonic() + within_s
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
 
 
 def test_a_batch_arrives_whole_and_in_order(cable: Wire) -> None:

@@ -12,7 +12,8 @@ import pytest
 from heddle.base.ethernet import QUANTUM_BITS
 from heddle.kernel.namespace import inside
 from heddle.switch.pfc.frame import ADDRESS, build, parse
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from tests.machine import until
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 RATE_BPS = 25_000_000
 QUANTUM_S = QUANTUM_BITS / RATE_BPS
@@ -44,7 +45,7 @@ def test_an_incast_of_a_lossless_class_loses_nothing_and_pauses_reach_the_sender
     with net.loading([(name, sink, LOSSLESS) for name in senders]):
         until(lambda: all(received[net.row(f"{name}:eth1")] > before[name] for name in senders))
         out = net.out(port)
-        until(lambda: net.out(port) > out + 1000, seconds=30)
+        until(lambda: net.out(port) > out + 1000)
     until(net.at_rest)
     assert net.drops() == drops
     for name in senders:

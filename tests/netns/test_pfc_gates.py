@@ -13,8 +13,7 @@ from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.switch.pfc.gates import Gates, LinkEvent
-from tests.machine import patience
-from tests.netns.pfc_lab import until
+from tests.machine import patience, until
 from tests.netns.port_pair import PortPair, class_id, first_in_line, port_lines, port_pair, realtime
 
 LOSSLESS = 3
@@ -74,17 +73,6 @@ def test_packets_that_wait_leave_when_their_gate_opens_though_nothing_else_is_se
             assert len(got.times(LOSSLESS)) == turn - 1
             gates.open("pa", LOSSLESS)
             until(lambda: len(got.times(LOSSLESS)) == turn)  # noqa: B023
-
-
-def test_all_packets_behind_a_gate_leave_when_it_opens(pair: PortPair, gates: Gates) -> None:
-    with pair.listening() as got:
-        gates.close("pa", LOSSLESS)
-        with pair.loading(LOSSLESS) as sent:
-            time.sleep(0.1)
-        assert got.times(LOSSLESS) == []
-        gates.open("pa", LOSSLESS)
-        time.sleep(0.2)
-    assert len(got.times(LOSSLESS)) == sent[LOSSLESS] > 0
 
 
 def test_a_gate_that_was_closed_and_opened_has_its_original_settings(pair: PortPair, gates: Gates) -> None:

@@ -19,7 +19,7 @@ from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from tests.conftest import Up
-from tests.netns.pfc_lab import until
+from tests.machine import until
 
 LOSSLESS = 3
 
@@ -103,7 +103,7 @@ def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     take_away(lab, last.name)
     with inside(lab.handle(port.peer_node).netns):
         # The kernel takes namespaces down one by one, and others may be before this one.
-        until(lambda: port.peer_port not in {word for _, word in if_nameindex()}, seconds=40.0)
+        until(lambda: port.peer_port not in {word for _, word in if_nameindex()})
     assert f"the namespace of {last.name} was removed" in (lab.dir / "pfc.log").read_text()
 
     # A lab that is made again after both were killed is as any other.

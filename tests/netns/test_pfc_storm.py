@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from heddle.kernel.namespace import inside
+from tests.machine import until
 from tests.marks import deep
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 _ETH_P_IP = 0x0800
 DETECT_S = 0.4

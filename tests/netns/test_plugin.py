@@ -12,7 +12,7 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.marks import deep
 from tests.userplace import PLUGIN, UserPlace, section
 
@@ -221,20 +221,13 @@ def test_slow(heddle_lab):
 """
 
 
-def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + patience(240)
-    while not what():
-        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
 def test_a_session_that_is_interrupted_leaves_no_lab(
     place: UserPlace, leftovers: Leftovers, number: signal.Signals
 ) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for((place.path / "up").exists, session)
+    until((place.path / "up").exists, 240, process=session)
     session.send_signal(number)
     out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
@@ -246,7 +239,7 @@ def test_a_session_that_is_interrupted_leaves_no_lab(
 def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: UserPlace, leftovers: Leftovers) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for(lambda: any(each.pid == session.pid for each in claims()), session)
+    until(lambda: any(each.pid == session.pid for each in claims()), process=session)
     (lab,) = (each.lab for each in claims() if each.pid == session.pid)
     time.sleep(0.3)
     session.send_signal(signal.SIGINT)
@@ -262,7 +255,7 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
 ) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for((place.path / "up").exists, session)
+    until((place.path / "up").exists, 240, process=session)
     session.kill()
     session.communicate()
     (lab,) = names(place, "up")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.userplace import PLUGIN, UserPlace, section
 
 Leftovers = Callable[[str], list[str]]
@@ -78,10 +77,7 @@ def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
         place.command(*PLUGIN, "-n", "2", "--dist", "loadfile"), cwd=place.path, env=place.environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
-    end = time.monotonic() + patience(90)
-    while len(labs(place)) < 2:
-        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
-        time.sleep(0.02)
+    until(lambda: len(labs(place)) == 2, 90, process=session)
     (os.killpg if group else os.kill)(session.pid, number)
     out, _ = session.communicate(timeout=patience(90))
     assert session.returncode == 2, out

@@ -38,16 +38,13 @@ def test_a_flood_never_leaves_a_port_faster_than_its_rate(rate: int) -> None:
 def test_a_rate_that_is_not_whole_bytes_a_second_is_no_fault(
     preset: str, overrides: list[str], said: str, name: str
 ) -> None:
-    try:
-        lab = life.up(load_fabric(preset, name=name, overrides=overrides)).lab
-        found = {check.name: check for check in validate(lab)}
-        assert [check.name for check in found.values() if not check.ok] == []
-        assert said in found["queues"].detail
-        port = lab.fabric.by_name["rtsw1"].port("eth1")
-        wrong = f"tc class change dev eth1 parent 1: classid 1:1 htb rate {port.rate_bps + 8}bit burst 8400b"
-        run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *wrong.split()])
-        (faulty,) = (check for check in validate(lab) if not check.ok)
-        assert faulty.name == "queues"
-        assert "rtsw1:eth1 is shaped to " in faulty.detail
-    finally:
-        life.down(name)
+    lab = life.up(load_fabric(preset, name=name, overrides=overrides)).lab
+    found = {check.name: check for check in validate(lab)}
+    assert [check.name for check in found.values() if not check.ok] == []
+    assert said in found["queues"].detail
+    port = lab.fabric.by_name["rtsw1"].port("eth1")
+    wrong = f"tc class change dev eth1 parent 1: classid 1:1 htb rate {port.rate_bps + 8}bit burst 8400b"
+    run(["nsenter", f"--net={lab.handle('rtsw1').netns}", *wrong.split()])
+    (faulty,) = (check for check in validate(lab) if not check.ok)
+    assert faulty.name == "queues"
+    assert "rtsw1:eth1 is shaped to " in faulty.detail

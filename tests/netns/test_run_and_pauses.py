@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from heddle.base.events import Silent
-from heddle.fabric.fabricfile import load_fabric
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
@@ -19,6 +16,7 @@ from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.conftest import Borrow
 from tests.machine import links
 from tests.netns.pfc_lab import LOSSLESS
 
@@ -29,12 +27,8 @@ MARKS = ("queues.ecn.kmin=0", "queues.ecn.kmax=0", "queues.pfc.watchdog.enabled=
 
 
 @pytest.fixture(scope="module")
-def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name, overrides=[*MARKS, *links(25_000_000)])).lab
-    finally:
-        life.down(name)
+def net(borrow: Borrow) -> Lab:
+    return borrow("tiny", *MARKS, *links(25_000_000))
 
 
 def test_every_data_packet_that_arrives_marked_is_counted(net: Lab) -> None:

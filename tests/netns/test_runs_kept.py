@@ -21,7 +21,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import run_options
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,10 +110,7 @@ def test_a_run_that_is_killed_leaves_the_run_before(tiny: Lab, ran: tuple[RunRes
     before, newest = history.ids(), history.find()
     argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
-        deadline = time.monotonic() + patience(60)
-        while not list(history.directory.glob(".new-*")):
-            assert time.monotonic() < deadline and proc.poll() is None
-            time.sleep(0.05)
+        until(lambda: list(history.directory.glob(".new-*")), process=proc)
         proc.kill()
         proc.communicate(timeout=patience(60))
     assert history.ids() == before

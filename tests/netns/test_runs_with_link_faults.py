@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
-from tests.machine import patience, rc_timeout
+from tests.machine import patience, rc_timeout, until
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -211,10 +210,7 @@ def ended_by(lab: Lab, number: signal.Signals) -> int:
     """The exit code of a long run that gets a signal when its fault is set."""
     words = [str(ROOT / "inv"), "run", "--size", "16M", "--iters", "1000", "--fault", LOSSY, "--lab", lab.name]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        end = time.monotonic() + patience(60)
-        while now(lab) != {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}:
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: now(lab) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}, process=process)
         process.send_signal(number)
         process.communicate(timeout=patience(60))
         return process.returncode

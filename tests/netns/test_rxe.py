@@ -9,7 +9,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -30,7 +29,7 @@ from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts
 from heddle.views.pathstext import paths_text
-from tests.machine import patience, rc_timeout, slower
+from tests.machine import patience, rc_timeout, slower, until
 from tests.marks import deep
 from tests.typed import ROOT, typed
 
@@ -241,10 +240,7 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_p
     program.chmod(0o755)
     words = [str(ROOT / "inv"), "launch", "host1", "host3", "--lab", tiny.name, "--", str(program)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        end = time.monotonic() + patience(60)
-        while not (file.exists() and file.read_text().endswith("\n")):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: file.exists() and file.read_text().endswith("\n"), process=process)
         assert Path("/proc", file.read_text().strip()).exists()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=patience(60))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
-from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import impairments
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
@@ -18,6 +16,7 @@ from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.conftest import Borrow
 from tests.machine import rc_timeout
 
 pytestmark = pytest.mark.root
@@ -26,12 +25,8 @@ LOSSY = "rtsw2:eth3"  # to host3
 
 
 @pytest.fixture(scope="module")
-def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
+def lab(borrow: Borrow) -> Lab:
+    return borrow("tiny")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
+from tests.conftest import Borrow
 from tests.machine import patience
 from tests.marks import deep
 from tests.netns.during import run_and
@@ -36,23 +37,14 @@ WAITS = r"waits for \d+ of 192 messages, .* from rank \d on host\d:eth1 \(QP 0x[
 
 
 @pytest.fixture(scope="module")
-def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
+def net(borrow: Borrow) -> Lab:
+    return borrow("tiny")
 
 
 @pytest.fixture
-def broken(name: str) -> Iterator[Lab]:
+def broken(name: str) -> Lab:
     """A lab that a test may damage."""
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
-        left = process.run(["ip", "netns", "list"]).out
-        assert f"-{name}-" not in left
+    return life.up(load_fabric("tiny", name=name)).lab
 
 
 def workers() -> list[int]:

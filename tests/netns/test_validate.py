@@ -18,7 +18,6 @@ from heddle.lab.repair import repair
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent
-from heddle.views.pathstext import paths_text
 from tests.machine import patience
 from tests.netns.static_fabric import some_flows
 
@@ -146,17 +145,3 @@ def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
         assert any("1 QPs had nothing to send" in note for note in result.notes)
     finally:
         inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
-def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
-    from heddle.proof.verdict import lookup_paths
-
-    assert callable(fabric_lab)
-    link = {"host": "25mbit", "fabric": "25mbit"}
-    lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1, link=link, **keys)
-    result = lookup_paths(lab, some_flows(lab.fabric, 300))
-    assert result.agree, paths_text(result)
-    assert {len(proof.oracle) for proof in result.flows} == {3}
-    assert failed(lab) == {}

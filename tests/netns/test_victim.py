@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import until
 from tests.marks import deep
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 pytestmark = pytest.mark.root
 
@@ -40,14 +41,14 @@ def test_a_flow_to_an_idle_port_is_paused_only_with_pauses_in_its_class(
     with pfc_lab(tmp_path, weights=(1,), hosts_per_rack=4, link=link, queues=queues) as net:
         port, crowded = net.down_port(VICTIM[1]), net.down_port(CROWD[0][1])
         with net.loading([(*VICTIM, number)]):
-            until(lambda: net.out(port, number) > 100, seconds=20)
+            until(lambda: net.out(port, number) > 100)
             assert paused_ns(net, VICTIM[0], number) == 0, "without the others nothing holds it back"
         with net.loading([(*VICTIM, number), *((source, sink, LOSSLESS) for source, sink in CROWD)]):
             if suffers:
-                until(lambda: paused_ns(net, VICTIM[0]) > 0, seconds=20)
+                until(lambda: paused_ns(net, VICTIM[0]) > 0)
             done, others = net.out(port, number), net.out(crowded)
-            until(lambda: net.out(port, number) > done + 50 and net.out(crowded) > others + 400, seconds=30)
+            until(lambda: net.out(port, number) > done + 50 and net.out(crowded) > others + 400)
         assert (paused_ns(net, VICTIM[0], number) > 0) is suffers
         if pauses:
             assert paused_ns(net, CROWD[0][0]) > 0, "those that crowd the port are paused"
-            until(net.at_rest, seconds=20)  # that nothing is lost: test_incast.py and test_pfc_agent.py
+            until(net.at_rest)  # that nothing is lost: test_incast.py and test_pfc_agent.py
