@@ -35,6 +35,7 @@ from heddle.runtimes.clab_containers import marker
 from heddle.runtimes.containerlab import free_subnet
 from heddle.traffic.options import run_options
 from tests.conftest import Up
+from tests.listener import Listener
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 Leftovers = Callable[[str], list[str]]
@@ -118,7 +119,7 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
             up(names[1], "routing.ecmp=e-ecmp").lab,
             life.up(load_fabric("tiny", name=names[2])).lab,
         ]
-        assert any("building the image for host" in text for text in listener.lines), listener.lines
+        assert any("building the image for host" in text for text in listener.said), listener.said
         assert not IPv4Network(subnet_of(labs[0])).overlaps(taken)
         for lab in labs:
             assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
@@ -148,16 +149,6 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
         docker(["image", "rm", "heddle-test-layers"], check=False)
     assert outside(names) == before
     assert not any(path.exists() for path in bridges)
-
-
-class Listener(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def outside(names: Sequence[str]) -> dict[str, str]:

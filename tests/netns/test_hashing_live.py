@@ -1,4 +1,4 @@
-"""Real packets through every hashing mode, and through the change from each to each: none is lost or misled."""
+"""Real packets through the change of hashing from every mode to every other: none is lost or misled."""
 
 from __future__ import annotations
 
@@ -38,14 +38,10 @@ SWAPS = 1000
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[StaticLab]:
-    """IPv4. tests/netns/test_bpf_modes.py runs the program of every mode for both, test_ipv6.py a live fabric."""
-    with static_fabric("flow", hosts_per_rack=4, link=WIRE) as made:
-        yield made
+    """IPv4, and what a host sends fits through any one port.
 
-
-@pytest.fixture(scope="module")
-def busy() -> Iterator[StaticLab]:
-    """A fabric for load: what a host sends fits through any one port."""
+    Each mode: test_bpf_modes.py its program, test_paths_modes.py real packets, test_ipv6.py a live fabric of IPv6.
+    """
     with static_fabric("flow", hosts_per_rack=4, link=WIRE, queues=dropping("32MB")) as made:
         yield made
 
@@ -164,16 +160,16 @@ class Load(threading.Thread):
 
 
 @pytest.mark.deep
-def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
+def test_a_table_swap_is_atomic(lab: StaticLab) -> None:
     """1,000 swaps under load: every packet of every flow is on one of the two ports that a whole state names.
 
     One state is a table and a rule of hashing, the other an empty table and another rule. The empty table under the
     first rule, which no packet may meet, would send each of these flows to a third port.
     """
-    row = row_of(busy, "exact-match")
-    other_row = row_of(busy, "exact-match", udf=Udf("l4", 0, 2))
+    row = row_of(lab, "exact-match")
+    other_row = row_of(lab, "exact-match", udf=Udf("l4", 0, 2))
     prefix = next(iter(row.steering.prefixes))
-    both = [replace(flow, sport=50_000 + i, qpn=i) for i, flow in enumerate(flows_of(busy, 256))]
+    both = [replace(flow, sport=50_000 + i, qpn=i) for i, flow in enumerate(flows_of(lab, 256))]
     wrong, hashed = (
         [UPLINKS[v >> 30] for v in e_ecmp_hash(FlowArrays.of(both), row.seed, each.options.udf).tolist()]
         for each in (row, other_row)
@@ -181,32 +177,32 @@ def test_a_table_swap_is_atomic(busy: StaticLab) -> None:
     flows = [flow for flow, one, other in zip(both, wrong, hashed, strict=True) if one != other][:16]
     home = {flow: (one, other) for flow, one, other in zip(both, wrong, hashed, strict=True)}
     named = {flow: next(port for port in UPLINKS if port not in home[flow]) for flow in flows}
-    table = row_of(busy, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
+    table = row_of(lab, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
     states = [table, other_row]
-    set_hashing_of(busy, states[1])
-    with counted(busy, lambda: load.sent) as found, Load(busy, flows) as load:
+    set_hashing_of(lab, states[1])
+    with counted(lab, lambda: load.sent) as found, Load(lab, flows) as load:
         for swap in range(SWAPS):
-            set_hashing_of(busy, states[swap % 2])
+            set_hashing_of(lab, states[swap % 2])
     assert load.sent > SWAPS
     assert found["arrived"][""] == sum(totals(found)) == load.sent
     assert [ways(found, flow) for flow in flows] == [{named[flow], home[flow][1]} for flow in flows]
 
 
 @pytest.mark.deep
-def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(busy: StaticLab) -> None:
-    flows = flows_of(busy, 16)
-    kinds = [row_of(busy, mode, resilient=False) for mode in MODES]
+def test_the_change_of_every_mode_to_every_other_under_load_loses_nothing(lab: StaticLab) -> None:
+    flows = flows_of(lab, 16)
+    kinds = [row_of(lab, mode, resilient=False) for mode in MODES]
     kinds += [
-        row_of(busy, "flow", policy="l3"),
-        row_of(busy, "flow", policy="l4"),
-        row_of(busy, "e-ecmp", resilient=True),
+        row_of(lab, "flow", policy="l3"),
+        row_of(lab, "flow", policy="l4"),
+        row_of(lab, "e-ecmp", resilient=True),
     ]
-    kinds += [row_of(busy, "flowlet", first="load"), row_of(busy, "spray", choice="round-robin")]
-    with counted(busy, lambda: load.sent) as found, Load(busy, flows) as load:
+    kinds += [row_of(lab, "flowlet", first="load"), row_of(lab, "spray", choice="round-robin")]
+    with counted(lab, lambda: load.sent) as found, Load(lab, flows) as load:
         for one in kinds:
             for other in kinds:
-                set_hashing_of(busy, one)
-                set_hashing_of(busy, other)
+                set_hashing_of(lab, one)
+                set_hashing_of(lab, other)
     assert load.sent > 1000
     assert found["arrived"][""] == sum(totals(found)) == load.sent
     assert set(found) == {*UPLINKS, "arrived"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base import state
-from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.base.problems import CheckError, MachineError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.fib import read_fib
 from heddle.lab import health
@@ -110,17 +110,6 @@ def mode(path: Path) -> int:
     return 0 if path.is_symlink() else path.stat().st_mode
 
 
-def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str, up: Up) -> None:
-    lab = up(name).lab
-    end(lab, "rtsw1", "zebra")
-    (row,) = status(name)
-    assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
-    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv up --repair"):
-        up(name)
-    assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
-    assert health.faults(lab) == []
-
-
 @pytest.mark.deep
 def test_a_dead_bgpd_is_named_and_rollback_takes_down_only_what_its_up_made(name: str, up: Up) -> None:
     lab = up(name).lab
@@ -179,15 +168,6 @@ def alive(pid: int) -> bool:
         return not Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].startswith(" Z")
     except OSError:
         return False
-
-
-def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers, up: Up) -> None:
-    up(name)
-    subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)
-    with pytest.raises(InputError, match=f"down {name}"):
-        up(name)
-    assert life.down(name)
-    assert leftovers(name) == []
 
 
 @pytest.mark.deep

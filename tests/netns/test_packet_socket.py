@@ -177,7 +177,7 @@ def test_a_link_that_goes_down_is_no_error_and_one_that_goes_away_is(cable: Wire
     ip("-n", NEAR, "link", "set", "eth1", "down")
     assert (cable.near.send(a_batch(), 64), cable.near.errno) == (0, ENETDOWN)
     ip("-n", NEAR, "link", "set", "eth1", "up")
-    assert until(lambda: cable.near.send(a_batch(), 1) == 1)
+    until(lambda: cable.near.send(a_batch(), 1) == 1)
     ip("-n", NEAR, "link", "del", "eth1")
     with pytest.raises(OSError, match="eth1"):
         until(lambda: cable.near.send(a_batch(), 1) == 1)

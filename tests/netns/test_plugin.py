@@ -13,7 +13,6 @@ import pytest
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
 from tests.machine import patience, until
-from tests.marks import deep
 from tests.userplace import PLUGIN, UserPlace, section
 
 Leftovers = Callable[[str], list[str]]
@@ -221,14 +220,12 @@ def test_slow(heddle_lab):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
-def test_a_session_that_is_interrupted_leaves_no_lab(
-    place: UserPlace, leftovers: Leftovers, number: signal.Signals
-) -> None:
+def test_a_session_that_is_interrupted_leaves_no_lab(place: UserPlace, leftovers: Leftovers) -> None:
+    """By Ctrl-C. SIGTERM: test_plugin_workers.py, and test_claimed.py for labs that a test brought up itself."""
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
     until((place.path / "up").exists, 240, process=session)
-    session.send_signal(number)
+    session.send_signal(signal.SIGINT)
     out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(*names(place, "up")) == []

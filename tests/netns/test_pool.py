@@ -60,29 +60,24 @@ def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, lefto
 
 
 @pytest.mark.deep
-def test_a_lab_that_waits_is_hidden_and_one_in_use_is_not(pool: Pool) -> None:
-    waits = pool.take(ONE)
+def test_a_lab_that_waits_is_hidden_and_one_that_was_destroyed_meanwhile_is_built_again(
+    pool: Pool, notes: list[str]
+) -> None:
+    """Of one whose processes were killed: tests/netns/test_plugin.py."""
+    waits = pool.take(ONE, user="first")
     assert open_lab(waits.name).name in state.labs()
     pool.release(waits)
     assert waits.name not in state.labs() and waits.name not in [each.lab for each in status()]
     with pytest.raises(InputError, match="is not running"):
         open_lab(waits.name)
-    used = pool.take(OTHER)
-    assert open_lab(used.name).name == used.name
     assert pool.take(SAME).name == waits.name and open_lab(waits.name).fabric == waits.fabric
-
-
-@pytest.mark.deep
-def test_a_lab_that_was_destroyed_while_it_waited_is_built_again(pool: Pool, notes: list[str]) -> None:
-    """Of one whose processes were killed: tests/netns/test_plugin.py."""
-    gone = pool.take(ONE, user="first")
-    pool.release(gone)
-    life.down(gone.name)
+    pool.release(waits)
+    life.down(waits.name)
     again = pool.take(ONE, user="test_mine.py::test_two")
-    assert again.name != gone.name and not on_machine(gone.name)
+    assert again.name != waits.name and not on_machine(waits.name)
     title = "tiny, racks=1, hosts_per_rack=1"
-    assert notes == [f"lab {gone.name} ({title}) is built again for test_mine.py::test_two: "
-                     f"lab {gone.name} was taken down"]  # fmt: skip
+    assert notes == [f"lab {waits.name} ({title}) is built again for test_mine.py::test_two: "
+                     f"lab {waits.name} was taken down"]  # fmt: skip
 
 
 def test_a_lab_that_cannot_come_up_leaves_neither_lab_nor_claim(pool: Pool) -> None:
@@ -100,22 +95,16 @@ def _claimed() -> set[str]:
 
 
 @pytest.mark.deep
-def test_a_lab_that_is_kept_stays_up_without_a_claim(pool: Pool) -> None:
+def test_labs_of_the_user_are_ignored_and_one_that_is_kept_stays_up_without_a_claim(pool: Pool, name: str) -> None:
+    life.up(load_fabric("tiny", name=name, overrides=ONE.overrides))
     kept = pool.take(ONE)
+    assert kept.name != name
     pool.keep(kept)
     pool.close()
     try:
-        assert on_machine(kept.name) and kept.name in state.labs()
+        assert on_machine(name) and on_machine(kept.name) and kept.name in state.labs()
         record = state.read_record(kept.name)
         assert record is not None and record.source == "tiny, racks=1, hosts_per_rack=1 (kept by pytest)"
         assert kept.name not in {each.lab for each in claims()}
     finally:
         life.down(kept.name)
-
-
-@pytest.mark.deep
-def test_the_pool_ignores_labs_of_the_user(pool: Pool, name: str) -> None:
-    life.up(load_fabric("tiny", name=name, overrides=ONE.overrides))
-    assert pool.take(ONE).name != name
-    pool.close()
-    assert on_machine(name)

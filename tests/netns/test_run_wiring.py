@@ -19,21 +19,12 @@ from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from tests.conftest import FabricLab
+from tests.listener import Listener
 from tests.marks import deep
 
 pytestmark = pytest.mark.root
 
 SHORT = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
-
-
-class Heard(Silent):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def test_a_run_that_the_counters_have_no_room_for_is_refused_before_its_first_packet(
@@ -60,7 +51,7 @@ def test_a_run_above_the_packet_budget_starts_with_a_warning(
     """Unless all of its packets are fewer than the budget of one second."""
     monkeypatch.setattr(runs, "budget_of", lambda plan, transport: PacketBudget(wanted, carried))
     monkeypatch.setattr(runs, "total_packets", lambda plan: packets)
-    heard = Heard()
+    heard = Listener()
     result = run(tiny, SHORT, heard)
     said = f"{wanted} packets/s at line rate, and this machine carries about {carried}: the host CPU may become"
     assert [text.startswith(said) for text in heard.warnings] == [True] * warned
@@ -68,7 +59,7 @@ def test_a_run_above_the_packet_budget_starts_with_a_warning(
 
 
 def test_a_run_over_switches_that_spray_is_warned_before_and_keeps_the_warning(tiny: Lab) -> None:
-    heard = Heard()
+    heard = Listener()
     set_hashing(tiny, "spray")
     try:
         result = run(tiny, SHORT, heard)

@@ -33,6 +33,7 @@ from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
+from tests.listener import Listener
 from tests.machine import patience, rc_timeout, until
 from tests.typed import typed
 
@@ -60,16 +61,6 @@ class During:
     def row(self, row: SizeRow) -> None:
         self.seen = now(self.lab)
         self.then()
-
-
-class Warnings(Silent):
-    """The warnings of a run."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def now(lab: Lab) -> Set:
@@ -229,9 +220,9 @@ def test_the_fault_of_a_run_that_was_killed_is_named_and_the_next_run_undoes_it(
     (row,) = status(tiny.name)
     assert row.link_faults == ("rtsw2:eth3: 1/32 lost (one run)",)
     assert "if that run was killed, the next run clears it" in typed("fault", "--lab", tiny.name).stdout
-    heard = Warnings()
+    heard = Listener()
     result = run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
-    assert heard.texts[0] == "a run that was killed had left faults on rtsw2:eth3, which are cleared now"
+    assert heard.warnings[0] == "a run that was killed had left faults on rtsw2:eth3, which are cleared now"
     assert result.fabric_state is not None
     assert result.fabric_state.before.link_faults == ("rtsw2:eth3: 1/64 duplicated",)
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
@@ -246,6 +237,6 @@ def test_repair_and_clear_undo_the_fault_of_a_run_that_was_killed_too(tiny: Lab)
     ended_by(tiny, signal.SIGKILL)
     assert impairments.clear_faults(tiny) == ["rtsw2:eth3"]
     assert now(tiny) == {}
-    heard = Warnings()
+    heard = Listener()
     run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
-    assert heard.texts == []
+    assert heard.warnings == []

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
@@ -16,6 +15,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from tests.listener import Listener
 from tests.machine import patience
 
 NODES = """name: ring
@@ -43,18 +43,6 @@ DEAD_S = round(patience(40))  # until a designated router is elected; the test e
 NO_IPV6 = "net.ipv6.conf.all.disable_ipv6"
 
 
-class Heard(Silent):
-    """Keeps the reasons."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def waiting(self, step: str, reason: str) -> None:
-        """Keep it."""
-        assert step == "converge"
-        self.reasons.append(reason)
-
-
 def ring(directory: Path, ospf: str = "", far: str = "") -> Path:
     """r1 between r2 and r3, hosts at r1 and r2, OSPF everywhere. ospf: more for interfaces; far: r3's own lines."""
     (directory / "daemons").write_text("ospfd=yes\nisisd=yes\n")
@@ -80,7 +68,7 @@ def sysctls(lab: Lab) -> CheckResult:
 
 @pytest.mark.deep
 def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
-    name, heard = lab_name(), Heard()
+    name, heard = lab_name(), Listener()
     try:
         with pytest.raises(CheckError) as caught:
             path = ring(tmp_path, f" ip ospf hello-interval 2\n ip ospf dead-interval {DEAD_S}\n")
