@@ -21,7 +21,7 @@ def ran(lab: Lab, **options: Any) -> RunResult:
     return result
 
 
-def proven(lab: Lab, run_id: str = "last") -> PathsResult:
+def proven(lab: Lab, run_id: str | None = None) -> PathsResult:
     """The paths of a run, on which prediction, kernels and counters must agree."""
     paths = paths_of(lab, run_id)
     assert paths.agree, paths_text(paths)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from heddle.runs.results import RunResult
+from tests.netns.collectives import total
 
 FORK: Final = multiprocessing.get_context("fork")
 _BUSY_S: Final = 0.003
@@ -17,7 +18,7 @@ _BUSY_S: Final = 0.003
 
 def late(result: RunResult) -> int:
     """Packets that came out of order."""
-    return sum(flow.counters["out_of_order"] for flow in result.flows)
+    return total(result, "out_of_order")
 
 
 def in_order(result: RunResult) -> RunResult:

@@ -14,6 +14,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
+from tests.netns.collectives import proven, total
 from tests.netns.static_fabric import dropping
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,8 +42,7 @@ def test_sums_are_right_and_every_path_is_proven(tiny: Lab, options: dict[str, o
     result = all_reduce(tiny, **options)
     assert result.wrong == 0
     assert result.icrc_errors == result.stray == 0
-    paths = paths_of(tiny)
-    assert paths.agree, paths_text(paths)
+    paths = proven(tiny)
     assert len(paths.flows) == len(result.flows)
     for flow, proof in zip(result.flows, paths.flows, strict=True):
         assert proof.predicted == proof.oracle == proof.measured
@@ -56,7 +56,7 @@ def test_sizes_from_one_element_to_many_messages(tiny: Lab) -> None:
     result = all_reduce(tiny, sizes=sizes, qps=2)
     assert [row.size for row in result.rows] == list(sizes)
     assert [row.wrong for row in result.rows] == [0] * len(sizes)
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_the_table_has_the_size_that_was_sent(tiny: Lab) -> None:
@@ -66,7 +66,7 @@ def test_the_table_has_the_size_that_was_sent(tiny: Lab) -> None:
     (row,) = result.rows
     assert (row.size, row.wrong) == (sent, 0)
     assert f"{sent:12d}  {sent // 4:12d}     float" in result.table()
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
@@ -76,14 +76,14 @@ def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
         ("host1", "eth1"), ("host1", "eth2"), ("host2", "eth1"), ("host2", "eth2"),
     ]  # fmt: skip
     assert result.wrong == 0
-    assert paths_of(lab).agree, paths_text(paths_of(lab))
+    proven(lab)
 
 
 def test_drops_of_a_small_buffer_are_retransmitted_and_named(fabric_lab: FabricLab) -> None:
     keys = {"link": {"host": "100mbit", "fabric": "20mbit"}, "queues": dropping("20KB")}
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=2, **keys)
     result = all_reduce(lab, placement="cyclic", sizes=(1 << 17,), timeout=15, retries=100)
-    assert sum(flow.counters["retransmitted"] for flow in result.flows) > 0
+    assert total(result, "retransmitted") > 0
     assert result.wrong == 0
     paths = paths_of(lab)
     assert paths.lost

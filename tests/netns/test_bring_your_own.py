@@ -29,6 +29,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
 from tests.machine import patience
+from tests.netns.collectives import proven
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
 from tests.typed import typed
 
@@ -89,8 +90,7 @@ def test_commands_run_in_its_nodes(clos: Lab) -> None:
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
     assert result.wrong == 0
-    proof = paths_of(clos)
-    assert proof.agree, [row.why for row in proof.flows if row.why]
+    proof = proven(clos)
     assert {row.measured[0] for row in proof.flows if row.flow.src == "h1"} == {"leaf-1:eth1", "leaf-1:eth2"}
     assert {len(row.measured) for row in proof.flows} == {3}
 
@@ -190,8 +190,7 @@ def test_the_files_own_hashing_wins_and_is_predicted_where_it_can_be(
         with pytest.raises(CheckError, match=reason):
             paths_of(lab)
     else:
-        proof = paths_of(lab)
-        assert proof.agree, [row.why for row in proof.flows if row.why]
+        proven(lab)
     assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
 
 
@@ -218,7 +217,7 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, name: str) -> No
     assert checks["routes"].ok
     assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
     run(lab, run_options(size="64K", iters=1), Silent())
-    assert paths_of(lab).agree
+    proven(lab)
 
 
 @pytest.mark.deep
@@ -275,8 +274,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab
     try:
         pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
         run(pair, run_options(size="1M", qps=16, iters=1), Silent())
-        proof = paths_of(pair)
-        assert proof.agree, [row.why for row in proof.flows if row.why]
+        proof = proven(pair)
         assert {row.measured[0] for row in proof.flows if row.flow.src == "host1"} == {"leaf1:eth1", "leaf1:eth2"}
         assert all(check.ok for check in validate(pair))
     finally:

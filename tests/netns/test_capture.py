@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,43 +315,3 @@ def test_a_capture_sees_arriving_packets_but_not_queued_or_dropped_ones(pair: tu
     run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "clsact"])
     run(["tc", "-n", left, "filter", "add", "dev", "eth1", "egress", *DROP])
     assert seen_at(pair) == [0, 0]
-
-
-@pytest.mark.deep
-def test_packets_of_a_delay_line_are_seen_once_when_they_leave_it(pair: tuple[Tapped, Tapped]) -> None:
-    """A line without netem: this shows where the capture listens. test_link_faults.py has a real one."""
-    left, right = pair
-    space = right.netns.name
-    peer = ["name", "back7", "address", right.mac.hex(":")]
-    run(["ip", "-n", space, "link", "add", "line7", "type", "veth", "peer", *peer])
-    try:
-        run(["ip", "-n", space, "link", "set", "line7", "up"])
-        run(["ip", "-n", space, "link", "set", "back7", "up"])
-        behind = replace(right, outlet="back7")
-        assert seen_at((left, behind)) == [9, 0]  # what has not yet passed the line has not arrived
-
-        pause = "01 80 c2 00 00 01 02 00 00 00 00 01 88 08 01 01 00 08"
-        frames: list[Frame] = []
-
-        def send() -> None:
-            for netns, port, words in (
-                (left.netns, "eth1", pause),
-                (right.netns, "line7", "02 00 00 00 00 02 02 00 00 00 00 01 88 b5 01"),
-                (right.netns, "eth1", "02 00 00 00 00 01 02 00 00 00 00 02 88 b5 02"),
-            ):
-                with inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
-                    wire.bind((port, 0))
-                    wire.send(bytes.fromhex(words).ljust(60, b"\0"))
-
-        capture([behind], "ether proto 0x8808 or ether proto 0x88b5", Bounds(99, 2.0), frames.extend, listening=send)
-        assert [(frame.port, frame.outgoing, frame.data[12:15].hex()) for frame in frames] == [
-            (right.ref, False, "880801"), (right.ref, False, "88b501"), (right.ref, True, "88b502"),
-        ]  # fmt: skip
-
-        def end() -> None:
-            run(["ip", "-n", space, "link", "delete", "line7"])
-
-        done = capture([behind], "", Bounds(99, 20.0), frames.extend, listening=end)
-        assert done.ended == "lost" and "its link is gone" in str(done.problems[0])
-    finally:
-        run(["ip", "-n", space, "link", "delete", "line7"], check=False)

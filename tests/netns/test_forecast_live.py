@@ -20,11 +20,11 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import run_options
 from tests.marks import deep
+from tests.netns.collectives import proven
 
 pytestmark = pytest.mark.root
 
@@ -113,8 +113,7 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any
     options = run_options(**keys, iters=1, warmup=warmup, timeout=20)
     result = run(lab, options, Silent())
     assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
-    proof = paths_of(lab)
-    assert proof.agree
+    proof = proven(lab)
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
     ahead = forecast(lab.fabric, load_plan(str(plan)), Ask(mode=mode_name), Silent())

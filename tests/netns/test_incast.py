@@ -99,3 +99,29 @@ def test_nothing_is_lost_and_pauses_go_from_the_sink_to_the_senders(tmp_path: Pa
         until(net.at_rest)
         others = [row for row in range(len(net.queues.cells)) if row % 8 != LOSSLESS]
         assert int(net.queues.gates["pfc_received"][others].sum()) == 0, "no other class was paused"
+
+
+# host1 to 4 are behind rtsw1, host5 to 8 behind rtsw2. host8 is idle but for the victim's packets.
+CROWD = [("host2", "host5"), ("host3", "host5"), ("host6", "host5"), ("host7", "host5")]
+VICTIM = ("host1", "host8")
+
+
+def paused_ns(net: PfcLab, host: str) -> int:
+    """How long a host's NIC has held the lossless class back, as its switch had asked."""
+    return int(net.queues.agent["paused_ns"][net.row(f"{host}:eth1")])
+
+
+def test_a_flow_to_an_idle_port_is_held_back_by_pauses_that_are_meant_for_others(tmp_path: Path) -> None:
+    """Head-of-line blocking. What is left of the flow's rate is a figure of `./inv bench queues`."""
+    link, queues = {"host": "25mbit", "fabric": "100mbit"}, {"pfc": {"reaction": "60ms"}}
+    with pfc_lab(tmp_path, weights=(1,), hosts_per_rack=4, link=link, queues=queues) as net:
+        port, crowded = net.down_port(VICTIM[1]), net.down_port(CROWD[0][1])
+        with net.loading([(*VICTIM, LOSSLESS)]):
+            until(lambda: net.out(port) > 100)
+            assert paused_ns(net, VICTIM[0]) == 0, "without the others nothing holds it back"
+        with net.loading([(*flow, LOSSLESS) for flow in (VICTIM, *CROWD)]):
+            until(lambda: paused_ns(net, VICTIM[0]) > 0)
+            done, others = net.out(port), net.out(crowded)
+            until(lambda: net.out(port) > done + 50 and net.out(crowded) > others + 400)
+        assert paused_ns(net, CROWD[0][0]) > 0, "those that crowd the port are paused"
+        until(net.at_rest)

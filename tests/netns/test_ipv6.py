@@ -16,20 +16,16 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, capture
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
-from heddle.lab.rehash import set_exact, set_hashing
-from heddle.lab.tapped import find_ports
+from heddle.lab.rehash import set_hashing
 from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
-from heddle.wire import roce
-from heddle.wire.pcapng import Frame
 from tests.conftest import Up
-from tests.machine import patience, until
+from tests.machine import until
 
 
 @pytest.fixture(scope="module")
@@ -118,29 +114,6 @@ def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
     assert proven(six, all_reduce(six, qps=16, placement="cyclic"))
 
 
-@pytest.mark.needs("tcpdump")
-def test_packets_at_a_port_are_roce_over_ipv6_with_a_right_icrc(six: Lab) -> None:
-    frames: list[Frame] = []
-    port = six.fabric.by_name["host1"].ports[0].peer_ref
-    began: list[bool] = []
-
-    def stop() -> bool:
-        if not began:
-            began.append(True)
-            all_reduce(six, sizes=(1 << 16,), qps=1)
-        return False
-
-    done = capture(
-        find_ports(six, port), "udp dst port 4791", Bounds(20, patience(20)), frames.extend, whole=True, stop=stop
-    )
-    assert done.packets == 20
-    for frame in frames:
-        assert frame.data[12:14] == b"\x86\xdd"
-        assert roce.icrc_ok(frame.data)  # after a hop at the least: the hop limit is not what it was
-        assert int.from_bytes(frame.data[14:18], "big") & 0xFFFFF == 0, "the flow label"
-    assert {frame.data[21] for frame in frames} <= {64, 63, 62, 61}
-
-
 @pytest.mark.deep
 def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
     with link_down(six, "rtsw1:eth1"):
@@ -193,22 +166,6 @@ def steered(six: Lab, *words: str) -> None:
     finally:
         set_hashing(six, "flow", HashOptions())
     assert [check.name for check in validate(six) if not check.ok] == []
-
-
-@pytest.mark.deep
-def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_over_another_path(six: Lab) -> None:
-    try:
-        set_hashing(six, "exact-match", HashOptions())
-        all_reduce(six, placement="cyclic")
-        proof = next(each for each in paths_of(six).flows if each.measured[0].startswith("rtsw1:eth1"))
-        other = {(proof.flow.sport, six.fabric.by_name["rtsw2"].prefix): "eth2"}
-        set_exact(six, "rtsw1", other)  # type: ignore[arg-type]
-        result = all_reduce(six, placement="cyclic")
-        now = next(each for each in paths_of(six).flows if each.flow == proof.flow)
-        assert now.measured[0] == "rtsw1:eth2"
-        assert proven(six, result)
-    finally:
-        set_hashing(six, "flow", HashOptions())
 
 
 @pytest.mark.deep

@@ -29,7 +29,7 @@ from tests.listener import Listener
 from tests.machine import until
 from tests.marks import deep
 from tests.netns.collectives import ran
-from tests.netns.test_pfc_life import both, found, kill_both
+from tests.netns.test_pfc_trouble import found, kill_both, pids
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
@@ -213,15 +213,15 @@ def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
 ) -> None:
     """zebra and, in containers, both processes of PFC are killed; then a process ignores SIGTERM as the lab goes."""
     lab = up(name).lab
-    if lab.runtime.name != "netns":  # test_pfc_life.py has namespaces
-        agent, keeper = both(lab)
+    if lab.runtime.name != "netns":  # test_pfc_trouble.py has namespaces
+        agent, keeper = pids(lab)
         os.kill(agent, signal.SIGKILL)
         until(lambda: found(lab)[0] not in (agent, None))
         os.kill(keeper, signal.SIGKILL)
         until(lambda: found(lab)[1] not in (keeper, None))
         kill_both(lab)
         ran(lab, sizes=(1 << 16,), iters=1)
-        both(lab)
+        pids(lab)
 
     lab.output("rtsw1", ["sh", "-c", "kill -9 $(cat /run/frr/zebra.pid)"])
     until(lambda: status(name)[0].faults == ("rtsw1  zebra does not answer",))

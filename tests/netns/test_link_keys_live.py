@@ -24,7 +24,9 @@ from heddle.switch.links import delaylines
 from heddle.testing.labprocesses import processes_of
 from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
+from tests.conftest import Borrow
 from tests.machine import patience, rc_timeout
+from tests.netns.collectives import proven, total
 from tests.netns.static_fabric import address
 from tests.typed import typed
 
@@ -112,7 +114,28 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     assert min(times) >= 2 * 4000 * (2 * 1_000 + 2 * (10_000 - 100)) / 1e6, said
     result = run(lab, RunOptions(sizes=(1 << 17,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
-    assert sum(flow.counters["retransmitted"] for flow in result.flows) == 0
+    assert total(result, "retransmitted") == 0
     # Each step of a ring waits for a packet from another host, and one of two or more from another rack.
     assert result.rows[0].time_us >= 2 * 2 * 1_000 * k / 1e3
     assert result.propagation is not None and paths_of(lab).agree
+
+
+@pytest.fixture(scope="module")
+def lab(borrow: Borrow) -> Lab:
+    return borrow("tiny", "link.delay=shape")
+
+
+def test_a_small_ring_takes_the_delays_of_its_steps(lab: Lab) -> None:
+    """6 steps of 4 ranks: a chunk passes 3 paths in a rack (4 ms each) and 3 between racks (12 ms)."""
+    result = run(lab, RunOptions(sizes=(16,), iters=2, warmup=0), Silent())
+    assert result.wrong == 0
+    assert result.rows[0].time_us >= 6 * 8_000
+    assert result.propagation is not None and result.propagation.bdp_packets == 73
+    assert total(result, "retransmitted") == 0
+    proven(lab)
+
+    # Larger messages keep their order and come whole.
+    result = run(lab, RunOptions(sizes=(1 << 20,), iters=1, warmup=0, qps=4), Silent())
+    assert result.wrong == 0
+    assert {(flow.counters["out_of_order"], flow.counters["retransmitted"]) for flow in result.flows} == {(0, 0)}
+    proven(lab)

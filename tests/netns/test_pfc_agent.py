@@ -99,22 +99,6 @@ def test_a_repeated_pause_continues_and_xon_ends_it(net: PfcLab) -> None:
         until(lambda: not net.closed(port) and net.out(port) > stopped)
 
 
-def test_a_class_whose_bit_is_clear_is_not_paused_whatever_its_time_says(net: PfcLab) -> None:
-    sink = net.lab.fabric.hosts[0]
-    mac = bytes.fromhex(sink.ports[0].mac.replace(":", ""))
-    frame = bytearray(build(mac, {2: 100}))
-    frame[18 + 2 * LOSSLESS : 20 + 2 * LOSSLESS] = b"\xff\xff"
-    row = net.row(net.down_port(sink.name))
-    pauses = int(net.queues.agent["reactions"][row])
-    other = int(net.queues.gates["pfc_received"][row - LOSSLESS + 2])
-    net.put(sink.name, bytes(frame))
-    net.pause(sink.name, 65535, vector=(0, 6))
-    time.sleep(0.1)
-    assert not net.closed(net.down_port(sink.name))
-    assert net.queues.agent["reactions"][row] == pauses
-    assert net.queues.gates["pfc_received"][row - LOSSLESS + 2] == other  # and class 2 never pauses here
-
-
 def test_hosts_obey_and_their_switch_asks_with_frames_as_the_standard_has_them(net: PfcLab) -> None:
     source, sink, *_ = [host.name for host in net.lab.fabric.hosts]
     port = net.lab.fabric.by_name[source].ports[0]

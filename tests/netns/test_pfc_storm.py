@@ -89,20 +89,6 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(net: Pf
     until(net.at_rest)
 
 
-@pytest.mark.deep
-def test_a_pause_with_nothing_waiting_is_no_storm(net: PfcLab) -> None:
-    stormy = net.lab.fabric.hosts[2].name
-    row = net.row(net.down_port(stormy))
-    storms = int(net.queues.agent["storms"][row])
-    until(lambda: net.at_rest() and not net.queues.agent["watchdog"][row])
-    with net.pausing(stormy):
-        time.sleep(DETECT_S * 1.5)
-        assert net.closed(net.down_port(stormy))
-    net.pause(stormy, 0)
-    until(lambda: not net.closed(net.down_port(stormy)))
-    assert int(net.queues.agent["storms"][row]) == storms
-
-
 def test_a_storm_is_over_in_time_without_agent_and_keeper(net: PfcLab) -> None:
     """An agent that was stopped for long can take a pause for a storm. If both are killed then, no process ends it."""
     sender, stormy = net.lab.fabric.hosts[0].name, net.lab.fabric.hosts[2].name

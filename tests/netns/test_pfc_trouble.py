@@ -1,19 +1,31 @@
-"""What happens to gates when the processes behind them are killed or stopped, links fail, and rules change."""
+"""What happens to gates when the processes behind them are killed or stopped, links fail, and rules change.
+
+In a whole lab the two run from `up` to `down`; test_lab_life.py has containers.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from socket import if_nameindex
 
 import pytest
 
+from heddle.base.process import run
+from heddle.kernel.namespace import inside
+from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
 from heddle.switch.pfc import control as pfc
+from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
+from tests.conftest import Up
 from tests.machine import until
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
@@ -86,22 +98,6 @@ def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: Pf
 
 
 @pytest.mark.deep
-def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time(net: PfcLab) -> None:
-    source, *_, sink = [host.name for host in net.lab.fabric.hosts]
-    port = net.down_port(sink)
-    net.pause(sink, 20_000)  # 410 ms, in which a busy machine has surely closed the gate, and been seen to
-    until(lambda: net.closed(port))
-    net.kill_both()
-    time.sleep(0.75)
-    assert net.overdue_ms() > 300
-    with net.loading([(source, sink, LOSSLESS)]):
-        out = net.out(port)
-        until(lambda: net.out(port) > out + 20)
-    net.start()
-    until(lambda: not net.closed(port) and net.at_rest())
-
-
-@pytest.mark.deep
 def test_a_link_that_fails_under_load_leaves_no_bytes_counted_and_works_again(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     port = net.lab.fabric.by_name[sink].ports[0].peer_ref
@@ -148,3 +144,102 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
             assert int(net.queues.agent["pfc_sent"].sum()) == sent
         net.queues.set_policies(policies_of(net.lab.fabric))
         until(lambda: net.queues.agent["pfc_sent"].sum() > sent, seconds=2.0)
+
+
+def found(lab: Lab) -> tuple[int | None, int | None]:
+    """Pids of agent and keeper; None for one that does not run."""
+    state = pfc.alive(lab.name)
+    return state.agent, state.keeper
+
+
+def pids(lab: Lab) -> tuple[int, int]:
+    """Their pids, once pids run."""
+    until(lambda: None not in found(lab))
+    agent, keeper = found(lab)
+    assert agent is not None
+    assert keeper is not None
+    return agent, keeper
+
+
+def pause(lab: Lab, host: str, quanta: int) -> None:
+    """A pause frame from a host's port to its switch."""
+    port = lab.fabric.by_name[host].ports[0]
+    gates = Gates(lab.handle(host).netns)
+    try:
+        assert gates.send(port.name, build(gates.macs[port.name], {LOSSLESS: quanta}))
+    finally:
+        gates.close_sockets()
+
+
+def take_away(lab: Lab, node: str) -> None:
+    """Remove a node by hand."""
+    run(["ip", "netns", "del", lab.handle(node).netns.name])
+
+
+def kill_both(lab: Lab) -> None:
+    """So that neither sees the other go."""
+    agent, keeper = pids(lab)
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: found(lab) == (None, None))
+
+
+@pytest.mark.deep
+def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
+    name: str, up: Up, leftovers: Callable[[str], list[str]]
+) -> None:
+    lab = up(name).lab
+    host, *_, last = lab.fabric.hosts
+    with LabQueues.pinned(lab.fabric) as queues:
+        row = queues.ids[host.ports[0].peer_node, host.ports[0].peer_port] * 8 + LOSSLESS
+        until_ns = queues.agent["until_ns"]
+
+        def obeys() -> None:
+            pause(lab, host.name, 65535)
+            until(lambda: until_ns[row])
+            pause(lab, host.name, 0)
+            until(lambda: not until_ns[row])
+
+        first = pids(lab)
+        obeys()
+        for victim in (0, 1):
+            before = pids(lab)[victim]
+            os.kill(before, signal.SIGKILL)
+            until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
+            obeys()
+        assert not set(pids(lab)) & set(first)
+        assert not pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
+
+        # Both at once: the next run does what is asked of restart here.
+        pause(lab, host.name, 65535)
+        until(lambda: until_ns[row])
+        kill_both(lab)
+        assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
+        pids(lab)
+        until(lambda: not until_ns[row])
+        obeys()
+
+    # Sockets of the agent do not keep a dead node's ends of its links alive.
+    port = last.ports[0]
+    take_away(lab, last.name)
+    with inside(lab.handle(port.peer_node).netns):
+        # The kernel takes namespaces down one by one, and others may be before this one.
+        until(lambda: port.peer_port not in {word for _, word in if_nameindex()})
+    assert f"the namespace of {last.name} was removed" in (lab.dir / "pfc.log").read_text()
+
+    # A lab that is made again after both were killed is as any other.
+    kill_both(lab)
+    assert life.down(name)
+    assert leftovers(name) == []
+    again = up(name)
+    assert again.created
+    last_pids = pids(again.lab)
+    for node in again.lab.fabric.nodes:  # with the last of them the two have nothing to do
+        take_away(again.lab, node.name)
+    until(lambda: found(again.lab) == (None, None))
+    assert life.down(name)
+    assert leftovers(name) == []
+    assert not any(
+        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in last_pids
+    )

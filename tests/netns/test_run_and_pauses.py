@@ -9,15 +9,14 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
-from heddle.views.pathstext import paths_text
 from tests.conftest import Borrow
 from tests.machine import links
+from tests.netns.collectives import proven, total
 from tests.netns.pfc_lab import LOSSLESS
 
 pytestmark = pytest.mark.root
@@ -34,10 +33,9 @@ def net(borrow: Borrow) -> Lab:
 def test_every_data_packet_that_arrives_marked_is_counted(net: Lab) -> None:
     result = run(net, RunOptions(sizes=(64 << 10,), iters=2, qps=2), Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
-    assert sum(f.counters["retransmitted"] for f in result.flows) == 0
+    assert total(result, "retransmitted") == 0
     assert all(f.ce == f.sent.packets for f in result.flows) and sum(f.ce for f in result.flows) > 40
-    paths = paths_of(net)
-    assert paths.agree, paths_text(paths)
+    proven(net)
 
 
 @pytest.mark.deep

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -15,12 +21,18 @@ from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.proof import countroom
 from heddle.runs import run as runs
+from heddle.runs.machineuse import MARK
+from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History
-from heddle.traffic.options import RunOptions
+from heddle.traffic.options import FastPath, RunOptions
+from tests.alteredworker import altered
 from tests.conftest import FabricLab
 from tests.listener import Listener
+from tests.machine import patience
 from tests.marks import deep
+from tests.netns.collectives import proven
+from tests.netns.order import in_order
 
 pytestmark = pytest.mark.root
 
@@ -97,3 +109,75 @@ def test_one_acknowledgement_answers_several_packets_of_sixteen_queue_pairs(
     options = replace(SHORT, sizes=(4 << 16,), iters=4, qps=16, qp_mode="round-robin", fastpath=fastpath)
     share = acks_per_packet(lab, options)
     assert 1 / 16 <= share <= 6 / 16, share
+
+
+def _sent(lab: Lab, name: str, loop: FastPath) -> dict[str, tuple[int, int, tuple[str, ...]]]:
+    """A run without errors, late packets and retransmissions: of each flow its packets, bytes and ports."""
+    options = RunOptions(sizes=(1 << 18,), qps=4, iters=2, placement="cyclic", fastpath=loop)
+    with altered(name):
+        result = in_order(run(lab, options, Silent()))
+    assert result.wrong == 0
+    assert [sum(flow.counters[key] for flow in result.flows) for key in ("retransmitted", "timeouts")] == [0, 0]
+    paths = proven(lab)
+    return {str(proof.flow): (proof.sent.packets, proof.sent.bytes, proof.measured) for proof in paths.flows}
+
+
+@pytest.mark.parametrize("loop", ["on", deep("off")])
+@pytest.mark.parametrize("name", ["no time between passes", "passes six frames apart"])
+def test_results_do_not_depend_on_the_time_between_passes(tiny: Lab, name: str, loop: FastPath) -> None:
+    assert _sent(tiny, name, loop) == _sent(tiny, "", loop)
+
+
+BURN_S = patience(30)  # at most: a burner ends by itself
+_BURN = f"import sys, time, os; os.sched_setaffinity(0, {{int(sys.argv[1])}}); end = time.monotonic() + {BURN_S}\n"
+_BURN += "print('on', flush=True)\nwhile time.monotonic() < end: pass"
+
+
+@pytest.fixture(scope="module")
+def slow_lab(fabric_lab: FabricLab) -> Lab:
+    """Four hosts whose links carry 10 Mb/s: 300 packets a second each."""
+    return fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, link={"host": "10mbit", "fabric": "10mbit"})
+
+
+@contextmanager
+def burning() -> Iterator[None]:
+    """Each processor has a process of its own that never rests."""
+    burners = [
+        subprocess.Popen([sys.executable, "-c", _BURN, str(cpu)], stdout=subprocess.PIPE)
+        for cpu in sorted(os.sched_getaffinity(0))
+    ]
+    try:
+        for burner in burners:
+            assert burner.stdout is not None and burner.stdout.readline() == b"on\n"
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
+
+
+def short_run(lab: Lab) -> RunResult:
+    """Half a second of an all-reduce, after an iteration of 8 bytes."""
+    return run(lab, RunOptions(sizes=(8, 1 << 18), warmup=0, iters=1), Silent())
+
+
+def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
+    with burning():
+        result = short_run(slow_lab)
+    assert result.wrong == 0
+    processors = [cause for cause in result.machine.unreliable if cause.cause == "processor"]
+    assert processors
+    assert 1 << 18 in {cause.size for cause in processors}
+    assert {cause.number for cause in processors} <= os.sched_getaffinity(0)
+    table = result.table().splitlines()
+    marked = [at for at, line in enumerate(table) if line.startswith(MARK)]
+    rows = [at for at, line in enumerate(table) if line[:1] != "#"]
+    assert marked[0] == rows[-1] + 1
+    assert "do not trust bandwidth or depths" in table[marked[0]]
+    # A cause that is sure comes first: on a slow machine a worker waited for a processor, too.
+    first = next((cause for cause in result.machine.unreliable if cause.sure), processors[0])
+    assert table[marked[1]].endswith(first.text)
+    assert any(f"processor {processors[0].number}: " in table[at] for at in marked[1:])
+    document = json.loads(json.dumps(result.to_json()))
+    assert document["machine"]["limited"] is True
+    assert "processor" in {each["cause"] for each in document["unreliable"]}

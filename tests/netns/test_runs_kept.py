@@ -22,6 +22,7 @@ from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import run_options
 from tests.machine import patience, until
+from tests.netns.collectives import proven
 from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +116,7 @@ def test_a_run_that_is_killed_leaves_the_run_before(tiny: Lab, ran: tuple[RunRes
         proc.communicate(timeout=patience(60))
     assert history.ids() == before
     assert (history.directory / "last").readlink() == Path(newest)
-    assert paths_of(tiny).agree
+    proven(tiny)
     after = run(tiny, run_options(size="64K", iters=1), Silent())
     assert int(after.run_id) == int(newest) + 1
     assert not list(history.directory.glob(".new-*")), "the next run swept what the killed one left"

@@ -23,8 +23,6 @@ from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
@@ -35,6 +33,7 @@ from heddle.testing.reset import ResetResult, reset
 from heddle.traffic.options import RunOptions
 from tests.listener import Listener
 from tests.machine import patience, rc_timeout, until
+from tests.netns.collectives import proven, total
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -75,10 +74,6 @@ def cleared(tiny: Lab) -> Iterator[None]:
     assert impairments.read_faults(tiny) == []
 
 
-def total(result: RunResult, key: str) -> int:
-    return sum(flow.counters[key] for flow in result.flows)
-
-
 def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> None:
     loss, corrupt, duplicate = "rtsw2:eth3", "rtsw1:eth3", "rtsw2:eth4"  # to three hosts
     impairments.set_fault(tiny, [loss], LinkFault(loss=1 / 32))
@@ -111,7 +106,7 @@ def test_a_path_of_four_delayed_links_delivers_everything_in_order(tiny: Lab) ->
     result = run(tiny, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
     assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_status_and_validate_name_a_fault(tiny: Lab) -> None:
@@ -154,7 +149,7 @@ def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_h
     assert table.seen == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run"), **more}
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
     assert result.queues is not None and result.queues.drops["fault"] > 0
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:

@@ -1,4 +1,7 @@
-"""A part of the lab or of the run disappears in mid-run: the run ends soon, and names the rank, the QP and the PSN."""
+"""A part of the lab or of the run disappears in mid-run: the run ends soon, and names the rank, the QP and the PSN.
+
+Hashing that is switched meanwhile: data arrives all the same, and no path is called proven.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,32 @@ from typing import Any
 
 import pytest
 
-from heddle.base import process
+from heddle.base import process, state
 from heddle.base.events import Silent
-from heddle.base.problems import CheckError, HeddleError, MachineError
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
+from heddle.lab.opening import open_lab
+from heddle.lab.rehash import set_hashing
+from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
-from tests.conftest import Borrow
+from heddle.views.pathstext import paths_text
 from tests.machine import patience
 from tests.marks import deep
+from tests.netns.collectives import proven
 from tests.netns.during import run_and
 
 pytestmark = pytest.mark.root
 
-LIMIT_S = patience(12.0)  # of a run, from the start of its workers
+LIMIT_S = patience(4.0)  # of a run, from the start of its workers
 SOON_S = patience(45.0)  # far less than the ten minutes after which a run counts as hung
 QP = r"rank \d on host\d:eth1: QP 0x[0-9a-f]+ (to|from) rank \d on host\d:eth1: "
 UNACKNOWLEDGED = QP + r"no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x[0-9a-f]+\)"
 CTS = QP + r"(its clear-to-send \(CTS\) packets: )?no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x"
 WAITS = r"waits for \d+ of 192 messages, .* from rank \d on host\d:eth1 \(QP 0x[0-9a-f]+: last good PSN 0x[0-9a-f]+\)"
-
-
-@pytest.fixture(scope="module")
-def net(borrow: Borrow) -> Lab:
-    return borrow("tiny")
 
 
 @pytest.fixture
@@ -76,27 +78,27 @@ def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_a_link_of_a_host_that_goes_down_ends_the_run(
-    net: Lab, options: dict[str, Any], why: str, request: pytest.FixtureRequest
+    tiny: Lab, options: dict[str, Any], why: str, request: pytest.FixtureRequest
 ) -> None:
-    request.addfinalizer(lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
-    error = ended(net, lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "down"]), **options)
+    request.addfinalizer(lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
+    error = ended(tiny, lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "down"]), **options)
     assert isinstance(error, CheckError)
     error_has(error, why)
     hint = "use --transport rc, or ./inv queues" if "transport" in options and options["transport"] == "uc" else "run ."
     assert error.problems[0].hint.startswith(hint)
 
 
-def test_a_link_that_is_down_before_a_run_is_named(net: Lab, request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
-    net.output("rtsw2", ["ip", "link", "set", "eth3", "down"])
+def test_a_link_that_is_down_before_a_run_is_named(tiny: Lab, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
+    tiny.output("rtsw2", ["ip", "link", "set", "eth3", "down"])
     with pytest.raises(CheckError, match="rank 2 on host3:eth1: its link is down at host3:eth1 or at rtsw2:eth3\n"):
-        run(net, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), Silent())
+        run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), Silent())
     assert workers() == []
 
 
 @pytest.mark.parametrize(("sent", "transport"), [(signal.SIGKILL, "rc"), deep(signal.SIGTERM, "uc")])
-def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Signals, transport: str) -> None:
-    error = ended(net, lambda: os.kill(workers()[0], sent), transport=transport)
+def test_a_worker_that_ends_by_a_signal_ends_the_run(tiny: Lab, sent: signal.Signals, transport: str) -> None:
+    error = ended(tiny, lambda: os.kill(workers()[0], sent), transport=transport)
     assert isinstance(error, MachineError)
     assert str(error).startswith(f"the worker of rank 0 on host1:eth1, rank 2 on host3:eth1 was ended by {sent.name}\n")
     assert len(error.problems) == 2, "the other worker still knows what it waits for"
@@ -104,9 +106,9 @@ def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Sign
 
 
 @pytest.mark.deep
-def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "max_seconds", LIMIT_S)
-    error = ended(net, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
+    error = ended(tiny, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
     assert isinstance(error, CheckError)
     first, silent, waits = error.problems
     assert str(first).startswith(f"the run did not end within {LIMIT_S:g} s\n")
@@ -138,3 +140,41 @@ def test_a_leaf_whose_bgpd_ends_ends_the_run(broken: Lab) -> None:
 
 def error_has(error: HeddleError, pattern: str) -> None:
     assert re.search(pattern, str(error), re.MULTILINE), str(error)
+
+
+LONG_RUN = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
+
+
+def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_proven(tiny: Lab) -> None:
+    set_hashing(tiny, "flow")
+    result = run_and(tiny, LONG_RUN, lambda: set_hashing(tiny, "e-ecmp"))
+    assert result.wrong == 0
+    proof = paths_of(tiny)
+    assert not proof.agree
+    assert proof.notes[0].startswith("hashing was changed during the run, so no path follows one rule: rtsw1, rtsw2")
+    assert paths_text(proof).startswith("NOT PROVEN")
+
+
+@pytest.mark.deep
+def test_there_and_back_is_noticed_too(tiny: Lab) -> None:
+    """Under spray all that e-ecmp does lies within the ways that there are."""
+    set_hashing(tiny, "spray")
+
+    def there_and_back() -> None:
+        set_hashing(tiny, "e-ecmp", switches=["rtsw1"])
+        set_hashing(tiny, "spray", switches=["rtsw1"])
+
+    assert run_and(tiny, LONG_RUN, there_and_back).wrong == 0
+    proof = paths_of(tiny)
+    assert not any(row.why for row in proof.flows)
+    assert not proof.agree
+    assert proof.notes[0].endswith(": rtsw1")
+    assert paths_text(proof).startswith("NOT PROVEN: the paths of 16 QPs")
+    assert run(tiny, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
+    proven(tiny)
+
+
+def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(tiny: Lab) -> None:
+    with state.lock(tiny.name, state.CHANGES), pytest.raises(InputError, match="is being worked on by another Heddle"):
+        life.down(tiny.name)
+    assert open_lab(tiny.name).fabric == tiny.fabric
