@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, Final
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
@@ -10,8 +12,13 @@ from heddle.proof.verdict import PathsResult
 from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
+from tests.machine import until
+
+_DATA: Final = 3  # the class of data packets
+_PACKETS: Final = 100  # so many have passed queues: the run is under way
 
 
 def ran(lab: Lab, **options: Any) -> RunResult:
@@ -31,3 +38,43 @@ def proven(lab: Lab, run_id: str | None = None) -> PathsResult:
 def total(result: RunResult, key: str) -> int:
     """A counter of all flows together; 0 for one that the transport does not have."""
     return sum(flow.counters.get(key, 0) for flow in result.flows)
+
+
+def late(result: RunResult) -> int:
+    """Packets that came out of order."""
+    return total(result, "out_of_order")
+
+
+def in_order(result: RunResult) -> RunResult:
+    """The run, which must have kept the order of every QP."""
+    assert late(result) == 0, f"{late(result)} packets came out of order"
+    return result
+
+
+def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunResult:
+    """A run, and a change while it is under way. What the change raises is raised here, after the run."""
+    wrong: list[BaseException] = []
+    with LabQueues.pinned(lab.fabric) as queues:
+        packets = queues.cells["in_packets"]
+
+        def passed() -> int:
+            return int(packets[_DATA::8].sum())
+
+        before = passed()
+
+        def make() -> None:
+            try:
+                until(lambda: passed() >= before + _PACKETS)
+                change()
+            except BaseException as error:  # the test's own thread reports it
+                wrong.append(error)
+
+        changing = threading.Thread(target=make)
+        changing.start()
+        try:
+            result = run(lab, options, Silent())
+        finally:
+            changing.join()
+    if wrong:
+        raise wrong[0]
+    return result

@@ -1,4 +1,4 @@
-"""Whether queue pairs kept their order, by what receivers counted; and a load under which links would lose it."""
+"""A load under which links would lose the order of packets."""
 
 from __future__ import annotations
 
@@ -9,22 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from heddle.runs.results import RunResult
-from tests.netns.collectives import total
-
 FORK: Final = multiprocessing.get_context("fork")
 _BUSY_S: Final = 0.003
-
-
-def late(result: RunResult) -> int:
-    """Packets that came out of order."""
-    return total(result, "out_of_order")
-
-
-def in_order(result: RunResult) -> RunResult:
-    """The run, which must have kept the order of every QP."""
-    assert late(result) == 0, f"{late(result)} packets came out of order"
-    return result
 
 
 @contextmanager

@@ -170,27 +170,6 @@ class PfcLab:
             thread.join()
 
 
-class PortUse:
-    """What a port carries from the first look that finds it at work to the last one, by the exact counters."""
-
-    def __init__(self, net: PfcLab, ref: str, number: int = LOSSLESS) -> None:
-        self._cell = net.queues.cells[net.row(ref, number)]
-        self._idle = int(self._cell["out_bytes"])
-        self._seen: list[tuple[float, int]] = []  # seconds and bytes of the first look and of the last
-
-    def look(self) -> None:
-        """To be called often."""
-        now, sent = time.monotonic(), int(self._cell["out_bytes"])
-        if sent != (self._seen[-1][1] if self._seen else self._idle):
-            self._seen = [*self._seen[:1], (now, sent)]
-
-    @property
-    def rate_bps(self) -> float:
-        """Bits a second between the two."""
-        (start, before), (end, after) = self._seen
-        return 8 * (after - before) / (end - start)
-
-
 @contextlib.contextmanager
 def pfc_lab(place: Path, *, compiled: bool = True, **keys: Any) -> Iterator[PfcLab]:
     """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block.

@@ -65,6 +65,16 @@ def static_fabric(
 
 
 @contextmanager
+def noticing_fabric(family: str) -> Iterator[StaticLab]:
+    """One whose rtsw1 notices that the link of its port eth2 is down at the far end."""
+    with static_fabric("flow", hosts_per_rack=6, family=family) as lab:
+        with inside(lab.handle("rtsw1").netns):
+            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
+                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+        yield lab
+
+
+@contextmanager
 def _static_fabric(
     name: str, ecmp: str, weights: Sequence[int], racks: int, hosts_per_rack: int, keys: dict[str, Any]
 ) -> Iterator[StaticLab]:

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from tests.marks import deep
-from tests.netns.static_fabric import StaticLab, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, noticing_fabric, roce_frame, send, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, set_mode, statistics
 
 pytestmark = pytest.mark.root
@@ -31,10 +30,7 @@ PLAIN = 0  # class 0
 
 @pytest.fixture(scope="module", params=["ipv4", "ipv6"])
 def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
-    with static_fabric("flow", hosts_per_rack=6, family=request.param) as made:
-        with inside(made.handle("rtsw1").netns):
-            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
-                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+    with noticing_fabric(request.param) as made:
         yield made
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_network
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,15 @@ from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
 from heddle.traffic.flow import Flow
 from tests.machine import until
-from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
+from tests.netns.static_fabric import (
+    GATEWAY,
+    GATEWAY6,
+    StaticLab,
+    noticing_fabric,
+    roce_frame,
+    some_flows,
+    static_fabric,
+)
 
 pytestmark = pytest.mark.root
 
@@ -39,10 +46,7 @@ UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 
 @pytest.fixture(scope="module", params=["ipv4", "ipv6"])
 def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
-    with static_fabric("flow", hosts_per_rack=6, family=request.param) as made:
-        with inside(made.handle("rtsw1").netns):
-            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
-                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+    with noticing_fabric(request.param) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,16 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, Captured, capture, read_filter
+from heddle.lab.capture import Bounds, capture, read_filter
 from heddle.lab.lab import Lab
-from heddle.lab.tapped import Tapped, find_ports
+from heddle.lab.tapped import find_ports
 from heddle.runs.lookup import paths_of
+from heddle.switch.pfc.gates import Gates
+from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
 from tests.machine import patience, until
-from tests.netns.claimed import claimed, namespace_of
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
 
@@ -229,6 +230,44 @@ def test_an_invalid_filter_is_reported_with_tcpdumps_reason(text: str, said: str
 
 
 @pytest.mark.deep
+def test_a_capture_sees_a_packet_when_it_leaves_its_queue_also_one_that_is_then_dropped(tiny: Lab) -> None:
+    taps = find_ports(tiny, "host1:eth1,rtsw1:eth3")
+    gates = Gates(tiny.handle("host1").netns)
+    drop = ["dev", "eth3", "ingress", "pref", "1"]
+
+    def seen(listening: Callable[[], None], count: int, seconds: float) -> Counter[str]:
+        found = Counter[str]()
+        bounds = Bounds(count, seconds)
+        capture(taps, "udp port 9", bounds, lambda some: found.update(f.port for f in some), listening=listening)
+        return found
+
+    with udp_of(tiny, "host1") as udp:
+        udp.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, wire.TOS_DATA)
+        gates.close("eth1", 3)
+        try:
+            assert seen(lambda: [udp.sendto(b"x" * 900, ("10.0.0.3", 9)) for _ in range(9)], 99, 1.0) == {}
+            run(
+                [
+                    "tc",
+                    "-n",
+                    tiny.handle("rtsw1").netns.name,
+                    "filter",
+                    "add",
+                    *drop,
+                    "bpf",
+                    "bytecode",
+                    "1,6 0 0 2",
+                    "da",
+                ]
+            )
+        finally:
+            both = seen(lambda: gates.open("eth1", 3), 18, patience(20))
+            gates.close_sockets()
+            run(["tc", "-n", tiny.handle("rtsw1").netns.name, "filter", "del", *drop])
+    assert both == {"host1:eth1": 9, "rtsw1:eth3": 9}
+
+
+@pytest.mark.deep
 def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: FabricLab, tmp_path: Path) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     host1, rtsw2 = find_ports(lab, "host1,rtsw2:eth1")
@@ -251,67 +290,3 @@ def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: Fabr
     assert "rtsw2:eth1 ended early: its node is gone, most likely with its lab" in errors
     assert "Traceback" not in errors
     assert f"{len(tshark(path, 'frame.len'))} packets, " in text
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Tapped, Tapped]]:
-    """Two namespaces and a link, without a lab: captures need no more."""
-    with claimed() as lab:
-        names = [namespace_of(lab, side).name for side in "ab"]
-        try:
-            for name in names:
-                run(["ip", "netns", "add", name])
-                with inside(Path("/run/netns", name)):  # no packets of the kernel's own, which take places in queues
-                    Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
-            run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
-            for number, name in enumerate(names, 1):
-                mac = f"02:00:00:00:00:0{number}"
-                run(["ip", "-n", name, "link", "set", "eth1", "address", mac, "up"])
-                run(["ip", "-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "eth1"])
-            peer = ["10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "eth1"]
-            run(["ip", "-n", names[0], "neighbour", "replace", *peer])
-            left, right = (
-                Tapped(f"{name}:eth1", Path("/run/netns", name), "eth1", bytes([2, 0, 0, 0, 0, number]), 1500)
-                for number, name in enumerate(names, 1)
-            )
-            yield left, right
-        finally:
-            for name in names:
-                run(["ip", "netns", "delete", name], check=False)
-
-
-SEND = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 900, ('10.99.0.2', 4791)) for _ in range(9)]"
-DROP = ("bpf", "bytecode", "1,6 0 0 2", "da")  # return TC_ACT_SHOT
-
-
-def seen_at(pair: tuple[Tapped, Tapped]) -> list[int]:
-    """How many of nine packets captures see at the port that they leave by, and at the one that they come to."""
-    seen = Counter[tuple[str, bool]]()
-
-    def send() -> None:
-        run(["nsenter", f"--net={pair[0].netns}", sys.executable, "-I", "-S", "-c", SEND])
-
-    def count(frames: Sequence[Frame]) -> None:
-        seen.update((frame.port, frame.outgoing) for frame in frames)
-
-    done: Captured = capture(pair, read_filter("roce"), Bounds(99, 2.0), count, listening=send)
-    assert sum(seen.values()) == done.packets
-    return [seen[pair[0].ref, True], seen[pair[1].ref, False]]
-
-
-@pytest.mark.deep
-def test_a_capture_sees_arriving_packets_but_not_queued_or_dropped_ones(pair: tuple[Tapped, Tapped]) -> None:
-    left, right = (tap.netns.name for tap in pair)
-    assert seen_at(pair) == [9, 9]
-    # A bucket of one packet, and two minutes until it holds the next. (At 8 bit/s the newest tc refuses its burst.)
-    bucket = ["rate", "64bit", "burst", "1000", "limit", "100000"]
-    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "root", "tbf", *bucket])
-    assert seen_at(pair) == [1, 1]
-    run(["tc", "-n", left, "qdisc", "delete", "dev", "eth1", "root"])
-
-    run(["tc", "-n", right, "qdisc", "add", "dev", "eth1", "clsact"])
-    run(["tc", "-n", right, "filter", "add", "dev", "eth1", "ingress", *DROP])
-    assert seen_at(pair) == [9, 9]
-    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "clsact"])
-    run(["tc", "-n", left, "filter", "add", "dev", "eth1", "egress", *DROP])
-    assert seen_at(pair) == [0, 0]

@@ -21,8 +21,7 @@ from heddle.runs.run import run
 from heddle.traffic.options import TRANSPORT, CongestionName, RunOptions
 from tests import silentreceiver
 from tests.machine import bps, links, patience
-from tests.netns.collectives import proven, total
-from tests.netns.during import run_and
+from tests.netns.collectives import proven, run_and, total
 
 pytestmark = pytest.mark.root
 

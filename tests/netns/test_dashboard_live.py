@@ -362,38 +362,3 @@ def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:
     with state.lock(lab.name):
         pass  # the run that it had started has ended
     assert not History.of(lab).writing()
-
-
-def established(count: int, found: dict[str, Any]) -> bool:
-    return bool(found.get("totals", {}).get("established") == count)
-
-
-@pytest.mark.deep
-@pytest.mark.containers
-def test_sessions_queues_paths_and_buttons_in_containers_and_in_ipv6(runtime: str, borrow: Borrow) -> None:
-    lab = borrow("tiny", *(("family=ipv6",) if runtime == "netns" else ()), runtime=runtime)
-    with dashboard() as page:
-        viewer = EventStream(page.port, lab.name)
-        try:
-            totals = viewer.wait_for("state", lambda found: found["up"])["totals"]
-            assert (totals["established"], totals["expected"]) == (4, 4)
-            run(lab, RunOptions(collective="incast", sizes=(1 << 17,), iters=2, warmup=0, qps=2), Silent())
-            ended = time.time()
-            viewer.wait_for("update", lambda found: found["when"] > ended)  # /metrics shows the last reading
-            qps, paths = page.get(f"/api/labs/{lab.name}/qps"), paths_of(lab)
-            assert qps["agree"]
-            assert {tuple(qp["path"]) for qp in qps["qps"]} == {each.measured or each.expected for each in paths.flows}
-            rows = [row for row in read_queues(lab).rows if row.kind == "lossless"]  # no BGP in these
-            for row in rows:
-                assert metrics_of(page)["heddle_link_packets_total", labels_of(lab, row.to_json())] == row.packets
-            assert sum(row.packets for row in rows) > 100
-            link = f"/api/labs/{lab.name}/link"
-            for port, state, sessions in (("ctsw1:eth1", "down", 3), ("rtsw1:eth1", "up", 4)):
-                viewer.forget()
-                assert page.post(link, {"port": port, "state": state})[0] == 202
-                done = viewer.wait_for("action", lambda found: found["state"] != "running")
-                assert done["state"] == "done", done
-                viewer.wait_for("update", partial(established, sessions))
-        finally:
-            viewer.close()
-            undo_all(lab, 60)

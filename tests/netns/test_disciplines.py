@@ -129,34 +129,6 @@ def datagram(size: int, tos: int) -> bytes:
 
 
 @needs_red
-@pytest.mark.parametrize("pmax", [0.2, 1.0])
-def test_red_marks_its_curve_of_the_bytes_that_wait(pmax: float) -> None:
-    """A closed gate holds the depth: it is known at each packet. Five spans of it, 10,000 packets each."""
-    size, many = 64, 10_000
-    span = size * many
-    curve = red.Curve(span, 4 * span, pmax)
-    with port_pair("50mbit") as pair:
-        red.install(pair.a, {("pa", 3): curve})
-        gates = Gates(pair.a)
-        gates.close("pa", 3)
-        mouth, ear = probes(pair)
-        with mouth, ear:
-            frame, seen = datagram(size, 0x02), 0
-            for place in range(5):
-                for _ in range(many):
-                    mouth.send(frame)
-                marks = red.read_marks(pair.a)["pa", 3]
-                wanted = sum(curve.fraction(place * span + size * n) for n in range(many)) / many
-                slack = 0.03 if 0 < place < 4 else 0
-                assert (marks - seen) / many == pytest.approx(wanted, abs=slack), f"from {place * span} bytes on"
-                seen = marks
-        gates.close_sockets()
-    assert curve.fraction(span) == 0
-    assert curve.fraction(4 * span - 1) == pytest.approx(pmax, abs=1e-3)
-    assert curve.fraction(4 * span) == 1
-
-
-@needs_red
 def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_its_curve_changes() -> None:
     with port_pair("20mbit") as pair:
         red.install(pair.a, {("pa", 3): red.NEVER})

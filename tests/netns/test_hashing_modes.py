@@ -30,7 +30,7 @@ from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
 from tests.marks import deep
-from tests.netns.order import in_order
+from tests.netns.collectives import in_order
 
 RACK2 = ip_network("10.0.1.0/24")
 
@@ -113,22 +113,6 @@ def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
         first = {proof.measured[0] for proof in paths.flows if proof.flow.sport == 50000 and proof.flow.src == "host1"}
         assert first <= {f"rtsw1:{port}"} and healthy(lab)
         assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): port}
-
-
-@pytest.mark.deep
-def test_seeds_can_be_shared_or_different_by_tier(lab: Lab) -> None:
-    def seeds() -> dict[str, int]:
-        return {name: row.seed for name, row in rehash.wanted(lab).items()}
-
-    own = seeds()
-    rehash.set_hashing(lab, "e-ecmp", seed="shared")
-    assert len(set(seeds().values())) == 1 and healthy(lab)
-    rehash.set_hashing(lab, "e-ecmp", seed="per-tier")
-    assert len(set(seeds().values())) == 2
-    rehash.set_hashing(lab, "flow", seed=77)
-    assert set(seeds().values()) == {77} and healthy(lab)
-    rehash.set_hashing(lab, "flow")
-    assert seeds() == own
 
 
 @pytest.mark.deep

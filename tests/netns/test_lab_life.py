@@ -16,7 +16,6 @@ from heddle.base import state
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.cli.console import Console
 from heddle.cli.exec_verb import run_inside
-from heddle.kernel.fib import read_fib
 from heddle.lab import health
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
@@ -24,7 +23,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
-from tests.conftest import FabricLab, Up
+from tests.conftest import Up
 from tests.listener import Listener
 from tests.machine import until
 from tests.marks import deep
@@ -322,26 +321,6 @@ lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=Listene
     return subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
     )
-
-
-@pytest.mark.deep
-def test_two_ups_of_one_file_give_every_flow_the_same_path(fabric_lab: FabricLab) -> None:
-    """The kernel hashes to a place in a route's list of next hops: so the lists must be in the same order each time."""
-    orders = []
-    for _ in range(2):
-        lab = fabric_lab(racks=3, ctsw=4, hosts_per_rack=1)
-        handles = lab.handles()
-        routes = {switch.name: read_fib(handles[switch.name]).routes for switch in lab.fabric.switches}
-        orders.append(
-            {
-                (switch, prefix): [(hop.port, hop.weight) for hop in routes[switch][prefix]]
-                for switch, table in lab.fabric.expected_next_hops.items()
-                for prefix in table
-            }
-        )
-    assert orders[0] == orders[1]
-    uplinks = [f"eth{i}" for i in range(1, 5)]
-    assert all([port for port, _ in order] == uplinks for order in orders[0].values() if len(order) > 1)
 
 
 def test_exec_says_where_a_command_that_is_missing_comes_from(

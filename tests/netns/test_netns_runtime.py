@@ -47,27 +47,33 @@ def test_a_topology_without_frr_runs(create: Create) -> None:
     create(PAIR)
 
 
-def test_a_link_that_cannot_be_made_is_named(create: Create) -> None:
-    with pytest.raises(MachineError, match=r"n1:eth1 to n2:eth2  ip link add eth1 netns .*File exists"):
-        create(PAIR + '    - endpoints: ["n1:eth1", "n2:eth2"]\n')
+ADDRESS = "10.1.0.300/31"
 
 
-def test_an_address_that_is_none_is_named(create: Create) -> None:
-    with pytest.raises(MachineError, match=r"n1  ip addr add 10\.1\.0\.300/31 dev eth1 failed: .*10\.1\.0\.300/31"):
-        create(PAIR.replace("10.1.0.0/31", "10.1.0.300/31"))
-
-
-def test_a_sysctl_that_the_kernel_does_not_have_is_named(create: Create) -> None:
-    with pytest.raises(MachineError, match=r"n1  net\.ipv4\.nonsense=1 cannot be set"):
-        create(PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '))
-
-
-def test_a_bind_that_cannot_be_provided_is_named(create: Create, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            PAIR + '    - endpoints: ["n1:eth1", "n2:eth2"]\n',
+            r"n1:eth1 to n2:eth2  ip link add eth1 netns .*File exists",
+        ),
+        (PAIR.replace("10.1.0.0/31", ADDRESS), rf"n1  ip addr add {ADDRESS} dev eth1 failed: .*{ADDRESS}"),
+        (
+            PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '),
+            r"n1  net\.ipv4\.nonsense=1 cannot be set",
+        ),
+        (
+            PAIR.replace("n1: {", 'n1: {binds: ["file:/opt/nosuch/file"], '),
+            r"n1  bind /opt/nosuch/file cannot be provided",
+        ),
+        (
+            PAIR.replace("echo up > /proc/self/comm", "echo no luck; exit 4"),
+            r"n2  sh -c .* failed with exit code 4: no luck",
+        ),
+    ],
+    ids=["a link", "an address", "a sysctl", "a bind", "a command"],
+)
+def test_what_cannot_be_done_is_named(create: Create, tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MachineError, match=r"n1  bind /opt/nosuch/file cannot be provided"):
-        create(PAIR.replace("n1: {", 'n1: {binds: ["file:/opt/nosuch/file"], '))
-
-
-def test_a_command_that_fails_is_named_with_what_it_said(create: Create) -> None:
-    with pytest.raises(MachineError, match=r"n2  sh -c .* failed with exit code 4: no luck"):
-        create(PAIR.replace("echo up > /proc/self/comm", "echo no luck; exit 4"))
+    with pytest.raises(MachineError, match=problem):
+        create(text)

@@ -108,6 +108,12 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
 @pytest.mark.deep
 def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None:
     whole.output("ctsw2", ["sh", "-c", "kill -STOP $(cat /run/frr/bgpd.pid)"])
+    missing = status(whole.name)[0].missing_sessions
+    assert [(each.a.ref, each.b.state) for each in missing] == [
+        ("rtsw1:eth2", "no answer"),
+        ("rtsw2:eth2", "no answer"),
+    ]
+    assert {each.why for each in missing} == {"bgpd of ctsw2 does not answer"}
     with pytest.raises(CheckError, match=r"ctsw2  bgpd does not answer\n.*--repair"):
         up(whole.name)
     done = up(whole.name, repair=True).repaired
@@ -139,7 +145,7 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     try:
         until(lambda: len(whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts))) >= 2)
         with pytest.raises(CheckError) as caught:
-            up(whole.name, observer=heard, timeout=1.0)
+            up(whole.name, observer=heard, timeout=2.0)
         assert "no BGP session: rtsw1:eth1: " in heard.warnings[0]
         first = caught.value.problems[0]
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first

@@ -22,17 +22,15 @@ from heddle.lab.snapshot import LabPart
 from heddle.proof import countroom
 from heddle.runs import run as runs
 from heddle.runs.machineuse import MARK
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History
-from heddle.traffic.options import FastPath, RunOptions
+from heddle.traffic.options import RunOptions
 from tests.alteredworker import altered
 from tests.conftest import FabricLab
 from tests.listener import Listener
 from tests.machine import patience
 from tests.marks import deep
-from tests.netns.collectives import proven
-from tests.netns.order import in_order
+from tests.netns.collectives import in_order, proven, ran, total
 
 pytestmark = pytest.mark.root
 
@@ -111,21 +109,16 @@ def test_one_acknowledgement_answers_several_packets_of_sixteen_queue_pairs(
     assert 1 / 16 <= share <= 6 / 16, share
 
 
-def _sent(lab: Lab, name: str, loop: FastPath) -> dict[str, tuple[int, int, tuple[str, ...]]]:
+def sent(lab: Lab, name: str) -> dict[str, tuple[int, int, tuple[str, ...]]]:
     """A run without errors, late packets and retransmissions: of each flow its packets, bytes and ports."""
-    options = RunOptions(sizes=(1 << 18,), qps=4, iters=2, placement="cyclic", fastpath=loop)
     with altered(name):
-        result = in_order(run(lab, options, Silent()))
-    assert result.wrong == 0
-    assert [sum(flow.counters[key] for flow in result.flows) for key in ("retransmitted", "timeouts")] == [0, 0]
-    paths = proven(lab)
-    return {str(proof.flow): (proof.sent.packets, proof.sent.bytes, proof.measured) for proof in paths.flows}
+        result = in_order(ran(lab, qps=4, placement="cyclic", fastpath="on"))
+    assert (total(result, "retransmitted"), total(result, "timeouts")) == (0, 0)
+    return {str(proof.flow): (proof.sent.packets, proof.sent.bytes, proof.measured) for proof in proven(lab).flows}
 
 
-@pytest.mark.parametrize("loop", ["on", deep("off")])
-@pytest.mark.parametrize("name", ["no time between passes", "passes six frames apart"])
-def test_results_do_not_depend_on_the_time_between_passes(tiny: Lab, name: str, loop: FastPath) -> None:
-    assert _sent(tiny, name, loop) == _sent(tiny, "", loop)
+def test_results_do_not_depend_on_the_time_between_the_passes_of_nics(tiny: Lab) -> None:
+    assert sent(tiny, "no time between passes") == sent(tiny, "passes six frames apart") == sent(tiny, "")
 
 
 BURN_S = patience(30)  # at most: a burner ends by itself
@@ -156,15 +149,9 @@ def burning() -> Iterator[None]:
             burner.communicate()
 
 
-def short_run(lab: Lab) -> RunResult:
-    """Half a second of an all-reduce, after an iteration of 8 bytes."""
-    return run(lab, RunOptions(sizes=(8, 1 << 18), warmup=0, iters=1), Silent())
-
-
 def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
-    with burning():
-        result = short_run(slow_lab)
-    assert result.wrong == 0
+    with burning():  # half a second of an all-reduce, after an iteration of 8 bytes
+        result = ran(slow_lab, sizes=(8, 1 << 18), warmup=0, iters=1)
     processors = [cause for cause in result.machine.unreliable if cause.cause == "processor"]
     assert processors
     assert 1 << 18 in {cause.size for cause in processors}

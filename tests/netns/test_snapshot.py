@@ -75,17 +75,16 @@ def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counte
 
 
 @pytest.mark.deep
-def test_parts_in_one_reading_are_what_single_readers_find(tiny: Lab) -> None:
+def test_parts_in_one_reading_are_what_single_readers_find_and_only_named_nodes_are_entered(
+    tiny: Lab, entered: Counter[str]
+) -> None:
     now = tiny.snapshot(IN_KERNELS)
     for node in tiny.fabric.switches:
         handle = tiny.handle(node.name)
         assert now.fibs[node.name] == read_fib(handle)
         assert now.hashing[node.name] == read_hashing(tiny.name, handle)
         assert now.counters[node.name].flows == read_counters(tiny.fabric, [node.name])[node.name].flows
-
-
-@pytest.mark.deep
-def test_only_the_nodes_that_are_named_are_entered(tiny: Lab, entered: Counter[str]) -> None:
+    entered.clear()
     assert set(tiny.snapshot(LabPart.FIBS, ["rtsw1"]).fibs) == {"rtsw1"}
     assert entered == {"rtsw1": 1}
 

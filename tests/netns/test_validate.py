@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,8 @@ from heddle.lab.repair import repair
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent
-from tests.machine import patience
+from tests.machine import until
+from tests.marks import deep
 from tests.netns.static_fabric import some_flows
 
 pytestmark = pytest.mark.root
@@ -50,14 +50,6 @@ def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert failed(tiny) == {}
 
 
-def test_a_wrong_rate_is_named(tiny: Lab) -> None:
-    wrong = "tc class change dev eth1 parent 1: classid 1:1 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
-    port = tiny.fabric.by_name["rtsw1"].port("eth1")
-    with broken(tiny, "rtsw1", wrong, wrong.replace("7mbit", f"{port.rate_bps}bit")) as found:
-        assert set(found) == {"queues"}
-        assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
-
-
 def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
     """Also its programs': what passes meanwhile is missing in the counters of that port, and that follows from it."""
     port = tiny.fabric.by_name["rtsw1"].port("eth1")
@@ -78,13 +70,23 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         repair(tiny, Silent())
 
 
-@pytest.mark.deep
-def test_a_wrong_weight_is_named(tiny: Lab) -> None:
-    own = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
-    wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
-    with broken(tiny, "rtsw1", wrong, wrong.replace("4214", "16856")) as found:
+CLASS = "tc class change dev eth1 parent 1: classid 1:1 htb rate {} burst 8400b cburst 8400b quantum 4214"
+LEAF = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
+WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {{}} prio 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "right", "said"),
+    [
+        (CLASS, "7mbit", "100mbit", "rtsw1:eth1 is shaped to 7mbit"),
+        deep(WEIGHT, "4214", "16856", "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not"),
+    ],
+    ids=["rate", "weight"],
+)
+def test_a_wrong_rate_or_weight_is_named(tiny: Lab, command: str, wrong: str, right: str, said: str) -> None:
+    with broken(tiny, "rtsw1", command.format(wrong), command.format(right)) as found:
         assert set(found) == {"queues"}
-        assert "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not" in found["queues"].detail
+        assert said in found["queues"].detail
     assert failed(tiny) == {}
 
 
@@ -109,8 +111,7 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
 @pytest.mark.needs("ethtool")
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
-        assert set(found) == {"offloads"}
-        assert found["offloads"].detail == "host1:eth1 has tx-checksum on"
+        assert {name: check.detail for name, check in found.items()} == {"offloads": "host1:eth1 has tx-checksum on"}
     pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
@@ -128,10 +129,7 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
         assert {"reachability"} <= set(found) <= {"reachability", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
-    end = time.monotonic() + patience(60)
-    while left := failed(tiny):
-        assert set(left) == {"depths"}
-        assert time.monotonic() < end, left
+    until(lambda: failed(tiny) == {})
 
 
 def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:

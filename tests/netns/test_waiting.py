@@ -38,7 +38,6 @@ topology:
     - endpoints: ["r2:eth3", "h2:eth1"]
 """
 IPV6, IPV4 = "net.ipv6.conf.all.forwarding", "net.ipv4.ip_forward"
-ARP = "net.ipv4.conf.all.arp_ignore"
 DEAD_S = round(patience(40))  # until a designated router is elected; the test ends before that
 NO_IPV6 = "net.ipv6.conf.all.disable_ipv6"
 
@@ -89,22 +88,17 @@ def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab
 
 @pytest.mark.deep
 @pytest.mark.needs("procps")
-@pytest.mark.containers
 def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: str, name: str) -> None:
     quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
     path = ring(tmp_path, quick, f" ip ospf area 0\n{quick}")
-    # In a container without privileges no command may write a sysctl, so there the file has to.
-    own, more = (
-        (NO_IPV6, f", sysctl -w {NO_IPV6}=1]") if runtime == "netns" else (ARP, f"]\n      sysctls: {{{ARP}: 1}}")
-    )
-    path.write_text(NODES.replace("via 10.1.2.1]", "via 10.1.2.1" + more))
+    path.write_text(NODES.replace("via 10.1.2.1]", f"via 10.1.2.1, sysctl -w {NO_IPV6}=1]"))
     life.up(import_topology(path, runtime, name), runtime=runtime)
     lab = open_lab(name)
     assert {check.name: check.detail for check in validate(lab) if not check.ok} == {}
     found = sysctls(lab)
     notes = (
         f"{IPV6} is 0 on r1, r2, r3, as the topology sets it (frr.conf: no ipv6 forwarding)",
-        f"{own} is 1 on h2, as the topology sets it ({f'sysctl -w {own}=1' if runtime == 'netns' else 'sysctls'})",
+        f"{NO_IPV6} is 1 on h2, as the topology sets it (sysctl -w {NO_IPV6}=1)",
     )
     assert found.notes == notes
     assert found.detail.endswith("; ".join(notes))
