@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from heddle.base.events import Silent
@@ -17,6 +21,8 @@ from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import until
 
+FORK: Final = multiprocessing.get_context("fork")
+_BUSY_S: Final = 0.003
 _DATA: Final = 3  # the class of data packets
 _PACKETS: Final = 100  # so many have passed queues: the run is under way
 
@@ -78,3 +84,28 @@ def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunR
     if wrong:
         raise wrong[0]
     return result
+
+
+@contextmanager
+def cpu_taken(cpu: int) -> Iterator[None]:
+    """Another process takes this CPU for 3 ms of every 6, before ksoftirqd, for the length of a with block.
+
+    Packets in the CPU's backlog wait that long. Where links do not keep order, the other CPU overtakes them.
+    """
+    process = FORK.Process(target=_take, args=(cpu, os.getpid()), daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _take(cpu: int, parent: int) -> None:
+    os.sched_setaffinity(0, {cpu})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    while os.getppid() == parent:
+        end = time.monotonic() + _BUSY_S
+        while time.monotonic() < end:
+            pass
+        time.sleep(_BUSY_S)

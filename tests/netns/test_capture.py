@@ -233,37 +233,31 @@ def test_an_invalid_filter_is_reported_with_tcpdumps_reason(text: str, said: str
 def test_a_capture_sees_a_packet_when_it_leaves_its_queue_also_one_that_is_then_dropped(tiny: Lab) -> None:
     taps = find_ports(tiny, "host1:eth1,rtsw1:eth3")
     gates = Gates(tiny.handle("host1").netns)
-    drop = ["dev", "eth3", "ingress", "pref", "1"]
+    switch, drop = tiny.handle("rtsw1").netns.name, ["dev", "eth3", "ingress", "pref", "1"]
 
     def seen(listening: Callable[[], None], count: int, seconds: float) -> Counter[str]:
         found = Counter[str]()
-        bounds = Bounds(count, seconds)
-        capture(taps, "udp port 9", bounds, lambda some: found.update(f.port for f in some), listening=listening)
+
+        def keep(frames: Sequence[Frame]) -> None:
+            found.update(frame.port for frame in frames)
+
+        capture(taps, "udp port 9", Bounds(count, seconds), keep, listening=listening)
         return found
+
+    def send() -> None:
+        for _ in range(9):
+            udp.sendto(b"x" * 900, ("10.0.0.3", 9))
 
     with udp_of(tiny, "host1") as udp:
         udp.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, wire.TOS_DATA)
         gates.close("eth1", 3)
         try:
-            assert seen(lambda: [udp.sendto(b"x" * 900, ("10.0.0.3", 9)) for _ in range(9)], 99, 1.0) == {}
-            run(
-                [
-                    "tc",
-                    "-n",
-                    tiny.handle("rtsw1").netns.name,
-                    "filter",
-                    "add",
-                    *drop,
-                    "bpf",
-                    "bytecode",
-                    "1,6 0 0 2",
-                    "da",
-                ]
-            )
+            assert seen(send, 99, 1.0) == {}
+            run(["tc", "-n", switch, "filter", "add", *drop, "bpf", "bytecode", "1,6 0 0 2", "da"])
         finally:
             both = seen(lambda: gates.open("eth1", 3), 18, patience(20))
             gates.close_sockets()
-            run(["tc", "-n", tiny.handle("rtsw1").netns.name, "filter", "del", *drop])
+            run(["tc", "-n", switch, "filter", "del", *drop])
     assert both == {"host1:eth1": 9, "rtsw1:eth3": 9}
 
 

@@ -12,10 +12,12 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.checks.validate import validate
 from heddle.fabric.policy import HashOptions
+from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab import outages
-from heddle.lab.convergence import gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.lab import Lab
 from heddle.lab.outages import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
 from heddle.lab.rehash import set_hashing
@@ -31,7 +33,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import now_text, paths_text
-from tests.conftest import Borrow
+from tests.conftest import Borrow, FabricLab
 from tests.machine import until
 from tests.marks import deep
 from tests.netns.static_fabric import some_flows
@@ -333,3 +335,26 @@ def test_every_step_of_a_choice_is_explained_in_every_mode_and_the_kernel_agrees
     set_hashing(lab, "flow", HashOptions())
     with pytest.raises(InputError, match="is no QP number of run 0001"):
         explain(lab, "7")
+
+
+def weights(lab: Lab, switch: str, rack: int) -> dict[str, int]:
+    return {hop.port: hop.weight for hop in read_fib(lab.handle(switch)).routes[lab.fabric.prefixes[rack]]}
+
+
+@pytest.mark.containers
+def test_weights_are_those_of_bandwidths_and_a_drained_switch_has_none(fabric_lab: FabricLab) -> None:
+    link = {"host": "100mbit", "fabric": "100mbit", "exceptions": {"ctsw2": "30mbit"}}
+    lab = fabric_lab(zones=2, racks=2, ctsw=2, atsw=2, hosts_per_rack=1, link=link, routing={"ucmp": True})
+    here = frr_release() if lab.runtime.name == "netns" else None
+    rights = [weights_of((100, 30), release) for release in ([here] if here else RELEASES)]
+    assert tuple(weights(lab, "rtsw1", 3)[port] for port in ("eth1", "eth2")) in rights
+    assert tuple(weights(lab, "atsw1", 1)[port] for port in ("eth1", "eth2")) in rights
+    assert len(set(weights(lab, "atsw1", 3).values())) == 1
+    with drain(lab, "ctsw2"):
+        assert set(weights(lab, "rtsw1", 3)) == set(weights(lab, "atsw1", 1)) == {"eth1"}
+    with link_down(lab, "ctsw1:eth3"):
+        rest = [weights_of((30, 130), release) for release in ([here] if here else RELEASES)]
+        assert tuple(weights(lab, "ctsw3", 1)[port] for port in ("eth3", "eth4")) in rest
+        wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
+        assert not gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted, strict=True)
+    assert not [check for check in validate(lab) if not check.ok]

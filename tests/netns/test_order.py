@@ -31,8 +31,7 @@ from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.marks import deep
-from tests.netns.collectives import in_order, late, ran, total
-from tests.netns.order import FORK, cpu_taken
+from tests.netns.collectives import FORK, cpu_taken, in_order, late, ran, total
 from tests.netns.queue_traffic import Rack, rack
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 

@@ -5,14 +5,18 @@ In a whole lab the two run from `up` to `down`; test_lab_life.py has containers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from socket import if_nameindex
+from typing import Any
 
 import pytest
 
@@ -27,6 +31,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from tests.conftest import Up
 from tests.machine import until
+from tests.marks import deep
 from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 
@@ -243,3 +248,91 @@ def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
     assert not any(
         Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in last_pids
     )
+
+
+ETH_P_IP = 0x0800
+DETECT_S = 0.4
+
+
+@pytest.fixture(scope="module", params=["drop", deep("forward")])
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
+    one_way: dict[str, Any] = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def listening(watched: PfcLab, host: str) -> Iterator[list[int]]:
+    """The sizes of IPv4 packets that come to a host, behind the programs at its port."""
+    found: list[int] = []
+    ended = threading.Event()
+    with inside(watched.lab.handle(host).netns):
+        taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with taker:
+        taker.bind((watched.lab.fabric.by_name[host].ports[0].name, ETH_P_IP))
+        taker.settimeout(0.05)
+
+        def take() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    found.append(len(taker.recv(65536)))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield found
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched: PfcLab) -> None:
+    """Two flows over one uplink, to two hosts of a rack. One of those pauses: what is for it fills the way of both."""
+    senders = [host.name for host in watched.lab.fabric.hosts[:2]]
+    stormy, calm = (host.name for host in watched.lab.fabric.hosts[2:4])
+    port, other = watched.down_port(stormy), watched.down_port(calm)
+    row = watched.row(port)
+    flows = zip(senders, (stormy, calm), (0, 0.005), strict=True)
+    dropping = watched.lab.fabric.policy.queues.pfc.watchdog.action == "drop"
+    full, modest = (watched.loading([(sender, sink, LOSSLESS)], every=every) for sender, sink, every in flows)
+    with full, modest:
+        until(lambda: watched.out(other) > 20)
+        start = time.monotonic()
+        with watched.pausing(stormy), listening(watched, stormy) as taken:
+            until(lambda: watched.closed(port))
+            time.sleep(0.05)
+            taken.clear()
+            until(lambda: watched.queues.agent["watchdog"][row])
+            # How soon after that, and when it is over: tests/unit/test_watchdog.py, with a simulated clock.
+            assert time.monotonic() - start >= DETECT_S
+            until(lambda: not watched.closed(port))  # the agent says it first, then it opens the gate
+            out = watched.out(other)
+            until(lambda: watched.out(other) > out + 50)
+            assert int(watched.queues.agent["storms"][row]) == 1
+            dropped = int(watched.queues.cells["drops"][row][3])
+            assert (dropped > 0) is dropping
+            assert (not taken) is dropping, "what was let out of the gate goes on to the host, or no further"
+        until(lambda: not watched.queues.agent["watchdog"][row])
+        out = watched.out(port)
+        until(lambda: watched.out(port) > out + 20)
+        assert int(watched.queues.cells["drops"][row][3]) >= dropped
+        assert int(watched.queues.agent["storms"][row]) == 1
+    assert "storm" in watched.log()
+    assert "calm" in watched.log()
+    until(watched.at_rest)
+
+
+def test_a_storm_is_over_in_time_without_agent_and_keeper(watched: PfcLab) -> None:
+    """An agent that was stopped for long can take a pause for a storm. If both are killed then, no process ends it."""
+    sender, stormy = watched.lab.fabric.hosts[0].name, watched.lab.fabric.hosts[2].name
+    port, watchdog = watched.down_port(stormy), watched.queues.agent["watchdog"]
+    with watched.loading([(sender, stormy, LOSSLESS)], every=0.03):  # too few to fill the queues before the port, too
+        with watched.pausing(stormy):
+            until(lambda: watchdog[watched.row(port)] and not watched.closed(port))
+            watched.kill_both()
+        out = watched.out(port)
+        until(lambda: watched.out(port) > out + 20)
+        assert watchdog[watched.row(port)], "no process has ended it"
+    watched.start()
+    until(lambda: not watchdog.any() and watched.at_rest())
