@@ -22,7 +22,7 @@ PACKETS, PAYLOAD = 292, 1024  # 320 KB a sender: more than an ingress port's Xof
 # What a busy machine may need from a pause frame to a closed gate: the agent needs a processor, and the kernel's lock
 # for network configuration, which other labs may hold. Low rates make that little headroom in bytes.
 REACTION_MS = 150
-# A pause may last as long as the sink needs, so no watchdog ends it: see test_pfc_storm.py.
+# A pause may last as long as the sink needs, so no watchdog ends it: see test_pfc_trouble.py.
 PFC: dict[str, Any] = {"xoff": "20KB", "xon": "12KB", "reaction": f"{REACTION_MS}ms", "watchdog": {"enabled": False}}
 
 
