@@ -24,7 +24,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import Flow, Sent
 from tests.netns.claimed import claimed, namespace_of
 
 GATEWAY = "169.254.0.1"
@@ -202,6 +202,11 @@ def _checksum(header: bytes) -> int:
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
+
+
+def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
+    """What a run would report of so many packets."""
+    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64, dscp: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Classes of a port: a packet's DSCP chooses one.
 
 IPv6: tests/netns/test_queue_program.py reads the DSCP of both. Weights, and control before all others:
-test_disciplines.py and test_pfc_gates.py; how much less it waits is a figure of `./inv bench queues`.
+test_disciplines.py and test_pfc_agent.py; how much less it waits is a figure of `./inv bench queues`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import Steering
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
-from heddle.traffic.flow import Flow, Sent
+from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, noticing_fabric, roce_frame, send, some_flows, static_fabric
@@ -70,7 +70,7 @@ def proven(lab: StaticLab, flows: Sequence[Flow], packets: int = PACKETS) -> Pat
     """Send packets of each flow, and lay the three sources, which must agree, side by side."""
     before = collect_before(lab)
     send(lab, dict.fromkeys(flows, packets))
-    sent = [Sent(flow, packets, packets * len(roce_frame(flow))) for flow in flows]
+    sent = [sent_flow(flow, packets) for flow in flows]
     result = prove(lab.fabric, collect_after(lab, before, sent))
     assert result.agree, paths_text(result)
     return result

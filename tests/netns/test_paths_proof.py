@@ -24,17 +24,13 @@ from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import read_attached
 from heddle.switch.queues.disciplines import LEAF_LIMIT
-from heddle.traffic.flow import Flow, Sent
+from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA
 from tests.machine import until
-from tests.netns.static_fabric import StaticLab, dropping, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, dropping, send, sent_flow, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
-
-
-def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
-    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def roce_by_port(counters: Mapping[str, SwitchCounters]) -> dict[str, int]:
