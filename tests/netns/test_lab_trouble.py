@@ -1,7 +1,7 @@
 """Faults and limits of the machine, of topologies, and changes by hand: each is reported, and nothing is left behind.
 
 Limits: raised by `up` of a fabric with many links, restored by the last `down`. Labs of other users may run beside
-these tests, so they look at what Heddle's own record says, and at sysctls only as far as no other lab keeps them raised.
+these tests: they look at Heddle's own record, and at sysctls only as far as no other lab keeps them raised.
 """
 
 from __future__ import annotations
@@ -247,18 +247,12 @@ ADDRESS = "10.1.0.300/31"
             r"n1:eth1 to n2:eth2  ip link add eth1 netns .*File exists",
         ),
         (PAIR.replace("10.1.0.0/31", ADDRESS), rf"n1  ip addr add {ADDRESS} dev eth1 failed: .*{ADDRESS}"),
-        (
-            PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '),
-            r"n1  net\.ipv4\.nonsense=1 cannot be set",
-        ),
+        (PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '), r"n1  net\.ipv4\.nonsense=1 cannot be set"),
         (
             PAIR.replace("n1: {", 'n1: {binds: ["file:/opt/nosuch/file"], '),
-            r"n1  bind /opt/nosuch/file cannot be provided",
+            "n1  bind /opt/nosuch/file cannot be provided",
         ),
-        (
-            PAIR.replace("echo up > /proc/self/comm", "echo no luck; exit 4"),
-            r"n2  sh -c .* failed with exit code 4: no luck",
-        ),
+        (PAIR.replace("up > /proc/self/comm", "no luck; exit 4"), r"n2  sh -c .* failed with exit code 4: no luck"),
     ],
     ids=["a link", "an address", "a sysctl", "a bind", "a command"],
 )

@@ -207,16 +207,12 @@ def _send_tcp(lab: StaticLab, size: int) -> None:
     with inside(lab.handle(last.name).netns):
         sink = socket.create_server((address(last), 0))
     with inside(lab.handle(first.name).netns):
-        source = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        source = socket.create_connection(sink.getsockname(), 20)
     with source, sink:
-        for end in (source, sink):
-            end.settimeout(20)
-        source.connect(sink.getsockname())
         sender = threading.Thread(target=source.sendall, args=(bytes(size),))
         sender.start()
         taken, _ = sink.accept()
         with taken:
-            taken.settimeout(20)
             left = size
             while left:
                 left -= len(taken.recv(min(left, 1 << 20)))

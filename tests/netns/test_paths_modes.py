@@ -30,7 +30,7 @@ from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from tests.marks import deep
-from tests.netns.static_fabric import StaticLab, noticing_fabric, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import StaticLab, noticing_fabric, roce_frame, send, sent_flow, some_flows, static_fabric
 from tests.netns.test_bpf_modes import UPLINKS, flows_of, link, ports, set_mode, statistics
 
 pytestmark = pytest.mark.root
