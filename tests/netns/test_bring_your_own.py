@@ -1,4 +1,4 @@
-"""A containerlab topology that Heddle has not written comes up, and all that is above works on it. Both runtimes."""
+"""A topology that Heddle has not written comes up, or its reason is named, and all works on it. Both runtimes."""
 
 from __future__ import annotations
 

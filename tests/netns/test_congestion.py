@@ -1,4 +1,4 @@
-"""Congestion control on a live fabric, three senders to one: with it rates fall, without it pauses stop the senders."""
+"""Congestion control, admission and pauses on a live fabric: rates fall, receivers grant, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The depth of a queue is exact: it lies between two readings of the kernel's own, and ends at 0 whatever happens."""
+"""Queues of a rack under load: depths are exact, marks are where they were set, and every drop is counted."""
 
 from __future__ import annotations
 

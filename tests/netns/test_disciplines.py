@@ -1,4 +1,4 @@
-"""Schedulers and markers of the kernel's own, where it has them, do as HTB and the programs do everywhere."""
+"""Classes and schedulers: DSCP chooses the queue, and disciplines of the kernel do as HTB and the programs do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links and switches that go down, and switches that BGP drains: what kernels do then, and what is said of it."""
+"""Links and switches that fail or are drained: what kernels do then, what is reported, and which paths move."""
 
 from __future__ import annotations
 

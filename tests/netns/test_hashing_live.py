@@ -1,4 +1,4 @@
-"""Real packets through the change of hashing from every mode to every other: none is lost or misled."""
+"""Hashing that changes under load loses and misleads no packet; other traffic goes by the kernel's own hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""15 hosts send to one at line rate: with pauses nothing is lost, and they travel from the sink to the senders."""
+"""Pauses hold back whom they should, from the sink to the senders; a host is held back by its own port alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys below `link` of a fabric file on a live fabric: `up` sets the faults on all links, and they act on packets."""
+"""Keys below `link` of a fabric file, and the verb `fault`: both set faults of links, which act on packets."""
 
 from __future__ import annotations
 

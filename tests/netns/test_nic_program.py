@@ -1,4 +1,4 @@
-"""A host's NIC: its program lets RoCEv2 through to packet sockets and hides it from the host's own IP stack."""
+"""A host's NIC: packet sockets send and receive RoCEv2, and its program hides that from the host's IP stack."""
 
 from __future__ import annotations
 

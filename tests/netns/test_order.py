@@ -1,4 +1,4 @@
-"""A path keeps the order of its packets: the settings of every port, what undoes them, and runs under PFC."""
+"""Order of packets: what keeps it on a path, what undoes it, and which rules of hashing sort packets twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mode of choosing, with real packets: prediction, kernel lookups and counters agree."""
+"""Every mode of hashing with real packets: prediction, kernel and counters agree; `adaptive` goes by depth."""
 
 from __future__ import annotations
 

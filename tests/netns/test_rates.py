@@ -1,4 +1,4 @@
-"""Ports send at the file's rate, and what waits in them is bounded by the file's buffer."""
+"""Ports send at the file's rate, in groups of `queues.burst` packets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `run` does before its first packet, and what its NICs answer on the wire: each is called, not only right."""
+"""What `run` does before its first packet, what its NICs answer, and what it reports of a busy machine."""
 
 from __future__ import annotations
 

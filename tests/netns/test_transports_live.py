@@ -1,4 +1,4 @@
-"""Every transport, recovery and source-port mode on a live fabric: right data, proven paths, and what losses cost."""
+"""Collectives by every transport, recovery and source-port mode: right data, proven paths, the use of links."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A part of the lab or of the run disappears in mid-run: the run ends soon, and names the rank, the QP and the PSN.
-
-Hashing that is switched meanwhile: data arrives all the same, and no path is called proven.
-"""
+"""What disappears or changes in mid-run ends the run with its reason, or labels it; then no path is proven."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`validate` on a live lab: right when nothing is wrong, and naming what is broken when something is."""
+"""`validate` names what is broken on a live lab; one reading enters each namespace once, and parts fail alone."""
 
 from __future__ import annotations
 
