@@ -29,12 +29,8 @@ Leftovers = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def lab(up: Up, lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield up(name).lab
-    finally:
-        life.down(name)
+def lab(up: Up, name: str) -> Lab:
+    return up(name).lab
 
 
 def containerlab(*argv: str) -> str:

@@ -57,8 +57,10 @@ def test_ten_lines_outside_the_tree_pass_and_leave_nothing(place: UserPlace, lef
 
 
 @pytest.mark.clab
-def test_ten_lines_pass_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
-    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+def test_the_lab_of_a_test_runs_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
+    fabric = '@pytest.mark.fabric("tiny", racks=1, ctsw=1, hosts_per_rack=1)'
+    test = f'{fabric}\ndef test_mine(heddle_lab): assert heddle_lab.runtime.name == "containerlab"\n'
+    place.write(test_mine=f"import pytest\n{test}", conftest=NOTE_NAMES)
     done = place.pytest(*PLUGIN, "-q", "--heddle-runtime=containerlab", "--heddle-no-skip")
     assert done.returncode == 0, done.stdout + done.stderr
     assert leftovers(*names(place)) == []

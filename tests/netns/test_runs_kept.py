@@ -35,7 +35,7 @@ def ran(tiny: Lab) -> tuple[RunResult, RunResult]:
     """Two runs that differ in QPs and in the hashing mode under them."""
     first = run(tiny, run_options(size="64K:128K", qps=4, iters=2), Silent())
     set_hashing(tiny, "e-ecmp")
-    second = run(tiny, run_options(collective="incast", size="64K", qps=2, iters=2), Silent())
+    second = run(tiny, run_options(size="64K", qps=2, iters=2), Silent())
     return first, second
 
 
@@ -49,7 +49,7 @@ def test_both_runs_are_listed_and_the_first_is_still_proven(tiny: Lab, ran: tupl
     assert rows[0]["busbw"] == first.rows[-1].busbw and rows[0]["sizes"] == [65536, 131072]
     assert rows[0]["mmr"] == {"flows": paths_of(tiny, "1").mmr.flows, "bytes": paths_of(tiny, "1").mmr.bytes}
     table = inv("runs").stdout
-    assert "all-reduce/ring" in table and "incast/direct" in table
+    assert table.count("all-reduce/ring") == 2
 
     done = inv("paths", "--lab", tiny.name, "--run", "0001", "--format", "json")
     said = json.loads(done.stdout)
