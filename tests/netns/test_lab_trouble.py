@@ -185,16 +185,16 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.deep
 def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Leftovers) -> None:
-    """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit, 80 the one here.
+    """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit.
 
     The agent of PFC holds three a node, and raises its own limit.
     """
     program = f"""
 import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (80, 320))
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
 from heddle.lab import lifecycle as lab
 from heddle.spec.shapes.clos import ClosSpec
-lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=40))
+lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
 assert lab.down({name!r})
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=patience(120))

@@ -101,6 +101,7 @@ def test_a_wrong_rate_or_weight_is_named(tiny: Lab, command: str, wrong: str, ri
     with broken(tiny, "rtsw1", command.format(wrong), command.format(right)) as found:
         assert set(found) == {"queues"}
         assert said in found["queues"].detail
+    repair(tiny, Silent())
     assert failed(tiny) == {}
 
 
