@@ -6,8 +6,11 @@ test asserts stays the same.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from subprocess import Popen
+from typing import Any, Final
 
 EMULATED: Final = "QEMU TCG" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 _PATIENCE: Final = 8 if EMULATED else 1
@@ -17,6 +20,18 @@ _SLOWER: Final = 5 if EMULATED else 1
 def patience(seconds: float) -> float:
     """A bound on waiting, in seconds."""
     return seconds * _PATIENCE
+
+
+def until(
+    what: Callable[[], object], seconds: float = 60.0, every: float = 0.005, *, process: Popen[Any] | None = None
+) -> float:
+    """Wait for something to be so; seconds that it took. AssertionError when it does not come, or a process ends."""
+    start = time.monotonic()
+    while not what():
+        assert process is None or process.poll() is None, "the process has ended"
+        assert time.monotonic() - start < patience(seconds), f"not so within {patience(seconds):g} s"
+        time.sleep(every)
+    return time.monotonic() - start
 
 
 def rc_timeout(exponent: int) -> int:

@@ -7,14 +7,15 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 
 from heddle.fabric.model import Node
 from heddle.kernel.namespace import inside
-from tests.netns.static_fabric import dropping, static_fabric
-from tests.netns.test_classes import KEYS, mouth
+from heddle.traffic.flow import Flow
+from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, static_fabric
 
 from . import Figure, at_most
 
@@ -28,16 +29,39 @@ _FILLING_S: Final = 0.5  # until the queue is full
 _STAMP: Final = struct.Struct("!q")
 
 
+# Three hosts in each of two racks, and one path between them.
+_KEYS: Final[dict[str, Any]] = {"weights": (1,), "hosts_per_rack": 3, "link": {"host": "1gbit", "fabric": "20mbit"}}
+
+
+def _flow_of(lab: StaticLab, source: Node) -> Flow:
+    """From a host of the first rack to the last host of the second."""
+    there = lab.fabric.hosts[-1]
+    ends = (source.name, there.name, address(source), address(there))
+    return Flow(*ends, sport=0xC000 + source.index, qpn=source.index, first_hop=source.ports[0].peer_ref)
+
+
+@contextmanager
+def _mouth(lab: StaticLab, source: Node, dscp: int, payload: int) -> Iterator[tuple[socket.socket, bytearray]]:
+    """A socket that sends what it is given out of a host's port, and a frame of a class to be sent."""
+    port = source.ports[0]
+    peer = lab.fabric.by_name[port.peer_node].port(port.peer_port)
+    with inside(lab.handle(source.name).netns):
+        wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    with wire:
+        wire.bind((port.name, 0))
+        yield wire, bytearray(roce_frame(_flow_of(lab, source), payload, port.mac, peer.mac, dscp=dscp))
+
+
 def figures() -> Iterator[Figure]:
     """The 99th percentile of both, and their ratio."""
     queues: dict[str, Any] = dropping("400KB")
-    with static_fabric("flow", queues=queues, **KEYS) as lab:
+    with static_fabric("flow", queues=queues, **_KEYS) as lab:
         stop, there = threading.Event(), lab.fabric.hosts[-1]
         with inside(lab.handle(there.name).netns):
             ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
 
         def speak(source: Node, dscp: int, payload: int, pause: float) -> None:
-            with mouth(lab, source, dscp, payload) as (wire, frame):
+            with _mouth(lab, source, dscp, payload) as (wire, frame):
                 while not stop.is_set():
                     _STAMP.pack_into(frame, _PAYLOAD_AT, time.clock_gettime_ns(time.CLOCK_REALTIME))
                     wire.send(frame)

@@ -24,7 +24,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.rehash import Exact, set_hashing
 from heddle.runs.run import run
 from heddle.traffic.options import FIXED_SPORT, RunOptions, parse_source_ports
-from tests.netns.order import cpu_taken, late
+from tests.netns.collectives import cpu_taken, late
 
 from . import Figure
 

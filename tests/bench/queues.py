@@ -24,7 +24,7 @@ from heddle.runs.run import run
 from heddle.switch.pfc.gates import Gates
 from heddle.traffic.options import RunOptions
 from tests.netns.blaster import Blast, blast
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, PortUse, pfc_lab
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 from tests.netns.port_pair import port_pair, realtime
 
 from . import Figure, at_least, at_most, classwaits, queuecost
@@ -37,6 +37,27 @@ _OPENINGS: Final = 40
 _OTHERS, _ADAPTIVE = ("e-ecmp", "flowlet"), "adaptive"
 _GAP_NS: Final = 200_000_000  # longer than a pause here: a QP goes another way between two messages only
 _TURNS: Final = 2
+
+
+class PortUse:
+    """What a port carries from the first look that finds it at work to the last one, by the exact counters."""
+
+    def __init__(self, net: PfcLab, ref: str, number: int = LOSSLESS) -> None:
+        self._cell = net.queues.cells[net.row(ref, number)]
+        self._idle = int(self._cell["out_bytes"])
+        self._seen: list[tuple[float, int]] = []  # seconds and bytes of the first look and of the last
+
+    def look(self) -> None:
+        """To be called often."""
+        now, sent = time.monotonic(), int(self._cell["out_bytes"])
+        if sent != (self._seen[-1][1] if self._seen else self._idle):
+            self._seen = [*self._seen[:1], (now, sent)]
+
+    @property
+    def rate_bps(self) -> float:
+        """Bits a second between the two."""
+        (start, before), (end, after) = self._seen
+        return 8 * (after - before) / (end - start)
 
 
 def figures(observer: Observer) -> Iterator[Figure]:

@@ -83,7 +83,7 @@ def test_every_section_and_every_chart_is_drawn(browser: Browser, pages: dict[st
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("page", "scheme"), [("ring", "light"), ("incast", "dark"), ("compare", "light")])
+@pytest.mark.parametrize(("page", "scheme"), [("incast", "dark"), ("compare", "light")])
 def test_the_page_is_accessible(
     browser: Browser, pages: dict[str, Path], page: str, scheme: Literal["light", "dark"]
 ) -> None:

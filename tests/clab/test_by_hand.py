@@ -29,12 +29,8 @@ Leftovers = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def lab(up: Up, lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield up(name).lab
-    finally:
-        life.down(name)
+def lab(up: Up, name: str) -> Lab:
+    return up(name).lab
 
 
 def containerlab(*argv: str) -> str:
@@ -95,9 +91,10 @@ def test_what_is_changed_by_hand_is_named_and_down_leaves_nothing(
     containerlab("stop", "-t", str(lab.topology), "--node", "rtsw1")
     (row,) = status(lab.name)
     assert (row.state, row.converged, row.switches) == ("broken", False, 4)
-    assert row.faults == (f"rtsw1  its container is not running: {state_of(lab, 'rtsw1')}",)
+    (fault,) = row.faults
+    stopped = "rtsw1  its container is not running: Exited (143) "  # how long ago depends on when docker is asked
     nodes, *others = validate(lab)
-    assert (nodes.ok, nodes.detail) == (False, row.faults[0])
+    assert fault.startswith(stopped) and not nodes.ok and nodes.detail.startswith(stopped)
     assert all(check.skipped for check in others)
     for use in (lambda: lab.output("rtsw1", ["true"]), lambda: run(lab, run_options(size="8"), Silent())):
         with pytest.raises(MachineError, match="rtsw1  its container is not running"):
@@ -150,8 +147,3 @@ def unmoved_links(lab: Lab) -> Iterator[tuple[str, str]]:
     yield pairs[0][0], pairs[1][0]
     for one, _ in pairs:
         subprocess.run(["ip", "link", "del", one], check=False, capture_output=True)
-
-
-def state_of(lab: Lab, node: str) -> str:
-    line = docker(["ps", "-a", "--filter", f"name=^clab-{lab.name}-{node}$", "--format", "{{.Status}}"]).out
-    return line.strip()

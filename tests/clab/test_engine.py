@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from heddle.base.process import start_of
 from heddle.host.engine import docker, images, setup
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames
+from tests.machine import until
 
 pytestmark = pytest.mark.needs("mount", "procps")
 
@@ -116,7 +116,7 @@ def test_what_a_killed_dockerd_left_is_removed(place: Place) -> None:
         daemon.stop()
     assert Path(f"/proc/{pid}").exists()
     os.kill(known.pid, signal.SIGKILL)
-    _until(lambda: daemon.record() is None)
+    until(lambda: daemon.record() is None)
     assert any("containerd-shim" in line for line in place.processes()), "it outlives its dockerd"
     assert daemon.stop()
     assert place.processes() == []
@@ -205,11 +205,11 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
         argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
         root = Path(images.__file__).parents[3]
         with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
-            _until(lambda: "sleep 600" in _commands(), seconds=120)
+            until(lambda: "sleep 600" in _commands(), seconds=120)
             os.kill(proc.pid, signal.SIGINT)
             proc.wait(60)
     assert proc.returncode != 0
-    _until(lambda: "sleep 600" not in _commands())
+    until(lambda: "sleep 600" not in _commands())
     assert not images.present("heddle/trial:1")
     assert ask(["image", "ls", "--all", "--filter", "label=heddle=trial", "--quiet"]).out == ""
 
@@ -221,7 +221,7 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
     try:
         name = ask(["run", "--detach", *CAPABILITIES, "--network", network, image]).out.strip()
         try:
-            _until(lambda: "sleep infinity" in ask(["top", name]).out)
+            until(lambda: "sleep infinity" in ask(["top", name]).out)
             assert "default" not in ask(["exec", name, "ip", "route"]).out
             assert "192.168.213.0/29" in ask(["exec", name, "ip", "route"]).out
             assert ask(["exec", name, "ping", "-c", "1", "-W", "1", "192.0.2.1"], check=False).code != 0
@@ -301,11 +301,3 @@ def _firewall() -> str:
 def _commands() -> str:
     done = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     return "\n".join(line for line in done.stdout.splitlines() if line.startswith("sleep"))
-
-
-def _until(condition: object, seconds: float = 30.0) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come to pass"
-        time.sleep(0.1)

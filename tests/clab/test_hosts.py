@@ -13,13 +13,12 @@ from heddle.base.events import Silent
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import run_options
-from tests.machine import patience
-from tests.netns.pfc_lab import until
+from tests.machine import patience, until
+from tests.netns.collectives import proven
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 LOSSLESS = 3
@@ -31,7 +30,7 @@ def test_bgp_is_configured_by_hand(tiny: Lab) -> None:
     for word, sessions in (("", 3), ("no ", 4)):
         lines = ["configure terminal", f"router bgp {asn}", f"{word}neighbor eth1 shutdown"]
         tiny.output("rtsw1", ["vtysh", *(word for line in lines for word in ("-c", line))])
-        until(lambda: status(tiny.name)[0].bgp.established == sessions, patience(60))  # noqa: B023
+        until(lambda: status(tiny.name)[0].bgp.established == sessions)  # noqa: B023
     tiny.wait(timeout=patience(60))
 
 
@@ -54,7 +53,7 @@ def test_a_run_has_admission_and_dcqcn(tiny: Lab) -> None:
     result = run(tiny, run_options(size="256K", iters=2, admission="on", dcqcn="on"), Silent())
     assert result.wrong == 0
     assert result.admission is not None
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_a_table_of_exact_matches_steers_by_the_interfaces_of_containers(tiny: Lab) -> None:
@@ -63,8 +62,7 @@ def test_a_table_of_exact_matches_steers_by_the_interfaces_of_containers(tiny: L
     for port in ("eth2", "eth1"):
         rehash.set_exact(tiny, "rtsw1", {(50000, rack2): port})
         run(tiny, run_options(size="64K", iters=1, qps=2, placement="cyclic", sport="list:50000,50001"), Silent())
-        paths = paths_of(tiny)
-        assert paths.agree
+        paths = proven(tiny)
         first = {each.measured[0] for each in paths.flows if (each.flow.sport, each.flow.src) == (50000, "host1")}
         assert first <= {f"rtsw1:{port}"}
         assert read_hashing(tiny.name, tiny.handle("rtsw1")).steering.exact == {(50000, rack2): port}

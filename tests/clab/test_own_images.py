@@ -35,20 +35,17 @@ def image(engine: None, tmp_path: Path) -> Iterator[str]:
 
 
 def test_an_image_that_starts_frr_is_left_to_it(
-    image: str, tmp_path: Path, lab_name: Callable[[], str], leftovers: Callable[[str], list[str]]
+    image: str, tmp_path: Path, name: str, leftovers: Callable[[str], list[str]]
 ) -> None:
     path = mini_clos(tmp_path, image=image)
     # Its hosts would start FRR as well: they are given Heddle's image.
     path.write_text(path.read_text().replace("    servers:\n", f"    servers:\n      image: {image_names()['host']}\n"))
-    name = lab_name()
-    try:
-        lab = life.up(import_topology(path, "containerlab", name), runtime="containerlab").lab
-        assert isinstance(lab.runtime, ContainerlabRuntime)
-        assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (4, 4)
-        listed = lab.output("leaf-1", ["ps", "-eo", "comm"]).split()
-        assert [listed.count(daemon) for daemon in ("zebra", "bgpd", "watchfrr")] == [1, 1, 1]
-        assert str(lab.fabric.by_name["leaf-1"].port("eth1").address) == "10.0.1.1/31"
-    finally:
-        life.down(name)
+    lab = life.up(import_topology(path, "containerlab", name), runtime="containerlab").lab
+    assert isinstance(lab.runtime, ContainerlabRuntime)
+    assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (4, 4)
+    listed = lab.output("leaf-1", ["ps", "-eo", "comm"]).split()
+    assert [listed.count(daemon) for daemon in ("zebra", "bgpd", "watchfrr")] == [1, 1, 1]
+    assert str(lab.fabric.by_name["leaf-1"].port("eth1").address) == "10.0.1.1/31"
+    life.down(name)
     assert leftovers(name) == []
     assert command(["docker", "ps", "-aq", "--filter", f"ancestor={image}"]).out == ""

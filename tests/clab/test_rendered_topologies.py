@@ -7,7 +7,6 @@ follow the release notes of these, and are held by golden files (tests/golden/re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
+from tests.machine import until
 
 Containerlab = Callable[..., Done]
 E_ECMP = RoutingSpec(ecmp="e-ecmp")
@@ -148,13 +148,6 @@ def test_the_c9s_dialect_is_the_same_fabric(
     assert gone.code == 0, gone.err
     assert name not in docker(["container", "ls", "--all", "--format", "{{.Names}}"]).out
     assert name not in docker(["network", "ls", "--format", "{{.Name}}"]).out
-
-
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.2)
 
 
 def address_of(fabric: Fabric, host: str) -> str:

@@ -24,6 +24,7 @@ from heddle.host.engine import binary, docker, images
 from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
+from tests.machine import until
 
 pytestmark = pytest.mark.needs("procps")
 
@@ -131,7 +132,7 @@ images._bootstrap(images.Silent(), None)
     assert proc.returncode != 0
     place = made.parent.parent
     if number is signal.SIGKILL:  # its directory goes when the next one is made
-        _until_gone(place.name)
+        until(lambda: place.name not in _commands())
         with trees.scratch("heddle-base-"):
             pass
     assert not place.exists()
@@ -142,13 +143,6 @@ images._bootstrap(images.Silent(), None)
 
 def _commands() -> str:
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-
-
-def _until_gone(word: str) -> None:
-    end = time.monotonic() + 60
-    while word in _commands():
-        assert time.monotonic() < end, f"something with {word} in its words still runs"
-        time.sleep(0.1)
 
 
 def _until_one(look: Callable[[], set[Path]], before: set[Path]) -> Path:

@@ -35,17 +35,11 @@ from heddle.runtimes.clab_containers import marker
 from heddle.runtimes.containerlab import free_subnet
 from heddle.traffic.options import run_options
 from tests.conftest import Up
+from tests.listener import Listener
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 Leftovers = Callable[[str], list[str]]
-
-
-@pytest.fixture
-def name(lab_name: Callable[[], str], engine: None) -> Iterator[str]:
-    """The name of a lab that goes down with the test, whatever became of it."""
-    chosen = lab_name()
-    yield chosen
-    life.down(chosen)
+SMALL = ("ctsw=1", "hosts_per_rack=1")
 
 
 @contextmanager
@@ -107,18 +101,18 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
     """The first finds its management network taken, and its image gone."""
     names = [lab_name() for _ in range(3)]
     before = outside(names)
-    taken = mgmt_subnet(load_fabric("tiny", name=names[0]).fabric)
+    taken = mgmt_subnet(load_fabric("tiny", name=names[0], overrides=SMALL).fabric)
     image, listener = image_names()["host"], Listener()
     docker(["network", "create", "--subnet", str(taken), f"heddle-{names[0]}-theirs"])
     docker(["tag", image, "heddle-test-layers"])  # so that building it again takes its layers
     docker(["image", "rm", "-f", image])
     try:
         labs = [
-            up(names[0], observer=listener).lab,
-            up(names[1], "routing.ecmp=e-ecmp").lab,
-            life.up(load_fabric("tiny", name=names[2])).lab,
+            up(names[0], *SMALL, observer=listener).lab,
+            up(names[1], *SMALL, "routing.ecmp=e-ecmp").lab,
+            life.up(load_fabric("tiny", name=names[2], overrides=SMALL)).lab,
         ]
-        assert any("building the image for host" in text for text in listener.lines), listener.lines
+        assert any("building the image for host" in text for text in listener.said), listener.said
         assert not IPv4Network(subnet_of(labs[0])).overlaps(taken)
         for lab in labs:
             assert run(lab, run_options(size="16K", iters=1, warmup=0, qps=2), Silent()).wrong == 0
@@ -148,16 +142,6 @@ def test_two_labs_in_containers_and_one_in_namespaces_do_not_disturb_each_other(
         docker(["image", "rm", "heddle-test-layers"], check=False)
     assert outside(names) == before
     assert not any(path.exists() for path in bridges)
-
-
-class Listener(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def outside(names: Sequence[str]) -> dict[str, str]:
@@ -190,17 +174,14 @@ def network_of(lab: Lab) -> dict[str, Any]:
     return dict(found)
 
 
-def test_where_every_network_is_taken_that_is_said(name: str, runtime: str) -> None:
-    with pytest.raises(MachineError, match=r"has no room for a /13 .*\n.*--mgmt none"):
-        free_subnet(IPv4Network("172.24.0.0/13"), [IPv4Network("172.16.0.0/12")])
-
-
-def test_a_management_network_keeps_clear_of_the_labs_own(runtime: str) -> None:
+def test_a_management_network_keeps_clear_of_the_labs_own_and_the_error_says_where_there_is_none(runtime: str) -> None:
     wanted = IPv4Network("172.24.5.0/24")
     inside = [IPv4Network("172.24.5.8/31"), IPv4Network("172.24.6.0/23"), IPv4Network("10.0.0.0/8")]
     found = free_subnet(wanted, inside)
     assert found.prefixlen == 24
     assert not any(found.overlaps(each) for each in inside)
+    with pytest.raises(MachineError, match=r"has no room for a /13 .*\n.*--mgmt none"):
+        free_subnet(IPv4Network("172.24.0.0/13"), [IPv4Network("172.16.0.0/12")])
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,6 @@ class Heard:
     marked: int = 0
     early: int = 0
     bad: int = 0  # frames for its destination that were not sound
-    first_s: float = 0.0  # since the start
-    last_s: float = 0.0
     psns: set[int] = field(default_factory=set)
 
 
@@ -112,7 +110,7 @@ def blast(
         while True:
             for fd, _ in poll.poll(0.001):
                 if fd in sinks:
-                    latest = _hear(sinks[fd], parser, heard, begin) or latest
+                    latest = _hear(sinks[fd], parser, heard) or latest
                 elif by_fd[fd].go_on() and not by_fd[fd].left:
                     poll.unregister(fd)
             if watch is not None:
@@ -128,7 +126,7 @@ def blast(
     return heard
 
 
-def _hear(sink: PacketSocket, parser: Parser, heard: Sequence[Heard], begin: float) -> float:
+def _hear(sink: PacketSocket, parser: Parser, heard: Sequence[Heard]) -> float:
     """Take in what waits; when, or 0 for nothing."""
     buffer, lengths = sink.recv()
     if not lengths:
@@ -146,6 +144,4 @@ def _hear(sink: PacketSocket, parser: Parser, heard: Sequence[Heard], begin: flo
         row.psns.add(psn)
         row.packets = len(row.psns)
         row.marked += kind.ce
-        row.first_s = row.first_s or now - begin
-        row.last_s = now - begin
     return now

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.switch.pfc import control as pfc
 from heddle.switch.pfc.frame import build
 from heddle.switch.queues.cells import LabQueues
+from tests.machine import until
 from tests.netns.port_pair import first_in_line
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -169,27 +170,6 @@ class PfcLab:
             thread.join()
 
 
-class PortUse:
-    """What a port carries from the first look that finds it at work to the last one, by the exact counters."""
-
-    def __init__(self, net: PfcLab, ref: str, number: int = LOSSLESS) -> None:
-        self._cell = net.queues.cells[net.row(ref, number)]
-        self._idle = int(self._cell["out_bytes"])
-        self._seen: list[tuple[float, int]] = []  # seconds and bytes of the first look and of the last
-
-    def look(self) -> None:
-        """To be called often."""
-        now, sent = time.monotonic(), int(self._cell["out_bytes"])
-        if sent != (self._seen[-1][1] if self._seen else self._idle):
-            self._seen = [*self._seen[:1], (now, sent)]
-
-    @property
-    def rate_bps(self) -> float:
-        """Bits a second between the two."""
-        (start, before), (end, after) = self._seen
-        return 8 * (after - before) / (end - start)
-
-
 @contextlib.contextmanager
 def pfc_lab(place: Path, *, compiled: bool = True, **keys: Any) -> Iterator[PfcLab]:
     """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block.
@@ -205,12 +185,3 @@ def pfc_lab(place: Path, *, compiled: bool = True, **keys: Any) -> Iterator[PfcL
                 yield found
         finally:
             pfc.stop(lab.name, place)
-
-
-def until(what: Callable[[], object], seconds: float = 30.0, every: float = 0.005) -> float:
-    """Wait for something to be so; seconds that it took. AssertionError when it does not come."""
-    start = time.monotonic()
-    while not what():
-        assert time.monotonic() - start < seconds, f"not so within {seconds} s"
-        time.sleep(every)
-    return time.monotonic() - start

@@ -19,7 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETQDISC, RouteSocket, attributes
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.netns.queue_bench import DATA, LOSSLESS, checksum
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
@@ -50,10 +50,7 @@ class Arrivals:
 
     def wait(self, count: int, seconds: float = 60.0) -> None:
         """Until so many have come; AssertionError when they do not."""
-        end = time.monotonic() + seconds
-        while len(self.frames) < count:
-            assert time.monotonic() < end, f"{len(self.frames)} of {count} packets have come"
-            time.sleep(0.005)
+        until(lambda: len(self.frames) >= count, seconds)
 
 
 @dataclass(frozen=True)

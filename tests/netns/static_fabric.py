@@ -24,7 +24,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import Flow, Sent
 from tests.netns.claimed import claimed, namespace_of
 
 GATEWAY = "169.254.0.1"
@@ -61,6 +61,16 @@ def static_fabric(
 ) -> Iterator[StaticLab]:
     """A Clos with a CTSW for each weight, up for the length of a with block; its name is its own."""
     with claimed() as name, _static_fabric(name, ecmp, weights, racks, hosts_per_rack, keys) as lab:
+        yield lab
+
+
+@contextmanager
+def noticing_fabric(family: str) -> Iterator[StaticLab]:
+    """One whose rtsw1 notices that the link of its port eth2 is down at the far end."""
+    with static_fabric("flow", hosts_per_rack=6, family=family) as lab:
+        with inside(lab.handle("rtsw1").netns):
+            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
+                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
         yield lab
 
 
@@ -192,6 +202,11 @@ def _checksum(header: bytes) -> int:
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
+
+
+def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
+    """What a run would report of so many packets."""
+    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def send(lab: StaticLab, packets: Mapping[Flow, int], payload: int = 64, dscp: int = 0) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_network
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,16 @@ from heddle.predict.hashes import e_ecmp_hash, jhash2
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
 from heddle.traffic.flow import Flow
-from tests.machine import patience
-from tests.netns.static_fabric import GATEWAY, GATEWAY6, StaticLab, roce_frame, some_flows, static_fabric
+from tests.machine import until
+from tests.netns.static_fabric import (
+    GATEWAY,
+    GATEWAY6,
+    StaticLab,
+    noticing_fabric,
+    roce_frame,
+    some_flows,
+    static_fabric,
+)
 
 pytestmark = pytest.mark.root
 
@@ -39,10 +46,7 @@ UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 
 @pytest.fixture(scope="module", params=["ipv4", "ipv6"])
 def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
-    with static_fabric("flow", hosts_per_rack=6, family=request.param) as made:
-        with inside(made.handle("rtsw1").netns):
-            for version, port in ((4, "all"), (4, "eth2"), (6, "all"), (6, "eth2")):
-                Path(f"/proc/sys/net/ipv{version}/conf/{port}/ignore_routes_with_linkdown").write_text("1")
+    with noticing_fabric(request.param) as made:
         yield made
 
 
@@ -89,10 +93,7 @@ def link(lab: StaticLab, state: str) -> None:
     lab.ip(port.peer_node, "link", "set", port.peer_port, state)
     (prefix,) = (str(p) for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) == 4)
     show = ["ip", f"-{lab.fabric.policy.ip_version}", "-n", lab.handle("rtsw1").netns.name, "route", "show", prefix]
-    until = time.monotonic() + patience(60)
-    while ("linkdown" in run(show).out) != (state == "down"):
-        assert time.monotonic() < until, run(show).out
-        time.sleep(0.02)
+    until(lambda: ("linkdown" in run(show).out) == (state == "down"))
 
 
 def statistics(lab: StaticLab) -> Counter[str]:
@@ -221,9 +222,7 @@ def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:
         for sent in (frame, frame[:12] + b"\x81\x00\x00\x64" + frame[12:]):
             before = statistics(lab)
             sender.send(sent)
-            until = time.monotonic() + patience(60)
-            while statistics(lab) == before and time.monotonic() < until:
-                time.sleep(0.01)
+            until(lambda: statistics(lab) != before)  # noqa: B023
             counts.append(statistics(lab) - before)
     assert counts == [{"steered": 1}, {"fell_back": 1}]
 

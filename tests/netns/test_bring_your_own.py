@@ -1,4 +1,4 @@
-"""A containerlab topology that Heddle has not written comes up, and all that is above works on it. Both runtimes."""
+"""A topology that Heddle has not written comes up, or its reason is named, and all works on it. Both runtimes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 from heddle.base import state
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
-from heddle.checks.validate import validate
+from heddle.base.process import run as run_command
+from heddle.checks.validate import CheckResult, validate
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.inventory import read_inventory
@@ -28,7 +29,9 @@ from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
+from tests.listener import Listener
 from tests.machine import patience
+from tests.netns.collectives import proven
 from tests.own_topologies import DAEMONS, frr_conf, mini_clos
 from tests.typed import typed
 
@@ -44,10 +47,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def clos(own: Path, runtime: str, lab_name: Callable[[], str]) -> Iterator[Lab]:
     name = lab_name()
-    try:
-        yield life.up(import_topology(own, runtime, name), runtime=runtime, source=str(own)).lab
-    finally:
-        life.down(name)
+    yield life.up(import_topology(own, runtime, name), runtime=runtime, source=str(own)).lab
+    life.down(name)
 
 
 @pytest.mark.containers
@@ -63,13 +64,8 @@ def test_it_is_up_as_its_file_says(clos: Lab, own: Path) -> None:
 
 def test_inspect_has_the_as_numbers_that_its_daemons_report(clos: Lab) -> None:
     nodes = {node.name: node for node in read_inventory(clos).nodes}
-    assert [nodes[name].asn for name in ("leaf-1", "leaf-2", "Spine-1", "Spine-2", "h1")] == [
-        65001,
-        65002,
-        65100,
-        65100,
-        0,
-    ]
+    wanted = {"leaf-1": 65001, "leaf-2": 65002, "Spine-1": 65100, "Spine-2": 65100, "h1": 0}
+    assert {name: nodes[name].asn for name in wanted} == wanted
     first = nodes["leaf-1"].ports[0]
     assert (first.peer, first.peer_as, first.bgp) == ("Spine-1:eth1", 65100, "Established")
     assert first.addresses == ("10.0.1.1/31",)
@@ -89,8 +85,7 @@ def test_commands_run_in_its_nodes(clos: Lab) -> None:
 def test_paths_of_a_run_are_proven(clos: Lab) -> None:
     result = run(clos, run_options(size="256K", qps=16, iters=2), Silent())
     assert result.wrong == 0
-    proof = paths_of(clos)
-    assert proof.agree, [row.why for row in proof.flows if row.why]
+    proof = proven(clos)
     assert {row.measured[0] for row in proof.flows if row.flow.src == "h1"} == {"leaf-1:eth1", "leaf-1:eth2"}
     assert {len(row.measured) for row in proof.flows} == {3}
 
@@ -103,8 +98,7 @@ def test_everything_about_it_validates(clos: Lab) -> None:
 
 
 def test_a_reopened_lab_is_the_same(clos: Lab) -> None:
-    again = open_lab(clos.name)
-    assert again.fabric == clos.fabric
+    assert open_lab(clos.name).fabric == clos.fabric
     assert json.loads((clos.dir / "lab.json").read_text())["imported"]["owners"]["10.255.0.1"] == "leaf-1"
 
 
@@ -172,37 +166,29 @@ def test_routes_that_still_change_have_not_converged(clos: Lab) -> None:
 @pytest.mark.parametrize(
     ("policy", "kernel", "reason"),
     [
-        ("0", "0", ""),
-        ("2", "2", ""),
         ("0x1, net.ipv4.fib_multipath_hash_seed: 0", "1", "random seed that Linux does not show"),
         ("3, net.ipv4.fib_multipath_hash_fields: 0x0003", "3", ""),
     ],
 )
 def test_the_files_own_hashing_wins_and_is_predicted_where_it_can_be(
-    policy: str, kernel: str, reason: str, tmp_path: Path, runtime: str, lab_name: Callable[[], str]
+    policy: str, kernel: str, reason: str, tmp_path: Path, runtime: str, name: str
 ) -> None:
-    name = lab_name()
     made = import_topology(mini_clos(tmp_path, policy=policy), runtime, name)
     assert any("4 switches keep the hashing sysctls that the topology sets" in note for note in made.notes)
-    try:
-        lab = life.up(made, runtime=runtime).lab
-        assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == kernel
-        run(lab, run_options(size="64K", qps=8, iters=1), Silent())
-        if reason:
-            with pytest.raises(CheckError, match=reason):
-                paths_of(lab)
-        else:
-            proof = paths_of(lab)
-            assert proof.agree, [row.why for row in proof.flows if row.why]
-        assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
-    finally:
-        life.down(name)
+    lab = life.up(made, runtime=runtime).lab
+    assert lab.output("leaf-1", ["cat", "/proc/sys/net/ipv4/fib_multipath_hash_policy"]).strip() == kernel
+    run(lab, run_options(size="64K", qps=8, iters=1), Silent())
+    if reason:
+        with pytest.raises(CheckError, match=reason):
+            paths_of(lab)
+    else:
+        proven(lab)
+    assert [check.name for check in validate(lab) if not check.ok] == (["paths"] if reason else [])
 
 
 @pytest.mark.deep
 @pytest.mark.containers
-def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
-    name = lab_name()
+def test_static_routes_are_enough(tmp_path: Path, runtime: str, name: str) -> None:
     for router, far in ((1, 2), (2, 1)):
         (tmp_path / f"r{router}.conf").write_text(
             f"interface eth1\n ip address 10.9.0.{router}/30\n!\ninterface eth2\n ip address 10.2.{router}.1/24\n!\n"
@@ -216,17 +202,14 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, lab_name: Callab
         '  links:\n    - endpoints: ["r1:eth1", "r2:eth1"]\n    - endpoints: ["r1:eth2", "h1:eth0"]\n'
         '    - endpoints: ["r2:eth2", "h2:eth0"]\n'
     )
-    try:
-        lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
-        assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
-        checks = {check.name: check for check in validate(lab)}
-        assert checks["bgp"].skipped
-        assert checks["routes"].ok
-        assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
-        run(lab, run_options(size="64K", iters=1), Silent())
-        assert paths_of(lab).agree
-    finally:
-        life.down(name)
+    lab = life.up(import_topology(path, runtime, name), runtime=runtime).lab
+    assert lab.blueprint.sessions(lab.snapshot(LabPart.SESSIONS)) == (0, 0)
+    checks = {check.name: check for check in validate(lab)}
+    assert checks["bgp"].skipped
+    assert checks["routes"].ok
+    assert not checks["reachability"].ok, "the hosts have no route to each other, and that is said"
+    run(lab, run_options(size="64K", iters=1), Silent())
+    proven(lab)
 
 
 @pytest.mark.deep
@@ -273,46 +256,128 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
 
 
 @pytest.mark.deep
-def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
+def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, name: str) -> None:
     text = (ROOT / "docs/bring-your-own.md").read_text()
     files = dict(re.findall(r"```(?:yaml)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
     assert sorted(files) == ["daemons", "leaf1.conf", "leaf2.conf", "pair.clab.yml"]
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    lab = lab_name()
-    try:
-        pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, lab), runtime=runtime).lab
-        run(pair, run_options(size="1M", qps=16, iters=1), Silent())
-        proof = paths_of(pair)
-        assert proof.agree, [row.why for row in proof.flows if row.why]
-        assert {row.measured[0] for row in proof.flows if row.flow.src == "host1"} == {"leaf1:eth1", "leaf1:eth2"}
-        assert all(check.ok for check in validate(pair))
-    finally:
-        life.down(lab)
+    for file, content in files.items():
+        (tmp_path / file).write_text(content)
+    pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, name), runtime=runtime).lab
+    run(pair, run_options(size="1M", qps=16, iters=1), Silent())
+    ports = {row.measured[0] for row in proven(pair).flows if row.flow.src == "host1"}
+    assert ports == {"leaf1:eth1", "leaf1:eth2"}
+    assert all(check.ok for check in validate(pair))
 
 
 @pytest.mark.deep
 def test_hosts_alone_are_a_lab_too(
-    tmp_path: Path, runtime: str, lab_name: Callable[[], str], leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = lab_name()
     monkeypatch.setattr("heddle.views.labtext.place_flag", lambda: "")  # with a place fewer commands are shown
+    hosts = "".join(f"    h{n}: {{exec: [ip addr add 10.9.0.{n}/24 dev eth1]}}\n" for n in (1, 2))
     (tmp_path / "two.clab.yml").write_text(
-        """name: two
+        f"name: two\ntopology:\n  defaults: {{kind: linux}}\n  nodes:\n{hosts}"
+        '  links:\n    - endpoints: ["h1:eth1", "h2:eth1"]\n'
+    )
+    done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
+    assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
+    assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
+    assert all(check.ok for check in validate(done.lab))
+    life.down(name)
+    assert leftovers(name) == []
+
+
+NODES = """name: ring
 topology:
   defaults: {kind: linux}
+  groups:
+    routers:
+      binds: ["daemons:/etc/frr/daemons", "__clabNodeName__.conf:/etc/frr/frr.conf"]
   nodes:
-    h1: {exec: [ip addr add 10.9.0.1/24 dev eth1]}
-    h2: {exec: [ip addr add 10.9.0.2/24 dev eth1]}
+    r1: {group: routers}
+    r2: {group: routers}
+    r3: {group: routers}
+    h1: {exec: [ip addr add 10.1.1.2/24 dev eth1, ip route add 10.0.0.0/8 via 10.1.1.1]}
+    h2:
+      exec: [ip addr add 10.1.2.2/24 dev eth1, ip route add 10.0.0.0/8 via 10.1.2.1]
   links:
-    - endpoints: ["h1:eth1", "h2:eth1"]
+    - endpoints: ["r1:eth1", "r2:eth1"]
+    - endpoints: ["r1:eth2", "r3:eth1"]
+    - endpoints: ["r1:eth3", "h1:eth1"]
+    - endpoints: ["r2:eth3", "h2:eth1"]
 """
-    )
+IPV6, IPV4 = "net.ipv6.conf.all.forwarding", "net.ipv4.ip_forward"
+DEAD_S = round(patience(40))  # until a designated router is elected; the test ends before that
+NO_IPV6 = "net.ipv6.conf.all.disable_ipv6"
+
+
+def ring(directory: Path, ospf: str = "", far: str = "") -> Path:
+    """r1 between r2 and r3, hosts at r1 and r2, OSPF everywhere. ospf: more for interfaces; far: r3's own lines."""
+    (directory / "daemons").write_text("ospfd=yes\nisisd=yes\n")
+    for number, ports in ((1, ("10.0.12.1", "10.0.13.1")), (2, ("10.0.12.2", None)), (3, ("10.0.13.3", None))):
+        text = "no ipv6 forwarding\n!\n"
+        for port, address in enumerate(ports, 1):
+            if address is not None:
+                lines = far if number == 3 else f" ip ospf area 0\n{ospf}"
+                isis = " ip router isis x\n" if (number, port) != (3, 1) else ""
+                text += f"interface eth{port}\n ip address {address}/24\n{lines}{isis}!\n"
+        text += f"interface eth3\n ip address 10.1.{number}.1/24\n ip ospf area 0\n ip ospf passive\n!\n"
+        text += f"router ospf\n ospf router-id 1.1.1.{number}\n!\n"
+        text += f"router isis x\n net 49.0001.0000.0000.000{number}.00\n is-type level-2-only\n!\n"
+        (directory / f"r{number}.conf").write_text(text)
+    path = directory / "ring.clab.yml"
+    path.write_text(NODES)
+    return path
+
+
+def sysctls(lab: Lab) -> CheckResult:
+    return next(check for check in validate(lab) if check.name == "sysctls")
+
+
+@pytest.mark.deep
+def test_the_reason_names_neighbours_and_hosts(tmp_path: Path, runtime: str, lab_name: Callable[[], str]) -> None:
+    name, heard = lab_name(), Listener()
     try:
-        done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
-        assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
-        assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
-        assert all(check.ok for check in validate(done.lab))
+        with pytest.raises(CheckError) as caught:
+            path = ring(tmp_path, f" ip ospf hello-interval 2\n ip ospf dead-interval {DEAD_S}\n")
+            life.up(import_topology(path, runtime, name), runtime=runtime, observer=heard, timeout=patience(8))
+        last = heard.reasons[-1]
+        states = f"(Init, dead interval {DEAD_S} s|2-Way, the designated router is elected after {DEAD_S} s); r2"
+        assert re.match(rf"r1:eth1 OSPF neighbour 10\.0\.12\.2 is in {states}", last), last
+        assert "r2 (and 1 more) has no route to h1:eth1 (10.1.1.2)" in last
+        said = str(caught.value)
+        assert f"r1:eth2  OSPF has no neighbour yet, dead interval {DEAD_S} s" in said
+        assert "r1:eth2  IS-IS has no neighbour yet" in said
+        assert "r1:eth1  IS-IS" not in said, "that one is up"
+        assert "r1:eth3" not in said, "no switch is behind it"
+        assert "vtysh -c 'show ip ospf neighbor'" in said
     finally:
         life.down(name)
-    assert leftovers(name) == []
+
+
+@pytest.mark.deep
+@pytest.mark.needs("procps")
+def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: str, name: str) -> None:
+    quick = " ip ospf network point-to-point\n ip ospf hello-interval 1\n ip ospf dead-interval 4\n"
+    path = ring(tmp_path, quick, f" ip ospf area 0\n{quick}")
+    path.write_text(NODES.replace("via 10.1.2.1]", f"via 10.1.2.1, sysctl -w {NO_IPV6}=1]"))
+    life.up(import_topology(path, runtime, name), runtime=runtime)
+    lab = open_lab(name)
+    assert {check.name: check.detail for check in validate(lab) if not check.ok} == {}
+    found = sysctls(lab)
+    notes = (
+        f"{IPV6} is 0 on r1, r2, r3, as the topology sets it (frr.conf: no ipv6 forwarding)",
+        f"{NO_IPV6} is 1 on h2, as the topology sets it (sysctl -w {NO_IPV6}=1)",
+    )
+    assert found.notes == notes
+    assert found.detail.endswith("; ".join(notes))
+    assert found.to_json()["notes"] == list(notes)
+    for node, change in (("r1", f"{IPV6}=1"), ("r2", f"{IPV4}=0"), ("h1", f"{NO_IPV6}=1")):
+        run_command(["nsenter", f"--net={lab.handle(node).netns}", "sysctl", "-w", change])
+    found = sysctls(lab)
+    assert not found.ok
+    assert found.detail.split("; ") == [
+        f"r1: {IPV6} is 1, and the topology sets 0 (frr.conf: no ipv6 forwarding)",
+        f"r2: {IPV4} is 0, not 1",
+        f"h1: {NO_IPV6} is 1, not 0",
+    ]

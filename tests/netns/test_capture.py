@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ from heddle.base.problems import InputError, MachineError
 from heddle.base.process import run
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, Captured, capture, read_filter
+from heddle.lab.capture import Bounds, capture, read_filter
 from heddle.lab.lab import Lab
-from heddle.lab.tapped import Tapped, find_ports
+from heddle.lab.tapped import find_ports
 from heddle.runs.lookup import paths_of
+from heddle.switch.pfc.gates import Gates
+from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab
-from tests.machine import patience
-from tests.netns.claimed import claimed, namespace_of
+from tests.machine import patience, until
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
 
@@ -192,9 +192,7 @@ def test_tcpdump_does_not_outlive_a_capture_that_is_killed(tiny: Lab, tmp_path: 
         assert tcpdumps(tiny) == ["tcpdump"] * 4
         proc.kill()
         proc.wait()
-        deadline = time.monotonic() + patience(60)
-        while tcpdumps(tiny) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: not tcpdumps(tiny))
     assert tcpdumps(tiny) == []
 
 
@@ -232,6 +230,38 @@ def test_an_invalid_filter_is_reported_with_tcpdumps_reason(text: str, said: str
 
 
 @pytest.mark.deep
+def test_a_capture_sees_a_packet_when_it_leaves_its_queue_also_one_that_is_then_dropped(tiny: Lab) -> None:
+    taps = find_ports(tiny, "host1:eth1,rtsw1:eth3")
+    gates = Gates(tiny.handle("host1").netns)
+    switch, drop = tiny.handle("rtsw1").netns.name, ["dev", "eth3", "ingress", "pref", "1"]
+
+    def seen(listening: Callable[[], None], count: int, seconds: float) -> Counter[str]:
+        found = Counter[str]()
+
+        def keep(frames: Sequence[Frame]) -> None:
+            found.update(frame.port for frame in frames)
+
+        capture(taps, "udp port 9", Bounds(count, seconds), keep, listening=listening)
+        return found
+
+    def send() -> None:
+        for _ in range(9):
+            udp.sendto(b"x" * 900, ("10.0.0.3", 9))
+
+    with udp_of(tiny, "host1") as udp:
+        udp.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, wire.TOS_DATA)
+        gates.close("eth1", 3)
+        try:
+            assert seen(send, 99, 1.0) == {}
+            run(["tc", "-n", switch, "filter", "add", *drop, "bpf", "bytecode", "1,6 0 0 2", "da"])
+        finally:
+            both = seen(lambda: gates.open("eth1", 3), 18, patience(20))
+            gates.close_sockets()
+            run(["tc", "-n", switch, "filter", "del", *drop])
+    assert both == {"host1:eth1": 9, "rtsw1:eth3": 9}
+
+
+@pytest.mark.deep
 def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: FabricLab, tmp_path: Path) -> None:
     lab = fabric_lab(racks=2, ctsw=1, hosts_per_rack=1)
     host1, rtsw2 = find_ports(lab, "host1,rtsw2:eth1")
@@ -254,107 +284,3 @@ def test_a_lab_that_goes_down_and_a_port_that_is_removed_end_it(fabric_lab: Fabr
     assert "rtsw2:eth1 ended early: its node is gone, most likely with its lab" in errors
     assert "Traceback" not in errors
     assert f"{len(tshark(path, 'frame.len'))} packets, " in text
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Tapped, Tapped]]:
-    """Two namespaces and a link, without a lab: captures need no more."""
-    with claimed() as lab:
-        names = [namespace_of(lab, side).name for side in "ab"]
-        try:
-            for name in names:
-                run(["ip", "netns", "add", name])
-                with inside(Path("/run/netns", name)):  # no packets of the kernel's own, which take places in queues
-                    Path("/proc/sys/net/ipv6/conf/default/disable_ipv6").write_text("1")
-            run(["ip", "link", "add", "eth1", "netns", names[0], "type", "veth", "peer", "eth1", "netns", names[1]])
-            for number, name in enumerate(names, 1):
-                mac = f"02:00:00:00:00:0{number}"
-                run(["ip", "-n", name, "link", "set", "eth1", "address", mac, "up"])
-                run(["ip", "-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "eth1"])
-            peer = ["10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "eth1"]
-            run(["ip", "-n", names[0], "neighbour", "replace", *peer])
-            left, right = (
-                Tapped(f"{name}:eth1", Path("/run/netns", name), "eth1", bytes([2, 0, 0, 0, 0, number]), 1500)
-                for number, name in enumerate(names, 1)
-            )
-            yield left, right
-        finally:
-            for name in names:
-                run(["ip", "netns", "delete", name], check=False)
-
-
-SEND = "import socket; s = socket.socket(2, 2); [s.sendto(b'x' * 900, ('10.99.0.2', 4791)) for _ in range(9)]"
-DROP = ("bpf", "bytecode", "1,6 0 0 2", "da")  # return TC_ACT_SHOT
-
-
-def seen_at(pair: tuple[Tapped, Tapped]) -> list[int]:
-    """How many of nine packets captures see at the port that they leave by, and at the one that they come to."""
-    seen = Counter[tuple[str, bool]]()
-
-    def send() -> None:
-        run(["nsenter", f"--net={pair[0].netns}", sys.executable, "-I", "-S", "-c", SEND])
-
-    def count(frames: Sequence[Frame]) -> None:
-        seen.update((frame.port, frame.outgoing) for frame in frames)
-
-    done: Captured = capture(pair, read_filter("roce"), Bounds(99, 2.0), count, listening=send)
-    assert sum(seen.values()) == done.packets
-    return [seen[pair[0].ref, True], seen[pair[1].ref, False]]
-
-
-@pytest.mark.deep
-def test_a_capture_sees_arriving_packets_but_not_queued_or_dropped_ones(pair: tuple[Tapped, Tapped]) -> None:
-    left, right = (tap.netns.name for tap in pair)
-    assert seen_at(pair) == [9, 9]
-    # A bucket of one packet, and two minutes until it holds the next. (At 8 bit/s the newest tc refuses its burst.)
-    bucket = ["rate", "64bit", "burst", "1000", "limit", "100000"]
-    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "root", "tbf", *bucket])
-    assert seen_at(pair) == [1, 1]
-    run(["tc", "-n", left, "qdisc", "delete", "dev", "eth1", "root"])
-
-    run(["tc", "-n", right, "qdisc", "add", "dev", "eth1", "clsact"])
-    run(["tc", "-n", right, "filter", "add", "dev", "eth1", "ingress", *DROP])
-    assert seen_at(pair) == [9, 9]
-    run(["tc", "-n", left, "qdisc", "add", "dev", "eth1", "clsact"])
-    run(["tc", "-n", left, "filter", "add", "dev", "eth1", "egress", *DROP])
-    assert seen_at(pair) == [0, 0]
-
-
-@pytest.mark.deep
-def test_packets_of_a_delay_line_are_seen_once_when_they_leave_it(pair: tuple[Tapped, Tapped]) -> None:
-    """A line without netem: this shows where the capture listens. test_link_faults.py has a real one."""
-    left, right = pair
-    space = right.netns.name
-    peer = ["name", "back7", "address", right.mac.hex(":")]
-    run(["ip", "-n", space, "link", "add", "line7", "type", "veth", "peer", *peer])
-    try:
-        run(["ip", "-n", space, "link", "set", "line7", "up"])
-        run(["ip", "-n", space, "link", "set", "back7", "up"])
-        behind = replace(right, outlet="back7")
-        assert seen_at((left, behind)) == [9, 0]  # what has not yet passed the line has not arrived
-
-        pause = "01 80 c2 00 00 01 02 00 00 00 00 01 88 08 01 01 00 08"
-        frames: list[Frame] = []
-
-        def send() -> None:
-            for netns, port, words in (
-                (left.netns, "eth1", pause),
-                (right.netns, "line7", "02 00 00 00 00 02 02 00 00 00 00 01 88 b5 01"),
-                (right.netns, "eth1", "02 00 00 00 00 01 02 00 00 00 00 02 88 b5 02"),
-            ):
-                with inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as wire:
-                    wire.bind((port, 0))
-                    wire.send(bytes.fromhex(words).ljust(60, b"\0"))
-
-        capture([behind], "ether proto 0x8808 or ether proto 0x88b5", Bounds(99, 2.0), frames.extend, listening=send)
-        assert [(frame.port, frame.outgoing, frame.data[12:15].hex()) for frame in frames] == [
-            (right.ref, False, "880801"), (right.ref, False, "88b501"), (right.ref, True, "88b502"),
-        ]  # fmt: skip
-
-        def end() -> None:
-            run(["ip", "-n", space, "link", "delete", "line7"])
-
-        done = capture([behind], "", Bounds(99, 20.0), frames.extend, listening=end)
-        assert done.ended == "lost" and "its link is gone" in str(done.problems[0])
-    finally:
-        run(["ip", "-n", space, "link", "delete", "line7"], check=False)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,30 +22,13 @@ from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame
 from tests.machine import patience, slower
+from tests.netns.test_capture import INV, ROOT, inv_capture
 from tests.typed import typed
 from tests.unit.roce_samples import SAMPLES
 
 pytestmark = pytest.mark.needs("tcpdump", "tshark")
 
-ROOT = Path(__file__).resolve().parents[2]
-INV = (sys.executable, str(ROOT / "tasks.py"))
 KEYS = ("src", "dst", "qpn", "sport")
-
-
-@contextmanager
-def capturing(lab: Lab, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`./inv capture`, once it listens."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    argv = [*INV, "capture", *words, "--lab", lab.name]
-    proc = subprocess.Popen(argv, cwd=ROOT, env={**os.environ, "CI": "true"}, **pipes)
-    try:
-        assert proc.stderr is not None
-        line = proc.stderr.readline()
-        assert line.startswith("capturing at"), line + proc.stderr.read()
-        yield proc
-    finally:
-        proc.kill()
-        proc.communicate()
 
 
 def incast(lab: Lab) -> None:
@@ -64,8 +44,8 @@ def tiny_overrides() -> Sequence[str]:
 
 def test_notes_are_those_of_paths_and_the_file_is_read_as_tshark_reads_it(tiny: Lab, tmp_path: Path) -> None:
     path = tmp_path / "two switches.pcapng"
-    words = ["rtsw1,ctsw1", "--live", "--out", str(path), "--seconds", f"{patience(60):g}", "--format", "json"]
-    with capturing(tiny, *words) as proc:
+    words = ["--live", "--out", str(path), "--seconds", f"{patience(60):g}", "--format", "json"]
+    with inv_capture(tiny, "rtsw1,ctsw1", *words) as proc:
         incast(tiny)
         proc.send_signal(2)
         live = json.loads(proc.communicate(timeout=patience(60))[0])
@@ -81,16 +61,21 @@ def test_notes_are_those_of_paths_and_the_file_is_read_as_tshark_reads_it(tiny: 
     done = typed("capture", "--read", str(path), "--format", "json")
     data = json.loads(done.stdout)
     names = ("frame.interface_name", "ip.src", "ip.dst", "infiniband.bth.destqp", "infiniband.bth.opcode",
-             "ip.dsfield.ecn", "udp.dstport")  # fmt: skip
+             "ip.dsfield.ecn", "udp.dstport", "infiniband.bth.psn", "_ws.malformed")  # fmt: skip
     wanted = [word for name in names for word in ("-e", name)]
     said = run(["tshark", "-n", "-r", str(path), "--disable-heuristic", "rpcrdma_infiniband", "-T", "fields",
                 "-E", "separator=|", *wanted])  # fmt: skip
     rows = [line.split("|") for line in said.out.splitlines()]
     theirs = [each for each in rows if each[6] == "4791"]
-    assert data["packets"] == live["packets"] == len(rows)
+    assert data["packets"] == live["packets"] == len(rows) and not any(each[8] for each in theirs)
     assert data["opcodes"] == Counter(wire.OPCODE_NAMES[int(each[4])] for each in theirs)
     assert data["ecn"].get("ce", 0) == sum(each[5] == "3" for each in theirs)
     assert data["icrc"]["right"] == len(theirs), data["icrc"]
+    psns: dict[tuple[str, ...], list[int]] = {}
+    for each in theirs:
+        if int(each[4]) != wire.ACK:
+            psns.setdefault((each[0], each[1], each[2], each[3]), []).append(int(each[7]))
+    assert all((b - a) % (1 << 24) == 1 for some in psns.values() for a, b in pairwise(some)), "no PSN is missing"
     ours = Counter({(qp["port"], qp["src"], qp["dst"], qp["qpn"]): qp["packets"] for qp in data["qps"]})
     assert ours == Counter((each[0], each[1], each[2], int(each[3], 0)) for each in theirs)
 

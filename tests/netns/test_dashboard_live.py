@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ from heddle.runs.store import History
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
-from tests.machine import links, patience
+from tests.machine import links, patience, until
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -69,8 +69,7 @@ def viewer(page: WebClient, lab: Lab) -> Iterator[EventStream]:
 
 
 def plan_of(page: WebClient, lab: Lab) -> dict[str, Any]:
-    found: dict[str, Any] = page.get(f"/api/labs/{lab.name}/plan")
-    return found
+    return dict(page.get(f"/api/labs/{lab.name}/plan"))
 
 
 def metrics_of(page: WebClient) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -82,13 +81,16 @@ def metrics_of(page: WebClient) -> dict[tuple[str, frozenset[tuple[str, str]]], 
     }
 
 
+def labels_of(lab: Lab, row: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """The labels of a queue in /metrics. row: of the document of `queues`."""
+    node, _, port = row["port"].partition(":")
+    return frozenset({"lab": lab.name, "node": node, "port": port, "class": str(row["class"])}.items())
+
+
 def test_numbers_of_the_page_are_those_of_the_verbs(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     first = viewer.wait_for("state", lambda found: found["up"])
-    (wanted,) = status(lab.name)
-    assert (first["totals"]["established"], first["totals"]["expected"]) == (
-        wanted.bgp.established,
-        wanted.bgp.expected,
-    )
+    bgp = status(lab.name)[0].bgp
+    assert (first["totals"]["established"], first["totals"]["expected"]) == (bgp.established, bgp.expected)
     assert first["missing"] == []
     rows = [each.to_json() for each in read_queues(lab).rows if each.kind == "lossless"]
     assert any(row["pfc_received"] for row in rows)
@@ -108,8 +110,7 @@ def test_numbers_of_the_page_are_those_of_the_verbs(page: WebClient, viewer: Eve
         (p.flow.qpn, p.flow.sport, paths.nics_of(p)[0], p.measured or p.expected) for p in paths.flows
     }
     record = History.of(lab).newest(1)[0].record
-    assert record is not None
-    assert record.outcome is not None
+    assert record is not None and record.outcome is not None
     shown = first["runs"]["last"][0]
     assert (shown["id"], shown["rows"][0][3]) == (record.id, record.outcome.rows[0].busbw)
 
@@ -124,8 +125,7 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
                "pfc_sent": "heddle_pfc_pauses_sent_total", "high_water": "heddle_queue_high_water_bytes",
                "depth": "heddle_queue_depth_bytes", "occupancy": "heddle_ingress_occupancy_bytes"}  # fmt: skip
     for row in (each.to_json() for each in read_queues(lab).rows if each.kind == "lossless"):
-        node, _, port = row["port"].partition(":")
-        labels = frozenset({"lab": lab.name, "node": node, "port": port, "class": str(row["class"])}.items())
+        labels = labels_of(lab, row)
         for column, name in columns.items():
             assert found[name, labels] == row[column], (name, row["port"])
         assert found["heddle_pfc_paused_seconds_total", labels] == pytest.approx(row["paused_ms"] / 1e3, abs=1e-3)
@@ -133,8 +133,7 @@ def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab
     assert sessions == [1.0] * 8
     (busbw,) = [value for (name, _), value in found.items() if name == "nccl_bus_bandwidth_gbs"]
     record = History.of(lab).newest(1)[0].record
-    assert record is not None
-    assert record.outcome is not None
+    assert record is not None and record.outcome is not None
     assert busbw == pytest.approx(record.outcome.rows[0].busbw)
 
 
@@ -270,10 +269,7 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     def watched() -> bool:
         return any(each.name == f"watch-{lab.name}" for each in threading.enumerate())
 
-    end = time.monotonic() + patience(60)
-    while watched():
-        assert time.monotonic() < end, "the reader goes on without viewers"
-        time.sleep(0.05)
+    until(lambda: not watched())
     before = readings_of(page, lab)  # this scrape reads once itself
     assert readings_of(page, lab) == before + 1
     again = EventStream(page.port, lab.name)
@@ -281,30 +277,43 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     again.close()
 
 
-def test_a_lab_that_goes_and_comes_again_is_told_and_shown(page: WebClient, lab_name: Callable[[], str]) -> None:
-    name = lab_name()
+def test_a_lab_of_another_version_and_one_that_goes_and_comes_again_are_told_and_shown(
+    page: WebClient, name: str
+) -> None:
     loaded = load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"])
     assert page.ask("GET", f"/api/labs/{name}/events")[0] == 400
-    stream = None
-    try:
-        life.up(loaded)
-        assert name in [each["lab"] for each in page.get("/api/labs")["labs"]]
-        stream = EventStream(page.port, name)
-        first = stream.wait_for("state", lambda found: found["up"])
-        life.down(name)
-        # A reading in the middle of `down` names an incomplete lab; the next one does not find it.
-        gone = stream.wait_for("state", lambda found: not found["up"] and "is not running" in found["trouble"])
-        assert "Traceback" not in gone["trouble"]
-        stream.forget()
-        life.up(load_fabric("tiny", name=name, overrides=["racks=2", "ctsw=1", "hosts_per_rack=1"]))
-        back = stream.wait_for("state", lambda found: found["up"], 60)
-        assert back["plan"] > first["plan"]
-        assert len(page.get(f"/api/labs/{name}/plan")["nodes"]) == 5
-        assert back["totals"]["expected"] == 2
-    finally:
-        if stream is not None:
-            stream.close()
-        life.down(name)
+    life.up(loaded)
+    path = state.lab_dir(name) / "lab.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"version": "0.0.9"}))
+    (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
+    assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
+    stream = EventStream(page.port, name)
+    other = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
+    stream.close()
+    assert "hint:" in other["trouble"] and metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
+    path.write_text(json.dumps(record))
+    stream = EventStream(page.port, name)
+    first = stream.wait_for("state", lambda found: found["up"])
+    command(["ip", "netns", "delete", f"heddle-{name}-ctsw1"])
+    missing = "ctsw1  its namespace is missing: it was removed"
+    stream.wait_for("state", lambda found: not found["up"] and missing in found["trouble"])
+    for _ in range(2):  # readings that fail; each says the same, so nothing is sent
+        assert page.get("/metrics").count(f'heddle_lab_up{{lab="{name}"}} 0.0') == 1
+        time.sleep(labwatch.EVERY_S)
+    news = [item["text"] for kind, items in stream.events if kind == "news" for item in items]
+    assert f"{name} is not up" in news and f"{name} is up again" not in news
+    life.down(name)
+    # A reading in the middle of `down` names an incomplete lab; the next one does not find it.
+    gone = stream.wait_for("state", lambda found: not found["up"] and "is not running" in found["trouble"])
+    assert "Traceback" not in gone["trouble"]
+    stream.forget()
+    life.up(load_fabric("tiny", name=name, overrides=["racks=2", "ctsw=1", "hosts_per_rack=1"]))
+    back = stream.wait_for("state", lambda found: found["up"], 60)
+    assert back["plan"] > first["plan"]
+    assert len(page.get(f"/api/labs/{name}/plan")["nodes"]) == 5
+    assert back["totals"]["expected"] == 2
+    stream.close()
 
 
 def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: EventStream, lab: Lab) -> None:
@@ -326,25 +335,6 @@ def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: Even
         assert now["ctsw1:eth1"] == 321_000
     finally:
         set_queues(lab, ["ecn.kmax=160KB"], ["ctsw1"])
-
-
-def test_a_lab_of_another_version_is_named_and_not_read(page: WebClient, lab_name: Callable[[], str]) -> None:
-    name = lab_name()
-    try:
-        life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1", "hosts_per_rack=1"]))
-        path = state.lab_dir(name) / "lab.json"
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps(record | {"version": "0.0.9"}))
-        (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
-        assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
-        stream = EventStream(page.port, name)
-        found = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
-        assert "hint:" in found["trouble"]
-        stream.close()
-        assert metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
-        path.write_text(json.dumps(record))
-    finally:
-        life.down(name)
 
 
 def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:

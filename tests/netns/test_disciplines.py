@@ -1,4 +1,4 @@
-"""Schedulers and markers of the kernel's own, where it has them, do as HTB and the programs do everywhere."""
+"""Classes and schedulers: DSCP chooses the queue, and disciplines of the kernel do as HTB and the programs do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 import pytest
 
 from heddle.base.problems import MachineError
+from heddle.base.process import run
 from heddle.base.units import parse_rate
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
@@ -21,12 +23,15 @@ from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
+from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
-from tests.machine import patience
+from heddle.switch.queues.portids import row
+from tests.machine import patience, until
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
 from tests.netns.queue_bench import CE
 from tests.netns.queue_traffic import SIZE, Rack, rack
+from tests.netns.static_fabric import StaticLab, send, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
 
@@ -129,34 +134,6 @@ def datagram(size: int, tos: int) -> bytes:
 
 
 @needs_red
-@pytest.mark.parametrize("pmax", [0.2, 1.0])
-def test_red_marks_its_curve_of_the_bytes_that_wait(pmax: float) -> None:
-    """A closed gate holds the depth: it is known at each packet. Five spans of it, 10,000 packets each."""
-    size, many = 64, 10_000
-    span = size * many
-    curve = red.Curve(span, 4 * span, pmax)
-    with port_pair("50mbit") as pair:
-        red.install(pair.a, {("pa", 3): curve})
-        gates = Gates(pair.a)
-        gates.close("pa", 3)
-        mouth, ear = probes(pair)
-        with mouth, ear:
-            frame, seen = datagram(size, 0x02), 0
-            for place in range(5):
-                for _ in range(many):
-                    mouth.send(frame)
-                marks = red.read_marks(pair.a)["pa", 3]
-                wanted = sum(curve.fraction(place * span + size * n) for n in range(many)) / many
-                slack = 0.03 if 0 < place < 4 else 0
-                assert (marks - seen) / many == pytest.approx(wanted, abs=slack), f"from {place * span} bytes on"
-                seen = marks
-        gates.close_sockets()
-    assert curve.fraction(span) == 0
-    assert curve.fraction(4 * span - 1) == pytest.approx(pmax, abs=1e-3)
-    assert curve.fraction(4 * span) == 1
-
-
-@needs_red
 def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_its_curve_changes() -> None:
     with port_pair("20mbit") as pair:
         red.install(pair.a, {("pa", 3): red.NEVER})
@@ -217,3 +194,37 @@ def test_a_switch_with_ets_has_all_counters_and_they_balance() -> None:
 def test_without_sch_red_the_marker_is_refused() -> None:
     with pytest.raises(MachineError, match=r"marker: red is not possible: this kernel has no sch_red\n.*marker: bpf"):
         red.require()
+
+
+def leaf_packets(lab: StaticLab, node: str, port: str) -> Mapping[int, int]:
+    """Class -> packets that its qdisc has sent, as tc reports."""
+    where = ["nsenter", f"--net={lab.handle(node).netns}"]
+    lines = run([*where, "tc", "-s", "qdisc", "show", "dev", port]).out.splitlines()
+    found = {}
+    for head, counts in pairwise(lines):
+        words = head.split()
+        if words[:1] == ["qdisc"] and words[2] in ("10:", "40:", "70:"):
+            found[int(words[2][0]) - 1] = int(counts.split()[3])
+    return found
+
+
+def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
+    queues, link = {"dscp": {26: 0, 5: 3, 63: 0}}, {"host": "1gbit", "fabric": "20mbit"}
+    with static_fabric("flow", (1,), queues=queues, link=link) as lab, LabQueues.pinned(lab.fabric) as all_:
+        plan, flow = class_plan(lab.fabric.policy.queues), some_flows(lab.fabric, 1)[0]
+        assert [plan.dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
+        last = lab.fabric.by_name[flow.dst].ports[0]
+        hops = [(flow.src, "eth1"), ("rtsw1", "eth1"), ("ctsw1", "eth2"), (last.peer_node, last.peer_port)]
+        before = {hop: leaf_packets(lab, *hop) for hop in hops}
+        counted = all_.cells["in_packets"].copy()
+        for dscp in range(64):
+            send(lab, {flow: dscp % 3 + 1}, dscp=dscp)
+        wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.dscp[dscp] == n) for n in plan.numbers}
+        until(lambda: leaf_packets(lab, *hops[-1])[3] - before[hops[-1]][3] >= wanted[3])
+        for hop in hops:
+            for number, count in wanted.items():
+                at = row(all_.ids[hop], number)
+                # The kernel's own packets (neighbours, multicast groups) come in between, and are never lossless.
+                most = count if number == 3 else count + 8
+                assert count <= int(all_.cells["in_packets"][at] - counted[at]) <= most, (hop, number)
+                assert count <= leaf_packets(lab, *hop)[number] - before[hop][number] <= most, (hop, number)

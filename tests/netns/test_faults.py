@@ -1,9 +1,8 @@
-"""Links and switches that go down, and switches that BGP drains: what kernels do then, and what is said of it."""
+"""Links and switches that fail or are drained: what kernels do then, what is reported, and which paths move."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,36 +11,46 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.checks.validate import validate
-from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions
+from heddle.fabric.ucmp import RELEASES, weights_of
+from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab import lifecycle as life
 from heddle.lab import outages
-from heddle.lab.convergence import gaps
+from heddle.lab.convergence import ExpectedRoutes, gaps
 from heddle.lab.lab import Lab
 from heddle.lab.outages import Fault, State, drain, link_down, link_up, state_of, switch_down, switch_up, undrain, wait
+from heddle.lab.rehash import set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.proof.verdict import lookup_paths
+from heddle.runs.explain import explain
+from heddle.runs.lookup import load
+from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions
-from tests.machine import patience
+from heddle.views.pathstext import now_text, paths_text
+from tests.conftest import Borrow, FabricLab
+from tests.machine import until
 from tests.marks import deep
+from tests.netns.static_fabric import some_flows
 
 
 @pytest.fixture(scope="module")
-def dc(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def dc(borrow: Borrow) -> Lab:
     """Three tiers, in namespaces; leave it as you find it."""
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("dc", name=name)).lab
-    finally:
-        life.down(name)
+    return borrow("dc")
 
 
 @pytest.fixture(autouse=True)
-def left_as_found(dc: Lab) -> Iterator[None]:
+def left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
+    if "dc" not in request.fixturenames:
+        return
+    dc: Lab = request.getfixturevalue("dc")
     assert state_of(dc) == State((), ())
     assert not gaps(dc.fabric, dc.snapshot(LabPart.FIBS).fibs, strict=True)
 
@@ -185,10 +194,7 @@ def taken(lab: Lab) -> int:
 
 def arrives(lab: Lab, since: int) -> None:
     """Wait until rtsw1 forwards more."""
-    end = time.monotonic() + patience(60)
-    while taken(lab) == since:
-        assert time.monotonic() < end, "no traffic is under way"
-        time.sleep(0.002)
+    until(lambda: taken(lab) != since)
 
 
 def test_unknown_ports_and_switches_are_refused(dc: Lab) -> None:
@@ -244,3 +250,111 @@ def test_a_fault_inside_another_undoes_what_it_did_once_and_no_more(dc: Lab) -> 
         with link_down(dc, "ctsw1:eth1"):
             fault.undo()
             assert state_of(dc) == both, "an undone fault is not undone again"
+
+
+MODES = [
+    ("flow", HashOptions()),
+    ("e-ecmp", HashOptions()),
+    ("e-ecmp", HashOptions(resilient=True)),
+    ("pinned", HashOptions()),
+]
+
+
+@pytest.fixture(scope="module")
+def lab(lab_name: Callable[[], str]) -> Iterator[Lab]:
+    """Three racks below four CTSWs, and a run of 96 QPs on record."""
+    name = lab_name()
+    try:
+        made = life.up(ClosSpec(name=name, racks=3, ctsw=4, hosts_per_rack=2)).lab
+        run(made, RunOptions(qps=16, sizes=(65536,), iters=1, warmup=0), Silent())
+        yield made
+    finally:
+        life.down(name)
+
+
+def a_link(lab: Lab) -> Fault:
+    return link_down(lab, "rtsw1:eth2")
+
+
+def a_switch(lab: Lab) -> Fault:
+    return switch_down(lab, "ctsw1")
+
+
+def a_drain(lab: Lab) -> Fault:
+    return drain(lab, "ctsw3")
+
+
+@pytest.mark.parametrize("fault", [a_link, deep(a_switch), deep(a_drain)])
+def test_after_a_fault_prediction_is_what_the_kernels_do_and_resilient_hashing_moves_the_lost_share_alone(
+    lab: Lab, fault: Callable[[Lab], Fault]
+) -> None:
+    flows = some_flows(lab.fabric, 300)
+    whole, still = lookup_paths(lab, flows), now(lab, load(lab))
+    assert still.result.agree and still.moved.by_rule == {THRESHOLD: (0, 0), RESILIENT: (0, 0)}
+    assert (still.moved.moved, still.moved.gone, still.moved.spread) == (0, 0, 0), "nothing moves without a fault"
+    with fault(lab):
+        found = now(lab, load(lab))
+        for mode, options in MODES:
+            set_hashing(lab, mode, options)
+            result = lookup_paths(lab, flows)
+            assert result.agree, f"{mode}: {paths_text(result)}"
+    set_hashing(lab, "flow", HashOptions())
+    again = lookup_paths(lab, flows)
+    assert [proof.predicted for proof in again.flows] == [proof.predicted for proof in whole.flows]
+
+    assert found.result.agree, now_text(found)
+    moved = found.moved
+    assert moved.flows == 96 and moved.in_force == THRESHOLD
+    assert 0 < moved.gone < moved.moved
+    assert moved.by_rule[THRESHOLD] == (moved.moved, moved.gone), "the run was by hash-threshold"
+    lost = moved.by_rule[RESILIENT]
+    assert lost[0] == lost[1] > 0, "nothing but what had lost its way"
+    rows = found.to_json()["flows"]
+    assert sum(row["moved"] for row in rows) == moved.moved
+    assert all((row["was"] != row["predicted"]) == row["moved"] for row in rows)
+    assert f"{moved.moved} of 96 QPs" in now_text(found) and "(in force)" in now_text(found)
+
+
+@pytest.mark.deep
+def test_every_step_of_a_choice_is_explained_in_every_mode_and_the_kernel_agrees(lab: Lab) -> None:
+    word = "host1,host5,qpn=0x101,sport=50000"
+    modes = [*MODES, ("flow", HashOptions(resilient=True)), ("flow", HashOptions(policy="l3"))]
+    modes += [("flow", HashOptions(policy="l4")), ("spray", HashOptions()), ("flowlet", HashOptions())]
+    modes += [("exact-match", HashOptions())]
+    with link_down(lab, "rtsw1:eth3"):
+        for mode, options in modes:
+            set_hashing(lab, mode, options)
+            found = explain(lab, word)
+            assert found.agree, f"{mode}: {found.text()}"
+            assert len(found.hops) == 3 and found.path[-1].startswith("rtsw3:"), found.text()
+            data = found.to_json()
+            assert [hop["switch"] for hop in data["hops"]][::2] == ["rtsw1", "rtsw3"]
+            assert all(hop["steps"] for hop in data["hops"])
+            if options == HashOptions() and mode in ("flow", "e-ecmp"):
+                assert "<- the first that reaches it" in found.text()
+    set_hashing(lab, "flow", HashOptions())
+    with pytest.raises(InputError, match="is no QP number of run 0001"):
+        explain(lab, "7")
+
+
+def weights(lab: Lab, switch: str, rack: int) -> dict[str, int]:
+    return {hop.port: hop.weight for hop in read_fib(lab.handle(switch)).routes[lab.fabric.prefixes[rack]]}
+
+
+@pytest.mark.containers
+def test_weights_are_those_of_bandwidths_and_a_drained_switch_has_none(fabric_lab: FabricLab) -> None:
+    link = {"host": "100mbit", "fabric": "100mbit", "exceptions": {"ctsw2": "30mbit"}}
+    lab = fabric_lab(zones=2, racks=2, ctsw=2, atsw=2, hosts_per_rack=1, link=link, routing={"ucmp": True})
+    here = frr_release() if lab.runtime.name == "netns" else None
+    rights = [weights_of((100, 30), release) for release in ([here] if here else RELEASES)]
+    assert tuple(weights(lab, "rtsw1", 3)[port] for port in ("eth1", "eth2")) in rights
+    assert tuple(weights(lab, "atsw1", 1)[port] for port in ("eth1", "eth2")) in rights
+    assert len(set(weights(lab, "atsw1", 3).values())) == 1
+    with drain(lab, "ctsw2"):
+        assert set(weights(lab, "rtsw1", 3)) == set(weights(lab, "atsw1", 1)) == {"eth1"}
+    with link_down(lab, "ctsw1:eth3"):
+        rest = [weights_of((30, 130), release) for release in ([here] if here else RELEASES)]
+        assert tuple(weights(lab, "ctsw3", 1)[port] for port in ("eth3", "eth4")) in rest
+        wanted = ExpectedRoutes.of(lab.fabric, ["ctsw1:eth3"])
+        assert not gaps(lab.fabric, lab.snapshot(LabPart.FIBS).fibs, wanted, strict=True)
+    assert not [check for check in validate(lab) if not check.ok]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,14 @@ from heddle.forecast.planfile import load_plan
 from heddle.forecast.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
-from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import run_options
+from tests.conftest import FabricLab
 from tests.marks import deep
+from tests.netns.collectives import proven
 
 pytestmark = pytest.mark.root
 
@@ -36,21 +36,9 @@ LINK = {"host": "20mbit", "fabric": "20mbit"}
 
 
 @pytest.fixture(scope="module")
-def lab_of(lab_name: Callable[[], str]) -> Iterator[Callable[..., Lab]]:
-    """A lab of namespaces from keys of a fabric file, one for all tests that ask for the same keys."""
-    made: dict[str, Lab] = {}
-
-    def make(**keys: Any) -> Lab:
-        if repr(keys) not in made:
-            spec = ClosSpec.model_validate({"name": lab_name(), "link": LINK, **keys})
-            made[repr(keys)] = life.up(spec, runtime="netns").lab
-        return made[repr(keys)]
-
-    try:
-        yield make
-    finally:
-        for lab in made.values():
-            life.down(lab.name)
+def lab_of(fabric_lab: FabricLab) -> Callable[[str], Lab]:
+    """A lab of FABRICS, the same for all tests."""
+    return cache(lambda name: fabric_lab(link=LINK, **FABRICS[name]))
 
 
 def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int, ...] | None = None) -> list[str]:
@@ -74,11 +62,11 @@ def kernels_differ(lab: Lab, trouble: Trouble | None = None, release: tuple[int,
     return found
 
 
-@pytest.mark.parametrize("keys", [deep(each) if "zones" in each else each for each in FABRICS.values()], ids=FABRICS)
+@pytest.mark.parametrize("name", ["two tiers, e-ecmp", deep("three tiers, flow")])
 def test_ports_carry_exactly_the_bytes_predicted_offline(
-    keys: dict[str, Any], lab_of: Callable[..., Lab], tmp_path: Path
+    name: str, lab_of: Callable[[str], Lab], tmp_path: Path
 ) -> None:
-    lab = lab_of(**keys)
+    lab = lab_of(name)
     assert kernels_differ(lab) == []
     compare(lab, lab.fabric.policy.routing.ecmp, tmp_path)
 
@@ -95,10 +83,10 @@ def test_ports_carry_exactly_the_bytes_predicted_offline(
     ids=lambda more: "-".join(map(str, more.values())),
 )
 def test_every_transport_and_source_port_mode_is_predicted(
-    more: dict[str, Any], lab_of: Callable[..., Lab], tmp_path: Path
+    more: dict[str, Any], lab_of: Callable[[str], Lab], tmp_path: Path
 ) -> None:
     """One iteration, so that the packets of a queue pair that sprays begin with its first source port."""
-    lab = lab_of(**FABRICS["two tiers, e-ecmp"])
+    lab = lab_of("two tiers, e-ecmp")
     assert lab.fabric.policy.routing.ecmp == "e-ecmp"
     compare(lab, "e-ecmp", tmp_path, warmup=0, **more)
 
@@ -113,8 +101,7 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any
     options = run_options(**keys, iters=1, warmup=warmup, timeout=20)
     result = run(lab, options, Silent())
     assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
-    proof = paths_of(lab)
-    assert proof.agree
+    proof = proven(lab)
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
     ahead = forecast(lab.fabric, load_plan(str(plan)), Ask(mode=mode_name), Silent())
@@ -132,16 +119,16 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any
 
 @pytest.mark.deep
 def test_predicted_next_hops_are_the_kernels_when_links_are_down_and_switches_drained(
-    lab_of: Callable[..., Lab],
+    lab_of: Callable[[str], Lab],
 ) -> None:
-    lab = lab_of(**FABRICS["three tiers, flow"])
+    lab = lab_of("three tiers, flow")
     with link_down(lab, "ctsw1:eth1"), drain(lab, "atsw2"):
         assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], ["atsw2"])) == []
 
 
 @pytest.mark.deep
-def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[..., Lab], tmp_path: Path) -> None:
-    lab = lab_of(**FABRICS["three tiers, flow"])
+def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[[str], Lab], tmp_path: Path) -> None:
+    lab = lab_of("three tiers, flow")
     set_hashing(lab, "pinned", HashOptions())
     try:
         compare(lab, "pinned", tmp_path)
@@ -150,7 +137,7 @@ def test_a_mode_that_was_switched_to_is_predicted_by_its_name(lab_of: Callable[.
 
 
 @pytest.mark.deep
-def test_predicted_weighted_next_hops_are_the_kernels(lab_of: Callable[..., Lab]) -> None:
+def test_predicted_weighted_next_hops_are_the_kernels(fabric_lab: FabricLab) -> None:
     link = {**LINK, "exceptions": {"ctsw2": "5mbit", "rtsw3:eth1": "10mbit"}}
-    lab = lab_of(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})
+    lab = fabric_lab(racks=3, ctsw=3, hosts_per_rack=1, link=link, routing={"ucmp": True})
     assert kernels_differ(lab, release=frr_release()) == []

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tasks
-from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.checks.validate import validate
 from heddle.cli.program import main
@@ -21,16 +20,13 @@ from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
-from heddle.runs.run import run
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import read_hashing
-from heddle.traffic.options import RunOptions, parse_source_ports
-from heddle.views.pathstext import paths_text
+from heddle.traffic.options import parse_source_ports
 from tests.conftest import FabricLab
 from tests.marks import deep
-from tests.netns.order import in_order
+from tests.netns.collectives import in_order, proven, ran
 
 RACK2 = ip_network("10.0.1.0/24")
 
@@ -48,14 +44,10 @@ def back_to_the_file(lab: Lab) -> Iterator[None]:
     rehash.set_hashing(lab, "flow", exact={node.name: {} for node in lab.fabric.switches})
 
 
-def ran(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
+def both(lab: Lab, **options: Any) -> tuple[RunResult, PathsResult]:
     """A short all-reduce between the racks, with right sums, and where it went, proven three ways."""
-    chosen: dict[str, Any] = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 8, "placement": "cyclic"} | options
-    result = run(lab, RunOptions(**chosen), Silent())
-    paths = paths_of(lab)
-    assert result.wrong == 0
-    assert paths.agree, paths_text(paths)
-    return result, paths
+    result = ran(lab, **{"qps": 8, "placement": "cyclic", **options})
+    return result, proven(lab)
 
 
 def healthy(lab: Lab) -> bool:
@@ -78,7 +70,7 @@ def healthy(lab: Lab) -> bool:
 )
 def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode: str, options: HashOptions) -> None:
     rehash.set_hashing(lab, mode, options)
-    result = in_order(ran(lab)[0])
+    result = in_order(both(lab)[0])
     assert result.ecmp == mode + (" resilient" if options.resilient else "")
     assert healthy(lab)
 
@@ -86,7 +78,7 @@ def test_a_lab_that_is_switched_goes_by_the_new_rule_and_knows_it(lab: Lab, mode
 @pytest.mark.parametrize("choice", ["random", deep("round-robin")])
 def test_sprayed_packets_take_many_paths_and_the_sums_are_right(lab: Lab, choice: Any) -> None:
     rehash.set_hashing(lab, "spray", HashOptions(choice=choice))
-    result, paths = ran(lab, qps=2)
+    result, paths = both(lab, qps=2)
     assert result.ecmp == "spray" and healthy(lab)
     assert all(proof.spread for proof in paths.flows if proof.flow.first_hop.partition(":")[0] == "rtsw1")
 
@@ -94,14 +86,14 @@ def test_sprayed_packets_take_many_paths_and_the_sums_are_right(lab: Lab, choice
 @pytest.mark.parametrize("first", ["hash", deep("load")])
 def test_flowlets_run_and_their_totals_add_up(lab: Lab, first: Any) -> None:
     rehash.set_hashing(lab, "flowlet", HashOptions(gap_ns=500_000_000, first=first))
-    result = in_order(ran(lab)[0])
+    result = in_order(both(lab)[0])
     assert result.ecmp == "flowlet" and healthy(lab)
 
 
 @pytest.mark.deep
 def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -> None:
     rehash.set_hashing(lab, "pinned", switches=["rtsw1"])
-    result, _ = ran(lab)
+    result, _ = both(lab)
     assert result.ecmp == "flow, rtsw1: pinned" and healthy(lab)
 
 
@@ -109,26 +101,10 @@ def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match")
     for port in ("eth3", "eth1"):
         rehash.set_exact(lab, "rtsw1", {(50000, RACK2): port})
-        _, paths = ran(lab, qps=2, source_ports=parse_source_ports("list:50000,50001"))
+        _, paths = both(lab, qps=2, source_ports=parse_source_ports("list:50000,50001"))
         first = {proof.measured[0] for proof in paths.flows if proof.flow.sport == 50000 and proof.flow.src == "host1"}
         assert first <= {f"rtsw1:{port}"} and healthy(lab)
         assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): port}
-
-
-@pytest.mark.deep
-def test_seeds_can_be_shared_or_different_by_tier(lab: Lab) -> None:
-    def seeds() -> dict[str, int]:
-        return {name: row.seed for name, row in rehash.wanted(lab).items()}
-
-    own = seeds()
-    rehash.set_hashing(lab, "e-ecmp", seed="shared")
-    assert len(set(seeds().values())) == 1 and healthy(lab)
-    rehash.set_hashing(lab, "e-ecmp", seed="per-tier")
-    assert len(set(seeds().values())) == 2
-    rehash.set_hashing(lab, "flow", seed=77)
-    assert set(seeds().values()) == {77} and healthy(lab)
-    rehash.set_hashing(lab, "flow")
-    assert seeds() == own
 
 
 @pytest.mark.deep

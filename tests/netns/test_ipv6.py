@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from heddle.base.events import Silent
 from heddle.base.process import run as run_command
 from heddle.checks.validate import validate
 from heddle.endpoints.nic.nic import announce
@@ -17,44 +15,29 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import read_fib
 from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as life
-from heddle.lab.capture import Bounds, capture
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
-from heddle.lab.rehash import set_exact, set_hashing
-from heddle.lab.tapped import find_ports
+from heddle.lab.rehash import set_hashing
 from heddle.runs.lookup import paths_of
-from heddle.runs.results import RunResult
-from heddle.runs.run import run
-from heddle.traffic.options import RunOptions
-from heddle.views.pathstext import paths_text
-from heddle.wire import roce
-from heddle.wire.pcapng import Frame
-from tests.conftest import Up
-from tests.machine import patience
+from tests.conftest import Borrow
+from tests.machine import until
+from tests.marks import deep
+from tests.netns.collectives import proven, ran
 
 
 @pytest.fixture(scope="module")
-def six(lab_name: Callable[[], str], up: Up) -> Iterator[Lab]:
+def six(borrow: Borrow, runtime: str) -> Lab:
     """The preset tiny in IPv6, in this module's runtime."""
-    name = lab_name()
-    try:
-        yield up(name, "family=ipv6").lab
-    finally:
-        life.down(name)
+    return borrow("tiny", "family=ipv6", runtime=runtime)
 
 
-def all_reduce(lab: Lab, **options: object) -> RunResult:
-    defaults: dict[str, object] = {"sizes": (1 << 18,), "iters": 2, "warmup": 1, "qps": 4}
-    return run(lab, RunOptions(**{**defaults, **options}), Silent())  # type: ignore[arg-type]
-
-
-def proven(lab: Lab, result: RunResult) -> bool:
-    """Whether the sums are right and prediction, oracle and counters say one thing of every QP."""
-    paths = paths_of(lab)
-    assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
-    assert paths.agree, paths_text(paths)
+def prove(lab: Lab, **options: Any) -> None:
+    """The sums of a run are right, and prediction, oracle and counters say one thing of every QP."""
+    result = ran(lab, **{"qps": 4, **options})
+    assert (result.icrc_errors, result.stray) == (0, 0)
+    paths = proven(lab)
     assert all(proof.predicted == proof.oracle == proof.measured for proof in paths.flows)
-    return len(paths.flows) == len(result.flows) > 0
+    assert len(paths.flows) == len(result.flows) > 0
 
 
 @pytest.mark.containers
@@ -109,39 +92,14 @@ def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> Non
     assert known() == []
     with inside(six.handle("host1").netns):
         announce(nic.name, nic.mac, str(nic.address.ip), str(gateway.address.ip))
-    end = time.monotonic() + patience(60)
-    while not known() and time.monotonic() < end:
-        time.sleep(0.05)
+    until(known)
     assert known() == [nic.mac]
 
 
 @pytest.mark.containers
 def test_sums_are_right_and_every_path_is_proven(six: Lab) -> None:
-    assert proven(six, all_reduce(six))
-    assert proven(six, all_reduce(six, qps=16, placement="cyclic"))
-
-
-@pytest.mark.needs("tcpdump")
-def test_packets_at_a_port_are_roce_over_ipv6_with_a_right_icrc(six: Lab) -> None:
-    frames: list[Frame] = []
-    port = six.fabric.by_name["host1"].ports[0].peer_ref
-    began: list[bool] = []
-
-    def stop() -> bool:
-        if not began:
-            began.append(True)
-            all_reduce(six, sizes=(1 << 16,), qps=1)
-        return False
-
-    done = capture(
-        find_ports(six, port), "udp dst port 4791", Bounds(20, patience(20)), frames.extend, whole=True, stop=stop
-    )
-    assert done.packets == 20
-    for frame in frames:
-        assert frame.data[12:14] == b"\x86\xdd"
-        assert roce.icrc_ok(frame.data)  # after a hop at the least: the hop limit is not what it was
-        assert int.from_bytes(frame.data[14:18], "big") & 0xFFFFF == 0, "the flow label"
-    assert {frame.data[21] for frame in frames} <= {64, 63, 62, 61}
+    prove(six)
+    prove(six, qps=16, placement="cyclic")
 
 
 @pytest.mark.deep
@@ -149,7 +107,7 @@ def test_a_lost_uplink_is_routed_around_and_comes_back(six: Lab) -> None:
     with link_down(six, "rtsw1:eth1"):
         hops = read_fib(six.handle("rtsw1"), 6).lookup(int(six.fabric.by_name["host3"].ports[0].address.ip))  # type: ignore[union-attr]
         assert [hop.port for hop in hops if not hop.dead] == ["eth2"]
-        assert proven(six, all_reduce(six))
+        prove(six)
     assert [check.name for check in validate(six) if not check.ok] == []
 
 
@@ -175,41 +133,13 @@ MODES = {
 }
 
 
-def test_a_destination_queue_pair_steers_ipv6_as_predicted(six: Lab) -> None:
-    steered(six, "e-ecmp")
-
-
-@pytest.mark.deep
-def test_every_other_mode_steers_ipv6_as_predicted(six: Lab) -> None:
-    steered(six, *(word for word in MODES if word != "e-ecmp"))
-
-
-def steered(six: Lab, *words: str) -> None:
-    """Sums are right and paths are as predicted in each of these modes, and the lab is as before after them."""
+@pytest.mark.parametrize("word", [word if word == "e-ecmp" else deep(word) for word in MODES])
+def test_a_mode_steers_ipv6_as_predicted(six: Lab, word: str) -> None:
+    mode, options = MODES[word]
+    set_hashing(six, mode, options)
     try:
-        for word in words:
-            mode, options = MODES[word]
-            set_hashing(six, mode, options)
-            result = all_reduce(six, placement="cyclic")
-            paths = paths_of(six)
-            assert (result.wrong, paths.agree) == (0, True), f"{word}: {paths_text(paths)}"
-    finally:
-        set_hashing(six, "flow", HashOptions())
-    assert [check.name for check in validate(six) if not check.ok] == []
-
-
-@pytest.mark.deep
-def test_an_exact_match_on_an_ipv6_prefix_sends_a_flow_over_another_path(six: Lab) -> None:
-    try:
-        set_hashing(six, "exact-match", HashOptions())
-        all_reduce(six, placement="cyclic")
-        proof = next(each for each in paths_of(six).flows if each.measured[0].startswith("rtsw1:eth1"))
-        other = {(proof.flow.sport, six.fabric.by_name["rtsw2"].prefix): "eth2"}
-        set_exact(six, "rtsw1", other)  # type: ignore[arg-type]
-        result = all_reduce(six, placement="cyclic")
-        now = next(each for each in paths_of(six).flows if each.flow == proof.flow)
-        assert now.measured[0] == "rtsw1:eth2"
-        assert proven(six, result)
+        ran(six, qps=4, placement="cyclic")
+        proven(six)
     finally:
         set_hashing(six, "flow", HashOptions())
 
@@ -219,7 +149,7 @@ def test_three_tiers_and_a_user_defined_pool_are_proven_too(name: str) -> None:
     tiers = ["racks=2", "ctsw=2", "zones=2", "atsw=2", "hosts_per_rack=1", "nics_per_host=2"]
     overrides = ["family=ipv6", "routing.ecmp=e-ecmp", "addressing.pool=fd12:3456:789a::/48", *tiers]
     lab = life.up(load_fabric("tiny", name=name, overrides=overrides)).lab
-    assert proven(lab, all_reduce(lab, qps=16))
+    prove(lab, qps=16)
     used = {proof.measured[0] for proof in paths_of(lab).flows if len(proof.measured) > 1}
     switches = [node for node in lab.fabric.switches if node.level == 1]
     assert len(used) > len(switches), "more than one uplink of some RTSW is used"

@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from heddle.base import state
-from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.cli.console import Console
 from heddle.cli.exec_verb import run_inside
-from heddle.kernel.fib import read_fib
+from heddle.lab import health
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
-from tests.conftest import FabricLab, Up
+from tests.conftest import Up
+from tests.listener import Listener
+from tests.machine import until
+from tests.marks import deep
+from tests.netns.collectives import ran
+from tests.netns.test_pfc_trouble import found, kill_both, pids
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
 HALFWAY = "halfway"
 
 
-class At(Silent):
-    """Does something when a step of `up` begins."""
-
-    def __init__(self, step: str, action: Callable[[], None]) -> None:
-        self.step = step
-        self.action = action
-
-    def begin(self, step: str, total: int | None = None) -> None:
-        if step == self.step:
-            self.action()
-
-
 @pytest.mark.containers
 def test_up_again_is_a_no_op_that_says_so(tiny: Lab, up: Up) -> None:
-    said: list[str] = []
-
-    class Listener(Silent):
-        def say(self, text: str) -> None:
-            said.append(text)
-
-    again = up(tiny.name, observer=Listener())
-    assert not again.created
-    assert again.converged
-    assert any("already" in text for text in said)
+    heard = Listener()
+    again = up(tiny.name, observer=heard)
+    assert (again.created, again.converged) == (False, True)
+    assert any("already" in text for text in heard.said)
 
 
 def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
@@ -90,19 +76,16 @@ def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
         open_lab("nosuch")
 
 
-def test_vtysh_works_in_every_switch(tiny: Lab) -> None:
-    for switch in tiny.fabric.switches:
-        said = tiny.output(switch.name, ["vtysh", "-c", "show running-config"])
-        assert f"hostname {switch.name}" in said
-        assert f"router bgp {switch.asn}" in said
-
-
 @pytest.mark.containers
-def test_frr_takes_the_whole_configuration_without_complaint(tiny: Lab) -> None:
+def test_frr_has_the_whole_configuration_and_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
     for switch in tiny.fabric.switches:
+        found = tiny.output(switch.name, ["vtysh", "-c", "show running-config"])
+        assert f"hostname {switch.name}" in found and f"router bgp {switch.asn}" in found
         log = tiny.output(switch.name, ["sh", "-c", "cat /var/log/frr/*.log"])
-        assert "No such command" not in log
-        assert "Unknown command" not in log
+        assert "No such command" not in log and "Unknown command" not in log
+    pids = tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
+    tiny.output("rtsw1", ["sh", "/etc/frr/start.sh"])
+    assert tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
 
 
 @pytest.mark.containers
@@ -135,13 +118,6 @@ for _ in range(100):
         assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == "here"
 
 
-@pytest.mark.containers
-def test_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
-    pids = tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
-    tiny.output("rtsw1", ["sh", "/etc/frr/start.sh"])
-    assert tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
-
-
 def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers, up: Up) -> None:
     second = up(name)
     assert second.created
@@ -171,14 +147,14 @@ def test_no_convergence_leaves_the_lab_and_says_why_but_nothing_with_rollback(
     name: str, leftovers: Leftovers, up: Up
 ) -> None:
     with pytest.raises(CheckError) as caught:
-        up(name, observer=At("create", without_a_session(name)), timeout=3)
+        up(name, observer=Listener({"create": without_a_session(name)}), timeout=3)
     text = str(caught.value)
     assert "rtsw1  10.0.1.0/24 has no next hop over eth2 to ctsw2 (BGP: no neighbour)" in text
     assert f"./inv down {name} removes it" in text
     assert open_lab(name).daemons.sessions("rtsw1") == {"eth1": "Established"}
     assert life.down(name)
     with pytest.raises(CheckError):
-        up(name, observer=At("create", without_a_session(name)), timeout=1, rollback=True)
+        up(name, observer=Listener({"create": without_a_session(name)}), timeout=1, rollback=True)
     assert leftovers(name) == []
 
 
@@ -188,25 +164,24 @@ def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftov
         (topology_dir(name) / "ctsw2/start.sh").write_text("echo no such thing >&2; exit 5\n")
 
     with pytest.raises(MachineError, match=r"ctsw2  sh /etc/frr/start.sh failed with exit code 5: no such thing"):
-        up(name, observer=At("create", spoil))
+        up(name, observer=Listener({"create": spoil}))
     assert leftovers(name) == []
 
 
 @pytest.mark.containers
-def test_ctrl_c_while_nodes_start_leaves_nothing(name: str, leftovers: Leftovers, runtime: str) -> None:
-    interrupted(name, HALFWAY, runtime)
-    assert leftovers(name) == []
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("step", ["create", "queues, hashing, counters", "converge"])
-def test_ctrl_c_at_other_steps_of_up_leaves_nothing(step: str, name: str, leftovers: Leftovers, runtime: str) -> None:
-    interrupted(name, step, runtime)
+@pytest.mark.parametrize("step", [HALFWAY, *map(deep, ("create", "queues, hashing, counters", "converge"))])
+def test_ctrl_c_at_a_step_of_up_leaves_nothing(step: str, name: str, leftovers: Leftovers, runtime: str) -> None:
+    if step != HALFWAY and runtime != "netns":
+        pytest.skip("these steps are the same in containers")
+    process = up_in_a_process(name, step, "SIGINT", runtime)
+    assert process.wait(60) == -signal.SIGINT or process.returncode == 1
     assert leftovers(name) == []
 
 
 @pytest.mark.containers
-def test_a_killed_up_is_broken_and_goes_down_clean(name: str, runtime: str, leftovers: Leftovers) -> None:
+def test_a_killed_up_is_broken_and_goes_down_clean_and_another_one_just_works(
+    name: str, runtime: str, leftovers: Leftovers, up: Up
+) -> None:
     """tests/netns/test_killed.py kills it at every step."""
     assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
     (row,) = status(name)
@@ -216,11 +191,9 @@ def test_a_killed_up_is_broken_and_goes_down_clean(name: str, runtime: str, left
     assert life.down(name)
     assert leftovers(name) == []
     assert not life.down(name), "the second time there is nothing"
-
-
-def test_after_a_killed_up_another_one_just_works(name: str, up: Up, runtime: str) -> None:
-    assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
-    assert up(name).created
+    if runtime == "netns":
+        assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
+        assert up(name).created
 
 
 def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Leftovers, up: Up) -> None:
@@ -230,15 +203,40 @@ def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Left
     assert leftovers(name) == [f"namespace heddle-{name}-rtsw1"]
 
 
-def test_down_ends_whatever_runs_in_the_lab(name: str, leftovers: Leftovers, up: Up) -> None:
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
+
+
+@pytest.mark.containers
+def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
+    name: str, up: Up, leftovers: Leftovers
+) -> None:
+    """zebra and, in containers, both processes of PFC are killed; then a process ignores SIGTERM as the lab goes."""
     lab = up(name).lab
-    netns = lab.handle("host1").netns
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(99)"
-    with subprocess.Popen(
-        ["nsenter", f"--net={netns}", sys.executable, "-c", stubborn], stdout=subprocess.PIPE
-    ) as process:
+    if lab.runtime.name != "netns":  # test_pfc_trouble.py has namespaces
+        agent, keeper = pids(lab)
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: found(lab)[0] not in (agent, None))
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: found(lab)[1] not in (keeper, None))
+        kill_both(lab)
+        ran(lab, sizes=(1 << 16,), iters=1)
+        pids(lab)
+
+    lab.output("rtsw1", ["sh", "-c", "kill -9 $(cat /run/frr/zebra.pid)"])
+    until(lambda: status(name)[0].faults == ("rtsw1  zebra does not answer",))
+    assert not status(name)[0].converged
+    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv up --repair"):
+        up(name)
+    assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
+    until(lambda: health.faults(lab) == [])
+
+    argv = ["nsenter", f"--net={lab.handle('host1').netns}", sys.executable, "-c", STUBBORN]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)
+        with pytest.raises(InputError, match=f"down {name}"):
+            up(name)
         assert life.down(name)
         assert process.wait(5) == -signal.SIGKILL
     assert leftovers(name) == []
@@ -294,12 +292,6 @@ def without_a_session(name: str) -> Callable[[], None]:
     return edit
 
 
-def interrupted(name: str, step: str, runtime: str) -> None:
-    """Ctrl-C as a step of `up` begins, and its end."""
-    process = up_in_a_process(name, step, "SIGINT", runtime)
-    assert process.wait(60) == -signal.SIGINT or process.returncode == 1
-
-
 def up_in_a_process(name: str, step: str, sign: str, runtime: str) -> subprocess.Popen[bytes]:
     """`up` of preset tiny, in a process (and a process group) that gets a signal as a step begins.
 
@@ -313,53 +305,22 @@ def up_in_a_process(name: str, step: str, sign: str, runtime: str) -> subprocess
     program = f"""
 import os, signal, threading, time
 from heddle.lab import lifecycle as lab
-from heddle.base.events import Silent
-from heddle.cli.console import Console
-from heddle.cli.exec_verb import run_inside
 from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.namespace import NETNS_DIR
+from tests.listener import Listener
 
 def fire():
     {wait}
     os.kill(0 if {sign!r} == "SIGINT" else os.getpid(), signal.{sign})
 
-class At(Silent):
-    def begin(self, step, total=None):
-        if step == {step!r}:
-            threading.Thread(target=fire).start() if {wait != "pass"} else fire()
+def begin():
+    threading.Thread(target=fire).start() if {wait != "pass"} else fire()
 
-lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=At())
+lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=Listener({{ {step!r}: begin }}))
 """
     return subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "did not come true in time"
-        time.sleep(0.05)
-
-
-@pytest.mark.deep
-def test_two_ups_of_one_file_give_every_flow_the_same_path(fabric_lab: FabricLab) -> None:
-    """The kernel hashes to a place in a route's list of next hops: so the lists must be in the same order each time."""
-    orders = []
-    for _ in range(2):
-        lab = fabric_lab(racks=3, ctsw=4, hosts_per_rack=1)
-        handles = lab.handles()
-        routes = {switch.name: read_fib(handles[switch.name]).routes for switch in lab.fabric.switches}
-        orders.append(
-            {
-                (switch, prefix): [(hop.port, hop.weight) for hop in routes[switch][prefix]]
-                for switch, table in lab.fabric.expected_next_hops.items()
-                for prefix in table
-            }
-        )
-    assert orders[0] == orders[1]
-    uplinks = [f"eth{i}" for i in range(1, 5)]
-    assert all([port for port, _ in order] == uplinks for order in orders[0].values() if len(order) > 1)
 
 
 def test_exec_says_where_a_command_that_is_missing_comes_from(

@@ -1,4 +1,8 @@
-"""Faults of the machine, and changes by hand: each is reported, and nothing is left behind."""
+"""Faults and limits of the machine, of topologies, and changes by hand: each is reported, and nothing is left behind.
+
+Limits: raised by `up` of a fabric with many links, restored by the last `down`. Labs of other users may run beside
+these tests: they look at Heddle's own record, and at sysctls only as far as no other lab keeps them raised.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,14 @@ from pathlib import Path
 import pytest
 
 from heddle.base import state
-from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.base.events import Silent
+from heddle.base.problems import CheckError, MachineError
+from heddle.base.process import Journal
+from heddle.cli.progress import PlainObserver
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.shapes import build
+from heddle.host import limits
+from heddle.host.limits import HERE
 from heddle.kernel.fib import read_fib
 from heddle.lab import health
 from heddle.lab import lifecycle as life
@@ -24,9 +34,12 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
+from heddle.runtimes.registry import get_runtime
+from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing import hashing
+from heddle.testing.pool import Pool
 from tests.conftest import Up
-from tests.machine import patience
+from tests.machine import patience, until
 from tests.marks import deep
 
 pytestmark = pytest.mark.needs("mount")
@@ -110,17 +123,6 @@ def mode(path: Path) -> int:
     return 0 if path.is_symlink() else path.stat().st_mode
 
 
-def test_a_dead_zebra_is_named_and_starts_again_whatever_its_old_number_says(name: str, up: Up) -> None:
-    lab = up(name).lab
-    end(lab, "rtsw1", "zebra")
-    (row,) = status(name)
-    assert (row.converged, row.faults) == (False, ("rtsw1  zebra does not answer",))
-    with pytest.raises(CheckError, match=r"rtsw1  zebra does not answer\n.*\./inv up --repair"):
-        up(name)
-    assert lab.exec("rtsw1", ["sh", "/etc/frr/start.sh"]) == 0
-    assert health.faults(lab) == []
-
-
 @pytest.mark.deep
 def test_a_dead_bgpd_is_named_and_rollback_takes_down_only_what_its_up_made(name: str, up: Up) -> None:
     lab = up(name).lab
@@ -146,9 +148,7 @@ def test_a_dead_bgpd_is_named_and_rollback_takes_down_only_what_its_up_made(name
 
 def end(lab: Lab, node: str, daemon: str) -> None:
     lab.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
-    stop = time.monotonic() + patience(60)
-    while not health.faults(lab) and time.monotonic() < stop:
-        time.sleep(0.02)
+    until(lambda: health.faults(lab))
 
 
 @pytest.mark.deep
@@ -183,19 +183,11 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_lab_without_its_record_can_still_be_taken_down(name: str, leftovers: Leftovers, up: Up) -> None:
-    up(name)
-    subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)
-    with pytest.raises(InputError, match=f"down {name}"):
-        up(name)
-    assert life.down(name)
-    assert leftovers(name) == []
-
-
 @pytest.mark.deep
 def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Leftovers) -> None:
-    """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit. (The agent of PFC
-    holds three a node, and raises its own limit.)
+    """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit.
+
+    The agent of PFC holds three a node, and raises its own limit.
     """
     program = f"""
 import resource
@@ -207,3 +199,114 @@ assert lab.down({name!r})
 """
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=patience(120))
     assert leftovers(name) == []
+
+
+Create = Callable[[str], None]
+
+PAIR = """
+name: x
+topology:
+  nodes:
+    n1: {kind: linux, exec: ["ip addr add 10.1.0.0/31 dev eth1"]}
+    n2: {kind: linux, exec: ["ip addr add 10.1.0.1/31 dev eth1", "sh -c 'echo up > /proc/self/comm'"]}
+  links:
+    - endpoints: ["n1:eth1", "n2:eth1"]
+      mtu: 4200
+"""
+
+
+@pytest.fixture
+def create(lab_name: Callable[[], str], tmp_path: Path) -> Iterator[Create]:
+    """Create a topology's namespaces; they are gone after the test."""
+    name = lab_name()
+    runtime = get_runtime("netns")
+
+    def make(text: str) -> None:
+        path = tmp_path / "x.clab.yml"
+        path.write_text(text)
+        runtime.create(name, path, Journal(), Silent())
+        runtime.start(name, path, Journal(), Silent())
+
+    yield make
+    runtime.destroy(name, Silent())
+    assert not runtime.exists(name)
+
+
+def test_a_topology_without_frr_runs(create: Create) -> None:
+    create(PAIR)
+
+
+ADDRESS = "10.1.0.300/31"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            PAIR + '    - endpoints: ["n1:eth1", "n2:eth2"]\n',
+            r"n1:eth1 to n2:eth2  ip link add eth1 netns .*File exists",
+        ),
+        (PAIR.replace("10.1.0.0/31", ADDRESS), rf"n1  ip addr add {ADDRESS} dev eth1 failed: .*{ADDRESS}"),
+        (PAIR.replace("n1: {", 'n1: {sysctls: {net.ipv4.nonsense: "1"}, '), r"n1  net\.ipv4\.nonsense=1 cannot be set"),
+        (
+            PAIR.replace("n1: {", 'n1: {binds: ["file:/opt/nosuch/file"], '),
+            "n1  bind /opt/nosuch/file cannot be provided",
+        ),
+        (PAIR.replace("up > /proc/self/comm", "no luck; exit 4"), r"n2  sh -c .* failed with exit code 4: no luck"),
+    ],
+    ids=["a link", "an address", "a sysctl", "a bind", "a command"],
+)
+def test_what_cannot_be_done_is_named(create: Create, tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match=problem):
+        create(text)
+
+
+# 288 links of hosts: 1,152 neighbours, and 1,024 is the kernel's default.
+SIZES = {"racks": 3, "ctsw": 2, "hosts_per_rack": 12, "nics_per_host": 8}
+KEYS = [key for limit in limits.LIMITS for key in limit.factors]
+
+
+@pytest.fixture
+def before() -> dict[str, int]:
+    """The sysctls as this machine has them without labs."""
+    _, raised = HERE.state()
+    values = {key: raised.get(key, HERE.value(key)) for key in KEYS}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def sysctls_too_low(lab: str, needs: dict[str, int]) -> list[limits.Shortage]:
+    """Without the mode of HTB, which any lab of another test sets and restores meanwhile (test_rates.py)."""
+    return [each for each in HERE.shortages(lab, needs) if each.limit is not limits.BURSTS]
+
+
+def restored(before: dict[str, int]) -> bool:
+    """Whether the sysctls are as before, or the record still knows how to get there for other labs."""
+    labs, raised = HERE.state()
+    return all(raised.get(key, HERE.value(key)) == value for key, value in before.items()) and (
+        labs != [] or not raised
+    )
+
+
+def test_up_raises_what_a_fabric_of_many_links_needs_and_down_restores_it(
+    name: str, heddle_pool: Pool, before: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    heddle_pool.drop_idle()
+    spec = ClosSpec.model_validate({"name": name, **SIZES})
+    needs = limits.needs_of(build(spec))
+    short = sysctls_too_low(name, needs)  # all limits, where no other lab of this machine has raised some of them
+    if not short:
+        labs = ", ".join(HERE.state()[0]) or "none"
+        pytest.skip(f"this machine's limits are high enough for {needs} (labs: {labs})")
+    script = life.script_of(spec)
+    assert short and all(f"sysctl -w {next(iter(each.limit.factors))}=" in script for each in short)
+    life.up(spec, observer=PlainObserver(sys.stderr))
+    assert all((HERE.value(key) or 0) >= need for key, need in needs.items())
+    assert name in HERE.state()[0]
+    said, script = capsys.readouterr().err, (state.lab_dir(name) / "up.sh").read_text()
+    if any(each.limit is limits.ARP for each in short):
+        assert "raised net.ipv4.neigh.default.gc_thresh1/2/3 from" in said
+    assert "raised " in said and "sysctl -w " in script
+    life.down(name)
+    assert name not in HERE.state()[0]
+    assert restored(before)

@@ -1,4 +1,4 @@
-"""The MCP server over stdio, with the SDK's own client, beside a live lab."""
+"""The MCP server over stdio, with the SDK's own client, beside a live lab and on another machine (--place ssh:)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from heddle.base import state
 from heddle.lab.lab import Lab
 from heddle.runs.store import History
 from tests.machine import patience
+from tests.sshd import NEEDS, SshServer
 from tests.typed import typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,3 +181,20 @@ def test_at_a_terminal_it_says_what_it_is_for() -> None:
         os.close(child)
     assert (done.returncode, done.stdout) == (2, "")
     assert "speaks a protocol on stdin" in done.stderr and "docs/assistants.md" in done.stderr
+
+
+@NEEDS
+@pytest.mark.deep
+def test_the_protocol_goes_through_to_the_place_and_errors_come_back(server: SshServer) -> None:
+    program, *words = server.words("mcp", "--allow-run")
+    command = StdioServerParameters(command=program, args=words, cwd=str(server.spot), env=dict(server.env))
+
+    async def main() -> None:
+        async with asyncio.timeout(200), Client(command) as client:
+            assert {"compare", "report", "run"} <= {tool.name for tool in (await client.list_tools()).tools}
+            assert (await client.call_tool("status", {})).structured_content == {"labs": []}
+            refused = await client.call_tool("paths", {"lab": "nope"})
+            assert refused.is_error
+            assert "lab nope is not running" in getattr(refused.content[0], "text", "")
+
+    asyncio.run(main())

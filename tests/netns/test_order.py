@@ -1,4 +1,4 @@
-"""A path keeps the order of its packets: the settings of every port, what undoes them, and runs under PFC."""
+"""Order of packets: what keeps it on a path, what undoes it, and which rules of hashing sort packets twice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, cycle, islice
 from pathlib import Path
@@ -16,26 +15,29 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.process import run as command
 from heddle.checks.validate import CheckResult, validate
-from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.policy import HashOptions
 from heddle.host.delivery import Delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.inorder import net_devices
 from heddle.kernel.namespace import inside
-from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
+from heddle.lab.rehash import set_hashing
+from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.switch.counters import read_counters
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions
+from tests.conftest import Borrow
 from tests.marks import deep
-from tests.netns.order import FORK, cpu_taken, in_order, late
+from tests.netns.collectives import FORK, cpu_taken, in_order, late, ran, total
 from tests.netns.queue_traffic import Rack, rack
 from tests.netns.static_fabric import StaticLab, address, static_fabric
 
 pytestmark = pytest.mark.root
 
-RUNS = 4  # `./inv bench order --runs 100` makes more
+RUNS = 2  # `./inv bench order --runs 100` makes more
 LOADED_S = 2.0
 LEAST = 1000  # packets of each sender, however busy the machine is
 SENDER_SHIFT = 24  # the sender's number is above that of its packet
@@ -43,17 +45,13 @@ HOPS = 4  # queues between hosts of two racks
 # One QP a connection under PFC: queues fill, gates close and open, and several CPUs dequeue. At this rate CPUs are the
 # limit. With GRO off one run in three of these has packets out of order.
 RATES = ("link.host=1gbit", "link.fabric=1gbit")
-OPTIONS = RunOptions("all-to-all", sizes=(1 << 20,), iters=1, warmup=0, placement="cyclic")
+OPTIONS = RunOptions("all-to-all", sizes=(1 << 19,), iters=1, warmup=0, placement="cyclic")
 
 
 @pytest.fixture(scope="module")
-def demo(lab_name: Callable[[], str]) -> Iterator[Lab]:
+def demo(borrow: Borrow) -> Lab:
     """Preset demo in namespaces with fast links: 16 hosts, 4 RTSW, 4 CTSW. Leave it as you find it."""
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("demo", name=name, overrides=RATES)).lab
-    finally:
-        life.down(name)
+    return borrow("demo", *RATES)
 
 
 def checked(lab: Lab) -> CheckResult:
@@ -209,17 +207,105 @@ def _send_tcp(lab: StaticLab, size: int) -> None:
     with inside(lab.handle(last.name).netns):
         sink = socket.create_server((address(last), 0))
     with inside(lab.handle(first.name).netns):
-        source = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        source = socket.create_connection(sink.getsockname(), 20)
     with source, sink:
-        for end in (source, sink):
-            end.settimeout(20)
-        source.connect(sink.getsockname())
         sender = threading.Thread(target=source.sendall, args=(bytes(size),))
         sender.start()
         taken, _ = sink.accept()
         with taken:
-            taken.settimeout(20)
             left = size
             while left:
                 left -= len(taken.recv(min(left, 1 << 20)))
         sender.join()
+
+
+@pytest.fixture(scope="module")
+def dc(borrow: Borrow) -> Lab:
+    """Preset dc; tests set its hashing.
+
+    One CTSW of each zone is slow: where all ways are alike and evenly used, even sprayed packets keep their order.
+    """
+    return borrow("dc", *(f"link.exceptions.{ctsw}=5mbit" for ctsw in ("ctsw2", "ctsw4")))
+
+
+def polarisation(lab: Lab) -> CheckResult:
+    return next(check for check in validate(lab) if check.name == "polarisation")
+
+
+def carried(lab: Lab) -> dict[str, int]:
+    """Uplink of a CTSW -> RoCE packets that went over it since the lab is up."""
+    found: dict[str, int] = {}
+    counters = read_counters(lab.fabric)
+    for node in lab.fabric.switches:
+        if node.level == 2:
+            counts = {count.port: count.roce_packets for count in counters[node.name].ports}
+            found |= {f"{node.name}:{port}": counts.get(port, 0) for port in ("eth3", "eth4")}
+    return found
+
+
+def used(lab: Lab, **options: object) -> dict[str, list[str]]:
+    """CTSW -> the uplinks that a run between the zones used."""
+    before = carried(lab)
+    hosts = "host1,host5,host2,host6,host3,host7,host4,host8"
+    run(lab, RunOptions(qps=16, sizes=(32768,), iters=1, warmup=0, placement=hosts, **options), Silent())  # type: ignore[arg-type]
+    after = carried(lab)
+    found: dict[str, list[str]] = {}
+    for ref, packets in after.items():
+        if packets > before[ref]:
+            found.setdefault(ref.partition(":")[0], []).append(ref.partition(":")[2])
+    return found
+
+
+@pytest.mark.parametrize("mode", ["flow", deep("e-ecmp")])
+def test_shared_seeds_leave_each_ctsw_one_of_its_uplinks_and_validate_says_why(dc: Lab, mode: str) -> None:
+    set_hashing(dc, mode, seed="shared")
+    assert {switch: len(ports) for switch, ports in used(dc).items()} == {f"ctsw{c}": 1 for c in range(1, 5)}
+    check = polarisation(dc)
+    assert not check.ok
+    assert check.detail.startswith("ctsw1 uses 1 of its 2 next hops: rtsw")
+    assert "bits of mutual information" in check.detail
+    assert f"routing.seed: per-switch, or ./inv hashing {mode} --set seed=per-switch" in check.detail
+
+
+@pytest.mark.parametrize(("mode", "seed"), [("flow", "per-switch"), deep("e-ecmp", "per-tier")])
+def test_seeds_that_differ_between_tiers_use_all_of_them(dc: Lab, mode: str, seed: str) -> None:
+    set_hashing(dc, mode, seed=seed)
+    assert used(dc) == {f"ctsw{c}": ["eth3", "eth4"] for c in range(1, 5)}
+    assert polarisation(dc).ok
+
+
+def short(lab: Lab, transport: str = "rc") -> RunResult:
+    return ran(lab, qps=2, sizes=(1 << 16,), iters=1, warmup=0, transport=transport)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mode", ["flow", "pinned"])
+def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
+    set_hashing(dc, mode)
+    assert "#order" not in in_order(short(dc)).table()
+
+
+def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
+    set_hashing(dc, "spray", HashOptions(choice="random"))
+    result = short(dc, "srd")
+    assert late(result) > 0 and total(result, "retransmitted") == 0
+    assert not [warning for warning in result.warnings if "spray" in warning]
+    assert result.nic_loop == "python"
+    some = sum(1 for flow in result.flows if flow.counters["out_of_order"])
+    assert f"#order    : {late(result)} packets out of order on {some} of {len(result.flows)} QPs" in result.table()
+    assert sum(row["out_of_order"] for row in result.to_json()["flows"]) == late(result)
+    in_need = short(dc)
+    assert any("use --transport srd" in warning for warning in in_need.warnings)
+    assert "transport rc counts packets that arrive out of order as lost" in in_need.table()
+    assert in_need.nic_loop == "compiled"
+    if late(in_need):  # what came out of order was sent again
+        blamed = "each QP uses one path"
+        assert blamed not in in_need.table() and blamed in replace(in_need, ecmp="pinned").table()
+
+
+@pytest.mark.deep
+def test_a_flowlet_gap_must_be_longer_than_the_delay_difference_of_paths(dc: Lab) -> None:
+    set_hashing(dc, "flowlet", HashOptions(gap_ns=1_000))
+    assert late(short(dc, "srd")) > 0
+    set_hashing(dc, "flowlet", HashOptions(gap_ns=2_000_000_000))
+    in_order(short(dc))

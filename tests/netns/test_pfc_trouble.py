@@ -1,20 +1,38 @@
-"""What happens to gates when the processes behind them are killed or stopped, links fail, and rules change."""
+"""What happens to gates when the processes behind them are killed or stopped, links fail, and rules change.
+
+In a whole lab the two run from `up` to `down`; test_lab_life.py has containers.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from socket import if_nameindex
+from typing import Any
 
 import pytest
 
+from heddle.base.process import run
+from heddle.kernel.namespace import inside
+from heddle.lab import lifecycle as life
+from heddle.lab.lab import Lab
 from heddle.switch.pfc import control as pfc
+from heddle.switch.pfc.frame import build
+from heddle.switch.pfc.gates import Gates
+from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
-from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab, until
+from tests.conftest import Up
+from tests.machine import until
+from tests.marks import deep
+from tests.netns.pfc_lab import LOSSLESS, PfcLab, pfc_lab
 
 
 @pytest.fixture(scope="module")
@@ -85,32 +103,6 @@ def test_an_agent_that_is_stopped_is_replaced_and_its_gates_open_in_time(net: Pf
 
 
 @pytest.mark.deep
-def test_with_both_killed_at_once_packets_go_around_a_gate_that_is_past_its_time(net: PfcLab) -> None:
-    source, *_, sink = [host.name for host in net.lab.fabric.hosts]
-    port = net.down_port(sink)
-    net.pause(sink, 20_000)  # 410 ms, in which a busy machine has surely closed the gate, and been seen to
-    until(lambda: net.closed(port))
-    net.kill_both()
-    time.sleep(0.75)
-    assert net.overdue_ms() > 300
-    with net.loading([(source, sink, LOSSLESS)]):
-        out = net.out(port)
-        until(lambda: net.out(port) > out + 20)
-    net.start()
-    until(lambda: not net.closed(port) and net.at_rest())
-
-
-@pytest.mark.deep
-def test_with_both_killed_under_load_the_next_start_repairs_everything(net: PfcLab) -> None:
-    with incast(net) as port:
-        net.kill_both()
-        time.sleep(0.3)
-        net.start()
-        assert both(net)
-        goes_on(net, port)
-
-
-@pytest.mark.deep
 def test_a_link_that_fails_under_load_leaves_no_bytes_counted_and_works_again(net: PfcLab) -> None:
     sink = net.lab.fabric.hosts[-1].name
     port = net.lab.fabric.by_name[sink].ports[0].peer_ref
@@ -159,16 +151,188 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
         until(lambda: net.queues.agent["pfc_sent"].sum() > sent, seconds=2.0)
 
 
+def found(lab: Lab) -> tuple[int | None, int | None]:
+    """Pids of agent and keeper; None for one that does not run."""
+    state = pfc.alive(lab.name)
+    return state.agent, state.keeper
+
+
+def pids(lab: Lab) -> tuple[int, int]:
+    """Their pids, once pids run."""
+    until(lambda: None not in found(lab))
+    agent, keeper = found(lab)
+    assert agent is not None
+    assert keeper is not None
+    return agent, keeper
+
+
+def pause(lab: Lab, host: str, quanta: int) -> None:
+    """A pause frame from a host's port to its switch."""
+    port = lab.fabric.by_name[host].ports[0]
+    gates = Gates(lab.handle(host).netns)
+    try:
+        assert gates.send(port.name, build(gates.macs[port.name], {LOSSLESS: quanta}))
+    finally:
+        gates.close_sockets()
+
+
+def take_away(lab: Lab, node: str) -> None:
+    """Remove a node by hand."""
+    run(["ip", "netns", "del", lab.handle(node).netns.name])
+
+
+def kill_both(lab: Lab) -> None:
+    """So that neither sees the other go."""
+    agent, keeper = pids(lab)
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(keeper, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: found(lab) == (None, None))
+
+
 @pytest.mark.deep
-def test_other_quanta_hold_at_once_and_lose_nothing(net: PfcLab) -> None:
-    policies = policies_of(net.lab.fabric)
-    changed = {
-        ref: tuple(replace(p, quanta=p.quanta // 2) if p.pfc else p for p in rows) for ref, rows in policies.items()
-    }
-    with incast(net):
-        drops = net.drops()
-        for each in (changed, policies):
-            net.queues.set_policies(each)
-            sent = net.queues.agent["pfc_sent"].sum()
-            until(lambda: net.queues.agent["pfc_sent"].sum() > sent + 20)  # noqa: B023
-        assert net.drops() == drops
+def test_pauses_are_obeyed_from_up_to_down_whichever_process_is_killed(
+    name: str, up: Up, leftovers: Callable[[str], list[str]]
+) -> None:
+    lab = up(name).lab
+    host, *_, last = lab.fabric.hosts
+    with LabQueues.pinned(lab.fabric) as queues:
+        row = queues.ids[host.ports[0].peer_node, host.ports[0].peer_port] * 8 + LOSSLESS
+        until_ns = queues.agent["until_ns"]
+
+        def obeys() -> None:
+            pause(lab, host.name, 65535)
+            until(lambda: until_ns[row])
+            pause(lab, host.name, 0)
+            until(lambda: not until_ns[row])
+
+        first = pids(lab)
+        obeys()
+        for victim in (0, 1):
+            before = pids(lab)[victim]
+            os.kill(before, signal.SIGKILL)
+            until(lambda: found(lab)[victim] not in (before, None))  # noqa: B023
+            obeys()
+        assert not set(pids(lab)) & set(first)
+        assert not pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
+
+        # Both at once: the next run does what is asked of restart here.
+        pause(lab, host.name, 65535)
+        until(lambda: until_ns[row])
+        kill_both(lab)
+        assert pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir)
+        pids(lab)
+        until(lambda: not until_ns[row])
+        obeys()
+
+    # Sockets of the agent do not keep a dead node's ends of its links alive.
+    port = last.ports[0]
+    take_away(lab, last.name)
+    with inside(lab.handle(port.peer_node).netns):
+        # The kernel takes namespaces down one by one, and others may be before this one.
+        until(lambda: port.peer_port not in {word for _, word in if_nameindex()})
+    assert f"the namespace of {last.name} was removed" in (lab.dir / "pfc.log").read_text()
+
+    # A lab that is made again after both were killed is as any other.
+    kill_both(lab)
+    assert life.down(name)
+    assert leftovers(name) == []
+    again = up(name)
+    assert again.created
+    last_pids = pids(again.lab)
+    for node in again.lab.fabric.nodes:  # with the last of them the two have nothing to do
+        take_away(again.lab, node.name)
+    until(lambda: found(again.lab) == (None, None))
+    assert life.down(name)
+    assert leftovers(name) == []
+    assert not any(
+        Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in last_pids
+    )
+
+
+ETH_P_IP = 0x0800
+DETECT_S = 0.4
+
+
+@pytest.fixture(scope="module", params=["drop", deep("forward")])
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+    watchdog = {"detect": "400ms", "restore": "400ms", "action": request.param}
+    one_way: dict[str, Any] = {"weights": (1,)}  # a single CTSW: the paths of all flows are the same
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues={"pfc": {"watchdog": watchdog}}, **one_way) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def listening(watched: PfcLab, host: str) -> Iterator[list[int]]:
+    """The sizes of IPv4 packets that come to a host, behind the programs at its port."""
+    found: list[int] = []
+    ended = threading.Event()
+    with inside(watched.lab.handle(host).netns):
+        taker = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    with taker:
+        taker.bind((watched.lab.fabric.by_name[host].ports[0].name, ETH_P_IP))
+        taker.settimeout(0.05)
+
+        def take() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    found.append(len(taker.recv(65536)))
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield found
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched: PfcLab) -> None:
+    """Two flows over one uplink, to two hosts of a rack. One of those pauses: what is for it fills the way of both."""
+    senders = [host.name for host in watched.lab.fabric.hosts[:2]]
+    stormy, calm = (host.name for host in watched.lab.fabric.hosts[2:4])
+    port, other = watched.down_port(stormy), watched.down_port(calm)
+    row = watched.row(port)
+    flows = zip(senders, (stormy, calm), (0, 0.005), strict=True)
+    dropping = watched.lab.fabric.policy.queues.pfc.watchdog.action == "drop"
+    full, modest = (watched.loading([(sender, sink, LOSSLESS)], every=every) for sender, sink, every in flows)
+    with full, modest:
+        until(lambda: watched.out(other) > 20)
+        start = time.monotonic()
+        with watched.pausing(stormy), listening(watched, stormy) as taken:
+            until(lambda: watched.closed(port))
+            time.sleep(0.05)
+            taken.clear()
+            until(lambda: watched.queues.agent["watchdog"][row])
+            # How soon after that, and when it is over: tests/unit/test_watchdog.py, with a simulated clock.
+            assert time.monotonic() - start >= DETECT_S
+            until(lambda: not watched.closed(port))  # the agent says it first, then it opens the gate
+            out = watched.out(other)
+            until(lambda: watched.out(other) > out + 50)
+            assert int(watched.queues.agent["storms"][row]) == 1
+            dropped = int(watched.queues.cells["drops"][row][3])
+            assert (dropped > 0) is dropping
+            assert (not taken) is dropping, "what was let out of the gate goes on to the host, or no further"
+        until(lambda: not watched.queues.agent["watchdog"][row])
+        out = watched.out(port)
+        until(lambda: watched.out(port) > out + 20)
+        assert int(watched.queues.cells["drops"][row][3]) >= dropped
+        assert int(watched.queues.agent["storms"][row]) == 1
+    assert "storm" in watched.log()
+    assert "calm" in watched.log()
+    until(watched.at_rest)
+
+
+def test_a_storm_is_over_in_time_without_agent_and_keeper(watched: PfcLab) -> None:
+    """An agent that was stopped for long can take a pause for a storm. If both are killed then, no process ends it."""
+    sender, stormy = watched.lab.fabric.hosts[0].name, watched.lab.fabric.hosts[2].name
+    port, watchdog = watched.down_port(stormy), watched.queues.agent["watchdog"]
+    with watched.loading([(sender, stormy, LOSSLESS)], every=0.03):  # too few to fill the queues before the port, too
+        with watched.pausing(stormy):
+            until(lambda: watchdog[watched.row(port)] and not watched.closed(port))
+            watched.kill_both()
+        out = watched.out(port)
+        until(lambda: watched.out(port) > out + 20)
+        assert watchdog[watched.row(port)], "no process has ended it"
+    watched.start()
+    until(lambda: not watchdog.any() and watched.at_rest())

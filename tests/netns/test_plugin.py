@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from heddle.lab import lifecycle as life
 from heddle.testing.claims import claims
-from tests.machine import patience
-from tests.marks import deep
+from tests.machine import patience, until
 from tests.userplace import PLUGIN, UserPlace, section
+from tests.wheels import install
 
 Leftovers = Callable[[str], list[str]]
 
@@ -54,8 +57,10 @@ def test_ten_lines_outside_the_tree_pass_and_leave_nothing(place: UserPlace, lef
 
 
 @pytest.mark.clab
-def test_ten_lines_pass_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
-    place.write(test_mine=TEN_LINES, conftest=NOTE_NAMES)
+def test_the_lab_of_a_test_runs_in_containers(place: UserPlace, leftovers: Leftovers, engine: None) -> None:
+    fabric = '@pytest.mark.fabric("tiny", racks=1, ctsw=1, hosts_per_rack=1)'
+    test = f'{fabric}\ndef test_mine(heddle_lab): assert heddle_lab.runtime.name == "containerlab"\n'
+    place.write(test_mine=f"import pytest\n{test}", conftest=NOTE_NAMES)
     done = place.pytest(*PLUGIN, "-q", "--heddle-runtime=containerlab", "--heddle-no-skip")
     assert done.returncode == 0, done.stdout + done.stderr
     assert leftovers(*names(place)) == []
@@ -221,21 +226,12 @@ def test_slow(heddle_lab):
 """
 
 
-def wait_for(what: Callable[[], bool], session: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + patience(240)
-    while not what():
-        assert session.poll() is None and time.monotonic() < end, session.communicate()[0]
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, deep(signal.SIGTERM)])
-def test_a_session_that_is_interrupted_leaves_no_lab(
-    place: UserPlace, leftovers: Leftovers, number: signal.Signals
-) -> None:
+def test_a_session_that_is_interrupted_leaves_no_lab(place: UserPlace, leftovers: Leftovers) -> None:
+    """By Ctrl-C. SIGTERM: below with workers, and test_pool.py for a lab that a test brought up itself."""
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for((place.path / "up").exists, session)
-    session.send_signal(number)
+    until((place.path / "up").exists, 240, process=session)
+    session.send_signal(signal.SIGINT)
     out, _ = session.communicate(timeout=patience(60))
     assert session.returncode == 2, out
     assert leftovers(*names(place, "up")) == []
@@ -246,7 +242,7 @@ def test_a_session_that_is_interrupted_leaves_no_lab(
 def test_a_session_that_is_interrupted_while_a_lab_comes_up_leaves_none(place: UserPlace, leftovers: Leftovers) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for(lambda: any(each.pid == session.pid for each in claims()), session)
+    until(lambda: any(each.pid == session.pid for each in claims()), process=session)
     (lab,) = (each.lab for each in claims() if each.pid == session.pid)
     time.sleep(0.3)
     session.send_signal(signal.SIGINT)
@@ -262,7 +258,7 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
 ) -> None:
     place.write(test_slow=SLOW)
     session = place.start(*PLUGIN, "-q")
-    wait_for((place.path / "up").exists, session)
+    until((place.path / "up").exists, 240, process=session)
     session.kill()
     session.communicate()
     (lab,) = names(place, "up")
@@ -275,3 +271,86 @@ def test_the_lab_of_a_session_that_was_killed_goes_with_the_next_one(
     line = f"lab {lab} was removed: pytest (process {session.pid}) had ended without doing so"
     assert line in section(done.stdout, "heddle")
     assert leftovers(lab) == []
+
+
+@pytest.mark.deep
+def test_a_failure_with_only_the_wheel_names_the_program(
+    wheel: Path, tmp_path: Path, leftovers: Callable[[str], list[str]]
+) -> None:
+    """Tests that pass with only the wheel: test_example_pipeline.py."""
+    made = install(wheel, tmp_path / "the environment")
+    place = UserPlace.below(tmp_path, test_mine=TEN_LINES.replace("1.8", "0.1"), conftest=NOTE_NAMES)
+    place = replace(place, python=made.python)
+    done = place.pytest("-q")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert leftovers(names(place)[-1]) == []
+    assert "more      heddle paths shows all queue pairs" in done.stdout
+    assert "./inv" not in done.stdout
+
+
+HEAD = "import os, pathlib, subprocess, time, pytest\npytestmark = pytest.mark.fabric('tiny', racks=1)\n"
+NOTE = "    pathlib.Path(f'lab-{os.getpid()}').write_text(lab.name)\n"
+FIRST = f"{HEAD}def test_a(heddle_lab, heddle_run):\n    lab = heddle_lab\n{NOTE}    heddle_run(sizes='64K', iters=1)\n"
+LEFT = f"""{HEAD}
+def test_b(heddle_lab):
+    lab = heddle_lab
+{NOTE}
+    subprocess.Popen(["ip", "netns", "exec", lab.handle("host1").netns.name, "sleep", "601"])
+    while not subprocess.run(["ip", "netns", "pids", lab.handle("host1").netns.name], capture_output=True).stdout:
+        time.sleep(0.02)
+"""
+KEPT = f"""{HEAD}
+def test_c(heddle_lab):
+    lab = heddle_lab
+{NOTE}
+    pathlib.Path("kept").write_text(lab.name)
+    assert lab.name == "mine"
+"""
+SLOW_WORKER = f"{HEAD}def test_slow(heddle_lab):\n    lab = heddle_lab\n{NOTE}    time.sleep(100)\n"
+
+
+def labs(place: UserPlace) -> dict[int, str]:
+    """Worker -> its lab."""
+    return {int(path.name.removeprefix("lab-")): path.read_text() for path in place.path.glob("lab-*")}
+
+
+# `./inv test` itself has two workers, each with a pool of its own.
+@pytest.mark.deep
+def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers: Leftovers) -> None:
+    place = UserPlace.below(tmp_path, test_first=FIRST, test_left=LEFT, test_kept=KEPT)
+    (place.path / "pytest.ini").write_text("[pytest]\njunit_family = xunit1\n")
+    done = place.pytest(*PLUGIN, "-n", "2", "--dist", "loadfile", "--junit-xml=out.xml", "--heddle-keep")
+    kept = (place.path / "kept").read_text()
+    try:
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stdout.splitlines()[-1].strip("= ").startswith("1 failed, 2 passed, 1 warning in ")
+        assert f"test_kept.py::test_c: lab {kept} is left up" in section(done.stdout, "heddle")
+        assert "test_left.py::test_b left process " in section(done.stdout, "warnings summary")
+        named = labs(place)
+        assert len(named) == 2 and len(set(named.values())) == 2, named
+        assert [left for lab in named.values() if lab != kept for left in leftovers(lab)] == []
+        assert not {each.pid for each in claims()} & set(named)
+    finally:
+        life.down(kept)
+    assert leftovers(kept) == []
+    found = {each.get("name"): each.get("value") for each in ET.parse(place.path / "out.xml").iter("property")}
+    assert found["heddle.run1.sizes"] == "65536" and found["heddle.fabric"] == "tiny, racks=1", found
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_an_interrupted_session_takes_the_labs_of_all_workers_down(
+    tmp_path: Path, leftovers: Leftovers, number: signal.Signals, group: bool
+) -> None:
+    """SIGTERM reaches the controller only, Ctrl-C the whole process group."""
+    place = UserPlace.below(tmp_path, test_slow=SLOW_WORKER, test_slower=SLOW_WORKER)
+    session = subprocess.Popen(
+        place.command(*PLUGIN, "-n", "2", "--dist", "loadfile"), cwd=place.path, env=place.environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: len(labs(place)) == 2, 90, process=session)
+    (os.killpg if group else os.kill)(session.pid, number)
+    out, _ = session.communicate(timeout=patience(90))
+    assert session.returncode == 2, out
+    assert [left for lab in labs(place).values() for left in leftovers(lab)] == []
+    assert not {each.pid for each in claims()} & set(labs(place))

@@ -287,29 +287,14 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
 
 
 @pytest.mark.deep
-def test_validate_names_a_program_with_the_number_of_another_port(lab: Lab) -> None:
-    pin = f"/sys/fs/bpf/heddle/{lab.name}/_queues/enqueue"
-    attach = f"tc filter replace dev eth1 egress pref 20 handle 1 bpf direct-action object-pinned {pin} classid 0:"
-    with LabQueues.pinned(lab.fabric) as live:
-        number = live.ids["host2", "eth1"]
-    for wrong in (number - 1, number):
-        command(["nsenter", f"--net={lab.handle('host2').netns}", *f"{attach}{wrong:x}".split()])
-        said = failed(lab, "programs").get("programs", "")
-        assert (f"egress:enqueue as port {wrong}, not" in said) == (wrong != number)
-
-
-@pytest.mark.deep
-def test_watching_ends_with_its_lab(lab_name: Callable[[], str]) -> None:
-    name = lab_name()
+def test_watching_ends_with_its_lab(name: str) -> None:
     words = [str(ROOT / "inv"), "queues", "--watch", "--every", "0.2", "--seconds", "60", "--lab", name]
-    try:
-        life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1"]))
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-            assert watching.stdout is not None
-            assert watching.stdout.readline().startswith(f"{name}, after ")
-            life.down(name)
-            said = watching.communicate(timeout=patience(60))[1]
-    finally:
+    life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1"]))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith(f"{name}, after ")
         life.down(name)
+        said = watching.communicate(timeout=patience(60))[1]
+    life.down(name)
     assert watching.returncode == 2
     assert f"lab {name} was taken down" in said

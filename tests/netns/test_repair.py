@@ -24,17 +24,8 @@ from heddle.switch.pfc import control as pfc
 from heddle.traffic.options import run_options
 from heddle.views import labtext
 from tests.conftest import Up
-from tests.machine import patience
-
-
-class Steps(Silent):
-    """Keeps the names of the steps that began."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, step: str, total: int | None = None) -> None:
-        self.begun.append(step)
+from tests.listener import Listener
+from tests.machine import patience, until
 
 
 def inside(lab: Lab, node: str, *command: str) -> str:
@@ -70,7 +61,7 @@ def whole(own: Lab) -> Iterator[Lab]:
 
 def test_up_reports_a_link_that_is_down_before_it_waits_for_routes(whole: Lab, up: Up) -> None:
     inside(whole, "rtsw1", "ip", "link", "set", "eth1", "down")
-    steps = Steps()
+    steps = Listener()
     said = rf"^rtsw1:eth1  the link is down\n.*hint: \./inv up --repair --name {whole.name} sets it up$"
     with pytest.raises(CheckError, match=said):
         up(whole.name, observer=steps)
@@ -117,6 +108,12 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
 @pytest.mark.deep
 def test_a_stopped_daemon_is_ended_and_started_again(whole: Lab, up: Up) -> None:
     whole.output("ctsw2", ["sh", "-c", "kill -STOP $(cat /run/frr/bgpd.pid)"])
+    missing = status(whole.name)[0].missing_sessions
+    assert [(each.a.ref, each.b.state) for each in missing] == [
+        ("rtsw1:eth2", "no answer"),
+        ("rtsw2:eth2", "no answer"),
+    ]
+    assert {each.why for each in missing} == {"bgpd of ctsw2 does not answer"}
     with pytest.raises(CheckError, match=r"ctsw2  bgpd does not answer\n.*--repair"):
         up(whole.name)
     done = up(whole.name, repair=True).repaired
@@ -143,22 +140,18 @@ def test_links_taken_down_by_heddle_are_left_down_and_named(whole: Lab, up: Up) 
 def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
     asn = whole.fabric.by_name["rtsw1"].asn
     configure = ["vtysh", "-d", "bgpd", "-c", "configure terminal", "-c", f"router bgp {asn}", "-c"]
-    said: list[str] = []
-
-    class Listener(Silent):
-        def warn(self, text: str) -> None:
-            said.append(text)
-
+    heard = Listener()
     whole.output("rtsw1", [*configure, "neighbor eth1 shutdown"])
     try:
-        end = time.monotonic() + patience(60)
-        while whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts)) == [] and time.monotonic() < end:
-            time.sleep(0.1)  # until kernels have lost its routes
+        until(lambda: len(whole.blueprint.gaps(whole.snapshot(whole.blueprint.gap_parts))) >= 2)
         with pytest.raises(CheckError) as caught:
-            up(whole.name, observer=Listener(), timeout=1.0)
-        assert "no BGP session: rtsw1:eth1: " in said[0]
+            up(whole.name, observer=heard, timeout=2.0)
+        assert "no BGP session: rtsw1:eth1: " in heard.warnings[0]
         first = caught.value.problems[0]
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
+        # The reason that is shown meanwhile: each gap, and what BGP says of it.
+        assert "ctsw1: 10.0.0.0/24 has no next hop over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
+        assert "rtsw1: 10.0.1.0/24 has no next hop over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
     finally:
         whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
         outages.wait(whole)

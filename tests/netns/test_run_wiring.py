@@ -1,7 +1,13 @@
-"""What `run` does before its first packet, and what its NICs answer on the wire: each is called, not only right."""
+"""What `run` does before its first packet, what its NICs answer, and what it reports of a busy machine."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
@@ -15,25 +21,20 @@ from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.proof import countroom
 from heddle.runs import run as runs
+from heddle.runs.machineuse import MARK
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
+from tests.alteredworker import altered
 from tests.conftest import FabricLab
+from tests.listener import Listener
+from tests.machine import patience
 from tests.marks import deep
+from tests.netns.collectives import in_order, proven, ran, total
 
 pytestmark = pytest.mark.root
 
 SHORT = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
-
-
-class Heard(Silent):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 def test_a_run_that_the_counters_have_no_room_for_is_refused_before_its_first_packet(
@@ -60,7 +61,7 @@ def test_a_run_above_the_packet_budget_starts_with_a_warning(
     """Unless all of its packets are fewer than the budget of one second."""
     monkeypatch.setattr(runs, "budget_of", lambda plan, transport: PacketBudget(wanted, carried))
     monkeypatch.setattr(runs, "total_packets", lambda plan: packets)
-    heard = Heard()
+    heard = Listener()
     result = run(tiny, SHORT, heard)
     said = f"{wanted} packets/s at line rate, and this machine carries about {carried}: the host CPU may become"
     assert [text.startswith(said) for text in heard.warnings] == [True] * warned
@@ -68,7 +69,7 @@ def test_a_run_above_the_packet_budget_starts_with_a_warning(
 
 
 def test_a_run_over_switches_that_spray_is_warned_before_and_keeps_the_warning(tiny: Lab) -> None:
-    heard = Heard()
+    heard = Listener()
     set_hashing(tiny, "spray")
     try:
         result = run(tiny, SHORT, heard)
@@ -106,3 +107,64 @@ def test_one_acknowledgement_answers_several_packets_of_sixteen_queue_pairs(
     options = replace(SHORT, sizes=(4 << 16,), iters=4, qps=16, qp_mode="round-robin", fastpath=fastpath)
     share = acks_per_packet(lab, options)
     assert 1 / 16 <= share <= 6 / 16, share
+
+
+def sent(lab: Lab, name: str) -> dict[str, tuple[int, int, tuple[str, ...]]]:
+    """A run without errors, late packets and retransmissions: of each flow its packets, bytes and ports."""
+    with altered(name):
+        result = in_order(ran(lab, qps=4, placement="cyclic", fastpath="on"))
+    assert (total(result, "retransmitted"), total(result, "timeouts")) == (0, 0)
+    return {str(proof.flow): (proof.sent.packets, proof.sent.bytes, proof.measured) for proof in proven(lab).flows}
+
+
+def test_results_do_not_depend_on_the_time_between_the_passes_of_nics(tiny: Lab) -> None:
+    assert sent(tiny, "no time between passes") == sent(tiny, "passes six frames apart") == sent(tiny, "")
+
+
+BURN_S = patience(30)  # at most: a burner ends by itself
+_BURN = f"import sys, time, os; os.sched_setaffinity(0, {{int(sys.argv[1])}}); end = time.monotonic() + {BURN_S}\n"
+_BURN += "print('on', flush=True)\nwhile time.monotonic() < end: pass"
+
+
+@pytest.fixture(scope="module")
+def slow_lab(fabric_lab: FabricLab) -> Lab:
+    """Four hosts whose links carry 10 Mb/s: 300 packets a second each."""
+    return fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, link={"host": "10mbit", "fabric": "10mbit"})
+
+
+@contextmanager
+def burning() -> Iterator[None]:
+    """Each processor has a process of its own that never rests."""
+    burners = [
+        subprocess.Popen([sys.executable, "-c", _BURN, str(cpu)], stdout=subprocess.PIPE)
+        for cpu in sorted(os.sched_getaffinity(0))
+    ]
+    try:
+        for burner in burners:
+            assert burner.stdout is not None and burner.stdout.readline() == b"on\n"
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.communicate()
+
+
+def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
+    with burning():  # half a second of an all-reduce, after an iteration of 8 bytes
+        result = ran(slow_lab, sizes=(8, 1 << 18), warmup=0, iters=1)
+    processors = [cause for cause in result.machine.unreliable if cause.cause == "processor"]
+    assert processors
+    assert 1 << 18 in {cause.size for cause in processors}
+    assert {cause.number for cause in processors} <= os.sched_getaffinity(0)
+    table = result.table().splitlines()
+    marked = [at for at, line in enumerate(table) if line.startswith(MARK)]
+    rows = [at for at, line in enumerate(table) if line[:1] != "#"]
+    assert marked[0] == rows[-1] + 1
+    assert "do not trust bandwidth or depths" in table[marked[0]]
+    # A cause that is sure comes first: on a slow machine a worker waited for a processor, too.
+    first = next((cause for cause in result.machine.unreliable if cause.sure), processors[0])
+    assert table[marked[1]].endswith(first.text)
+    assert any(f"processor {processors[0].number}: " in table[at] for at in marked[1:])
+    document = json.loads(json.dumps(result.to_json()))
+    assert document["machine"]["limited"] is True
+    assert "processor" in {each["cause"] for each in document["unreliable"]}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,6 @@ from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
@@ -33,7 +30,9 @@ from heddle.switch.links import delaylines
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.reset import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
-from tests.machine import patience, rc_timeout
+from tests.listener import Listener
+from tests.machine import patience, rc_timeout, until
+from tests.netns.collectives import proven, total
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -62,16 +61,6 @@ class During:
         self.then()
 
 
-class Warnings(Silent):
-    """The warnings of a run."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def now(lab: Lab) -> Set:
     """Port -> its fault, and what has set it."""
     return {each.port: (each.fault, each.by) for each in impairments.read_faults(lab)}
@@ -82,10 +71,6 @@ def cleared(tiny: Lab) -> Iterator[None]:
     yield
     impairments.clear_faults(tiny)
     assert impairments.read_faults(tiny) == []
-
-
-def total(result: RunResult, key: str) -> int:
-    return sum(flow.counters[key] for flow in result.flows)
 
 
 def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> None:
@@ -120,7 +105,7 @@ def test_a_path_of_four_delayed_links_delivers_everything_in_order(tiny: Lab) ->
     result = run(tiny, RunOptions(sizes=(1 << 18,), iters=1, warmup=0), Silent())
     assert result.wrong == 0
     assert (total(result, "out_of_order"), total(result, "retransmitted")) == (0, 0)
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_status_and_validate_name_a_fault(tiny: Lab) -> None:
@@ -163,7 +148,7 @@ def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_h
     assert table.seen == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run"), **more}
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
     assert result.queues is not None and result.queues.drops["fault"] > 0
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:
@@ -210,10 +195,7 @@ def ended_by(lab: Lab, number: signal.Signals) -> int:
     """The exit code of a long run that gets a signal when its fault is set."""
     words = [str(ROOT / "inv"), "run", "--size", "16M", "--iters", "1000", "--fault", LOSSY, "--lab", lab.name]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        end = time.monotonic() + patience(60)
-        while now(lab) != {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}:
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: now(lab) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}, process=process)
         process.send_signal(number)
         process.communicate(timeout=patience(60))
         return process.returncode
@@ -232,9 +214,9 @@ def test_the_fault_of_a_run_that_was_killed_is_named_and_the_next_run_undoes_it(
     (row,) = status(tiny.name)
     assert row.link_faults == ("rtsw2:eth3: 1/32 lost (one run)",)
     assert "if that run was killed, the next run clears it" in typed("fault", "--lab", tiny.name).stdout
-    heard = Warnings()
+    heard = Listener()
     result = run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
-    assert heard.texts[0] == "a run that was killed had left faults on rtsw2:eth3, which are cleared now"
+    assert heard.warnings[0] == "a run that was killed had left faults on rtsw2:eth3, which are cleared now"
     assert result.fabric_state is not None
     assert result.fabric_state.before.link_faults == ("rtsw2:eth3: 1/64 duplicated",)
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
@@ -249,6 +231,6 @@ def test_repair_and_clear_undo_the_fault_of_a_run_that_was_killed_too(tiny: Lab)
     ended_by(tiny, signal.SIGKILL)
     assert impairments.clear_faults(tiny) == ["rtsw2:eth3"]
     assert now(tiny) == {}
-    heard = Warnings()
+    heard = Listener()
     run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), heard)
-    assert heard.texts == []
+    assert heard.warnings == []

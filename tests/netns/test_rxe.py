@@ -9,7 +9,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -24,14 +23,13 @@ from heddle.kernel import rdma
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
 from heddle.runs.lookup import paths_of
-from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts
-from heddle.views.pathstext import paths_text
-from tests.machine import patience, rc_timeout, slower
+from tests.machine import patience, rc_timeout, slower, until
 from tests.marks import deep
+from tests.netns.collectives import proven, total
 from tests.typed import ROOT, typed
 
 _WHY = rdma.obstacle()
@@ -68,8 +66,7 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
     result = run(tiny, options, Silent())
     assert (result.wrong, result.nic_loop) == (0, "verbs")
     assert result.icrc_errors is result.stray is result.machine.socket_drops is None  # the kernel counts none of them
-    paths = paths_of(tiny)
-    assert paths.agree, paths_text(paths)
+    proven(tiny)
     for flow in result.flows:
         again, behind, ahead = (flow.counters[key] for key in ("retransmitted", "duplicates", "out_of_order"))
         assert flow.received is not None and flow.received - behind - ahead == flow.sent.packets - again
@@ -99,7 +96,7 @@ def test_rxe_obeys_pauses_and_its_packets_are_marked(tiny: Lab) -> None:
     assert paused and result.queues.paused_hosts == len(paused), "hosts received pause frames, and their gates closed"
     assert result.queues.marks > 0 and sum(flow.ce for flow in result.flows) > 0
     assert total(result, "retransmitted") == total(result, "out_of_order") == 0
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> None:
@@ -126,10 +123,6 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
     assert all(proof in behind and proof.why.endswith("of other traffic: not attributable") for proof in unproven), (
         shown
     )
-
-
-def total(result: RunResult, key: str) -> int:
-    return sum(flow.counters[key] for flow in result.flows)
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next_one_and_by_down(tiny: Lab) -> None:
@@ -241,10 +234,7 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_p
     program.chmod(0o755)
     words = [str(ROOT / "inv"), "launch", "host1", "host3", "--lab", tiny.name, "--", str(program)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        end = time.monotonic() + patience(60)
-        while not (file.exists() and file.read_text().endswith("\n")):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: file.exists() and file.read_text().endswith("\n"), process=process)
         assert Path("/proc", file.read_text().strip()).exists()
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=patience(60))

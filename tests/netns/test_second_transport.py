@@ -1,23 +1,25 @@
-"""A transport that Heddle does not have, added by one file and one line: it runs, is proven, and is reported."""
+"""A transport that Heddle does not have, added by one file and one line: it runs, is proven, and is reported.
+
+And sizes of one run, with a worker that is slow: each starts for all ranks together, and what one needs of another is
+answered while it waits.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
-from heddle.runs.run import run
-from heddle.traffic.options import RunOptions
-from heddle.views.pathstext import paths_text
-from tests import stopandwait
+from tests import slowcheck, stopandwait
 from tests.machine import rc_timeout
+from tests.netns.collectives import proven, ran, total
 from tests.stopandwait import NAME, StopAndWait
 
 FAILED = r"rank \d on host\d:eth1: QP 0x\w+ (to|from) rank \d on host\d:eth1: "
@@ -31,22 +33,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRANSPORTS, NAME, StopAndWait)
 
 
-def all_reduce(lab: Lab, **options: object) -> RunResult:
-    defaults: dict[str, object] = {
-        "sizes": (1 << 16,),
-        "iters": 2,
-        "warmup": 1,
-        "transport": NAME,
-        "timeout": rc_timeout(14),
-    }
-    return run(lab, RunOptions(**{**defaults, **options}), Silent())  # type: ignore[arg-type]
+def all_reduce(lab: Lab, **options: Any) -> RunResult:
+    return ran(lab, **{"sizes": (1 << 16,), "transport": NAME, "timeout": rc_timeout(14), **options})
 
 
 def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
     result = all_reduce(tiny)
-    assert (result.wrong, result.icrc_errors, result.stray) == (0, 0, 0)
-    paths = paths_of(tiny)
-    assert paths.agree, paths_text(paths)
+    assert (result.icrc_errors, result.stray) == (0, 0)
+    paths = proven(tiny)
     assert {flow.sent.packets for flow in result.flows} == {3 * PACKETS}
     assert all(proof.counted == (3 * PACKETS,) * len(proof.measured) for proof in paths.flows)
     assert all(flow.counters["pauses"] >= 3 * PACKETS - 1 for flow in result.flows), "its rate limiter has a timer"
@@ -55,7 +49,6 @@ def test_it_runs_and_every_path_is_proven(tiny: Lab) -> None:
 def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopAndWait, "ignore_every", 10)
     result = all_reduce(tiny, qps=2, iters=1)
-    assert result.wrong == 0
     again, ignored = (sum(flow.counters[key] for flow in result.flows) for key in ("again", "ignored"))
     assert again >= ignored > 0
     table = result.table()
@@ -66,7 +59,7 @@ def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, mo
     assert document["transport"]["parameters"]["ignore_every"] == 10
     assert [column["key"] for column in document["transport"]["columns"]] == ["again", "ignored", "pauses"]
     assert list(document["flows"][0])[-7:] == ["packets", "bytes", "again", "ignored", "pauses", "ce", "received"]
-    assert paths_of(tiny).agree
+    proven(tiny)
 
 
 def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:
@@ -76,8 +69,38 @@ def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:
 
 def test_the_reason_of_a_failed_queue_pair_ends_the_run(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StopAndWait, "ignore_every", 1)
-    with pytest.raises(
-        CheckError,
-        match=rf"{FAILED}no acknowledgement after 200 retries",
-    ):
+    with pytest.raises(CheckError, match=rf"{FAILED}no acknowledgement after 200 retries"):
         all_reduce(tiny, timeout=8)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 takes time to check each size, in a worker that knows both transports, one of two."""
+    monkeypatch.setattr(crew, "_WORKER", slowcheck.__name__)
+    monkeypatch.setattr("heddle.runs.run.worker_count", lambda plan: 2)
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_check_of_one_rank_is_in_no_figure_of_another(
+    tiny: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the order of events: all ranks end a size before one is checked, and all checks end before the next size."""
+    monkeypatch.setenv(slowcheck.LOG, str(tmp_path / "checks"))
+    sizes = (1 << 14, 1 << 15, 1 << 16)
+    ran(tiny, sizes=sizes, warmup=0, iters=1)
+    rows = [json.loads(line) for line in (tmp_path / "checks").read_text().splitlines()]
+    assert sorted((row["size"], row["rank"]) for row in rows) == [(size, rank) for size in sizes for rank in range(4)]
+    last_check = 0.0
+    for size in sizes:
+        began, ended, checked, done = zip(*(row["times"] for row in rows if row["size"] == size), strict=True)
+        assert last_check < min(began) <= max(ended) < min(checked), rows
+        last_check = max(done)
+    proven(tiny)
+
+
+@pytest.mark.usefixtures("slow")
+def test_lost_packets_are_retransmitted_while_a_worker_waits(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third packet is ignored: a rank that is done has to repeat its last ones."""
+    monkeypatch.setattr(StopAndWait, "ignore_every", 3)
+    result = ran(tiny, sizes=(1 << 12, 1 << 15, 1 << 13), warmup=0, iters=1, transport=NAME, timeout=14)
+    assert total(result, "again") > 0

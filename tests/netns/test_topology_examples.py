@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,10 @@ from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
 from heddle.traffic.options import run_options
 from tests.marks import deep
+from tests.netns.collectives import proven
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "topologies/examples").glob("*.clab.yml"))
 
@@ -23,21 +22,14 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "topologies/examples").
 @pytest.mark.parametrize(
     "path", [path if "ospf" in path.name else deep(path) for path in EXAMPLES], ids=lambda path: path.name
 )
-def test_an_example_topology_comes_up_and_its_paths_are_proven(
-    path: Path, runtime: str, lab_name: Callable[[], str]
-) -> None:
-    name = lab_name()
-    try:
-        lab = life.up(import_topology(path, runtime, name), runtime=runtime, source=str(path)).lab
-        (found,) = status(name)
-        assert (found.state, found.converged, found.faults) == ("up", True, ())
-        assert run(lab, run_options(collective="all-to-all", size="256K", qps=8, iters=2), Silent()).wrong == 0
-        proof = paths_of(lab)
-        assert proof.agree, [row.why for row in proof.flows if row.why]
-        ways: dict[tuple[str, str], set[tuple[str, ...]]] = {}
-        for row in proof.flows:
-            ways.setdefault((row.flow.src, row.flow.dst), set()).add(tuple(row.measured))
-        assert max(len(each) for each in ways.values()) > 1, "the example shows equal-cost paths"
-        assert {check.name: check.detail for check in validate(lab) if not check.ok} == {}
-    finally:
-        life.down(name)
+def test_an_example_topology_comes_up_and_its_paths_are_proven(path: Path, runtime: str, name: str) -> None:
+    lab = life.up(import_topology(path, runtime, name), runtime=runtime, source=str(path)).lab
+    (found,) = status(name)
+    assert (found.state, found.converged, found.faults) == ("up", True, ())
+    assert run(lab, run_options(collective="all-to-all", size="256K", qps=8, iters=2), Silent()).wrong == 0
+    proof = proven(lab)
+    ways: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for row in proof.flows:
+        ways.setdefault((row.flow.src, row.flow.dst), set()).add(tuple(row.measured))
+    assert max(len(each) for each in ways.values()) > 1, "the example shows equal-cost paths"
+    assert {check.name: check.detail for check in validate(lab) if not check.ok} == {}

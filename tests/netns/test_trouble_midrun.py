@@ -1,4 +1,4 @@
-"""A part of the lab or of the run disappears in mid-run: the run ends soon, and names the rank, the QP and the PSN."""
+"""What disappears or changes in mid-run ends the run with its reason, or labels it; then no path is proven."""
 
 from __future__ import annotations
 
@@ -6,28 +6,38 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heddle.base import process
+from heddle.base import process, state
 from heddle.base.events import Silent
-from heddle.base.problems import CheckError, HeddleError, MachineError
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError
+from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
+from heddle.lab.opening import open_lab
+from heddle.lab.outages import link_down
+from heddle.lab.rehash import set_hashing
+from heddle.lab.status import status
+from heddle.runs.lookup import paths_of
+from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
-from tests.machine import patience
+from heddle.views.pathstext import paths_text
+from tests.machine import patience, until
 from tests.marks import deep
-from tests.netns.during import run_and
+from tests.netns.collectives import proven, run_and
 
 pytestmark = pytest.mark.root
 
-LIMIT_S = patience(12.0)  # of a run, from the start of its workers
+LIMIT_S = patience(4.0)  # of a run, from the start of its workers
 SOON_S = patience(45.0)  # far less than the ten minutes after which a run counts as hung
 QP = r"rank \d on host\d:eth1: QP 0x[0-9a-f]+ (to|from) rank \d on host\d:eth1: "
 UNACKNOWLEDGED = QP + r"no acknowledgement after 2 retries of 0\.268 s \(last good PSN 0x[0-9a-f]+\)"
@@ -35,24 +45,10 @@ CTS = QP + r"(its clear-to-send \(CTS\) packets: )?no acknowledgement after 2 re
 WAITS = r"waits for \d+ of 192 messages, .* from rank \d on host\d:eth1 \(QP 0x[0-9a-f]+: last good PSN 0x[0-9a-f]+\)"
 
 
-@pytest.fixture(scope="module")
-def net(lab_name: Callable[[], str]) -> Iterator[Lab]:
-    name = lab_name()
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
-
-
 @pytest.fixture
-def broken(name: str) -> Iterator[Lab]:
+def own(name: str) -> Lab:
     """A lab that a test may damage."""
-    try:
-        yield life.up(load_fabric("tiny", name=name)).lab
-    finally:
-        life.down(name)
-        left = process.run(["ip", "netns", "list"]).out
-        assert f"-{name}-" not in left
+    return life.up(load_fabric("tiny", name=name)).lab
 
 
 def workers() -> list[int]:
@@ -84,27 +80,27 @@ def ended(lab: Lab, change: Callable[[], object], **more: Any) -> HeddleError:
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
 def test_a_link_of_a_host_that_goes_down_ends_the_run(
-    net: Lab, options: dict[str, Any], why: str, request: pytest.FixtureRequest
+    tiny: Lab, options: dict[str, Any], why: str, request: pytest.FixtureRequest
 ) -> None:
-    request.addfinalizer(lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
-    error = ended(net, lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "down"]), **options)
+    request.addfinalizer(lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
+    error = ended(tiny, lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "down"]), **options)
     assert isinstance(error, CheckError)
     error_has(error, why)
     hint = "use --transport rc, or ./inv queues" if "transport" in options and options["transport"] == "uc" else "run ."
     assert error.problems[0].hint.startswith(hint)
 
 
-def test_a_link_that_is_down_before_a_run_is_named(net: Lab, request: pytest.FixtureRequest) -> None:
-    request.addfinalizer(lambda: net.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
-    net.output("rtsw2", ["ip", "link", "set", "eth3", "down"])
+def test_a_link_that_is_down_before_a_run_is_named(tiny: Lab, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(lambda: tiny.output("rtsw2", ["ip", "link", "set", "eth3", "up"]))
+    tiny.output("rtsw2", ["ip", "link", "set", "eth3", "down"])
     with pytest.raises(CheckError, match="rank 2 on host3:eth1: its link is down at host3:eth1 or at rtsw2:eth3\n"):
-        run(net, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), Silent())
+        run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0), Silent())
     assert workers() == []
 
 
 @pytest.mark.parametrize(("sent", "transport"), [(signal.SIGKILL, "rc"), deep(signal.SIGTERM, "uc")])
-def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Signals, transport: str) -> None:
-    error = ended(net, lambda: os.kill(workers()[0], sent), transport=transport)
+def test_a_worker_that_ends_by_a_signal_ends_the_run(tiny: Lab, sent: signal.Signals, transport: str) -> None:
+    error = ended(tiny, lambda: os.kill(workers()[0], sent), transport=transport)
     assert isinstance(error, MachineError)
     assert str(error).startswith(f"the worker of rank 0 on host1:eth1, rank 2 on host3:eth1 was ended by {sent.name}\n")
     assert len(error.problems) == 2, "the other worker still knows what it waits for"
@@ -112,9 +108,9 @@ def test_a_worker_that_ends_by_a_signal_ends_the_run(net: Lab, sent: signal.Sign
 
 
 @pytest.mark.deep
-def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "max_seconds", LIMIT_S)
-    error = ended(net, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
+    error = ended(tiny, lambda: os.kill(workers()[0], signal.SIGSTOP), transport="uc")
     assert isinstance(error, CheckError)
     first, silent, waits = error.problems
     assert str(first).startswith(f"the run did not end within {LIMIT_S:g} s\n")
@@ -122,27 +118,152 @@ def test_a_worker_that_does_not_move_ends_the_run_at_its_limit(net: Lab, monkeyp
     error_has(CheckError(waits), rf"rank [13] on host\d:eth1: {WAITS}$")
 
 
-def test_a_port_that_is_removed_ends_the_run(broken: Lab) -> None:
-    error = ended(broken, lambda: broken.output("host3", ["ip", "link", "del", "eth1"]))
+def test_a_port_that_is_removed_ends_the_run(own: Lab) -> None:
+    error = ended(own, lambda: own.output("host3", ["ip", "link", "del", "eth1"]))
     assert isinstance(error, CheckError)
     error_has(error, rf"rank 2 on host3:eth1: its port is gone: .*; it {WAITS}|{UNACKNOWLEDGED}")
 
 
-def test_a_run_outlives_the_name_of_a_host_namespace_and_the_next_one_names_the_host(broken: Lab) -> None:
+def test_a_run_outlives_the_name_of_a_host_namespace_and_the_next_one_names_the_host(own: Lab) -> None:
     """The sockets of the NICs keep the namespace until the run ends. Then the kernel removes it."""
-    name = broken.handle("host3").netns.name
+    name = own.handle("host3").netns.name
     options = RunOptions(sizes=(16 << 20,), iters=1, warmup=0)
-    assert run_and(broken, options, lambda: process.run(["ip", "netns", "del", name])).wrong == 0
+    assert run_and(own, options, lambda: process.run(["ip", "netns", "del", name])).wrong == 0
     assert workers() == []
     with pytest.raises(HeddleError, match="host3"):
-        run(broken, options, Silent())
+        run(own, options, Silent())
 
 
-def test_a_leaf_whose_bgpd_ends_ends_the_run(broken: Lab) -> None:
+def test_a_leaf_whose_bgpd_ends_ends_the_run(own: Lab) -> None:
     """Its peers withdraw the routes to its hosts; the transport must not wait for them."""
-    error = ended(broken, lambda: os.kill(int(broken.output("rtsw2", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL))
+    error = ended(own, lambda: os.kill(int(own.output("rtsw2", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL))
     error_has(error, UNACKNOWLEDGED)
 
 
 def error_has(error: HeddleError, pattern: str) -> None:
     assert re.search(pattern, str(error), re.MULTILINE), str(error)
+
+
+LONG_RUN = RunOptions(qps=4, sizes=(1 << 21,), iters=4, warmup=0, placement="cyclic")  # two seconds at line rate
+
+
+def test_a_mode_is_switched_in_the_middle_of_a_run_and_its_paths_are_not_called_proven(tiny: Lab) -> None:
+    set_hashing(tiny, "flow")
+    result = run_and(tiny, LONG_RUN, lambda: set_hashing(tiny, "e-ecmp"))
+    assert result.wrong == 0
+    proof = paths_of(tiny)
+    assert not proof.agree
+    assert proof.notes[0].startswith("hashing was changed during the run, so no path follows one rule: rtsw1, rtsw2")
+    assert paths_text(proof).startswith("NOT PROVEN")
+
+
+@pytest.mark.deep
+def test_there_and_back_is_noticed_too(tiny: Lab) -> None:
+    """Under spray all that e-ecmp does lies within the ways that there are."""
+    set_hashing(tiny, "spray")
+
+    def there_and_back() -> None:
+        set_hashing(tiny, "e-ecmp", switches=["rtsw1"])
+        set_hashing(tiny, "spray", switches=["rtsw1"])
+
+    assert run_and(tiny, LONG_RUN, there_and_back).wrong == 0
+    proof = paths_of(tiny)
+    assert not any(row.why for row in proof.flows)
+    assert not proof.agree
+    assert proof.notes[0].endswith(": rtsw1")
+    assert paths_text(proof).startswith("NOT PROVEN: the paths of 16 QPs")
+    assert run(tiny, RunOptions(sizes=(4096,), iters=1), Silent()).wrong == 0
+    proven(tiny)
+
+
+def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(tiny: Lab) -> None:
+    with state.lock(tiny.name, state.CHANGES), pytest.raises(InputError, match="is being worked on by another Heddle"):
+        life.down(tiny.name)
+    assert open_lab(tiny.name).fabric == tiny.fabric
+
+
+SHORT = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
+LONG = RunOptions(sizes=(4 << 20,), iters=4, warmup=0)  # two seconds at line rate
+
+
+def labelled(own: Lab, result: RunResult) -> dict[str, Any]:
+    """The result's `fabric_state`; it is also in the table, in the warnings and in the record."""
+    data = result.to_json()
+    state: dict[str, Any] = data["fabric_state"]
+    assert (state["state"] == "converged") == (data["warnings"] == []) == ("#fabric" not in result.table())
+    record = History.of(own).open("last").record
+    assert record.outcome is not None and record.outcome.fabric_state == result.fabric_state
+    return state
+
+
+@pytest.mark.deep
+def test_the_label_of_a_run_is_the_state_of_the_fabric(own: Lab) -> None:
+    """Converged; with a link down; converged again; with a link that goes down during the run; with a dead bgpd."""
+    state = labelled(own, run(own, SHORT, Silent()))
+    assert (state["state"], state["before"]["converged"], state["after"]["converged"]) == ("converged", True, True)
+    with link_down(own, "rtsw1:eth1"):
+        (row,) = status(own.name)
+        assert not row.converged
+        result = run(own, SHORT, Silent())
+    state = labelled(own, result)
+    assert (state["state"], state["before"]["faults"]) == ("degraded", list(row.faults))
+    assert "rtsw1:eth1" in result.warnings[0]
+    assert labelled(own, run(own, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
+
+    # By hand: a fault of Heddle's waits for the lock that the run holds.
+    link = ["nsenter", f"--net={own.handle('rtsw1').netns}", "ip", "link", "set", "eth1"]
+    result = run_and(own, LONG, lambda: process.run([*link, "down"]))
+    process.run([*link, "up"])
+    state = labelled(own, result)
+    assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
+    assert result.warnings[0].startswith("the fabric changed during the run, and is degraded now: rtsw1:eth1")
+
+    own.wait()
+    os.kill(int(own.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
+    until(lambda: not status(own.name)[0].converged)
+    result = run(own, SHORT, Silent())
+    assert labelled(own, result)["state"] == "degraded"
+    assert "ctsw1  bgpd does not answer" in result.warnings[0]
+    assert "#fabric   : degraded before this run (ctsw1  bgpd does not answer)" in result.table()
+
+
+def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(own: Lab) -> None:
+    """Prediction, kernel and packets follow it, before the run and after it. Only the fabric does not have it."""
+    address = own.fabric.by_name["host3"].ports[0].address
+    assert address is not None
+    route = ["nsenter", f"--net={own.handle('rtsw1').netns}", "ip", "route"]
+    stray = f"{address.ip}/32"
+    process.run([*route, "add", stray, "via", "169.254.0.1", "dev", "eth2", "onlink"])
+    said = f"{stray} over eth2 is not a route of the fabric and overrides 10.0.1.0/24"
+    (row,) = status(own.name)
+    assert not row.converged and row.faults == (f"rtsw1  {said}",)
+    (check,) = [each for each in validate(own, ["routes"]) if each.name == "routes"]
+    assert not check.ok and check.detail.startswith(f"rtsw1: {said}; run ./inv exec ")
+    result = run(own, replace(SHORT, placement="cyclic"), Silent())
+    proof = paths_of(own)
+    assert proof.agree and any("10.0.1.0/24" in note for note in proof.notes), "a path uses it, and is proven"
+    state = labelled(own, result)
+    assert (state["state"], state["before"]["faults"]) == ("degraded", [f"rtsw1  {said}"])
+    assert f"#fabric   : degraded before this run (rtsw1  {said})" in result.table()
+    with pytest.raises(CheckError, match="is not a route of the fabric"):
+        life.up(load_fabric("tiny", name=own.name), repair=True)
+    process.run([*route, "del", stray])
+    assert status(own.name)[0].converged
+    assert [each.ok for each in validate(own, ["routes"])] == [True, True]
+
+
+def test_routes_that_do_not_use_the_fabric_are_no_fault(tiny: Lab) -> None:
+    """A management network with a default route, as containers have it."""
+    inside = ["nsenter", f"--net={tiny.handle('rtsw1').netns}", "ip"]
+    try:
+        for words in (
+            "link add other0 type veth peer name other1",
+            "addr add 192.0.2.2/24 dev other0",
+            "link set other0 up",
+            "route append default via 192.0.2.1 dev other0 metric 4096",
+        ):
+            process.run([*inside, *words.split()])
+        assert status(tiny.name)[0].converged
+        assert [each.ok for each in validate(tiny, ["routes"])] == [True, True]
+    finally:
+        process.run([*inside, "link", "del", "other0"])

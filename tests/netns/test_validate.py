@@ -1,8 +1,9 @@
-"""`validate` on a live lab: right when nothing is wrong, and naming what is broken when something is."""
+"""`validate` names what is broken on a live lab; one reading enters each namespace once, and parts fail alone."""
 
 from __future__ import annotations
 
-import time
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,17 +11,29 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
+from heddle.base.problems import MachineError
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
+from heddle.cli.console import Console
+from heddle.cli.hashing_change import HashingWords, run_hashing
 from heddle.kernel import namespace
+from heddle.kernel.fib import read_fib
+from heddle.lab import lab as labs
+from heddle.lab import snapshot
 from heddle.lab.lab import Lab
+from heddle.lab.queues import read_queues
 from heddle.lab.repair import repair
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.status import status
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.verdict import prove
+from heddle.proof.verdict import lookup_paths, prove
+from heddle.runs.explain import explain
+from heddle.switch.counters import read_counters
+from heddle.switch.hashing.hashing import pin_dir, read_hashing
 from heddle.traffic.flow import Sent
-from heddle.views.pathstext import paths_text
-from tests.machine import patience
-from tests.netns.static_fabric import some_flows
+from tests.machine import until
+from tests.marks import deep
+from tests.netns.static_fabric import some_flows, static_fabric
 
 pytestmark = pytest.mark.root
 
@@ -51,14 +64,6 @@ def test_a_converged_lab_passes_every_check(tiny: Lab) -> None:
     assert failed(tiny) == {}
 
 
-def test_a_wrong_rate_is_named(tiny: Lab) -> None:
-    wrong = "tc class change dev eth1 parent 1: classid 1:1 htb rate 7mbit burst 8400b cburst 8400b quantum 4214"
-    port = tiny.fabric.by_name["rtsw1"].port("eth1")
-    with broken(tiny, "rtsw1", wrong, wrong.replace("7mbit", f"{port.rate_bps}bit")) as found:
-        assert set(found) == {"queues"}
-        assert "rtsw1:eth1 is shaped to 7mbit" in found["queues"].detail
-
-
 def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
     """Also its programs': what passes meanwhile is missing in the counters of that port, and that follows from it."""
     port = tiny.fabric.by_name["rtsw1"].port("eth1")
@@ -79,13 +84,24 @@ def test_a_deleted_qdisc_is_named_once(tiny: Lab) -> None:
         repair(tiny, Silent())
 
 
-@pytest.mark.deep
-def test_a_wrong_weight_is_named(tiny: Lab) -> None:
-    own = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
-    wrong = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {own} quantum 4214 prio 1"
-    with broken(tiny, "rtsw1", wrong, wrong.replace("4214", "16856")) as found:
+CLASS = "tc class change dev eth1 parent 1: classid 1:1 htb rate {} burst 8400b cburst 8400b quantum 4214"
+LEAF = "rate 8bit burst 1b ceil 100mbit cburst 8400b"
+WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {{}} prio 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "right", "said"),
+    [
+        (CLASS, "7mbit", "100mbit", "rtsw1:eth1 is shaped to 7mbit"),
+        deep(WEIGHT, "4214", "16856", "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not"),
+    ],
+    ids=["rate", "weight"],
+)
+def test_a_wrong_rate_or_weight_is_named(tiny: Lab, command: str, wrong: str, right: str, said: str) -> None:
+    with broken(tiny, "rtsw1", command.format(wrong), command.format(right)) as found:
         assert set(found) == {"queues"}
-        assert "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not" in found["queues"].detail
+        assert said in found["queues"].detail
+    repair(tiny, Silent())
     assert failed(tiny) == {}
 
 
@@ -110,8 +126,7 @@ def test_a_changed_sysctl_is_named(tiny: Lab) -> None:
 @pytest.mark.needs("ethtool")
 def test_an_offload_and_a_detached_program_are_named(tiny: Lab) -> None:
     with broken(tiny, "host1", "ethtool -K eth1 tx on", "ethtool -K eth1 tx off") as found:
-        assert set(found) == {"offloads"}
-        assert found["offloads"].detail == "host1:eth1 has tx-checksum on"
+        assert {name: check.detail for name, check in found.items()} == {"offloads": "host1:eth1 has tx-checksum on"}
     pin = f"/sys/fs/bpf/heddle/{tiny.name}/_hosts/nic"
     attach = f"tc filter add dev eth1 ingress pref 10 handle 1 bpf direct-action object-pinned {pin}"
     with broken(tiny, "host1", "tc filter del dev eth1 ingress pref 10", attach) as found:
@@ -129,10 +144,7 @@ def test_a_host_that_cannot_be_reached_at_full_size_is_named(tiny: Lab) -> None:
         # What the link lost was in a queue's books until the agent took it out, a second or two later.
         assert {"reachability"} <= set(found) <= {"reachability", "depths"}
         assert "host1:eth1 to host2:eth1" in found["reachability"].detail
-    end = time.monotonic() + patience(60)
-    while left := failed(tiny):
-        assert set(left) == {"depths"}
-        assert time.monotonic() < end, left
+    until(lambda: failed(tiny) == {})
 
 
 def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
@@ -148,15 +160,105 @@ def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("keys", [{"routing": {"ecmp": "flow"}}, {"routing": {"ecmp": "e-ecmp"}}])
-def test_prediction_and_oracle_agree_where_bgp_made_the_routes(fabric_lab: object, keys: dict[str, object]) -> None:
-    from heddle.proof.verdict import lookup_paths
+IN_KERNELS = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
 
-    assert callable(fabric_lab)
-    link = {"host": "25mbit", "fabric": "25mbit"}
-    lab = fabric_lab(racks=3, ctsw=5, hosts_per_rack=1, link=link, **keys)
-    result = lookup_paths(lab, some_flows(lab.fabric, 300))
-    assert result.agree, paths_text(result)
-    assert {len(proof.oracle) for proof in result.flows} == {3}
-    assert failed(lab) == {}
+
+@pytest.fixture
+def entered(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How often each node's namespace is entered."""
+    names = {handle.netns.stat().st_ino: name for name, handle in tiny.handles().items()}
+    counts: Counter[str] = Counter()
+    setns = namespace.setns
+
+    def counted(fd: int, kind: int) -> None:
+        if (inode := os.fstat(fd).st_ino) in names:
+            counts[names[inode]] += 1
+        setns(fd, kind)
+
+    monkeypatch.setattr(namespace, "setns", counted)
+    yield counts
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LabPart]]:
+    """The parts of each snapshot of a lab that is taken."""
+    found: list[LabPart] = []
+    whole = snapshot.take
+
+    def counted(*positional: object, **named: object) -> Snapshot:
+        assert isinstance(positional[2], LabPart)
+        found.append(positional[2])
+        return whole(*positional, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(labs, "take", counted)
+    yield found
+
+
+def test_all_parts_together_enter_each_namespace_once(tiny: Lab, entered: Counter[str]) -> None:
+    now = tiny.snapshot(~LabPart(0))
+    assert entered == dict.fromkeys(tiny.handles(), 1)
+    switches = {node.name for node in tiny.fabric.switches}
+    assert set(now.fibs) == set(now.hashing) == set(now.counters) == set(now.epochs) == set(now.sessions) == switches
+    assert set(now.drops) == {port.ref for node in tiny.fabric.switches for port in node.ports}
+    assert not (now.down or now.foreign_roots or now.silent or now.drained)
+    assert {state for peers in now.sessions.values() for state in (peers or {}).values()} == {"Established"}
+    assert len(now.queues.switches) == len(tiny.fabric.nodes) and not now.queues.cells.flags.writeable
+
+
+@pytest.mark.deep
+def test_parts_in_one_reading_are_what_single_readers_find_and_only_named_nodes_are_entered(
+    tiny: Lab, entered: Counter[str]
+) -> None:
+    now = tiny.snapshot(IN_KERNELS)
+    for node in tiny.fabric.switches:
+        handle = tiny.handle(node.name)
+        assert now.fibs[node.name] == read_fib(handle)
+        assert now.hashing[node.name] == read_hashing(tiny.name, handle)
+        assert now.counters[node.name].flows == read_counters(tiny.fabric, [node.name])[node.name].flows
+    entered.clear()
+    assert set(tiny.snapshot(LabPart.FIBS, ["rtsw1"]).fibs) == {"rtsw1"}
+    assert entered == {"rtsw1": 1}
+
+
+def test_status_enters_each_namespace_once(tiny: Lab, entered: Counter[str], taken: list[LabPart]) -> None:
+    (row,) = status(tiny.name)
+    assert row.converged and row.bgp.established == row.bgp.expected > 0
+    assert entered == dict.fromkeys(tiny.handles(), 1)
+    assert len(taken) == 1 and not taken[0] & (LabPart.COUNTERS | LabPart.HASHING | LabPart.QUEUES)
+
+
+def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
+    flows = some_flows(tiny.fabric, 4)
+
+    def one(verb: str) -> None:
+        assert len(taken) == 1, verb
+        taken.clear()
+
+    assert all(check.ok for check in validate(tiny))
+    one("validate")
+    assert read_queues(tiny).rows
+    one("queues")
+    run_hashing(Console("json"), tiny.name, HashingWords())
+    one("hashing")
+    assert lookup_paths(tiny, flows).agree
+    one("paths --predict")
+    assert explain(tiny, f"{flows[0].src},{flows[0].dst}").agree
+    one("hashing --explain")
+
+
+@pytest.mark.deep
+def test_a_part_that_fails_fails_alone_where_errors_are_kept() -> None:
+    with static_fabric() as lab:
+        pin = pin_dir(lab.name, "rtsw1") / "active"
+        aside = Path(f"{pin}-aside")
+        pin.rename(aside)
+        try:
+            with pytest.raises(MachineError, match="hashing maps"):
+                lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+            now = lab.snapshot(LabPart.FIBS | LabPart.HASHING, keep_errors=True)
+            assert set(now.fibs) == {node.name for node in lab.fabric.switches}
+            with pytest.raises(MachineError, match="hashing maps"):
+                _ = now.hashing
+        finally:
+            aside.rename(pin)
+        assert lab.snapshot(LabPart.HASHING).hashing

@@ -15,17 +15,13 @@ from heddle.lab.snapshot import LabPart
 from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
-from heddle.traffic.flow import Flow, Sent
+from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA, ROCE_PORT
-from tests.netns.static_fabric import GATEWAY, StaticLab, dropping, roce_frame, send, some_flows, static_fabric
+from tests.netns.static_fabric import GATEWAY, StaticLab, dropping, send, sent_flow, some_flows, static_fabric
 
 pytestmark = pytest.mark.root
 ETH_P_ALL = 3
-
-
-def sent_flow(flow: Flow, packets: int, payload: int = 64) -> Sent:
-    return Sent(flow, packets, packets * len(roce_frame(flow, payload)))
 
 
 def other_uplink(port: str) -> str:
