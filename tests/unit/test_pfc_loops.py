@@ -27,7 +27,7 @@ from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
 from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, ReferenceLoop, Timers
-from heddle.switch.pfc.reaction import reaction_bin
+from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
 from tests.unit import committed

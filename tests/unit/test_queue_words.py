@@ -17,7 +17,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
 from heddle.runs.queueuse import QueueUse
-from heddle.switch.pfc.reaction import reaction_bin
+from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import port_ids, row

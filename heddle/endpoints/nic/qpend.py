@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Protocol
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
@@ -145,73 +146,11 @@ class WrappedEnd(QpEnd):
     def __init__(self, end: QpEnd) -> None:
         self._end = end
 
-    @property
-    def ready(self) -> bool:
-        """As the inner end."""
-        return self._end.ready
-
-    @property
-    def answering(self) -> bool:
-        """As the inner end."""
-        return self._end.answering
-
-    @property
-    def deadline(self) -> float:
-        """As the inner end."""
-        return self._end.deadline
-
-    @property
-    def idle(self) -> bool:
-        """As the inner end."""
-        return self._end.idle
-
-    @property
-    def error(self) -> str:
-        """As the inner end."""
-        return self._end.error
-
-    def post(self, message: Message) -> None:
-        """As the inner end."""
-        self._end.post(message)
-
-    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """As the inner end."""
-        return self._end.take(batch, slot, limit, now)
-
-    def answer(self, batch: SendBatch, slot: int) -> None:
-        """As the inner end."""
-        self._end.answer(batch, slot)
-
-    def receive(self, got: Received, index: int, now: float) -> bool:
-        """As the inner end."""
-        return self._end.receive(got, index, now)
-
     def expire(self, now: float) -> None:
         """Pass it on when the deadline of the inner end has passed: a wrapper may have an earlier one."""
         if self._end.deadline <= now:
             self._end.expire(now)
 
-    def hold(self, seconds: float) -> None:
-        """As the inner end."""
-        self._end.hold(seconds)
 
-    def counters(self) -> Mapping[str, int]:
-        """As the inner end."""
-        return self._end.counters()
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the inner end."""
-        return self._end.by_sport()
-
-    @property
-    def standing(self) -> str:
-        """As the inner end."""
-        return self._end.standing
-
-    def rates(self) -> tuple[tuple[int, float], ...]:
-        """As the inner end."""
-        return self._end.rates()
-
-    def waits(self) -> tuple[tuple[int, int], ...]:
-        """As the inner end."""
-        return self._end.waits()
+for _name in [each for each in vars(QpEnd) if not each.startswith("_") and each != "expire"]:
+    setattr(WrappedEnd, _name, property(attrgetter(f"_end.{_name}")))

@@ -23,8 +23,7 @@ from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
 from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK, Loop, ReferenceLoop
 from heddle.switch.pfc.pauses import Pauses
-from heddle.switch.pfc.reaction import reaction_bin
-from heddle.switch.pfc.rows import PfcPolicies, RowState
+from heddle.switch.pfc.rows import PfcPolicies, RowState, reaction_bin
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.pfc.world import World
 
