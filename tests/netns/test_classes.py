@@ -21,7 +21,6 @@ from heddle.base.process import run
 from heddle.fabric.model import Node
 from heddle.kernel.namespace import inside
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
 from tests.machine import patience
@@ -72,8 +71,8 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
         static_fabric("flow", queues={"dscp": {26: 0, 5: 3, 63: 0}}, **KEYS) as lab,
         LabQueues.pinned(lab.fabric) as all_,
     ):
-        plan, source = class_plan(lab.fabric.policy.queues), lab.fabric.hosts[0]
-        assert [plan.dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
+        plan, source = lab.fabric.policy.queues, lab.fabric.hosts[0]
+        assert [plan.class_of_dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
         hops = [(source.name, "eth1"), ("rtsw1", "eth1"), ("ctsw1", "eth2"), ("rtsw2", "eth4")]
         before = {hop: leaf_packets(lab, *hop) for hop in hops}
         counted = all_.cells["in_packets"].copy()
@@ -83,7 +82,7 @@ def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
                 peer = lab.fabric.by_name[port.peer_node].port(port.peer_port)
                 for _ in range(dscp % 3 + 1):
                     wire.send(roce_frame(flow_of(lab, source), 64, port.mac, peer.mac, dscp=dscp))
-        wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.dscp[dscp] == n) for n in plan.numbers}
+        wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.class_of_dscp[dscp] == n) for n in plan.numbers}
         end = time.monotonic() + patience(60)
         while (after := {hop: leaf_packets(lab, *hop) for hop in hops})[hops[-1]][3] - before[hops[-1]][3] < wanted[3]:
             assert time.monotonic() < end, "lossless packets are missing at the last hop"

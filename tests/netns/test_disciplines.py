@@ -21,7 +21,6 @@ from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
 from tests.machine import patience
 from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, realtime
@@ -41,7 +40,7 @@ LOSSY: Final = QueuePolicy(lossless=(), weights={1: 3})  # classes 0 and 1 share
 
 def pair_with(name: str) -> AbstractContextManager[PortPair]:
     """Two ports with the queues of a discipline."""
-    plan = class_plan(LOSSY)
+    plan = LOSSY
     priorities = DISCIPLINES[name].priorities(plan)
 
     def lines(dev: str, rate: str) -> list[str]:

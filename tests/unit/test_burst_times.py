@@ -6,7 +6,6 @@ import pytest
 
 from heddle.base.units import parse_rate
 from heddle.fabric.fabricfile import load_fabric
-from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES
 
 TICK_S = 64e-9  # PSCHED_SHIFT in include/net/pkt_sched.h
@@ -21,7 +20,7 @@ def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) 
     overrides = [f"link.host={rate}", f"link.fabric={rate}", f"queues.burst={burst}"]
     fabric = load_fabric("tiny", overrides=overrides).fabric
     found = 0
-    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], class_plan(fabric.policy.queues)):
+    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], fabric.policy.queues):
         words = dict(zip(line.split(), line.split()[1:], strict=False))
         for per_second, at_once in PAIRS:
             if at_once in words:

@@ -15,7 +15,7 @@ from heddle.fabric.policy import BufferPolicy, QueuePolicy
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.queues.classes import UNUSED, budget_of, class_plan, deepest_queue, policies_of
+from heddle.switch.queues.classes import UNUSED, budget_of, deepest_queue, policies_of
 from heddle.switch.queues.disciplines import DISCIPLINES, number_of
 
 SLOW = {"host": "25mbit", "fabric": "25mbit"}
@@ -27,11 +27,11 @@ def fabric(link: Any = SLOW, **queues: Any) -> Fabric:
 
 
 def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() -> None:
-    plan = class_plan(QueuePolicy(weights={1: 2}, dscp={26: 1, 63: 0}))
+    plan = QueuePolicy(weights={1: 2}, dscp={26: 1, 63: 0})
     assert plan.numbers == (0, 1, 3, 6)
-    assert plan.kinds == ("lossy", "lossy", "lossless", "control")
-    assert plan.weights == (1, 2, 4, 0)
-    eights = [plan.dscp[8 * n : 8 * n + 8] for n in range(8)]
+    assert [plan.kind(number) for number in plan.numbers] == ["lossy", "lossy", "lossless", "control"]
+    assert [plan.weight(number) for number in (0, 1, 3)] == [1, 2, 4]
+    eights = [plan.class_of_dscp[8 * n : 8 * n + 8] for n in range(8)]
     assert eights[0] == eights[2] == eights[4] == eights[5] == (0,) * 8
     assert eights[1] == (1,) * 8
     assert eights[3] == (3, 3, 1, 3, 3, 3, 3, 3)
@@ -40,9 +40,9 @@ def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() 
 
 
 def test_network_control_is_of_control_whatever_its_number() -> None:
-    plan = class_plan(QueuePolicy(control=5))
-    assert plan.dscp[48:] == (5,) * 16
-    assert plan.dscp[40:48] == (5,) * 8
+    plan = QueuePolicy(control=5)
+    assert plan.class_of_dscp[48:] == (5,) * 16
+    assert plan.class_of_dscp[40:48] == (5,) * 8
 
 
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
@@ -140,7 +140,7 @@ def test_every_preset_is_read_back_as_it_was_written() -> None:
 
 def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     lab = fabric(weights={3: 5, 1: 2})
-    plan, port = class_plan(lab.policy.queues), lab.by_name["rtsw1"].ports[0]
+    plan, port = lab.policy.queues, lab.by_name["rtsw1"].ports[0]
     lines = DISCIPLINES["htb"].lines(port, plan)
     turns = [line.split()[-4:] for line in lines if line.startswith("class") and "parent 1:1" in line]
     assert turns == [
@@ -156,5 +156,5 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
 
 def test_where_nothing_can_be_paused_there_is_neither_gate_nor_kick() -> None:
     lab = fabric(lossless=[])
-    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
+    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], lab.policy.queues)
     assert not any("tbf" in line or "ff0" in line for line in lines)

@@ -19,12 +19,11 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import MachineError
 from heddle.base.process import Journal
-from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.shapes import build
 from heddle.host import doctor, limits
 from heddle.host.limits import ARP, BACKLOG, HYSTERESIS, NDISC, MachineLimits, at_once, needs_of
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.queues.classes import burst_bytes, class_plan
+from heddle.switch.queues.classes import burst_bytes
 
 DEFAULTS = {
     **{f"net.{family}.neigh.default.gc_thresh{i}": n for family in ("ipv4", "ipv6")
@@ -443,4 +442,3 @@ def test_htb_sends_as_many_packets_as_the_burst_has(packets: int, rate: int) -> 
         tokens -= frame
         sent += 1
     assert sent <= at_once(packets), "an idle port"
-    assert class_plan(QueuePolicy(burst=packets)).burst == packets

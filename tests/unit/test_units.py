@@ -11,7 +11,7 @@ from heddle.base.units import format_duration, format_rate, parse_duration, pars
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
-from heddle.switch.queues.classes import class_plan, held_bps
+from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import DISCIPLINES
 
 _STEPS = 400  # random values of each unit
@@ -97,6 +97,6 @@ def test_a_shaper_is_given_the_rate_that_it_can_hold(rate: int) -> None:
     assert held % 8 == 0
     port = Port("rtsw1", "eth1", "", "ctsw1", "eth1", rate, 4200)
     for name, queues in (("htb", QueuePolicy()), ("ets", QueuePolicy(lossless=()))):
-        text = "\n".join(DISCIPLINES[name].lines(port, class_plan(queues)))
+        text = "\n".join(DISCIPLINES[name].lines(port, queues))
         assert f"rate {held}bit" in text
         assert f"ceil {held}bit" in text
