@@ -15,12 +15,21 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.uapi import IFF_LOWER_UP, IFF_UP, IFINFOMSG, IFLA_EXT_MASK, IFLA_IFNAME, NLMSGHDR
+from heddle.kernel.uapi import (
+    IFF_LOWER_UP,
+    IFF_UP,
+    IFINFOMSG,
+    IFLA_EXT_MASK,
+    IFLA_IFNAME,
+    NLMSGHDR,
+    TCA_KIND,
+    TCMSG,
+)
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
@@ -176,10 +185,44 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
 
 def ports_down(netlink: RouteSocket) -> dict[str, bool]:
     """The same, read by an open socket."""
-    found: dict[str, bool] = {}
-    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
-        flags = IFINFOMSG.unpack_from(message)[3]
-        if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
-            name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
-            found[name] = not flags & IFF_UP
-    return found
+    return {each.name: not each.flags & IFF_UP for each in interfaces(netlink) if not carries_traffic(each.flags)}
+
+
+class NetInterface(NamedTuple):
+    """An interface, with flags IFF_* and the other attributes that the kernel reports."""
+
+    index: int
+    name: str
+    flags: int
+    attrs: dict[int, bytes]
+
+
+def carries_traffic(flags: int) -> bool:
+    """Whether an interface with these flags is up and has a carrier."""
+    return flags & (IFF_UP | IFF_LOWER_UP) == IFF_UP | IFF_LOWER_UP
+
+
+def interfaces(netlink: RouteSocket) -> Iterator[NetInterface]:
+    """Every interface of the socket's namespace, without statistics."""
+    for body in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        _, _, index, flags, _ = IFINFOMSG.unpack_from(body)
+        attrs = attributes(body, IFINFOMSG.size)
+        yield NetInterface(index, attrs[IFLA_IFNAME].rstrip(b"\0").decode(), flags, attrs)
+
+
+class Qdisc(NamedTuple):
+    """A queueing discipline. handle, parent: major and minor number. attrs: TCA_*."""
+
+    ifindex: int
+    handle: int
+    parent: int
+    kind: str
+    attrs: dict[int, bytes]
+
+
+def qdiscs(netlink: RouteSocket) -> Iterator[Qdisc]:
+    """Every queueing discipline in the socket's namespace."""
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+        attrs = attributes(body, TCMSG.size)
+        yield Qdisc(ifindex, handle, parent, attrs[TCA_KIND].rstrip(b"\0").decode(), attrs)

@@ -18,8 +18,8 @@ from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
-from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
+from heddle.kernel.netlink import RTM_GETTCLASS, Qdisc, RouteSocket, attributes, qdiscs
+from heddle.kernel.uapi import TC_H_ROOT, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import PortProgram, programs_of
 from heddle.switch.queues.classes import burst_bytes, held_bps
@@ -164,11 +164,10 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
         queues: dict[int, dict[int, Leaf]] = {}
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-            number = number_of(handle >> 16)
+        for each in qdiscs(netlink):
+            number = number_of(each.handle >> 16)
             if number is not None:
-                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, TCMSG.size))
+                queues.setdefault(each.ifindex, {})[number] = _leaf(each)
         for port in ports:
             ifindex = names.get(port, 0)
             own = queues.get(ifindex, {})
@@ -193,39 +192,33 @@ def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterabl
     names: ifindex -> interface name.
     """
     roots: dict[str, str] = {}
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-        if parent == TC_H_ROOT:
-            kind = attributes(body, TCMSG.size)[TCA_KIND].rstrip(bytes(1)).decode()
-            found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
-            roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
+    for each in qdiscs(netlink):
+        if each.parent == TC_H_ROOT:
+            found = "ours" if (each.kind, each.handle) == ("htb", _ROOT_ID) else each.kind
+            roots[names.get(each.ifindex, "")] = "nothing" if found == "noqueue" else found
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
 def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
     """Port -> class -> packets that its qdiscs dropped. The drops of the programs are in the cells."""
     found: dict[str, dict[int, int]] = {}
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-        attrs = attributes(body, TCMSG.size)
-        number = number_of(handle >> 16)
-        if number is not None and TCA_STATS2 in attrs:
-            statistics = attributes(attrs[TCA_STATS2], 0)
-            if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
-                (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
-                classes = found.setdefault(names.get(ifindex, f"if{ifindex}"), {})
-                classes[number] = classes.get(number, 0) + drops
+    for each in qdiscs(netlink):
+        number = number_of(each.handle >> 16)
+        statistics = attributes(each.attrs.get(TCA_STATS2, b""), 0)
+        if number is not None and TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+            (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
+            classes = found.setdefault(names.get(each.ifindex, f"if{each.ifindex}"), {})
+            classes[number] = classes.get(number, 0) + drops
     return found
 
 
-def _leaf(attrs: Mapping[int, bytes]) -> Leaf:
-    kind = attrs[TCA_KIND].rstrip(bytes(1)).decode()
-    options = attrs.get(TCA_OPTIONS, b"")
-    if kind == "bfifo":
-        return Leaf(kind, struct.unpack_from("=I", options)[0])
-    if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
-        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
-    return Leaf(kind, 0)
+def _leaf(qdisc: Qdisc) -> Leaf:
+    options = qdisc.attrs.get(TCA_OPTIONS, b"")
+    if qdisc.kind == "bfifo":
+        return Leaf(qdisc.kind, struct.unpack_from("=I", options)[0])
+    if qdisc.kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
+        return Leaf(qdisc.kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
+    return Leaf(qdisc.kind, 0)
 
 
 def _with_turn(leaf: Leaf, options: bytes) -> Leaf:
