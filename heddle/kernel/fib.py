@@ -282,7 +282,7 @@ def _u32(raw: bytes | None) -> int:
 
 def read_names(netlink: RouteSocket) -> dict[int, str]:
     """ifindex -> interface name, read by an open socket."""
-    return {each.index: each.name for each in interfaces(netlink)}
+    return {each.ifindex: each.name for each in interfaces(netlink)}
 
 
 def _dump(netlink: RouteSocket, kind: int, body: bytes) -> list[bytes]:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Self
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
+from heddle.kernel.namespace import THIS_NAMESPACE, inside, nameless
 from heddle.kernel.uapi import (
     IFF_LOWER_UP,
     IFF_UP,
@@ -27,7 +27,9 @@ from heddle.kernel.uapi import (
     IFLA_EXT_MASK,
     IFLA_IFNAME,
     NLMSGHDR,
+    TC_H_ROOT,
     TCA_KIND,
+    TCA_OPTIONS,
     TCMSG,
 )
 
@@ -55,6 +57,8 @@ _ATTR: Final = struct.Struct("=HH")
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
+_NLA_F_NESTED: Final = 0x8000
+_LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 
 
 class NetlinkError(OSError):
@@ -191,7 +195,7 @@ def ports_down(netlink: RouteSocket) -> dict[str, bool]:
 class NetInterface(NamedTuple):
     """An interface, with flags IFF_* and the other attributes that the kernel reports."""
 
-    index: int
+    ifindex: int
     name: str
     flags: int
     attrs: dict[int, bytes]
@@ -226,3 +230,27 @@ def qdiscs(netlink: RouteSocket) -> Iterator[Qdisc]:
         _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
         attrs = attributes(body, TCMSG.size)
         yield Qdisc(ifindex, handle, parent, attrs[TCA_KIND].rstrip(b"\0").decode(), attrs)
+
+
+def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
+    """The body of RTM_NEWQDISC for one queueing discipline. nested: options are attributes, not a struct."""
+    what = attribute(TCA_KIND, kind.encode() + b"\0")
+    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
+    return TCMSG.pack(0, ifindex, handle, parent, 0) + what
+
+
+def refusal(kind: str, options: bytes) -> str:
+    """Whether this kernel has a queueing discipline: empty, or the reason: `this kernel has no sch_ets`.
+
+    One is created in a temporary namespace, which belongs to this thread alone. options: in netlink format.
+    """
+    if os.geteuid() != 0:
+        return "only root can check this"
+    with nameless(), RouteSocket(THIS_NAMESPACE) as netlink:
+        try:
+            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return f"this kernel has no sch_{kind}"
+            return f"this kernel's sch_{kind} refuses these options: {os.strerror(error.errno or errno.EIO)}"
+    return ""

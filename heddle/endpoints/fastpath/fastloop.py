@@ -10,7 +10,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -73,14 +73,8 @@ def dcqcn_struct(congestion: Controlled) -> DcqcnStruct:
     found = congestion.congestion
     if not isinstance(found, Dcqcn):
         raise TypeError(f"{congestion.name} is not compiled")
-    r = found.rule
-    return DcqcnStruct(
-        keep=r.keep, first_alpha=r.first_alpha, first_bps=r.first_bps, least_factor=r.least_factor, min_bps=r.min_bps,
-        cut_divisor=r.cut_divisor, ai_bps=r.ai_bps, hai_bps=r.hai_bps, alpha_ns=r.alpha_ns, cut_ns=r.cut_ns,
-        time_ns=r.time_ns, gap_ns=found.cnp.gap_ns, byte_reset=r.byte_reset, threshold=r.threshold,
-        steps=congestion.steps, on=1, clamp=r.clamp, clamp_after_time=r.clamp_after_time,
-        cnp_tos=found.cnp.dscp << 2,
-    )  # fmt: skip
+    cnp = found.cnp
+    return DcqcnStruct(**asdict(found.rule), gap_ns=cnp.gap_ns, cnp_tos=cnp.dscp << 2, steps=congestion.steps, on=1)
 
 
 def address(array: NDArray[np.generic]) -> int:

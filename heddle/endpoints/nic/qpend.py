@@ -6,15 +6,16 @@ Out: frames to send, bytes written into a rank's memory, the time of the next ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 
 NEVER: Final = float("inf")
+E = TypeVar("E", bound="QpEnd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,18 @@ class QpEnd:
         return ()
 
 
+def passes_on(to: str, *names: str) -> Callable[[type[E]], type[E]]:
+    """A decorator of ends: these properties and methods are those of the object in the attribute `to`."""
+
+    def passing(end: type[E]) -> type[E]:
+        for name in names:
+            setattr(end, name, property(attrgetter(f"{to}.{name}")))
+        return end
+
+    return passing
+
+
+@passes_on("_end", *(name for name in vars(QpEnd) if not name.startswith("_") and name != "expire"))
 class WrappedEnd(QpEnd):
     """An end around another one: override what it adds. Everything else is passed on."""
 
@@ -150,7 +163,3 @@ class WrappedEnd(QpEnd):
         """Pass it on when the deadline of the inner end has passed: a wrapper may have an earlier one."""
         if self._end.deadline <= now:
             self._end.expire(now)
-
-
-for _name in [each for each in vars(QpEnd) if not each.startswith("_") and each != "expire"]:
-    setattr(WrappedEnd, _name, property(attrgetter(f"_end.{_name}")))

@@ -1,4 +1,4 @@
-"""The compiled object of switches: the layouts of its headers, and the types of its functions.
+"""The compiled object of switches: the layouts of switch.h, and the types of its functions.
 
 In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
 Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
@@ -78,7 +78,7 @@ class WorkStruct(ctypes.Structure):
 
 
 class CoreStruct(ctypes.Structure):
-    """struct core of pfcloop.h."""
+    """struct core."""
 
     _fields_ = (
         ("rows", c_uint32), ("pending", c_uint32),
@@ -97,7 +97,7 @@ READER_FIELDS: Final = ("depth", "peak", "occupancy", "occupancy_peak", "closed_
 
 
 class ReaderStruct(ctypes.Structure):
-    """struct reader of rows.h."""
+    """struct reader."""
 
     _fields_ = (
         ("rows", c_uint32), ("words", c_uint32), ("taken", c_void_p), ("full", c_void_p),

@@ -180,8 +180,8 @@ class Gates:
     def links(self) -> dict[str, bool]:
         """Port -> whether it is up and has a carrier, read now."""
         with RouteSocket(self.netns) as netlink:
-            known = [each for each in interfaces(netlink) if each.index in self._names]
-        return {self._names[each.index]: carries_traffic(each.flags) for each in known}
+            known = [each for each in interfaces(netlink) if each.ifindex in self._names]
+        return {self._names[each.ifindex]: carries_traffic(each.flags) for each in known}
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """(port, class) -> packets in that class's qdisc, read now; class -1 is the port's root qdisc."""
@@ -213,8 +213,8 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
         macs: dict[str, bytes] = {}
         mtus: dict[int, int] = {}
         for each in interfaces(netlink):
-            names[each.index] = each.name
-            macs[each.name], (mtus[each.index],) = each.attrs[IFLA_ADDRESS], struct.unpack("=I", each.attrs[IFLA_MTU])
+            names[each.ifindex] = each.name
+            macs[each.name], (mtus[each.ifindex],) = each.attrs[IFLA_ADDRESS], struct.unpack("=I", each.attrs[IFLA_MTU])
         gates: dict[tuple[str, int], Gate] = {}
         for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
             if kind != "tbf" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:

@@ -23,8 +23,7 @@ from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
-from heddle.kernel.netlink import attribute, attributes
-from heddle.kernel.tried import refusal
+from heddle.kernel.netlink import attribute, attributes, refusal
 from heddle.switch.queues.classes import burst_bytes, held_bps
 
 ROOT: Final = "1:"

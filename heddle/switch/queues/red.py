@@ -33,9 +33,10 @@ from heddle.kernel.netlink import (
     RouteSocket,
     attribute,
     attributes,
+    qdisc_body,
     qdiscs,
+    refusal,
 )
-from heddle.kernel.tried import qdisc_body, refusal
 from heddle.kernel.uapi import TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS
 
 Key = tuple[str, int]  # port, class
