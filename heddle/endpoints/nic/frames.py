@@ -51,6 +51,7 @@ Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a
 Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
 
 _DONT_FRAGMENT: Final = 0x4000
+_TTL: Final = 64  # in IPv6 the hop limit
 _TEMPLATES_KEPT: Final = 512  # per flow; limits the memory of a sweep over many sizes
 
 _ETH = struct.Struct(">6s6sH")
@@ -97,12 +98,10 @@ class FlowHeader:
         sport: int,
         dqpn: int,
         tos: int = 0,
-        ttl: int = 64,
-        pkey: int = DEFAULT_PKEY,
     ) -> None:
         """MACs as `02:00:..`, IP addresses of one version as text; ValueError for invalid text.
 
-        tos: DSCP << 2 | ECN, in IPv6 the traffic class. ttl: in IPv6 the hop limit.
+        tos: DSCP << 2 | ECN, in IPv6 the traffic class.
         """
         self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
         self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
@@ -114,8 +113,6 @@ class FlowHeader:
         self.sport = sport
         self.dqpn = dqpn & QPN_MASK
         self.tos = tos
-        self.ttl = ttl
-        self.pkey = pkey
         self._templates: dict[tuple[int, int], Template] = {}
 
     def with_dscp(self, dscp: int) -> FlowHeader:
@@ -144,12 +141,8 @@ class FlowHeader:
         payload_at = layout.ext_at + EXTRA_BYTES[opcode]
         icrc_at = payload_at + payload_bytes + pad
         frame_bytes = icrc_at + ICRC_BYTES
-        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
-            opcode,
-            pad << 4,
-            self.pkey,
-            (1 << 30 if opcode == CNP else 0) | self.dqpn,
-        )
+        qpn = (1 << 30 if opcode == CNP else 0) | self.dqpn
+        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(opcode, pad << 4, DEFAULT_PKEY, qpn)
         # The headers are masked up to BTH byte 4; the destination QP goes into the state unchanged.
         state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
         state = zlib.crc32(prefix[IP_AT + covered :], state)
@@ -161,13 +154,10 @@ class FlowHeader:
         udp = UDP_HEADER.pack(self.sport, ROCE_PORT, udp_bytes, 0)
         if self.layout.version == 6:
             eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV6)
-            return (
-                eth
-                + IPV6_HEADER.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
-                + udp
-            )
+            ip6 = (6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, _TTL, self.src_ip, self.dst_ip)
+            return eth + IPV6_HEADER.pack(*ip6) + udp
         eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
-        ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
+        ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, _TTL, PROTO_UDP)
         checksum = ip_checksum(IPV4_HEADER.pack(*ip, 0, self.src_ip, self.dst_ip))
         return eth + IPV4_HEADER.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
 

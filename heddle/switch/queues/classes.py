@@ -112,21 +112,21 @@ def budget_of(switch: Node, queues: QueuePolicy) -> Budget:
     return buffer_bytes(queues, switch.level, [(port.rate_bps, port.mtu) for port in switch.ports])
 
 
-def deepest_queue(fabric: Fabric, number: int, queues: QueuePolicy | None = None) -> int:
+def deepest_queue(fabric: Fabric, number: int) -> int:
     """The most bytes of one class that can wait at one port of a switch.
 
     With pauses: the sum of all ingress ports, each up to xoff plus its headroom. Otherwise the dynamic threshold: a
     single queue grows to alpha / (1 + alpha) of the shared buffer (Choudhury and Hahne 1998).
     """
-    spec = queues or fabric.policy.queues
-    found = [spec.buffer.host]
+    queues = fabric.policy.queues
+    found = [queues.buffer.host]
     for node in fabric.switches:
-        budget = budget_of(node, spec)
-        if spec.pfc.enabled and number in spec.lossless:
-            held = sum(spec.pfc.xoff + spec.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
+        budget = budget_of(node, queues)
+        if number in queues.paused:
+            held = sum(queues.pfc.xoff + queues.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
             found.append(min(budget.buffer, held))
         else:
-            found.append(spec.reserve + round(budget.shared * spec.alpha / (1 + spec.alpha)))
+            found.append(queues.reserve + round(budget.shared * queues.alpha / (1 + queues.alpha)))
     return max(found)
 
 
