@@ -88,11 +88,10 @@ _SIGNATURES: Final[native.Signatures] = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32. crc_name: its library."""
+    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32."""
 
     code: ctypes.CDLL
     crc: int
-    crc_name: str
 
 
 @cache
@@ -110,10 +109,10 @@ def load() -> Library | str:
         return code
     if code.hd_version() != VERSION:
         return f"{path.name} belongs to another version of Heddle"
-    return Library(code, *crc)
+    return Library(code, crc)
 
 
-def _crc() -> tuple[int, str] | None:
+def _crc() -> int | None:
     for name, symbol in _CRCS:
         try:
             function = getattr(ctypes.CDLL(name), symbol)
@@ -121,5 +120,5 @@ def _crc() -> tuple[int, str] | None:
             continue
         address = ctypes.cast(function, c_void_p).value
         if address is not None:
-            return address, name
+            return address
     return None

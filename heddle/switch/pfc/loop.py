@@ -13,7 +13,7 @@ import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from heddle.kernel.libc import libc
 from heddle.switch.pfc.world import Page
@@ -37,17 +37,19 @@ def new_timer() -> int:
     return fd
 
 
-class Deadlines(Protocol):
+class Deadlines(ABC):
     """What the agent's parts need of deadlines: those of Python, or of the compiled loop."""
 
+    @abstractmethod
     def push(self, when: int, kind: int, index: int) -> None:
         """Set a deadline, in place of an earlier one of the same kind and index."""
 
+    @abstractmethod
     def cancel(self, kind: int, index: int) -> None:
         """Remove a deadline, if there is one."""
 
 
-class Timers:
+class Timers(Deadlines):
     """Deadlines in ns of CLOCK_MONOTONIC, at most one for each (kind, index). A signal handler may push at any time.
 
     Most pauses end before any of their deadlines. So `cancel` leaves the entry in the heap, where it is skipped, and
@@ -125,7 +127,7 @@ class Work(NamedTuple):
     row: int
 
 
-class Loop(ABC):
+class Loop(Deadlines):
     """Deadlines, events and descriptors of one agent."""
 
     def __init__(self) -> None:
@@ -140,21 +142,13 @@ class Loop(ABC):
         self._epoll.unregister(fd)
 
     @abstractmethod
-    def push(self, when: int, kind: int, index: int) -> None:
-        """Set a deadline, in place of an earlier one of the same kind and index."""
-
-    @abstractmethod
-    def cancel(self, kind: int, index: int) -> None:
-        """Remove a deadline, if there is one."""
-
-    @abstractmethod
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that. Empty when a signal came."""
 
-    def rules_changed(self) -> None:  # noqa: B027 - handlers in Python read the rules themselves
+    def rules_changed(self) -> None:  # handlers in Python read the rules themselves
         """Use the rules as they are now."""
 
-    def forget(self, node: str) -> None:  # noqa: B027 - handlers in Python look into World
+    def forget(self, node: str) -> None:  # handlers in Python look into World
         """Use the sockets of this node no more."""
 
     def close(self) -> None:
