@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from heddle.base.problems import MachineError, Problem, trouble
 
@@ -106,6 +106,15 @@ def run(
 def first_lines(text: str) -> str:
     """The first three lines of a command's output, for an error."""
     return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
+
+
+def dying_with_us(argv: Sequence[str], number: Literal["TERM", "KILL"]) -> list[str]:
+    """A command that gets this signal when this process ends, whatever ends it.
+
+    It gets the signal only after it has requested it. If this process died before, its number shows that.
+    """
+    alive = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid()))
+    return ["setpriv", "--pdeathsig", number, *alive, *argv]
 
 
 def start_of(pid: int) -> int | None:

@@ -6,7 +6,6 @@ Out: nothing, or MachineError. containerlab exits with 0 even if commands of a n
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -14,15 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Journal, follow
+from heddle.base.process import Journal, dying_with_us, follow
 from heddle.host.engine import binary
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_topology import read_topology
 
 # One worker per node makes a deployment fast (each waits for the engine); beyond this number the engine only queues.
 _MOST_WORKERS: Final = 128
-# TERM, not KILL: containerlab then removes its objects, including links that are not yet in a container.
-_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _DEPLOY_S: Final = 1200.0  # it may have to pull the user's images; zone takes 10 s
 _STEP: Final = re.compile(r"Creating container|Created link")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -76,8 +73,8 @@ def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
         hint = "start daemons in a node's `exec` in the background, with their output in a file: each command must end"
         return Problem("", f"containerlab deploy of {lab}", why, hint)
 
-    argv = [*_DIES_WITH_US, str(os.getpid()), *_command(lab, topology)]
-    done = follow(argv, line, timeout=_DEPLOY_S, late=late)
+    # TERM, not KILL: containerlab then removes its objects, including links that are not yet in a container.
+    done = follow(dying_with_us(_command(lab, topology), "TERM"), line, timeout=_DEPLOY_S, late=late)
     raise_failures(lab, topology, done.code, printed)
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Final
 
+from heddle.base.families import from_ipv6
 from heddle.wire import layout as wire
 
 ROCE_V1: Final = "RoCE v1"  # the kind of its packets
@@ -191,13 +192,7 @@ def _roce_v1(frame: bytes, at: int, src: str, dst: str) -> Dissected:
         "psn": psn_word & wire.PSN_MASK,
     }
     text = f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['opcode']}"
-    return Dissected(ROCE_V1, _gid(source), _gid(destination), text, fields)
-
-
-def _gid(address: bytes) -> str:
-    """A global identifier (GID): an IPv6 address, or an IPv4 address that is mapped into one."""
-    gid = IPv6Address(address)
-    return str(gid.ipv4_mapped or gid)
+    return Dissected(ROCE_V1, from_ipv6(source), from_ipv6(destination), text, fields)
 
 
 _ANSWERS: Final = {0x00: "RoCE ACK", wire.RNR_NAK: "RoCE RNR", wire.NAK_SEQUENCE & wire.SYNDROME_KIND: "RoCE NAK"}

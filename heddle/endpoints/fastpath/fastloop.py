@@ -25,7 +25,7 @@ from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
-from heddle.endpoints.loops import NicError
+from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -195,7 +195,7 @@ class FastQps:
         self._loop.call("hd_post", self._nic, ends, address(data), size, part, va, rkey, imm)
 
 
-class FastLoop:
+class FastLoop(NicLoop):
     """The NICs of one worker."""
 
     name: ClassVar[str] = "compiled"
@@ -245,9 +245,6 @@ class FastLoop:
     def destinations(self, rank: int) -> Destinations | None:
         """The NIC: it writes messages without asking the rank."""
         return self.nics[self._by_rank[rank]]
-
-    def wants(self, rank: int) -> None:
-        """None: this loop has no admission."""
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""
