@@ -14,8 +14,8 @@ from heddle.fabric.shapes import clos
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
 from heddle.switch.pfc.control import AgentState, alive, stop
-from heddle.switch.pfc.loop import Timers
 from heddle.switch.queues.portids import port_ids
+from tests.pfcreference import Timers
 
 HOLD = """
 import sys, time

@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from heddle.switch.pfc.loop import DETECT, Timers
+from heddle.switch.pfc.loop import DETECT
 from heddle.switch.pfc.rows import RowState
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
+from tests.pfcreference import Timers
 
 SECOND = 10**9
 ROW = 11  # class 3 of port 1
