@@ -6,13 +6,16 @@ import ctypes
 import heapq
 import os
 import select
+import struct
 import time
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from heddle.base.ethernet import CLASSES
+from heddle.kernel.libbpf import Map, library
 from heddle.kernel.libc import libc
+from heddle.kernel.ringbuffer import KINDS, open_ring
 from heddle.switch.pfc.agent import ROUNDS, Agent
 from heddle.switch.pfc.loop import EXPIRE, REFRESH, RELOAD, Work, new_timer
 from heddle.switch.pfc.pauses import PAUSED
@@ -21,6 +24,63 @@ from heddle.switch.pfc.world import Page, World
 libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _TFD_TIMER_ABSTIME: Final = 1
 _S: Final = 10**9
+_EVENT: Final = struct.Struct("=QIBBxx8H")
+
+
+class Event(NamedTuple):
+    """An event, with its time (ns, CLOCK_MONOTONIC). number: the class; for `pfc` the vector of lossless classes.
+
+    xoff, xon: an ingress port's occupancy crossed a threshold; its peer must pause or resume. pfc: a pause frame
+    arrived by `port`; quanta by class, 0: resume.
+    """
+
+    ns: int
+    port: int
+    kind: str
+    number: int
+    quanta: tuple[int, ...]
+
+
+class Events:
+    """The reader of the ring buffer. Only one process at a time may read: the read position is in the map."""
+
+    def __init__(self, ring: Map) -> None:
+        self._found: list[Event] = []
+        self._callback = _Sample(self._take)  # libbpf keeps the pointer
+        self._ring: int | None = open_ring(ring, self._callback, None)
+
+    def fileno(self) -> int:
+        """The descriptor for select, poll and epoll: readable when events wait."""
+        return int(library().ring_buffer__epoll_fd(self._ring))
+
+    def read(self) -> list[Event]:
+        """All waiting events."""
+        assert library().ring_buffer__consume(self._ring) >= 0
+        found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        """Unmap the ring, once."""
+        if self._ring:
+            library().ring_buffer__free(self._ring)
+        self._ring = None
+
+    def _take(self, _: Any, data: int, size: int) -> int:
+        ns, port, kind, number, *quanta = _EVENT.unpack(ctypes.string_at(data, size)[: _EVENT.size])
+        self._found.append(Event(ns, port, KINDS[kind], number, tuple(quanta)))
+        return 0
+
+
+_Sample = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def waiting_events(ring: Map) -> list[Event]:
+    """The events of a lab that were not read yet."""
+    reader = Events(ring)
+    try:
+        return reader.read()
+    finally:
+        reader.close()
 
 
 class Timers:
@@ -169,7 +229,8 @@ class ReferenceAgent(Agent):
         self._hot |= {REFRESH: self._refresh, EXPIRE: self._expire}
 
     def _new_loop(self) -> Any:
-        self._events = self._world.queues.events()
+        queues: Any = self._world.queues  # the tests' own, which have the events that they write
+        self._events = queues.events()
         return ReferenceLoop(self._world.page, self._events.fileno(), self._take_events, self._hot)
 
     def _take_events(self) -> None:

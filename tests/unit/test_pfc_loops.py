@@ -20,7 +20,6 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.kernel.native.objects import MACHINES, SWITCH
-from heddle.kernel.ringbuffer import Event
 from heddle.switch.compiled import layouts
 from heddle.switch.pfc import loop as compiledloop
 from heddle.switch.pfc.agent import Agent
@@ -30,7 +29,7 @@ from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, CompiledLoop, lo
 from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
-from tests.pfcreference import ReferenceAgent, ReferenceLoop, Timers
+from tests.pfcreference import Event, ReferenceAgent, ReferenceLoop, Timers
 from tests.unit import committed
 
 CLASS: Final = 3

@@ -1,7 +1,7 @@
 """The queues of a lab as memory: counters and policies of the programs `enqueue` and `dequeue`, mapped into memory.
 
 In:  a Fabric and its Policies (classes.py); /sys/fs/bpf/heddle/LAB/_queues.
-Out: LabQueues: numpy views of the shared maps, a reader of events, and methods that change policies under traffic.
+Out: LabQueues: numpy views of the shared maps, and methods that change policies under traffic.
 bpf/queue.h defines the layouts. A row is port id * 8 + class (portids.row); sizes in bytes of frames, times in
 nanoseconds of CLOCK_MONOTONIC. Reading needs no system call. The module imports numpy: import it where it is used.
 """
@@ -24,13 +24,12 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
-from heddle.kernel.ringbuffer import Event, Events
 from heddle.kernel.testrun import run_on
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
 
-__all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
+__all__ = ["CAUSES", "OWNER", "LabQueues"]
 Rows = npt.NDArray[Any]
 
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault")  # of cells["drops"], in this order
@@ -99,7 +98,6 @@ class LabQueues:
         self._stack = stack
         self._programs = programs
         self.ring = maps["events"]  # only one process at a time may read it
-        self._events: Events | None = None
         self._seen: Rows | None = None  # at the last reconcile()
         self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
         self.cells: Rows = self._views["cells"]
@@ -156,10 +154,7 @@ class LabQueues:
             return found
 
     def close(self) -> None:
-        """Close descriptors and reader. Views that the caller still holds stay readable."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Close descriptors. Views that the caller still holds stay readable."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -173,15 +168,6 @@ class LabQueues:
     def program(self, name: str) -> Program:
         """One of PROGRAMS."""
         return self._programs[name]
-
-    def events(self) -> Events:
-        """The reader of threshold crossings and pause frames.
-
-        Only one process at a time may read; a new reader continues after the last event that was read.
-        """
-        if self._events is None:
-            self._events = Events(self.ring)
-        return self._events
 
     @property
     def half(self) -> int:
