@@ -1,16 +1,14 @@
 """Progress reports of engines. An engine reports facts; a progress bar, a log or nothing listens.
 
-An observer is any object with these methods. `Silent` ignores all reports; the rich and the plain one are in the room
-of the command line.
+An observer overrides the methods that it needs. `Silent` ignores all reports; the rich and the plain one are in the
+room of the command line.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Observer(Protocol):
-    """Listens to a long piece of work."""
+class Observer:
+    """Listens to a long piece of work. Here, all reports are ignored."""
 
     def begin(self, step: str, total: int | None = None) -> None:
         """A step began; `total` is its number of units, if known."""
@@ -34,26 +32,5 @@ class Observer(Protocol):
         """Show something that the user may not expect, but that is not an error."""
 
 
-class Silent:
+class Silent(Observer):
     """An observer that ignores all reports."""
-
-    def begin(self, step: str, total: int | None = None) -> None:
-        """Ignore."""
-
-    def advance(self, step: str, done: int) -> None:
-        """Ignore."""
-
-    def waiting(self, step: str, reason: str) -> None:
-        """Ignore."""
-
-    def end(self, step: str, note: str = "") -> None:
-        """Ignore."""
-
-    def drop(self, step: str) -> None:
-        """Ignore."""
-
-    def say(self, text: str) -> None:
-        """Ignore."""
-
-    def warn(self, text: str) -> None:
-        """Ignore."""

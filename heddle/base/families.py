@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network, ip_address
 from typing import Final, Literal, TypeAlias
 
 Address: TypeAlias = IPv4Address | IPv6Address
@@ -71,6 +71,18 @@ class Family:
     def router_id(self, loopback: Address, tier: int, index: int) -> IPv4Address:
         """The BGP router id (RFC 4271, section 4.2; RFC 6286): in IPv4 the loopback, in IPv6 a separate number."""
         return loopback if isinstance(loopback, IPv4Address) else IPv4Address(_ROUTER_IDS + tier * _TIER_ROOM + index)
+
+
+def as_ipv6(address: str) -> bytes:
+    """An address of either version as 16 octets; IPv4 is ::ffff:a.b.c.d."""
+    found = ip_address(address)
+    return found.packed if found.version == 6 else bytes(10) + b"\xff\xff" + found.packed
+
+
+def from_ipv6(octets: bytes) -> str:
+    """The usual text form of an address of either version that has 16 octets."""
+    address = IPv6Address(octets)
+    return str(address.ipv4_mapped or address)
 
 
 IPV4: Final = Family(

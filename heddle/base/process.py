@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from heddle.base.problems import MachineError, Problem, trouble
 
 log = logging.getLogger("heddle.process")
 _SLOW: Final = "uptime shows how busy this machine is: end other work, then try again"
-_PATIENCE_S: Final = 20.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts what it mounted
+_PATIENCE_S: Final = 30.0  # between SIGTERM and SIGKILL: mmdebstrap unmounts, containerlab removes its objects
 _START_FIELD: Final = 19  # starttime of proc(5), counted behind the command's closing parenthesis
 
 
@@ -108,6 +108,15 @@ def first_lines(text: str) -> str:
     return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
 
 
+def dying_with_us(argv: Sequence[str], number: Literal["TERM", "KILL"]) -> list[str]:
+    """A command that gets this signal when this process ends, whatever ends it.
+
+    It gets the signal only after it has requested it. If this process died before, its number shows that.
+    """
+    alive = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid()))
+    return ["setpriv", "--pdeathsig", number, *alive, *argv]
+
+
 def start_of(pid: int) -> int | None:
     """When a process began, in clock ticks since boot; None when there is no such process, or it has ended.
 
@@ -162,11 +171,12 @@ def follow(
     timeout: float,
     journal: Journal | None = None,
     started: Callable[[int], None] | None = None,
+    late: Callable[[], Problem] | None = None,
 ) -> Done:
     """Run a long command and pass each output line to `line` at once, stderr too. The exit code is not checked.
 
     timeout: seconds. Ctrl-C and the timeout end the command first. `err` has the last lines. started: gets the ID of
-    the command's process group, for a caller that ends it earlier.
+    the command's process group, for a caller that ends it earlier. late: the problem of a command that takes too long.
     MachineError when the command is missing or takes too long.
     """
     if journal is not None:
@@ -190,13 +200,13 @@ def follow(
         raise trouble(error, argv[0]) from None
     if started is not None:
         started(proc.pid)
-    late = threading.Event()
+    expired = threading.Event()
 
-    def too_late() -> None:
-        late.set()
-        _signal(proc, signal.SIGTERM)
+    def expire() -> None:
+        expired.set()
+        _end(proc)
 
-    clock = threading.Timer(timeout, too_late)
+    clock = threading.Timer(timeout, expire)
     clock.start()
     try:
         for text in proc.stdout or ():
@@ -207,8 +217,11 @@ def follow(
     finally:
         clock.cancel()
         _end(proc)
-    if late.is_set():
-        raise MachineError(Problem("", shlex.join(argv), f"did not end within {timeout:g} s", _SLOW))
+        if proc.stdout is not None:
+            proc.stdout.close()
+    if expired.is_set():
+        usual = Problem("", shlex.join(argv), f"did not end within {timeout:g} s", _SLOW)
+        raise MachineError(usual if late is None else late())
     log.debug("%s -> %d in %.3f s", shlex.join(argv), proc.returncode, time.monotonic() - start)
     return Done(tuple(argv), proc.returncode, "", "\n".join(said), time.monotonic() - start)
 
@@ -222,8 +235,6 @@ def _end(proc: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             _signal(proc, signal.SIGKILL)
             proc.wait()
-    if proc.stdout is not None:
-        proc.stdout.close()
 
 
 def _signal(proc: subprocess.Popen[str], number: signal.Signals) -> None:

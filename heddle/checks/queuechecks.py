@@ -19,7 +19,6 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import expected, read_attached, read_closed
-from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def shapers(subject: Subject) -> Found:
             faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
-    classes = ", ".join(f"{n} {kind}" for n, kind in zip(setup.plan.numbers, setup.plan.kinds, strict=True))
+    classes = ", ".join(f"{n} {setup.queues.kind(n)}" for n in setup.queues.numbers)
     said = f"{count} ports at {', '.join(queues.rate_text(r) for r in rates)}, by {setup.discipline.name}: {classes}"
     return said, faults
 
@@ -86,13 +85,14 @@ def thresholds(subject: Subject) -> Found:
                 at = row(number, traffic_class)
                 if now[at] != wanted[at]:
                     faults.append(f"{port.ref}, class {traffic_class}: {_difference(now[at], wanted[at])}")
-        plan = class_plan(lab.fabric.policy.queues)
+        queues = lab.fabric.policy.queues
         classes = live.classes()
-        moved = np.flatnonzero(classes != np.array(plan.dscp))
-        faults += [f"DSCP {n} maps to class {classes[n]}, not {plan.dscp[n]}" for n in moved]
+        wanted_class = queues.class_of_dscp
+        moved = np.flatnonzero(classes != np.array(wanted_class))
+        faults += [f"DSCP {n} maps to class {classes[n]}, not {wanted_class[n]}" for n in moved]
     changed = sum(bool(values) for values in own_settings(lab).values())
     note = f", with values set at run time on {changed} nodes" if changed else ""
-    return f"{len(plan.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}", faults
+    return f"{len(queues.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}", faults
 
 
 def _difference(now: Any, wanted: Any) -> str:

@@ -264,7 +264,6 @@ class LiveNotes:
 
     def __init__(self, lab: Lab) -> None:
         from heddle.predict.selftest import verdict
-        from heddle.switch.queues.classes import class_plan
 
         self._lab = lab
         self._stack = ExitStack()
@@ -272,7 +271,7 @@ class LiveNotes:
             str(port.address.ip): port for host in lab.fabric.hosts for port in host.ports if port.address is not None
         }
         self._peers = {port.ref: port.peer_ref for node in lab.fabric.nodes for port in node.ports}
-        self._dscp = class_plan(lab.fabric.policy.queues).dscp
+        self._dscp = lab.fabric.policy.queues.class_of_dscp
         self._paths: dict[tuple[str, str, int, int], tuple[str, ...]] = {}
         self._noted: dict[int, Notes] = {}
         self.troubles: list[str] = []

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from heddle.base.events import Observer
 from heddle.base.progname import as_started
@@ -20,7 +20,7 @@ QUIET: Final = 5.0
 UNCHANGED: Final = 30.0
 
 
-class ClosingObserver(Observer, Protocol):
+class ClosingObserver(Observer):
     """An observer that uses the terminal until it is closed."""
 
     def aside(self, write: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ def observer_for(stream: TextIO) -> ClosingObserver:
     return RichObserver(stream) if live else PlainObserver(stream)
 
 
-class PlainObserver:
+class PlainObserver(ClosingObserver):
     """One line per finished step, with its time; for a long step a line from time to time."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -107,7 +107,7 @@ class PlainObserver:
         """Do nothing: plain lines need no terminal."""
 
 
-class RichObserver:
+class RichObserver(ClosingObserver):
     """A live display: a spinner and a bar for each step in progress, a tick for each finished step."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -47,9 +47,11 @@ class NicLoop(Protocol):
 
     def destinations(self, rank: int) -> Destinations | None:
         """The object that needs the destinations of messages in advance, or None if the rank is asked per message."""
+        return None
 
     def wants(self, rank: int) -> Wants | None:
         """The object that grants messages to the rank's senders, or None: without admission."""
+        return None
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""

@@ -18,11 +18,11 @@ from heddle.endpoints.admission.admitted import Admitted
 from heddle.endpoints.admission.grants import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.connections import Connection, QpConnection
-from heddle.endpoints.loops import NicError
+from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Destinations, Rank, Wants
+from heddle.endpoints.ranks import Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.endpoint import Endpoint
@@ -59,7 +59,7 @@ def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSoc
         raise
 
 
-class PythonLoop:
+class PythonLoop(NicLoop):
     """The loop for every transport, and the reference for the compiled loop."""
 
     name: ClassVar[str] = "python"
@@ -107,10 +107,6 @@ class PythonLoop:
         pairs = [self._ends[end] for end in ends]
         connection = QpConnection(pairs, mode)
         return connection if self._admitted is None else self._admitted.link(connection, pairs[0])
-
-    def destinations(self, rank: int) -> Destinations | None:
-        """None: receiving ends ask the rank for each message."""
-        return None
 
     def wants(self, rank: int) -> Wants | None:
         """The slots of a rank, with admission."""

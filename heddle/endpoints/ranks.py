@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 from heddle.endpoints.connections import Connection, part_sizes
 from heddle.endpoints.expected import Expected, Floats, more_in, rank_input
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
@@ -29,6 +29,7 @@ from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
 EPOCH_SHIFT: Final = _STEP_BITS + _OFFSET_BITS
+Item = TypeVar("Item")
 
 
 def rkey_of(lab: str, nic: str) -> int:
@@ -89,6 +90,31 @@ class Wants(Protocol):
 
     def used(self, epoch: int, key: Key) -> None:
         """The rank has processed a message, and its buffer is free."""
+
+
+class Pace(Generic[Item]):
+    """Messages that a slow rank has to process, one after the other, each at the same rate. bytes_per_s: that rate."""
+
+    __slots__ = ("_rate", "_until", "_waiting")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._until = 0.0  # when all messages so far are processed
+        self._waiting: deque[tuple[float, Item]] = deque()
+
+    @property
+    def due(self) -> float:
+        """When the next message is processed; NEVER if there is none."""
+        return self._waiting[0][0] if self._waiting else NEVER
+
+    def add(self, item: Item, size: int, now: float) -> None:
+        """A complete message of `size` bytes."""
+        self._until = max(self._until, now) + size / self._rate
+        self._waiting.append((self._until, item))
+
+    def done(self, now: float) -> Item | None:
+        """The next message whose processing has ended, or None."""
+        return self._waiting.popleft()[1] if self._waiting and self._waiting[0][0] <= now else None
 
 
 @dataclass(slots=True)

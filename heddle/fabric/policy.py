@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from heddle.base.ethernet import HEADER, MAX_QUANTA, QUANTUM_BITS
+from heddle.base.ethernet import DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
 from heddle.spec.impairments import NO_FAULT, LinkFault
 
@@ -21,6 +21,7 @@ FIELDS: Final[Mapping[str, int]] = {
 }  # fmt: skip
 FIELDS_5_TUPLE: Final = 0x37  # FIB_MULTIPATH_HASH_FIELD_{SRC,DST}_{IP,PORT} and IP_PROTO
 DEFAULT_BUCKETS: Final = 256
+_NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), for traffic between switches
 AutoSize = int | Literal["auto"]
 ClassKind = Literal["control", "lossless", "lossy"]
 
@@ -212,6 +213,22 @@ class QueuePolicy:
     def paused(self) -> tuple[int, ...]:
         """Classes that PFC may pause."""
         return self.lossless if self.pfc.enabled else ()
+
+    @property
+    def class_of_dscp(self) -> tuple[int, ...]:
+        """The class of each of the 64 DSCPs.
+
+        DSCPs 8n to 8n+7 belong to class n if that is in use (the upper three bits, as in IP precedence and 802.1p).
+        Otherwise 48 to 63 belong to control, and all others to best effort. `dscp` overrides these rules.
+        """
+        used = self.numbers
+
+        def usual(dscp: int) -> int:
+            if dscp // 8 in used:
+                return dscp // 8
+            return self.control if dscp // 8 in _NETWORK_CONTROL else self.best_effort
+
+        return tuple(self.dscp.get(each, usual(each)) for each in range(DSCPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,15 @@ from typing import Any, Final
 from heddle.base.families import Address, Network, Version
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import (
-    ALL_LINKS,
-    RTM_GETLINK,
     RTM_GETNEXTHOP,
     RTM_GETNEXTHOPBUCKET,
     RTM_GETROUTE,
     NetlinkError,
     RouteSocket,
     attributes,
+    interfaces,
 )
-from heddle.kernel.uapi import IFLA_IFNAME, NHMSG, RTA_DST, RTA_OIF, RTMSG
+from heddle.kernel.uapi import NHMSG, RTA_DST, RTA_OIF, RTMSG
 
 RT_TABLE_MAIN: Final = 254
 RTN_UNICAST: Final = 1
@@ -283,10 +282,7 @@ def _u32(raw: bytes | None) -> int:
 
 def read_names(netlink: RouteSocket) -> dict[int, str]:
     """ifindex -> interface name, read by an open socket."""
-    names: dict[int, str] = {}
-    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
-        names[struct.unpack_from("=i", message, 4)[0]] = attributes(message, 16)[IFLA_IFNAME].rstrip(b"\0").decode()
-    return names
+    return {each.ifindex: each.name for each in interfaces(netlink)}
 
 
 def _dump(netlink: RouteSocket, kind: int, body: bytes) -> list[bytes]:

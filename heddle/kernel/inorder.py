@@ -20,7 +20,7 @@ from heddle.host.delivery import MERGES_NOTHING, Delivery
 from heddle.kernel import offloads
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RTM_SETLINK, NetlinkError, RouteSocket, attribute, attributes
+from heddle.kernel.netlink import RTM_SETLINK, NetlinkError, RouteSocket, attribute, interfaces
 from heddle.kernel.uapi import IFINFOMSG, IFLA_GRO_IPV4_MAX_SIZE, IFLA_GRO_MAX_SIZE, IFLA_IFNAME
 
 # The same numbers on every architecture (include/uapi/asm-generic/unistd.h); since Linux 5.2.
@@ -98,11 +98,9 @@ def read(netns: Path, ports: Iterable[str], delivery: Delivery) -> dict[str, Por
             return {port: PortDelivery(gro[port], (), _masks(devices, netns, port)) for port in names}
     sizes: dict[str, tuple[int, ...]] = {}
     with RouteSocket(netns) as netlink:
-        for body in netlink.dump(RTM_GETLINK, ALL_LINKS):
-            attrs = attributes(body, IFINFOMSG.size)
-            limits = (attrs.get(kind) for kind in (IFLA_GRO_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
-            name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
-            sizes[name] = tuple(int.from_bytes(raw, sys.byteorder) for raw in limits if raw is not None)
+        for each in interfaces(netlink):
+            limits = (each.attrs.get(kind) for kind in (IFLA_GRO_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE))
+            sizes[each.name] = tuple(int.from_bytes(raw, sys.byteorder) for raw in limits if raw is not None)
     return {port: PortDelivery(gro[port], sizes.get(port, ()), ()) for port in names}
 
 

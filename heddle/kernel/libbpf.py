@@ -21,8 +21,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.kernel.libc import libc
 
 BPFFS: Final = Path("/sys/fs/bpf")
-BPF_ANY: Final = 0
-BPF_NOEXIST: Final = 1
+_BPF_ANY: Final = 0
 _LOG_BYTES: Final = 1 << 16
 _BATCH: Final = 4096
 # BPF functions with pointer arguments exist since 5.12, the hash fields of a fabric file since 5.14.
@@ -181,11 +180,11 @@ class Map(_Descriptor):
             return None
         raise failed("map", "cannot be read")
 
-    def update(self, key: bytes, value: bytes, flags: int = BPF_ANY) -> None:
+    def update(self, key: bytes, value: bytes) -> None:
         """Write one value."""
         if len(value) != self.value_size:
             raise ValueError(f"a value of {len(value)} bytes for a map of {self.value_size}")
-        if library().bpf_map_update_elem(self.fd, self._key(key), value, flags) != 0:
+        if library().bpf_map_update_elem(self.fd, self._key(key), value, _BPF_ANY) != 0:
             raise failed("map", "cannot be written")
 
     def delete(self, key: bytes) -> bool:

@@ -15,12 +15,23 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from heddle.base.problems import MachineError, Problem
 from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
-from heddle.kernel.uapi import IFF_LOWER_UP, IFF_UP, IFINFOMSG, IFLA_EXT_MASK, IFLA_IFNAME, NLMSGHDR
+from heddle.kernel.namespace import THIS_NAMESPACE, inside, nameless
+from heddle.kernel.uapi import (
+    IFF_LOWER_UP,
+    IFF_UP,
+    IFINFOMSG,
+    IFLA_EXT_MASK,
+    IFLA_IFNAME,
+    NLMSGHDR,
+    TC_H_ROOT,
+    TCA_KIND,
+    TCA_OPTIONS,
+    TCMSG,
+)
 
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
@@ -46,6 +57,8 @@ _ATTR: Final = struct.Struct("=HH")
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
+_NLA_F_NESTED: Final = 0x8000
+_LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 
 
 class NetlinkError(OSError):
@@ -176,10 +189,68 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
 
 def ports_down(netlink: RouteSocket) -> dict[str, bool]:
     """The same, read by an open socket."""
-    found: dict[str, bool] = {}
-    for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
-        flags = IFINFOMSG.unpack_from(message)[3]
-        if flags & (IFF_UP | IFF_LOWER_UP) != IFF_UP | IFF_LOWER_UP:
-            name = attributes(message, IFINFOMSG.size)[IFLA_IFNAME].rstrip(b"\0").decode()
-            found[name] = not flags & IFF_UP
-    return found
+    return {each.name: not each.flags & IFF_UP for each in interfaces(netlink) if not carries_traffic(each.flags)}
+
+
+class NetInterface(NamedTuple):
+    """An interface, with flags IFF_* and the other attributes that the kernel reports."""
+
+    ifindex: int
+    name: str
+    flags: int
+    attrs: dict[int, bytes]
+
+
+def carries_traffic(flags: int) -> bool:
+    """Whether an interface with these flags is up and has a carrier."""
+    return flags & (IFF_UP | IFF_LOWER_UP) == IFF_UP | IFF_LOWER_UP
+
+
+def interfaces(netlink: RouteSocket) -> Iterator[NetInterface]:
+    """Every interface of the socket's namespace, without statistics."""
+    for body in netlink.dump(RTM_GETLINK, ALL_LINKS):
+        _, _, index, flags, _ = IFINFOMSG.unpack_from(body)
+        attrs = attributes(body, IFINFOMSG.size)
+        yield NetInterface(index, attrs[IFLA_IFNAME].rstrip(b"\0").decode(), flags, attrs)
+
+
+class Qdisc(NamedTuple):
+    """A queueing discipline. handle, parent: major and minor number. attrs: TCA_*."""
+
+    ifindex: int
+    handle: int
+    parent: int
+    kind: str
+    attrs: dict[int, bytes]
+
+
+def qdiscs(netlink: RouteSocket) -> Iterator[Qdisc]:
+    """Every queueing discipline in the socket's namespace."""
+    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
+        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
+        attrs = attributes(body, TCMSG.size)
+        yield Qdisc(ifindex, handle, parent, attrs[TCA_KIND].rstrip(b"\0").decode(), attrs)
+
+
+def qdisc_body(ifindex: int, handle: int, parent: int, kind: str, options: bytes, *, nested: bool = True) -> bytes:
+    """The body of RTM_NEWQDISC for one queueing discipline. nested: options are attributes, not a struct."""
+    what = attribute(TCA_KIND, kind.encode() + b"\0")
+    what += attribute(TCA_OPTIONS | (_NLA_F_NESTED if nested else 0), options)  # sch_ets requires the flag
+    return TCMSG.pack(0, ifindex, handle, parent, 0) + what
+
+
+def refusal(kind: str, options: bytes) -> str:
+    """Whether this kernel has a queueing discipline: empty, or the reason: `this kernel has no sch_ets`.
+
+    One is created in a temporary namespace, which belongs to this thread alone. options: in netlink format.
+    """
+    if os.geteuid() != 0:
+        return "only root can check this"
+    with nameless(), RouteSocket(THIS_NAMESPACE) as netlink:
+        try:
+            netlink.change(RTM_NEWQDISC, qdisc_body(_LOOPBACK, 0x10000, TC_H_ROOT, kind, options), NLM_F_CREATE)
+        except NetlinkError as error:
+            if error.errno == errno.ENOENT:
+                return f"this kernel has no sch_{kind}"
+            return f"this kernel's sch_{kind} refuses these options: {os.strerror(error.errno or errno.EIO)}"
+    return ""

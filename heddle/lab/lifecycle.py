@@ -192,7 +192,7 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
 
     setup = Setup.of(fabric)
     for node in fabric.nodes:
-        lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.plan)]
+        lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.queues)]
         journal.note(["nsenter", f"--net={handles[node.name].netns}", "tc", "-batch", "-"], "\n".join(lines))
     programs = "BPF at clsact: dequeue and hash (in; hosts: dequeue, nic), count and enqueue (out; hosts: enqueue)"
     how = delivery.chosen().delivery.settings

@@ -16,7 +16,7 @@ import numpy as np
 from heddle.base.ethernet import HEADER
 from heddle.base.units import parse_duration
 from heddle.lab.snapshot import LabPart
-from heddle.switch.pfc.reaction import REACTION_BINS, REACTION_STEP_NS
+from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
 from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import numbered_ports, row

@@ -33,7 +33,6 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Measured, measure, peers_of
 from heddle.proof.otherroutes import other_routes
-from heddle.switch.queues.classes import class_plan
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA
 
@@ -215,7 +214,7 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
-    number = class_plan(fabric.policy.queues).dscp[DSCP_DATA]
+    number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
     lost = lost_behind(measured, peers, evidence, number)
     unexplained = unexplained_losses(lost, evidence, number, OtherLosses.of(evidence, peers))
     addresses = _host_addresses(fabric)

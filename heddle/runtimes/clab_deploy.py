@@ -6,28 +6,20 @@ Out: nothing, or MachineError. containerlab exits with 0 even if commands of a n
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from heddle.base.problems import MachineError, Problem, trouble
-from heddle.base.process import Journal
+from heddle.base.problems import MachineError, Problem
+from heddle.base.process import Journal, dying_with_us, follow
 from heddle.host.engine import binary
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_topology import read_topology
 
 # One worker per node makes a deployment fast (each waits for the engine); beyond this number the engine only queues.
 _MOST_WORKERS: Final = 128
-# TERM, not KILL: containerlab then removes its objects, including links that are not yet in a container.
-_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "TERM", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
-_PATIENCE_S: Final = 30.0  # for that
 _DEPLOY_S: Final = 1200.0  # it may have to pull the user's images; zone takes 10 s
 _STEP: Final = re.compile(r"Creating container|Created link")
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -54,90 +46,36 @@ def environment(lab: str) -> dict[str, str]:
     return {"CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(CLAB_DIR / lab)}
 
 
-def deploy_argv(lab: str, topology: Path) -> list[str]:
+def _command(lab: str, topology: Path) -> list[str]:
     """The whole command. `--name` is Heddle's name of the lab; an imported topology may have another one."""
     workers = min(_MOST_WORKERS, len(read_topology(topology).nodes))
+    variables = [f"{name}={value}" for name, value in environment(lab).items()]
     flags = ["--name", lab, "--max-workers", str(workers), "--skip-labdir-acl", "--log-level", "info"]
-    return [str(binary.find() or "containerlab"), "deploy", "-t", str(topology), *flags]
+    return ["env", *variables, str(binary.find() or "containerlab"), "deploy", "-t", str(topology), *flags]
 
 
 def note(lab: str, topology: Path, journal: Journal) -> None:
     """Record the command in the journal."""
-    variables = [f"{name}={value}" for name, value in environment(lab).items()]
-    journal.note(["env", *variables, *deploy_argv(lab, topology)])
+    journal.note(_command(lab, topology))
 
 
 def deploy(lab: str, topology: Path, step: Callable[[], None]) -> None:
     """Deploy the topology; `step` is called for every container and link. MachineError with containerlab's errors."""
-    said: list[str] = []
-    argv = [*_DIES_WITH_US, str(os.getpid()), *deploy_argv(lab, topology)]
-    with _running(argv, {**os.environ, **environment(lab)}) as process, _ended_after(process, _DEPLOY_S) as late:
-        for line in _lines(process):
-            said.append(line)
-            if _STEP.search(line):
-                step()
-        code = process.wait()
-    if late.is_set():
-        why = f"did not end within {_DEPLOY_S:g} s; its last line: {said[-1].strip() if said else 'nothing'}"
+    printed: list[str] = []
+
+    def line(text: str) -> None:
+        printed.append(_COLOUR.sub("", text))
+        if _STEP.search(printed[-1]):
+            step()
+
+    def late() -> Problem:
+        why = f"did not end within {_DEPLOY_S:g} s; its last line: {printed[-1].strip() if printed else 'nothing'}"
         hint = "start daemons in a node's `exec` in the background, with their output in a file: each command must end"
-        raise MachineError(Problem("", f"containerlab deploy of {lab}", why, hint))
-    raise_failures(lab, topology, code, said)
+        return Problem("", f"containerlab deploy of {lab}", why, hint)
 
-
-@contextmanager
-def _running(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A command whose output is read line by line. It has ended when the block is left, for any reason.
-
-    It has its own session, so that on Ctrl-C it gets one signal, from us, and then removes its objects.
-    """
-    try:
-        process = subprocess.Popen(
-            list(argv), env=dict(env), text=True, errors="replace", start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-    except OSError as error:
-        raise trouble(error, argv[0]) from None
-    # Its table of containers is not used, but a full pipe would stop it.
-    drain = threading.Thread(target=lambda: process.stdout and process.stdout.read(), daemon=True)
-    drain.start()
-    try:
-        yield process
-    finally:
-        _end(process)
-        drain.join(1)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
-
-
-@contextmanager
-def _ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """End the process when the block takes longer than `seconds`; then the event is set."""
-    late = threading.Event()
-
-    def too_late() -> None:
-        late.set()
-        _end(process)
-
-    clock = threading.Timer(seconds, too_late)
-    clock.daemon = True
-    clock.start()
-    try:
-        yield late
-    finally:
-        clock.cancel()
-
-
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    for line in process.stderr or ():
-        yield _COLOUR.sub("", line.rstrip("\n"))
+    # TERM, not KILL: containerlab then removes its objects, including links that are not yet in a container.
+    done = follow(dying_with_us(_command(lab, topology), "TERM"), line, timeout=_DEPLOY_S, late=late)
+    raise_failures(lab, topology, done.code, printed)
 
 
 def raise_failures(lab: str, topology: Path, code: int, said: Sequence[str]) -> None:

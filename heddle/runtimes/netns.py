@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
-from heddle.base.process import Done, Journal, attached, first_lines, run
+from heddle.base.process import Done, Journal, attached, dying_with_us, first_lines, run
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
@@ -33,8 +33,6 @@ _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
 _HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
 _BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
-# A process gets the signal only after it has requested it. If the parent died before, its number shows that.
-_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 _WORKERS: Final = 4  # per-node batches wait for the kernel's single rtnl lock; more workers would only queue
 # ip keeps what it opens for each `netns NAME` until it ends, two files a link: under the usual limit of 1,024 open
 # files one batch could not make more than 500 links.
@@ -247,7 +245,7 @@ def _batch(argv: list[str], lines: Iterable[tuple[str, str]], journal: Journal) 
     pairs = list(lines)
     text = "".join(line + "\n" for line, _ in pairs)
     journal.note(argv, text)
-    done = run([*_DIES_WITH_US, str(os.getpid()), *argv], stdin=text, check=False, timeout=60 + len(pairs) / 10)
+    done = run(dying_with_us(argv, "KILL"), stdin=text, check=False, timeout=60 + len(pairs) / 10)
     if done.code != 0:
         raise MachineError(_batch_problem(done, argv, pairs))
 

@@ -6,7 +6,8 @@ Checks that need more than one key raise ValueError through `at(path, ...)`, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -29,15 +30,22 @@ def wrong(why: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError("heddle_unit", "{why}", {"why": why, "hint": hint})
 
 
+@contextmanager
+def reading(hint: str = "", also: str = "") -> Iterator[None]:
+    """Turn a parser's ValueError, `reason; hint`, into an error of the value. hint: another hint; also: added to it."""
+    try:
+        yield
+    except ValueError as error:
+        why, _, usual = str(error).partition("; ")
+        raise wrong(why, (hint or usual) + also) from None
+
+
 def parsed(parser: Any) -> BeforeValidator:
     """A validator that reads a value with a unit; the error is the ValueError of `parser`."""
 
     def parse(value: Any) -> int:
-        try:
+        with reading():
             return int(parser(value))
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            raise wrong(why, hint) from None
 
     return BeforeValidator(parse)
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, create_model, mode
 
 from heddle.base.units import format_duration, parse_duration, parse_share
 from heddle.spec.impairments import KINDS, LONGEST_NS
-from heddle.spec.keys import Rate, Size, Strict, at, wrong
+from heddle.spec.keys import Rate, Size, Strict, at, reading, wrong
 
 SLOWEST_BPS: Final = 10**6
 FASTEST_BPS: Final = 10**10
@@ -58,10 +58,8 @@ def _read_time(value: Any, hint: str, hint_above: str) -> int:
     """0 or a duration. hint_above: for one that is too long."""
     if _zero(value):
         return 0
-    try:
+    with reading(hint):
         found = parse_duration(value)
-    except ValueError as error:
-        raise wrong(str(error).partition("; ")[0], hint) from None
     if found > LONGEST_NS:
         raise wrong(f"is above {format_duration(LONGEST_NS)}", hint_above)
     return found
@@ -76,11 +74,8 @@ def read_delay(value: Any) -> int | Literal["shape"]:
 
 
 def _read_share(value: Any) -> float:
-    try:
+    with reading():
         return parse_share(value)
-    except ValueError as error:
-        why, _, hint = str(error).partition("; ")
-        raise wrong(why, hint) from None
 
 
 def _time_reader(key: str) -> Callable[[Any], int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from heddle.base.problems import MachineError, Problem
+from heddle.base.tables import flat
 from heddle.spec.shapes import DEFAULT, SHAPES
 
 if TYPE_CHECKING:
@@ -41,17 +42,11 @@ def differences(old: FabricSpec, new: FabricSpec) -> list[tuple[str, Any, Any]]:
     return [row for row in rows if row[1] != row[2]]
 
 
-def _value(flat: Mapping[str, Any], key: str) -> Any:
+def _value(values: Mapping[str, Any], key: str) -> Any:
     """A level without its own buffer size has the size of all switches."""
-    return flat.get(key, flat.get("queues.buffer.switch") if key.startswith("queues.buffer.") else None)
+    return values.get(key, values.get("queues.buffer.switch") if key.startswith("queues.buffer.") else None)
 
 
-def nested_values(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def nested_values(data: Mapping[str, Any]) -> dict[str, Any]:
     """Path -> value, for nested keys of a fabric file; without empty groups."""
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat |= nested_values(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
+    return {path: value for path, value in flat(data).items() if value != {}}

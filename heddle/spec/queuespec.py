@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from heddle.base.ethernet import CLASSES, DSCPS, MAX_QUANTA
 from heddle.base.units import parse_size, round_down, shown
-from heddle.spec.keys import Duration, Size, Strict, at, wrong
+from heddle.spec.keys import Duration, Size, Strict, at, reading, wrong
 
 _BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
@@ -26,11 +26,8 @@ def _size(bounds: tuple[int, int]) -> BeforeValidator:
     def read(value: Any) -> int | Literal["auto"]:
         if value == "auto":
             return "auto"
-        try:
+        with reading(also=", or auto"):
             size = parse_size(value)
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            raise wrong(why, f"{hint}, or auto") from None
         if not bounds[0] <= size <= bounds[1]:
             side = "is below" if size < bounds[0] else "is above"
             raise wrong(f"{side} {bounds[size > bounds[1]]}", f"allowed: auto, or {bounds[0]} to {bounds[1]}")

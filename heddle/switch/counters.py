@@ -12,11 +12,11 @@ import struct
 from collections.abc import Collection, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
+from heddle.base.families import from_ipv6
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.libbpf import Map, loaded
@@ -27,6 +27,7 @@ CountKey = tuple[str, str, int, int]  # source, destination, UDP source port, de
 FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, UDP source port, QP, source, destination
 _FLOW_COUNT: Final = struct.Struct("=2Q")
 _PORT_COUNT: Final = struct.Struct("=5Q")
+_address: Final = cache(from_ipv6)
 _LEAST_ROWS: Final = 1 << 16  # of a lab
 _ROWS_A_SWITCH: Final = 1 << 16  # at most, on average: 1 MB of kernel memory for an empty map
 _QPS: Final = 128  # per connection: the maximum in traffic/options.py
@@ -113,13 +114,6 @@ class SwitchCounters:
         """What `to_json` wrote."""
         flows = tuple(FlowCount(*row) for row in data["flows"])
         return cls(str(data["switch"]), flows, tuple(PortCount(*row) for row in data["ports"]), int(data["misses"]))
-
-
-@cache
-def _address(octets: bytes) -> str:
-    """The usual text form of an address. In the maps, IPv4 has 16 octets, too: ::ffff:a.b.c.d."""
-    address = IPv6Address(octets)
-    return str(address.ipv4_mapped or address)
 
 
 def rows_for(fabric: Fabric) -> int:

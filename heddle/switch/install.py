@@ -205,7 +205,7 @@ def _pin_queues(fabric: Fabric, setup: queues.Setup, journal: Journal) -> LabQue
     pins = _pin_dir(fabric.name, OWNER)
     counters.create(fabric, pins)
     journal.comment(f"BPF programs and maps of the lab's queues and counters pinned at {pins}")
-    return LabQueues.create(fabric, setup.plan, {}, pins, setup.discipline.priorities(setup.plan))
+    return LabQueues.create(fabric, {}, pins, setup.discipline.priorities(setup.queues))
 
 
 def _pin_switch(

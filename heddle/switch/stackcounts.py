@@ -11,11 +11,11 @@ import shutil
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Final, Literal
 
 from heddle.base import resources
+from heddle.base.families import as_ipv6
 from heddle.base.process import run
 from heddle.kernel.libbpf import Map, loaded
 from heddle.switch.counters import FLOW_KEY
@@ -38,7 +38,7 @@ class StackKey:
 
     def packed(self) -> bytes:
         """As in the map."""
-        return FLOW_KEY.pack(0, self.sport, self.qpn, _octets(self.src), _octets(self.dst))
+        return FLOW_KEY.pack(0, self.sport, self.qpn, as_ipv6(self.src), as_ipv6(self.dst))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,6 @@ class StackRow:
     behind: int = 0
     naks: int = 0
     rnr: int = 0
-
-
-def _octets(address: str) -> bytes:
-    found = ip_address(address)
-    return found.packed if isinstance(found, IPv6Address) else bytes(10) + b"\xff\xff" + found.packed
 
 
 def attach(lab: str, ports: Sequence[tuple[Path, str]], rows: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.fabric.pathdelay import PathDelays
-from heddle.switch.queues.classes import class_plan, deepest_queue
+from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.endpoint import Endpoint
@@ -232,7 +232,7 @@ def ack_timeout(
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
     nic = min(port.rate_bps for host in fabric.hosts for port in host.ports)
-    number = class_plan(queues).dscp[DSCP_DATA]
+    number = queues.class_of_dscp[DSCP_DATA]
     wait = (propagation.rtt_s if rtt_s is None else rtt_s) + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes

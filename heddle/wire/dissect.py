@@ -14,28 +14,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Final
 
-from heddle.wire.layout import (
-    ACK,
-    BTH_BYTES,
-    CNP,
-    ECN_MASK,
-    ETHERTYPE_ROCE_V1,
-    EXTENSIONS,
-    EXTRA_BYTES,
-    ICRC_BYTES,
-    IPV4_HEADER,
-    IPV6_HEADER,
-    NAK_SEQUENCE,
-    OPCODE_NAMES,
-    PSN_MASK,
-    QPN_MASK,
-    RNR_NAK,
-    ROCE_PORT,
-    SYNDROME_KIND,
-    UDP_BYTES,
-    UDP_HEADER,
-    WORD,
-)
+from heddle.base.families import from_ipv6
+from heddle.wire import layout as wire
 
 ROCE_V1: Final = "RoCE v1"  # the kind of its packets
 _BGP_PORT: Final = 179
@@ -126,7 +106,7 @@ def _ethernet(frame: bytes) -> Dissected:
 
 
 def _ipv4(frame: bytes, at: int) -> Dissected:
-    head, tos, _, _, fragment, _, protocol, _, src, dst = IPV4_HEADER.unpack_from(frame, at)
+    head, tos, _, _, fragment, _, protocol, _, src, dst = wire.IPV4_HEADER.unpack_from(frame, at)
     packet = _Packet(frame, at, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
     if fragment & 0x1FFF:
         return packet.described("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
@@ -134,8 +114,8 @@ def _ipv4(frame: bytes, at: int) -> Dissected:
 
 
 def _ipv6(frame: bytes, at: int) -> Dissected:
-    head, _, protocol, _, src, dst = IPV6_HEADER.unpack_from(frame, at)
-    ip_at, at = at, at + IPV6_HEADER.size
+    head, _, protocol, _, src, dst = wire.IPV6_HEADER.unpack_from(frame, at)
+    ip_at, at = at, at + wire.IPV6_HEADER.size
     while protocol in _IPV6_EXTENSIONS:
         protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
     packet = _Packet(frame, ip_at, at, _ipv6_text(src), _ipv6_text(dst), head >> 20 & 0xFF)
@@ -159,21 +139,28 @@ def _transport(packet: _Packet, protocol: int) -> Dissected:
 
 
 def _udp(packet: _Packet) -> Dissected:
-    sport, dport, size, _ = UDP_HEADER.unpack_from(packet.data, packet.at)
-    if dport == ROCE_PORT:
+    sport, dport, size, _ = wire.UDP_HEADER.unpack_from(packet.data, packet.at)
+    if dport == wire.ROCE_PORT:
         return _roce(packet, sport, size)
-    return packet.described("UDP", f"ports {sport} > {dport}, {size - UDP_BYTES} B")
+    return packet.described("UDP", f"ports {sport} > {dport}, {size - wire.UDP_BYTES} B")
 
 
 def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
-    at = packet.at + UDP_BYTES
+    at = packet.at + wire.UDP_BYTES
     opcode, flags, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, at)
-    payload = udp_bytes - UDP_BYTES - BTH_BYTES - EXTRA_BYTES.get(opcode, 0) - ICRC_BYTES - (flags >> 4 & 3)
-    name, ecn = OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"), _ECN[packet.tos & ECN_MASK]
+    payload = (
+        udp_bytes
+        - wire.UDP_BYTES
+        - wire.BTH_BYTES
+        - wire.EXTRA_BYTES.get(opcode, 0)
+        - wire.ICRC_BYTES
+        - (flags >> 4 & 3)
+    )
+    name, ecn = wire.OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"), _ECN[packet.tos & wire.ECN_MASK]
     fields: dict[str, Field] = {
         "opcode": name,
-        "qpn": qpn_word & QPN_MASK,
-        "psn": psn_word & PSN_MASK,
+        "qpn": qpn_word & wire.QPN_MASK,
+        "psn": psn_word & wire.PSN_MASK,
         "ack_request": bool(psn_word >> 31),
         "payload_bytes": max(payload, 0),
         "sport": sport,
@@ -182,13 +169,13 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
         "becn": bool(qpn_word >> 30 & 1),
     }
     words = [f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['payload_bytes']:>4} B", name]
-    kind = "RoCE data" if opcode in EXTENSIONS else "RoCE other"
-    if opcode == CNP:
+    kind = "RoCE data" if opcode in wire.EXTENSIONS else "RoCE other"
+    if opcode == wire.CNP:
         kind = "RoCE CNP"
-    elif opcode == ACK:
-        syndrome, msn = _aeth(packet.data, at + BTH_BYTES)
+    elif opcode == wire.ACK:
+        syndrome, msn = _aeth(packet.data, at + wire.BTH_BYTES)
         fields |= {"syndrome": syndrome, "msn": msn}
-        kind = _ANSWERS.get(syndrome & SYNDROME_KIND, "RoCE ACK")
+        kind = _ANSWERS.get(syndrome & wire.SYNDROME_KIND, "RoCE ACK")
         words += [f"msn {msn}"] if kind == "RoCE ACK" else [f"msn {msn}", f"syndrome {syndrome:#04x}"]
     words += [word for word, said in (("ack?", fields["ack_request"]), ("becn", fields["becn"])) if said]
     words += [] if ecn == "not-ect" else ["CE" if ecn == "ce" else ecn]
@@ -197,30 +184,24 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
 
 def _roce_v1(frame: bytes, at: int, src: str, dst: str) -> Dissected:
     """InfiniBand's transport behind a global route header (GRH) of 40 bytes, which has IPv6's layout."""
-    *_, source, destination = IPV6_HEADER.unpack_from(frame, at)
-    opcode, _, _, qpn_word, psn_word = _BTH.unpack_from(frame, at + IPV6_HEADER.size)
+    *_, source, destination = wire.IPV6_HEADER.unpack_from(frame, at)
+    opcode, _, _, qpn_word, psn_word = _BTH.unpack_from(frame, at + wire.IPV6_HEADER.size)
     fields: dict[str, Field] = {
-        "opcode": OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"),
-        "qpn": qpn_word & QPN_MASK,
-        "psn": psn_word & PSN_MASK,
+        "opcode": wire.OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"),
+        "qpn": qpn_word & wire.QPN_MASK,
+        "psn": psn_word & wire.PSN_MASK,
     }
     text = f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['opcode']}"
-    return Dissected(ROCE_V1, _gid(source), _gid(destination), text, fields)
+    return Dissected(ROCE_V1, from_ipv6(source), from_ipv6(destination), text, fields)
 
 
-def _gid(address: bytes) -> str:
-    """A global identifier (GID): an IPv6 address, or an IPv4 address that is mapped into one."""
-    gid = IPv6Address(address)
-    return str(gid.ipv4_mapped or gid)
-
-
-_ANSWERS: Final = {0x00: "RoCE ACK", RNR_NAK: "RoCE RNR", NAK_SEQUENCE & SYNDROME_KIND: "RoCE NAK"}
+_ANSWERS: Final = {0x00: "RoCE ACK", wire.RNR_NAK: "RoCE RNR", wire.NAK_SEQUENCE & wire.SYNDROME_KIND: "RoCE NAK"}
 
 
 def _aeth(data: bytes, at: int) -> tuple[int, int]:
     """Syndrome and message sequence number."""
-    (word,) = WORD.unpack_from(data, at)
-    return word >> 24, word & PSN_MASK
+    (word,) = wire.WORD.unpack_from(data, at)
+    return word >> 24, word & wire.PSN_MASK
 
 
 def _tcp(packet: _Packet) -> Dissected:
@@ -267,7 +248,7 @@ def _pause(frame: bytes, at: int, src: str, dst: str) -> Dissected:
 _WITHOUT_IP: Final[Mapping[int, Callable[[bytes, int, str, str], Dissected]]] = {
     0x0806: _arp,
     0x8808: _pause,
-    ETHERTYPE_ROCE_V1: _roce_v1,
+    wire.ETHERTYPE_ROCE_V1: _roce_v1,
 }
 
 

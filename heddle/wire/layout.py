@@ -37,7 +37,6 @@ IP_AT: Final = ETH_BYTES
 UDP_AT: Final = IP_AT + IPV4_BYTES
 BTH_AT: Final = UDP_AT + UDP_BYTES  # 42
 DQPN_WORD_AT: Final = BTH_AT + 4  # FECN, BECN, 6 reserved bits, then the destination QP number (24 bits)
-PSN_WORD_AT: Final = BTH_AT + 8  # acknowledge request, 7 reserved bits, then the packet sequence number (24 bits)
 EXT_AT: Final = BTH_AT + BTH_BYTES  # 54: extended headers, or payload when there are none
 OVERHEAD_BYTES: Final = EXT_AT + ICRC_BYTES  # of a packet without extended headers
 IPV4_HEADER: Final = struct.Struct(">BBHHHBBH4s4s")
@@ -57,7 +56,6 @@ class FrameLayout:
 
     version: int
     ethertype: int
-    ip_bytes: int
     udp_at: int
     dqpn_word_at: int
     psn_word_at: int
@@ -70,9 +68,7 @@ def _layout(version: int, ethertype: int, ip_bytes: int) -> FrameLayout:
     udp_at = IP_AT + ip_bytes
     bth_at = udp_at + UDP_BYTES
     ext_at = bth_at + BTH_BYTES
-    return FrameLayout(
-        version, ethertype, ip_bytes, udp_at, bth_at + 4, bth_at + 8, ext_at, ext_at + ICRC_BYTES, -ext_at % 64
-    )
+    return FrameLayout(version, ethertype, udp_at, bth_at + 4, bth_at + 8, ext_at, ext_at + ICRC_BYTES, -ext_at % 64)
 
 
 LAYOUTS: Final[Mapping[int, FrameLayout]] = {
@@ -179,7 +175,6 @@ RNR_NAK: Final = 0x20
 NAK_SEQUENCE: Final = 0x60
 NAK_INVALID: Final = 0x61
 NAK_ACCESS: Final = 0x62
-NAK_OPERATION: Final = 0x63
 SYNDROME_KIND: Final = 0xE0  # 0x00 ACK, 0x20 receiver not ready, 0x60 NAK
 
 

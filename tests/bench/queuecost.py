@@ -84,7 +84,7 @@ def _usual_of(lab: StaticLab, queues: LabQueues, frames: ctypes.Array[Any]) -> t
 def _make_default(lab: StaticLab, number: int) -> None:
     """Recreate the queues of all ports, with this class as HTB's default for unclassified packets."""
     setup = Setup.of(lab.fabric)
-    plan = replace(setup.plan, best_effort=number)
+    plan = replace(setup.queues, best_effort=number)
     for node in lab.fabric.nodes:
         lines: list[str] = []
         for port in node.ports:

@@ -37,7 +37,6 @@ class PfcLab:
     lab: StaticLab
     queues: LabQueues
     place: Path
-    compiled: bool = True
 
     def row(self, ref: str, number: int = LOSSLESS) -> int:
         """The maps' row of a class of a port: `rtsw1:eth3`."""
@@ -54,7 +53,7 @@ class PfcLab:
 
     def start(self) -> None:
         """Restart agent and keeper."""
-        pfc.start(self.lab.name, self.lab.fabric, self.lab.handles(), self.place, compiled=self.compiled)
+        pfc.start(self.lab.name, self.lab.fabric, self.lab.handles(), self.place)
 
     def kill_both(self) -> None:
         """Kill agent and keeper, so that neither sees the other go."""
@@ -171,16 +170,13 @@ class PfcLab:
 
 
 @contextlib.contextmanager
-def pfc_lab(place: Path, *, compiled: bool = True, **keys: Any) -> Iterator[PfcLab]:
-    """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block.
-
-    compiled: the agent's loop.
-    """
+def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
+    """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block."""
     with first_in_line(), static_fabric(**({"link": {"host": RATE, "fabric": RATE}} | keys)) as lab:
         place.mkdir(parents=True, exist_ok=True)
         try:
             with LabQueues.pinned(lab.fabric) as queues:
-                found = PfcLab(lab, queues, place, compiled)
+                found = PfcLab(lab, queues, place)
                 found.start()
                 yield found
         finally:

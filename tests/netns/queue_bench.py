@@ -20,7 +20,7 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch import install as switch
 from heddle.switch.hashing.hashing import PINS
 from heddle.switch.queues.cells import CAUSES, LabQueues, packed
-from heddle.switch.queues.classes import ClassPolicy, class_plan, policies_of
+from heddle.switch.queues.classes import ClassPolicy, policies_of
 from heddle.switch.queues.portids import row
 from tests.netns.claimed import claimed
 
@@ -88,7 +88,7 @@ def bench(**keys: Any) -> Iterator[Bench]:
         pins = PINS / name / "_queues"
         pins.mkdir(parents=True)
         try:
-            with LabQueues.create(fabric, class_plan(fabric.policy.queues), policies_of(fabric), pins) as queues:
+            with LabQueues.create(fabric, policies_of(fabric), pins) as queues:
                 yield Bench(queues)
         finally:
             switch.remove(name)

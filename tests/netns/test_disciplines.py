@@ -24,7 +24,6 @@ from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import LabQueues
-from heddle.switch.queues.classes import class_plan
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
 from heddle.switch.queues.portids import row
 from tests.machine import patience, until
@@ -46,7 +45,7 @@ LOSSY: Final = QueuePolicy(lossless=(), weights={1: 3})  # classes 0 and 1 share
 
 def pair_with(name: str) -> AbstractContextManager[PortPair]:
     """Two ports with the queues of a discipline."""
-    plan = class_plan(LOSSY)
+    plan = LOSSY
     priorities = DISCIPLINES[name].priorities(plan)
 
     def lines(dev: str, rate: str) -> list[str]:
@@ -211,15 +210,15 @@ def leaf_packets(lab: StaticLab, node: str, port: str) -> Mapping[int, int]:
 def test_the_dscp_of_a_packet_chooses_its_queue_at_every_hop() -> None:
     queues, link = {"dscp": {26: 0, 5: 3, 63: 0}}, {"host": "1gbit", "fabric": "20mbit"}
     with static_fabric("flow", (1,), queues=queues, link=link) as lab, LabQueues.pinned(lab.fabric) as all_:
-        plan, flow = class_plan(lab.fabric.policy.queues), some_flows(lab.fabric, 1)[0]
-        assert [plan.dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
+        plan, flow = lab.fabric.policy.queues, some_flows(lab.fabric, 1)[0]
+        assert [plan.class_of_dscp[each] for each in (0, 5, 24, 26, 31, 46, 48, 56, 63)] == [0, 3, 3, 0, 3, 0, 6, 6, 0]
         last = lab.fabric.by_name[flow.dst].ports[0]
         hops = [(flow.src, "eth1"), ("rtsw1", "eth1"), ("ctsw1", "eth2"), (last.peer_node, last.peer_port)]
         before = {hop: leaf_packets(lab, *hop) for hop in hops}
         counted = all_.cells["in_packets"].copy()
         for dscp in range(64):
             send(lab, {flow: dscp % 3 + 1}, dscp=dscp)
-        wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.dscp[dscp] == n) for n in plan.numbers}
+        wanted = {n: sum(dscp % 3 + 1 for dscp in range(64) if plan.class_of_dscp[dscp] == n) for n in plan.numbers}
         until(lambda: leaf_packets(lab, *hops[-1])[3] - before[hops[-1]][3] >= wanted[3])
         for hop in hops:
             for number, count in wanted.items():

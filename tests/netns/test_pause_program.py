@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from heddle.kernel.ringbuffer import Event
 from heddle.switch.queues.portids import row
 from tests.netns.queue_bench import DATA, LOSSLESS, LOSSY, PAUSING, SHOT, UNSPEC, Bench, bench, drops, ipv4, ipv6
+from tests.pfcreference import Event, waiting_events
 
 pytestmark = pytest.mark.root
 
@@ -24,12 +24,12 @@ def port() -> Iterator[Bench]:
     with bench() as made:
         for number in (0, 1):
             made.policy(PAUSING, number)
-        made.queues.events().read()
+        waiting_events(made.queues.ring)
         yield made
 
 
 def kinds(port: Bench) -> list[tuple[str, int, int]]:
-    return [(event.kind, event.port, event.number) for event in port.queues.events().read()]
+    return [(event.kind, event.port, event.number) for event in waiting_events(port.queues.ring)]
 
 
 def test_xoff_is_sent_once_at_its_threshold_and_xon_once_below_its_own(port: Bench) -> None:
@@ -121,7 +121,7 @@ def test_a_pause_frame_is_reported_with_its_classes_and_times_and_not_forwarded(
     gates, quanta = port.queues.gates, tuple(range(1000, 1008))
     before = time.monotonic_ns()
     assert port.dequeue(pause_frame(0b1001, quanta)).retval == SHOT
-    (event,) = port.queues.events().read()
+    (event,) = waiting_events(port.queues.ring)
     assert event == Event(event.ns, 0, "pfc", 0b1001, (1000, 0, 0, 1003, 0, 0, 0, 0))
     assert before <= event.ns <= time.monotonic_ns()
     assert list(gates["pfc_received"][:8]) == [1, 0, 0, 1, 0, 0, 0, 0]
@@ -130,7 +130,7 @@ def test_a_pause_frame_is_reported_with_its_classes_and_times_and_not_forwarded(
     assert gates["since_ns"][3] == event.ns < gates["last_ns"][3] and gates["since_ns"][0] == event.ns
     assert port.dequeue(pause_frame(1 << 3, (0,) * 8)).retval == SHOT  # go on
     assert gates["since_ns"][3] == 0 < gates["since_ns"][0]
-    assert [event.quanta[3] for event in port.queues.events().read()] == [1003, 0]
+    assert [event.quanta[3] for event in waiting_events(port.queues.ring)] == [1003, 0]
 
 
 def test_a_class_that_is_not_lossless_here_is_removed_from_the_frame(port: Bench) -> None:

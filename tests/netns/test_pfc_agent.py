@@ -27,11 +27,11 @@ QUANTUM_S = QUANTUM_BITS / RATE_BPS
 ETH_P_ALL = 3
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["compiled", "python"])
-def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PfcLab]:
     # The machine may be busy, and the amount of headroom is not tested here; for long pauses see test_pfc_trouble.py.
     roomy = {"pfc": {"reaction": "300ms", "watchdog": {"enabled": False}}}
-    with pfc_lab(tmp_path_factory.mktemp("pfc"), compiled=request.param, queues=roomy) as found:
+    with pfc_lab(tmp_path_factory.mktemp("pfc"), queues=roomy) as found:
         yield found
 
 

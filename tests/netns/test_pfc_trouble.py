@@ -304,7 +304,7 @@ def test_a_host_that_pauses_for_ever_is_cut_off_in_time_and_let_in_again(watched
             time.sleep(0.05)
             taken.clear()
             until(lambda: watched.queues.agent["watchdog"][row])
-            # How soon after that, and when it is over: tests/unit/test_watchdog.py, with a simulated clock.
+            # How soon after that, and when it is over: tests/unit/test_pfc_parts.py, with a simulated clock.
             assert time.monotonic() - start >= DETECT_S
             until(lambda: not watched.closed(port))  # the agent says it first, then it opens the gate
             out = watched.out(other)

@@ -16,8 +16,8 @@ from heddle.lab.lab import Lab
 from heddle.runs.lookup import load, paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import parse_source_ports
-from heddle.views.pathstext import paths_text
 from heddle.views.linkloads import usage_of
+from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab
 from tests.machine import rc_timeout
 from tests.netns.collectives import proven, ran, total

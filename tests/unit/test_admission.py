@@ -23,7 +23,7 @@ from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
-from heddle.endpoints.pace import Pace
+from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.admissionuse import WaitFigures
 from heddle.wire import layout as wire

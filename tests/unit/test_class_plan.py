@@ -22,7 +22,7 @@ from heddle.host.limits import at_once
 from heddle.lab.thresholds import changed
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.queues import red
-from heddle.switch.queues.classes import UNUSED, budget_of, burst_bytes, class_plan, deepest_queue, policies_of
+from heddle.switch.queues.classes import UNUSED, budget_of, burst_bytes, deepest_queue, policies_of
 from heddle.switch.queues.disciplines import DISCIPLINES, number_of
 from heddle.switch.queues.portids import classid, numbered_ports, port_ids, row
 
@@ -35,20 +35,20 @@ def fabric(link: Any = SLOW, **queues: Any) -> Fabric:
 
 
 def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() -> None:
-    plan = class_plan(QueuePolicy(weights={1: 2}, dscp={26: 1, 63: 0}))
+    plan = QueuePolicy(weights={1: 2}, dscp={26: 1, 63: 0})
     assert plan.numbers == (0, 1, 3, 6)
-    assert plan.kinds == ("lossy", "lossy", "lossless", "control")
-    assert plan.weights == (1, 2, 4, 0)
-    eights = [plan.dscp[8 * n : 8 * n + 8] for n in range(8)]
+    assert [plan.kind(number) for number in plan.numbers] == ["lossy", "lossy", "lossless", "control"]
+    assert [plan.weight(number) for number in (0, 1, 3)] == [1, 2, 4]
+    eights = [plan.class_of_dscp[8 * n : 8 * n + 8] for n in range(8)]
     assert eights[0] == eights[2] == eights[4] == eights[5] == (0,) * 8
     assert eights[1] == (1,) * 8
     assert eights[3] == (3, 3, 1, 3, 3, 3, 3, 3)
     assert eights[6] == (6,) * 8
     assert eights[7] == (*(6,) * 7, 0)
     # Network control is of control whatever its number.
-    plan = class_plan(QueuePolicy(control=5))
-    assert plan.dscp[48:] == (5,) * 16
-    assert plan.dscp[40:48] == (5,) * 8
+    plan = QueuePolicy(control=5)
+    assert plan.class_of_dscp[48:] == (5,) * 16
+    assert plan.class_of_dscp[40:48] == (5,) * 8
 
 
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
@@ -134,7 +134,7 @@ def test_odd_rates_have_whole_quanta_and_headroom_rounded_up(rate: str, quanta: 
 
 def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     lab = fabric(weights={3: 5, 1: 2})
-    plan, port = class_plan(lab.policy.queues), lab.by_name["rtsw1"].ports[0]
+    plan, port = lab.policy.queues, lab.by_name["rtsw1"].ports[0]
     lines = DISCIPLINES["htb"].lines(port, plan)
     turns = [line.split()[-4:] for line in lines if line.startswith("class") and "parent 1:1" in line]
     assert turns == [
@@ -148,7 +148,7 @@ def test_turns_are_whole_frames_by_weight_and_control_is_before_all() -> None:
     assert [number_of(each) for each in (0x10, 0x40, 0x80, 0x41, 0x90, 0xFF0)] == [0, 3, 7, None, None, None]
     # Where nothing can be paused there is neither gate nor kick.
     lab = fabric(lossless=[])
-    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], class_plan(lab.policy.queues))
+    lines = DISCIPLINES["htb"].lines(lab.by_name["rtsw1"].ports[0], lab.policy.queues)
     assert not any("tbf" in line or "ff0" in line for line in lines)
 
 
@@ -183,7 +183,7 @@ def test_every_burst_fits_in_32_bits_of_ticks(rate: str, burst: int, name: str) 
     overrides = [f"link.host={rate}", f"link.fabric={rate}", f"queues.burst={burst}"]
     fabric = load_fabric("tiny", overrides=overrides).fabric
     found = 0
-    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], class_plan(fabric.policy.queues)):
+    for line in DISCIPLINES[name].lines(fabric.switches[0].ports[0], fabric.policy.queues):
         words = dict(zip(line.split(), line.split()[1:], strict=False))
         for per_second, held in PAIRS:
             if held in words:
@@ -311,4 +311,4 @@ def test_htb_sends_as_many_packets_as_the_burst_has(packets: int, rate: int) -> 
 
     assert sent(0.0) == packets
     assert sent(burst) <= at_once(packets), "an idle port"
-    assert class_plan(QueuePolicy(burst=packets)).burst == packets
+    assert QueuePolicy(burst=packets).burst == packets

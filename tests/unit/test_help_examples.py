@@ -18,7 +18,7 @@ from heddle.cli.checkout_verbs import bench
 from heddle.cli.examples import EXAMPLES, example_line, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.hints import verb_hint
-from heddle.cli.program import main, commands_in
+from heddle.cli.program import commands_in, main
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
 from tests.bench import _groups, order

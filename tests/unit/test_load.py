@@ -16,7 +16,7 @@ from heddle.fabric.policy import QueuePolicy
 from heddle.spec.load import presets
 from heddle.spec.plain import dump_spec
 from heddle.spec.yamlfile import MAX_BYTES
-from heddle.switch.queues.classes import class_plan, held_bps
+from heddle.switch.queues.classes import held_bps
 from heddle.switch.queues.disciplines import DISCIPLINES
 
 
@@ -183,6 +183,6 @@ def test_a_shaper_is_given_the_rate_that_it_can_hold(rate: int) -> None:
     assert held % 8 == 0
     port = Port("rtsw1", "eth1", "", "ctsw1", "eth1", rate, 4200)
     for name, queues in (("htb", QueuePolicy()), ("ets", QueuePolicy(lossless=()))):
-        text = "\n".join(DISCIPLINES[name].lines(port, class_plan(queues)))
+        text = "\n".join(DISCIPLINES[name].lines(port, queues))
         assert f"rate {held}bit" in text
         assert f"ceil {held}bit" in text

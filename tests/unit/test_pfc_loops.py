@@ -18,17 +18,17 @@ from typing import Any, Final, cast
 import numpy as np
 import pytest
 
+from heddle.base.problems import MachineError
 from heddle.kernel.native.objects import MACHINES, SWITCH
-from heddle.kernel.ringbuffer import Event
 from heddle.switch.compiled import layouts
-from heddle.switch.pfc import compiledloop
+from heddle.switch.pfc import loop as compiledloop
 from heddle.switch.pfc.agent import Agent
-from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.frame import parse
 from heddle.switch.pfc.gates import Gate, Gates
-from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, ReferenceLoop, Timers
+from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, CompiledLoop, loop_code
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
+from tests.pfcreference import Event, ReferenceAgent, ReferenceLoop, Timers
 from tests.unit import committed
 
 CLASS: Final = 3
@@ -128,7 +128,7 @@ class Rig:
             for number in range(1, PORTS + 1)
         }
         world = SimpleNamespace(
-            layout=SimpleNamespace(compiled=compiled), queues=self.queues, spaces=self.spaces, ports=ports, page=Page(),
+            queues=self.queues, spaces=self.spaces, ports=ports, page=Page(),
             log=SimpleNamespace(say=lambda kind, text: self.said.append(kind)),
             gates={
                 number * 8 + CLASS: (self.spaces[port.node], port.name, CLASS) for number, port in ports.items()
@@ -143,8 +143,8 @@ class Rig:
         )  # fmt: skip
         monkeypatch.setattr(compiledloop, "library", lambda: ring)
         monkeypatch.setattr(compiledloop, "open_ring", lambda *_: 1)
-        self.agent = Agent(self.world)
-        self.loop = self.agent._loop
+        self.agent = Agent(self.world) if compiled else ReferenceAgent(self.world)
+        self.loop: Any = self.agent._loop
         assert isinstance(self.loop, CompiledLoop if compiled else ReferenceLoop)
 
     @staticmethod
@@ -166,7 +166,7 @@ class Rig:
                 event.ns, event.port, KINDS[event.kind], event.number, 0, event.quanta or (0,) * 8
             )
             code: Any = found
-            code.hd_pfc_event(self.loop._core, made, ctypes.sizeof(made))  # type: ignore[attr-defined]
+            code.hd_pfc_event(self.loop._core, made, ctypes.sizeof(made))
         return len(events)
 
     def hears(self, events: Sequence[Event], wait_s: float = 0.0) -> dict[str, list[bytes]]:
@@ -339,10 +339,7 @@ def test_the_object_can_be_used_on_this_machine() -> None:
     assert not isinstance(found, str), found
 
 
-def test_without_an_object_the_loop_in_python_is_used_and_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_object_there_is_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "load", lambda: "no compiled object for riscv64")
-    rig = Rig.__new__(Rig)
-    with pytest.raises(AssertionError):  # this rig wants the compiled loop, and gets the other one
-        rig.__init__(monkeypatch, compiled=True)  # type: ignore[misc]
-    assert rig.said == ["loop"] and isinstance(rig.loop, ReferenceLoop)
-    rig.close()
+    with pytest.raises(MachineError, match="no compiled object for riscv64"):
+        loop_code()

@@ -23,11 +23,12 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.pfc import world
 from heddle.switch.pfc.control import AgentState, alive, stop
 from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
-from heddle.switch.pfc.loop import DETECT, Timers
+from heddle.switch.pfc.loop import DETECT
 from heddle.switch.pfc.rows import RowState
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
 from heddle.switch.queues.portids import port_ids
+from tests.pfcreference import Timers
 
 HOLD = """
 import sys, time

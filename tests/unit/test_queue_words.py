@@ -19,7 +19,7 @@ from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
 from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Series
-from heddle.switch.pfc.reaction import reaction_bin
+from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.classes import policies_of

@@ -22,7 +22,7 @@ from heddle.kernel import ringbuffer
 from heddle.kernel.native import objects
 from heddle.switch.compiled import layouts
 from heddle.switch.hashing import maps, steering
-from heddle.switch.pfc import agent, frame, gates, loop, pauses, reaction, watchdog
+from heddle.switch.pfc import agent, frame, gates, loop, pauses, rows, watchdog
 from heddle.switch.queues import cells
 from heddle.wire import layout as wire
 
@@ -116,8 +116,8 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "ROUNDS": agent.ROUNDS,
         "LEAST_NS": pauses.LEAST_NS,
         "LOOKS": watchdog.LOOKS,
-        "REACTION_STEP_NS": reaction.REACTION_STEP_NS,
-        "REACTION_BINS": reaction.REACTION_BINS,
+        "REACTION_STEP_NS": rows.REACTION_STEP_NS,
+        "REACTION_BINS": rows.REACTION_BINS,
         "REFRESH": _unsigned(loop.REFRESH),
         "EXPIRE": _unsigned(loop.EXPIRE),
         "DETECT": _unsigned(loop.DETECT),

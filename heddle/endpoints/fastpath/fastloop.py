@@ -10,7 +10,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -25,7 +25,7 @@ from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
 from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
-from heddle.endpoints.loops import NicError
+from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
@@ -73,14 +73,8 @@ def dcqcn_struct(congestion: Controlled) -> DcqcnStruct:
     found = congestion.congestion
     if not isinstance(found, Dcqcn):
         raise TypeError(f"{congestion.name} is not compiled")
-    r = found.rule
-    return DcqcnStruct(
-        keep=r.keep, first_alpha=r.first_alpha, first_bps=r.first_bps, least_factor=r.least_factor, min_bps=r.min_bps,
-        cut_divisor=r.cut_divisor, ai_bps=r.ai_bps, hai_bps=r.hai_bps, alpha_ns=r.alpha_ns, cut_ns=r.cut_ns,
-        time_ns=r.time_ns, gap_ns=found.cnp.gap_ns, byte_reset=r.byte_reset, threshold=r.threshold,
-        steps=congestion.steps, on=1, clamp=r.clamp, clamp_after_time=r.clamp_after_time,
-        cnp_tos=found.cnp.dscp << 2,
-    )  # fmt: skip
+    cnp = found.cnp
+    return DcqcnStruct(**asdict(found.rule), gap_ns=cnp.gap_ns, cnp_tos=cnp.dscp << 2, steps=congestion.steps, on=1)
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -201,7 +195,7 @@ class FastQps:
         self._loop.call("hd_post", self._nic, ends, address(data), size, part, va, rkey, imm)
 
 
-class FastLoop:
+class FastLoop(NicLoop):
     """The NICs of one worker."""
 
     name: ClassVar[str] = "compiled"
@@ -251,9 +245,6 @@ class FastLoop:
     def destinations(self, rank: int) -> Destinations | None:
         """The NIC: it writes messages without asking the rank."""
         return self.nics[self._by_rank[rank]]
-
-    def wants(self, rank: int) -> None:
-        """None: this loop has no admission."""
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""

@@ -7,14 +7,12 @@ Out: Library, or the reason why there is none: then the Python loop does the sam
 from __future__ import annotations
 
 import ctypes
-import platform
 from ctypes import c_char_p, c_double, c_int, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 from heddle.base import resources
-from heddle.base.problems import MachineError
 from heddle.kernel.native import native
 
 VERSION: Final = 4
@@ -88,32 +86,23 @@ _SIGNATURES: Final[native.Signatures] = {
 
 @dataclass(frozen=True)
 class Library:
-    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32. crc_name: its library."""
+    """The functions of fastpath.c. code: the loaded object. crc: the address of a CRC-32."""
 
     code: ctypes.CDLL
     crc: int
-    crc_name: str
 
 
 @cache
 def load() -> Library | str:
     """The library, or the reason why it cannot be used here."""
-    try:
-        path = resources.HERE.fastpath(platform.machine())
-    except MachineError:
-        return f"no compiled object for {platform.machine()}"
-    crc = _crc()
-    if crc is None:
-        return f"none of {', '.join(name for name, _ in _CRCS)} can be loaded"
-    code = native.load(path, _SIGNATURES)
+    code = native.load_committed(resources.HERE.fastpath, _SIGNATURES, lambda code: bool(code.hd_version() == VERSION))
     if isinstance(code, str):
         return code
-    if code.hd_version() != VERSION:
-        return f"{path.name} belongs to another version of Heddle"
-    return Library(code, *crc)
+    crc = _crc()
+    return Library(code, crc) if crc else f"none of {', '.join(name for name, _ in _CRCS)} can be loaded"
 
 
-def _crc() -> tuple[int, str] | None:
+def _crc() -> int | None:
     for name, symbol in _CRCS:
         try:
             function = getattr(ctypes.CDLL(name), symbol)
@@ -121,5 +110,5 @@ def _crc() -> tuple[int, str] | None:
             continue
         address = ctypes.cast(function, c_void_p).value
         if address is not None:
-            return address, name
+            return address
     return None

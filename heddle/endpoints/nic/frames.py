@@ -19,38 +19,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from heddle.endpoints.nic.framebuffer import BATCH, FrameBuffer, frame_bytes_for
+from heddle.wire import layout as wire
 from heddle.wire.icrc import prefix_state
-from heddle.wire.layout import (
-    ACK,
-    CNP,
-    CNP_BYTES,
-    DEFAULT_PKEY,
-    ETHERTYPE_IPV4,
-    ETHERTYPE_IPV6,
-    EXTRA_BYTES,
-    ICRC_BYTES,
-    IP_AT,
-    IPV4_HEADER,
-    IPV4_NO_OPTIONS,
-    IPV6_HEADER,
-    LAYOUTS,
-    PROTO_UDP,
-    PSN_MASK,
-    QPN_MASK,
-    RETH,
-    ROCE_PORT,
-    UDP_HEADER,
-    WORD,
-    WRITE_FIRST,
-    WRITE_LAST_IMM,
-    WRITE_MIDDLE,
-    WRITE_ONLY_IMM,
-)
 
 Payload: TypeAlias = bytes | bytearray | memoryview  # of bytes (format B); of a uint8 array, array.data
 Reth: TypeAlias = tuple[int, int, int]  # virtual address (64 bits), remote key (32), length of the whole message (32)
 
 _DONT_FRAGMENT: Final = 0x4000
+_TTL: Final = 64  # in IPv6 the hop limit
 _TEMPLATES_KEPT: Final = 512  # per flow; limits the memory of a sweep over many sizes
 
 _ETH = struct.Struct(">6s6sH")
@@ -97,25 +73,21 @@ class FlowHeader:
         sport: int,
         dqpn: int,
         tos: int = 0,
-        ttl: int = 64,
-        pkey: int = DEFAULT_PKEY,
     ) -> None:
         """MACs as `02:00:..`, IP addresses of one version as text; ValueError for invalid text.
 
-        tos: DSCP << 2 | ECN, in IPv6 the traffic class. ttl: in IPv6 the hop limit.
+        tos: DSCP << 2 | ECN, in IPv6 the traffic class.
         """
         self.src_mac = bytes.fromhex(src_mac.replace(":", ""))
         self.dst_mac = bytes.fromhex(dst_mac.replace(":", ""))
         src, dst = ipaddress.ip_address(src_ip), ipaddress.ip_address(dst_ip)
         if src.version != dst.version:
             raise ValueError(f"{src} and {dst} are of two versions of IP")
-        self.layout = LAYOUTS[src.version]
+        self.layout = wire.LAYOUTS[src.version]
         self.src_ip, self.dst_ip = src.packed, dst.packed
         self.sport = sport
-        self.dqpn = dqpn & QPN_MASK
+        self.dqpn = dqpn & wire.QPN_MASK
         self.tos = tos
-        self.ttl = ttl
-        self.pkey = pkey
         self._templates: dict[tuple[int, int], Template] = {}
 
     def with_dscp(self, dscp: int) -> FlowHeader:
@@ -141,35 +113,28 @@ class FlowHeader:
     def _make(self, opcode: int, payload_bytes: int) -> Template:
         pad = -payload_bytes % 4
         layout = self.layout
-        payload_at = layout.ext_at + EXTRA_BYTES[opcode]
+        payload_at = layout.ext_at + wire.EXTRA_BYTES[opcode]
         icrc_at = payload_at + payload_bytes + pad
-        frame_bytes = icrc_at + ICRC_BYTES
-        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(
-            opcode,
-            pad << 4,
-            self.pkey,
-            (1 << 30 if opcode == CNP else 0) | self.dqpn,
-        )
+        frame_bytes = icrc_at + wire.ICRC_BYTES
+        qpn = (1 << 30 if opcode == wire.CNP else 0) | self.dqpn
+        prefix = self._eth_ip_udp(frame_bytes) + _BTH8.pack(opcode, pad << 4, wire.DEFAULT_PKEY, qpn)
         # The headers are masked up to BTH byte 4; the destination QP goes into the state unchanged.
-        state, covered = prefix_state(prefix[IP_AT:].ljust(frame_bytes - IP_AT, b"\0"))
-        state = zlib.crc32(prefix[IP_AT + covered :], state)
+        state, covered = prefix_state(prefix[wire.IP_AT :].ljust(frame_bytes - wire.IP_AT, b"\0"))
+        state = zlib.crc32(prefix[wire.IP_AT + covered :], state)
         at = (layout.psn_word_at, layout.ext_at, payload_at)
         return Template(prefix, state, *at, payload_bytes, icrc_at, frame_bytes)
 
     def _eth_ip_udp(self, frame_bytes: int) -> bytes:
         udp_bytes = frame_bytes - self.layout.udp_at
-        udp = UDP_HEADER.pack(self.sport, ROCE_PORT, udp_bytes, 0)
+        udp = wire.UDP_HEADER.pack(self.sport, wire.ROCE_PORT, udp_bytes, 0)
         if self.layout.version == 6:
-            eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV6)
-            return (
-                eth
-                + IPV6_HEADER.pack(6 << 28 | self.tos << 20, udp_bytes, PROTO_UDP, self.ttl, self.src_ip, self.dst_ip)
-                + udp
-            )
-        eth = _ETH.pack(self.dst_mac, self.src_mac, ETHERTYPE_IPV4)
-        ip = (IPV4_NO_OPTIONS, self.tos, frame_bytes - IP_AT, 0, _DONT_FRAGMENT, self.ttl, PROTO_UDP)
-        checksum = ip_checksum(IPV4_HEADER.pack(*ip, 0, self.src_ip, self.dst_ip))
-        return eth + IPV4_HEADER.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
+            eth = _ETH.pack(self.dst_mac, self.src_mac, wire.ETHERTYPE_IPV6)
+            ip6 = (6 << 28 | self.tos << 20, udp_bytes, wire.PROTO_UDP, _TTL, self.src_ip, self.dst_ip)
+            return eth + wire.IPV6_HEADER.pack(*ip6) + udp
+        eth = _ETH.pack(self.dst_mac, self.src_mac, wire.ETHERTYPE_IPV4)
+        ip = (wire.IPV4_NO_OPTIONS, self.tos, frame_bytes - wire.IP_AT, 0, _DONT_FRAGMENT, _TTL, wire.PROTO_UDP)
+        checksum = ip_checksum(wire.IPV4_HEADER.pack(*ip, 0, self.src_ip, self.dst_ip))
+        return eth + wire.IPV4_HEADER.pack(*ip, checksum, self.src_ip, self.dst_ip) + udp
 
 
 class SendBatch(FrameBuffer):
@@ -210,7 +175,7 @@ class SendBatch(FrameBuffer):
         if made.ext_at + len(extension) != made.payload_at:
             raise ValueError(f"opcode {opcode:#04x} does not match the given extended headers")
         mem[start : start + made.psn_at] = made.prefix
-        WORD.pack_into(mem, start + made.psn_at, psn & PSN_MASK | ackreq << 31)
+        wire.WORD.pack_into(mem, start + made.psn_at, psn & wire.PSN_MASK | ackreq << 31)
         at = start + made.payload_at
         mem[start + made.ext_at : at] = extension
         mem[at : at + size] = payload
@@ -233,9 +198,9 @@ class SendBatch(FrameBuffer):
         RETH and immediate data must be given if and only if the opcode has them, and the payload must fit the
         MTU: ValueError otherwise. KeyError for an unknown opcode.
         """
-        extension = RETH.pack(*reth) if reth is not None else b""
+        extension = wire.RETH.pack(*reth) if reth is not None else b""
         if imm is not None:
-            extension += WORD.pack(imm)
+            extension += wire.WORD.pack(imm)
         return self.put_packet(slot, flow, opcode, psn, payload, extension=extension, ackreq=ackreq)
 
     def _seal(self, slot: int, start: int, made: Template) -> int:
@@ -273,12 +238,12 @@ class SendBatch(FrameBuffer):
         if not 0 <= index < stop <= packets or slot + count > self.slots:
             raise ValueError(f"packets {index} to {stop} of {packets} do not fit at slot {slot} of {self.slots}")
         if packets == 1:
-            self.put_data(slot, flow, WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
+            self.put_data(slot, flow, wire.WRITE_ONLY_IMM, psn, message, ackreq=True, reth=reth, imm=imm)
             return
         view = memoryview(message)
         for i in range(index, stop):
             last, part = i == packets - 1, view[i * mtu : (i + 1) * mtu]
-            opcode = WRITE_FIRST if i == 0 else WRITE_LAST_IMM if last else WRITE_MIDDLE
+            opcode = wire.WRITE_FIRST if i == 0 else wire.WRITE_LAST_IMM if last else wire.WRITE_MIDDLE
             self.put_data(
                 slot + i - index, flow, opcode, psn + i - index, part, ackreq=last or (i + 1) % ack_every == 0,
                 reth=reth if i == 0 else None, imm=imm if last else None,
@@ -286,8 +251,10 @@ class SendBatch(FrameBuffer):
 
     def put_ack(self, slot: int, flow: FlowHeader, psn: int, syndrome: int, msn: int) -> int:
         """Write an ACK or NAK (depending on the syndrome) for `psn`, with the 24-bit message sequence number."""
-        return self.put_packet(slot, flow, ACK, psn, extension=WORD.pack(syndrome << 24 | msn & PSN_MASK))
+        return self.put_packet(
+            slot, flow, wire.ACK, psn, extension=wire.WORD.pack(syndrome << 24 | msn & wire.PSN_MASK)
+        )
 
     def put_cnp(self, slot: int, flow: FlowHeader) -> int:
         """Write a congestion notification for the flow's destination QP: BECN set, PSN 0, 16 reserved bytes of zero."""
-        return self.put_packet(slot, flow, CNP, 0, extension=bytes(CNP_BYTES))
+        return self.put_packet(slot, flow, wire.CNP, 0, extension=bytes(wire.CNP_BYTES))

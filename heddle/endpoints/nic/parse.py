@@ -17,32 +17,8 @@ from typing import Final
 
 from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import Reth, ip_checksum
+from heddle.wire import layout as wire
 from heddle.wire.icrc import RESIDUE, prefix_state
-from heddle.wire.layout import (
-    BTH_BYTES,
-    ECN_CE,
-    ECN_MASK,
-    ETHERTYPE_IPV4,
-    ETHERTYPE_IPV6,
-    EXT_AT,
-    EXTENSION_BYTES,
-    EXTENSIONS,
-    EXTRA_BYTES,
-    HEADERS_ONLY,
-    ICRC_BYTES,
-    IP_AT,
-    IPV4_BYTES,
-    IPV4_NO_OPTIONS,
-    LAYOUTS,
-    MIN_ETHERNET,
-    PROTO_UDP,
-    PSN_MASK,
-    QPN_MASK,
-    RETH,
-    ROCE_PORT,
-    UDP_AT,
-    WORD,
-)
 
 _KEY_AT: Final = 12  # the Ethernet type; MAC addresses are not checked
 _KINDS_KEPT: Final = 4096
@@ -59,8 +35,8 @@ _Fields = tuple[int, int, int, int, int, int]
 
 # The offset of each extended header of an opcode, after the BTH.
 _OFFSETS: Final = {
-    (opcode, name): sum(EXTENSION_BYTES[before] for before in names[:place])
-    for opcode, names in EXTENSIONS.items()
+    (opcode, name): sum(wire.EXTENSION_BYTES[before] for before in names[:place])
+    for opcode, names in wire.EXTENSIONS.items()
     for place, name in enumerate(names)
 }
 
@@ -79,7 +55,7 @@ class Kind:
     frame_bytes: int = _NO_FRAME
     state: int = 0
     opcode: int = _NO_FRAME
-    payload_at: int = EXT_AT
+    payload_at: int = wire.EXT_AT
     payload_bytes: int = 0
     src: int = 0
     sport: int = 0
@@ -100,17 +76,17 @@ def read_kind(key: bytes) -> Kind:
         return NO_KIND
     src, tos, sport, frame_bytes, opcode, flags = fields
     # The low four bits of the flags are the transport version; only zero exists.
-    if flags & 0x0F or opcode not in EXTRA_BYTES:
+    if flags & 0x0F or opcode not in wire.EXTRA_BYTES:
         return NO_KIND
-    ext_at = _KEY_AT + len(key) - _BTH_IN_KEY + BTH_BYTES
-    payload_at = ext_at + EXTRA_BYTES[opcode]
-    padded = frame_bytes - ICRC_BYTES - payload_at
+    ext_at = _KEY_AT + len(key) - _BTH_IN_KEY + wire.BTH_BYTES
+    payload_at = ext_at + wire.EXTRA_BYTES[opcode]
+    padded = frame_bytes - wire.ICRC_BYTES - payload_at
     pad = flags >> 4 & 3
-    if padded % 4 or padded < pad or (padded and opcode in HEADERS_ONLY):
+    if padded % 4 or padded < pad or (padded and opcode in wire.HEADERS_ONLY):
         return NO_KIND
     # The state does not depend on BTH byte 4, which counts as ones, nor on the bytes after it, which are added later.
-    state, _ = prefix_state(key[IP_AT - _KEY_AT :].ljust(ext_at + ICRC_BYTES - IP_AT, b"\0"))
-    ce = tos & ECN_MASK == ECN_CE
+    state, _ = prefix_state(key[wire.IP_AT - _KEY_AT :].ljust(ext_at + wire.ICRC_BYTES - wire.IP_AT, b"\0"))
+    ce = tos & wire.ECN_MASK == wire.ECN_CE
     offsets = (_OFFSETS.get((opcode, name)) for name in ("reth", "imm", "aeth"))
     headers = (_NO_HEADER if offset is None else ext_at + offset for offset in offsets)
     return Kind(frame_bytes, state, opcode, payload_at, padded - pad, src, sport, tos, ce, *headers)
@@ -119,25 +95,30 @@ def read_kind(key: bytes) -> Kind:
 def _read_ipv4(key: bytes) -> _Fields | None:
     (ethertype, version, tos, total, _, fragment, _, protocol, _, src, _, *rest) = _KEY.unpack(key)
     (sport, dport, udp_bytes, _, opcode, flags, _) = rest
-    if ethertype != ETHERTYPE_IPV4 or version != IPV4_NO_OPTIONS or protocol != PROTO_UDP or dport != ROCE_PORT:
+    if (
+        ethertype != wire.ETHERTYPE_IPV4
+        or version != wire.IPV4_NO_OPTIONS
+        or protocol != wire.PROTO_UDP
+        or dport != wire.ROCE_PORT
+    ):
         return None
     if (
         fragment & _FRAGMENT_BITS
-        or udp_bytes != total - IPV4_BYTES
-        or ip_checksum(key[IP_AT - _KEY_AT : UDP_AT - _KEY_AT])
+        or udp_bytes != total - wire.IPV4_BYTES
+        or ip_checksum(key[wire.IP_AT - _KEY_AT : wire.UDP_AT - _KEY_AT])
     ):
         return None
-    return src, tos, sport, IP_AT + total, opcode, flags
+    return src, tos, sport, wire.IP_AT + total, opcode, flags
 
 
 def _read_ipv6(key: bytes) -> _Fields | None:
     """Parse an IPv6 key, with UDP directly after the IPv6 header; a fragment has a header in between: None."""
     (ethertype, first, size, protocol, _, src, _, sport, dport, udp_bytes, _, opcode, flags, _) = _KEY6.unpack(key)
-    if ethertype != ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != PROTO_UDP or dport != ROCE_PORT:
+    if ethertype != wire.ETHERTYPE_IPV6 or first >> 28 != 6 or protocol != wire.PROTO_UDP or dport != wire.ROCE_PORT:
         return None
     if udp_bytes != size:
         return None
-    frame_bytes = LAYOUTS[6].udp_at + size
+    frame_bytes = wire.LAYOUTS[6].udp_at + size
     return int.from_bytes(src, "big"), first >> 20 & 0xFF, sport, frame_bytes, opcode, flags
 
 
@@ -173,18 +154,18 @@ class Received:
 
     def reth(self, i: int) -> Reth:
         """Virtual address, remote key and message length of frame i; ValueError when it has no RETH."""
-        va, rkey, dma_bytes = RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
+        va, rkey, dma_bytes = wire.RETH.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].reth_at, "reth"))
         return va, rkey, dma_bytes
 
     def imm(self, i: int) -> int:
         """The immediate data of frame i as a 32-bit number; ValueError when it has none."""
-        value: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
+        value: int = wire.WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].imm_at, "imm"))[0]
         return value
 
     def aeth(self, i: int) -> tuple[int, int]:
         """Syndrome and message sequence number of frame i; ValueError when it has no AETH."""
-        word: int = WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
-        return word >> 24, word & PSN_MASK
+        word: int = wire.WORD.unpack_from(self.buffer.mem, self._at(i, self.kinds[i].aeth_at, "aeth"))[0]
+        return word >> 24, word & wire.PSN_MASK
 
     def _at(self, i: int, offset: int, name: str) -> int:
         """The offset in the buffer of an extended header of frame i."""
@@ -197,7 +178,7 @@ class Parser:
     """Parses batches of one version of IP, and caches the kinds of packets, up to a limit. One per receiver."""
 
     def __init__(self, kinds: int = _KINDS_KEPT, version: int = 4) -> None:
-        layout = LAYOUTS[version]
+        layout = wire.LAYOUTS[version]
         self._layout = layout
         # The key, the QPN word, the PSN word.
         self._head = struct.Struct(f">{layout.dqpn_word_at - _KEY_AT}sII")
@@ -221,12 +202,12 @@ class Parser:
         for size, start, (key, qpn_word, psn_word) in zip(lengths, buffer.starts, heads, strict=False):
             kind = known(key) or self._learn(key)
             expected = kind.frame_bytes
-            ok = (size == expected or expected < size == MIN_ETHERNET) and 0 < expected <= room
+            ok = (size == expected or expected < size == wire.MIN_ETHERNET) and 0 < expected <= room
             received.oks.append(ok)
             received.sounds.append(ok and crc32(mem[start + crc_at : start + expected], kind.state) == RESIDUE)
             received.kinds.append(kind)
-            received.dqpns.append(qpn_word & QPN_MASK)
-            received.psns.append(psn_word & PSN_MASK)
+            received.dqpns.append(qpn_word & wire.QPN_MASK)
+            received.psns.append(psn_word & wire.PSN_MASK)
             received.ackreqs.append(psn_word >> 31 == 1)
         return received
 

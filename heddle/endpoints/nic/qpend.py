@@ -6,14 +6,16 @@ Out: frames to send, bytes written into a rank's memory, the time of the next ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from operator import attrgetter
+from typing import Final, Protocol, TypeVar
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 
 NEVER: Final = float("inf")
+E = TypeVar("E", bound="QpEnd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,18 @@ class QpEnd:
         return ()
 
 
+def passes_on(to: str, *names: str) -> Callable[[type[E]], type[E]]:
+    """A decorator of ends: these properties and methods are those of the object in the attribute `to`."""
+
+    def passing(end: type[E]) -> type[E]:
+        for name in names:
+            setattr(end, name, property(attrgetter(f"{to}.{name}")))
+        return end
+
+    return passing
+
+
+@passes_on("_end", *(name for name in vars(QpEnd) if not name.startswith("_") and name != "expire"))
 class WrappedEnd(QpEnd):
     """An end around another one: override what it adds. Everything else is passed on."""
 
@@ -145,73 +159,7 @@ class WrappedEnd(QpEnd):
     def __init__(self, end: QpEnd) -> None:
         self._end = end
 
-    @property
-    def ready(self) -> bool:
-        """As the inner end."""
-        return self._end.ready
-
-    @property
-    def answering(self) -> bool:
-        """As the inner end."""
-        return self._end.answering
-
-    @property
-    def deadline(self) -> float:
-        """As the inner end."""
-        return self._end.deadline
-
-    @property
-    def idle(self) -> bool:
-        """As the inner end."""
-        return self._end.idle
-
-    @property
-    def error(self) -> str:
-        """As the inner end."""
-        return self._end.error
-
-    def post(self, message: Message) -> None:
-        """As the inner end."""
-        self._end.post(message)
-
-    def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
-        """As the inner end."""
-        return self._end.take(batch, slot, limit, now)
-
-    def answer(self, batch: SendBatch, slot: int) -> None:
-        """As the inner end."""
-        self._end.answer(batch, slot)
-
-    def receive(self, got: Received, index: int, now: float) -> bool:
-        """As the inner end."""
-        return self._end.receive(got, index, now)
-
     def expire(self, now: float) -> None:
         """Pass it on when the deadline of the inner end has passed: a wrapper may have an earlier one."""
         if self._end.deadline <= now:
             self._end.expire(now)
-
-    def hold(self, seconds: float) -> None:
-        """As the inner end."""
-        self._end.hold(seconds)
-
-    def counters(self) -> Mapping[str, int]:
-        """As the inner end."""
-        return self._end.counters()
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """As the inner end."""
-        return self._end.by_sport()
-
-    @property
-    def standing(self) -> str:
-        """As the inner end."""
-        return self._end.standing
-
-    def rates(self) -> tuple[tuple[int, float], ...]:
-        """As the inner end."""
-        return self._end.rates()
-
-    def waits(self) -> tuple[tuple[int, int], ...]:
-        """As the inner end."""
-        return self._end.waits()

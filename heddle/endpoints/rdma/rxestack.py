@@ -36,10 +36,13 @@ def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, 
 
 
 class RxeStack:
-    """Implements heddle.endpoints.transports.protocol.HostStack."""
+    """The RDMA stack of the hosts, which carries a run in place of Heddle's NICs."""
 
     def before_first(self, nic: str) -> int:
-        """16 for every NIC."""
+        """One less than the number of the first queue pair that a NIC makes: 16.
+
+        Plans number queue pairs in advance, and the loop checks that the stack gives them the same numbers.
+        """
         return rdma.QPS_BEFORE_FIRST
 
     def require(self) -> None:

@@ -12,12 +12,12 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.base.families import as_ipv6
 from heddle.endpoints.rdma import verbslib as ib
 
 _GID_WAIT_S: Final = 5.0  # a new device learns its addresses from a kernel thread
@@ -108,7 +108,7 @@ class VerbsQp:
         )  # fmt: skip
         attr.ah_attr.is_global, attr.ah_attr.port_num = 1, 1
         route = attr.ah_attr.grh
-        ctypes.memmove(ctypes.addressof(route), gid_of(peer.ip), 16)
+        ctypes.memmove(ctypes.addressof(route), as_ipv6(peer.ip), 16)
         route.flow_label, route.sgid_index = peer.flow_label, self._device.gid_index
         route.hop_limit, route.traffic_class = peer.hop_limit, peer.traffic_class
         mask = ib.MASK_STATE | ib.MASK_AV | ib.MASK_MTU | ib.MASK_DEST_QPN | ib.MASK_RQ_PSN
@@ -231,12 +231,6 @@ class VerbsDevice:
         self.code.ibv_close_device(self.context)
 
 
-def gid_of(ip: str) -> bytes:
-    """The global identifier of an address: 16 bytes, IPv4 as ::ffff:a.b.c.d."""
-    address = ip_address(ip)
-    return address.packed if isinstance(address, IPv6Address) else bytes(10) + b"\xff\xff" + address.packed
-
-
 def gid_index(name: str, ip: str) -> int:
     """The index of an address in the table of a device, which must be visible in the namespace of this thread."""
     code = ib.load_verbs()
@@ -248,7 +242,7 @@ def gid_index(name: str, ip: str) -> int:
 
 
 def _wait_for_gid(code: ctypes.CDLL, context: int, ip: str) -> int:
-    wanted, found = gid_of(ip), ib.GidStruct()
+    wanted, found = as_ipv6(ip), ib.GidStruct()
     deadline = time.monotonic() + _GID_WAIT_S
     while True:
         for index in range(_GIDS):

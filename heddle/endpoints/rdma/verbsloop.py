@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from heddle.base.problems import CheckError, Problem
 from heddle.endpoints.connections import Connection, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.expected import Floats
-from heddle.endpoints.loops import NicError
+from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.ranks import Destinations, Rank
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
@@ -271,7 +271,7 @@ class VerbsNic:
         self.device.close()
 
 
-class VerbsLoop:
+class VerbsLoop(NicLoop):
     """The devices of one worker's ranks."""
 
     name: ClassVar[str] = "verbs"
@@ -310,9 +310,6 @@ class VerbsLoop:
     def destinations(self, rank: int) -> Destinations | None:
         """The device: it delivers complete messages."""
         return self._nics[rank]
-
-    def wants(self, rank: int) -> None:
-        """None: this loop has no admission."""
 
     def receiver(self, rank: int, qp: QpInfo, memory: Rank) -> None:
         """Open the receiving end of a queue pair."""

@@ -28,16 +28,14 @@ A transport of the hosts' own RDMA stack has a `stack`, which makes the queue pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.loops import NicLoop
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
+from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.traffic.plan import Plan
 
 
@@ -58,26 +56,6 @@ class FastConnection:
     why: Callable[[int, int], str]  # (syndrome of the refusal or 0, oldest PSN not acknowledged) -> error of an end
 
 
-class HostStack(Protocol):
-    """An RDMA stack of the hosts, which carries a run in place of Heddle's NICs.
-
-    before_first: one less than the number of the first queue pair that a NIC makes (`host1:eth1`): plans number queue
-    pairs in advance, and the loop checks that the stack gives them the same numbers.
-    """
-
-    def before_first(self, nic: str) -> int:
-        """One less than the first QP number of a NIC."""
-
-    def require(self) -> None:
-        """MachineError when this machine does not have the stack. Nothing is changed."""
-
-    def ready(self, plan: Plan, netns: Mapping[str, Path]) -> AbstractContextManager[None]:
-        """Make the stack's devices in the hosts of a plan for the duration of a with block. netns: by host."""
-
-    def loop(self, plan: Plan) -> NicLoop:
-        """The loop that drives the ranks of one worker."""
-
-
 @dataclass(frozen=True, slots=True)
 class Transport:
     """How queue pairs carry messages in one run. Frozen: the same parameters give the same ends in every worker.
@@ -96,7 +74,7 @@ class Transport:
     answer_bytes: ClassVar[int] = 0
     any_order: ClassVar[bool] = False
     addressed: ClassVar[bool] = False
-    stack: ClassVar[HostStack | None] = None
+    stack: ClassVar[RxeStack | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Self
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo, passes_on
 from heddle.endpoints.transports.protocol import FastConnection, Transport
 from heddle.endpoints.transports.rcstate import WRITES, RcParams, last_good, why_failed
 from heddle.endpoints.transports.recovery import requester_of, responder_of
@@ -41,6 +41,7 @@ def timer_after(exact: float) -> float:
     return exact if exact == NEVER else -(-exact // TIMER_S) * TIMER_S
 
 
+@passes_on("_requester", "idle", "error", "post", "expire", "hold")
 class RcSender(QpEnd):
     """A requester and its frames."""
 
@@ -59,20 +60,6 @@ class RcSender(QpEnd):
     def deadline(self) -> float:
         """When the retransmission timer expires, rounded up to its resolution."""
         return timer_after(self._requester.deadline)
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything that was posted is acknowledged."""
-        return self._requester.idle
-
-    @property
-    def error(self) -> str:
-        """The error after all retries failed, or after the peer refused a write."""
-        return self._requester.error
-
-    def post(self, message: Message) -> None:
-        """Queue a write."""
-        self._requester.post(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write the next packets, new or retransmitted."""
@@ -95,20 +82,13 @@ class RcSender(QpEnd):
         self._requester.acknowledge(got.psns[index], syndrome, now)
         return True
 
-    def expire(self, now: float) -> None:
-        """Go back to the oldest unacknowledged packet, or give up."""
-        self._requester.expire(now)
-
-    def hold(self, seconds: float) -> None:
-        """Delay the retransmission timer, since packets could not leave the port."""
-        self._requester.hold(seconds)
-
     def counters(self) -> Mapping[str, int]:
         """Retransmitted packets, and the reasons."""
         seen = self._requester.counters
         return {"retransmitted": seen.retransmitted, "naks": seen.naks, "timeouts": seen.timeouts}
 
 
+@passes_on("_responder", "expire")
 class RcReceiver(QpEnd):
     """A responder and its frames: one ACK for several packets, or the NAK of a gap."""
 
@@ -134,10 +114,6 @@ class RcReceiver(QpEnd):
         psn, syndrome = responder.reply or (responder.acked, wire.ACK_NO_LIMIT)
         batch.put_ack(slot, self._flow, psn, syndrome, responder.msn)
         responder.answered()
-
-    def expire(self, now: float) -> None:
-        """Make a pending ACK due."""
-        self._responder.expire(now)
 
     def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a packet of a write."""

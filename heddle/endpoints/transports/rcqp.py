@@ -12,7 +12,7 @@ from typing import Final
 
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import Access, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo, passes_on
 from heddle.endpoints.transports.rcops import OpRequester, OpResponder, ReadReply, kind_of
 from heddle.endpoints.transports.rcstate import OPCODES, REQUESTS, Burst, RcParams
 from heddle.wire import layout as wire
@@ -25,10 +25,12 @@ _RESPONSES: Final = {
 }
 
 
+@passes_on("requester", "error", "post", "hold")
 class RcQp(QpEnd):
-    """Both halves of a queue pair. answers: headers of its ACKs and NAKs, which may have another traffic class.
+    """Both halves of a queue pair, which posts Operations.
 
-    psn, peer_psn: the first PSN of its own requests, and of the peer's.
+    answers: headers of its ACKs and NAKs, which may have another traffic class. psn, peer_psn: the first
+    PSN of its own requests, and of the peer's.
     """
 
     __slots__ = ("_after_reads", "_answers", "_flow", "requester", "responder")
@@ -64,15 +66,6 @@ class RcQp(QpEnd):
     def idle(self) -> bool:
         """Whether everything that was posted is finished, and every response is sent."""
         return self.requester.idle and not self.responder.reads
-
-    @property
-    def error(self) -> str:
-        """The error of the requester."""
-        return self.requester.error
-
-    def post(self, message: Message) -> None:
-        """Queue an Operation."""
-        self.requester.post(message)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write READ responses, then requests."""
@@ -151,10 +144,6 @@ class RcQp(QpEnd):
         """Handle both timers."""
         self.requester.expire(now)
         self.responder.expire(now)
-
-    def hold(self, seconds: float) -> None:
-        """Delay the retransmission timer, since packets could not leave the port."""
-        self.requester.hold(seconds)
 
     def counters(self) -> Mapping[str, int]:
         """Of both halves."""

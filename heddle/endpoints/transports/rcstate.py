@@ -162,7 +162,7 @@ class Requester:
             self._fail(why_failed(self.params, syndrome, self.una))
 
     def expire(self, now: float) -> None:
-        """If the timer has expired at `now`, go back to the oldest unacknowledged packet, or give up."""
+        """If the timer has expired at `now`, send again, or give up."""
         if now < self.deadline:
             return
         self.counters.timeouts += 1
@@ -170,11 +170,15 @@ class Requester:
         if self._tries > self.params.retries:
             self._fail(why_failed(self.params, 0, self.una))
         else:
-            self._rewind(now)
+            self._retry(now)
 
     def hold(self, seconds: float) -> None:
         """Delay the timer by the time in which its packets could not leave the port."""
         self.deadline += seconds
+
+    def _retry(self, now: float) -> None:
+        """After a timeout, go back to the oldest unacknowledged packet."""
+        self._rewind(now)
 
     def _fail(self, why: str) -> None:
         self.error = why

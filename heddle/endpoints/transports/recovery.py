@@ -19,14 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from heddle.endpoints.nic.qpend import NEVER, Access
-from heddle.endpoints.transports.rcstate import (
-    Burst,
-    RcParams,
-    Requester,
-    Responder,
-    WritePacket,
-    why_failed,
-)
+from heddle.endpoints.transports.rcstate import Burst, RcParams, Requester, Responder, WritePacket
 from heddle.traffic.options import Recovery
 from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK, psn_after
 
@@ -127,15 +120,8 @@ class SelectiveRequester(Requester):
         if self.una <= at < self.next:
             self._again[at] = None
 
-    def expire(self, now: float) -> None:
-        """After a timeout, send the oldest packet again, and the latest one, which reveals all gaps; or give up."""
-        if now < self.deadline:
-            return
-        self.counters.timeouts += 1
-        self._tries += 1
-        if self._tries > self.params.retries:
-            self._fail(why_failed(self.params, 0, self.una))
-            return
+    def _retry(self, now: float) -> None:
+        """After a timeout, send the oldest packet again, and the latest one, which reveals all gaps."""
         self._again |= dict.fromkeys((self.una, self.next - 1))
         self.deadline = now + self.params.timeout_s
 

@@ -15,7 +15,7 @@ from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.endpoints.rdma.verbslib import MTU_OF_BYTES
 from heddle.endpoints.rdma.verbsloop import VerbsParams, message_bytes
-from heddle.endpoints.transports.protocol import HostStack, Transport
+from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.plan import Plan
 from heddle.wire.sport import SPORTS
 
@@ -35,7 +35,7 @@ class Rxe(Transport):
     params: VerbsParams
 
     columns: ClassVar[tuple[Column, ...]] = _COLUMNS
-    stack: ClassVar[HostStack | None] = RxeStack()
+    stack: ClassVar[RxeStack | None] = RxeStack()
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from heddle.base.problems import MachineError
 
 Signatures = Mapping[str, tuple[Any, tuple[Any, ...]]]  # function -> its result, its arguments
 
@@ -20,3 +23,20 @@ def load(path: Path, signatures: Signatures) -> ctypes.CDLL | str:
     except (OSError, AttributeError) as error:
         return f"{path.name} cannot be loaded: {error}"
     return code
+
+
+def load_committed(
+    path_for: Callable[[str], Path], signatures: Signatures, same: Callable[[ctypes.CDLL], bool]
+) -> ctypes.CDLL | str:
+    """A committed object for this kind of processor, or the reason why it cannot be used here.
+
+    path_for: kind of processor -> its path, or MachineError. same: whether it belongs to this version of Heddle.
+    """
+    try:
+        path = path_for(platform.machine())
+    except MachineError:
+        return f"no compiled object for {platform.machine()}"
+    code = load(path, signatures)
+    if isinstance(code, str) or same(code):
+        return code
+    return f"{path.name} belongs to another version of Heddle"

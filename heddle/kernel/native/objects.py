@@ -79,7 +79,7 @@ class SharedObject:
 
 
 FASTPATH: Final = SharedObject("fastpath", "endpoints/fastpath", ("fastpath.c",))
-SWITCH: Final = SharedObject("switch", "switch/compiled", ("pfcloop.c", "rows.c", "switch.c"))
+SWITCH: Final = SharedObject("switch", "switch/compiled", ("pfcloop.c", "switch.c"))
 
 
 def main() -> int:

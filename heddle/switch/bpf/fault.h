@@ -12,6 +12,7 @@
 #ifndef HEDDLE_FAULT_H
 #define HEDDLE_FAULT_H
 #include "accounting.h"
+#include "roce.h"
 
 #define MARK 0x5eddu /* 16 bits, and 16 of the ingress port's index, from 1: counted by `dequeue` */
 #define LINKED 0x5edeu /* the same, on its link: `dequeue` has counted the packet, and will see it again */
@@ -35,18 +36,16 @@ INLINE int happens(__u32 chance)
 
 /* Invert one random bit behind the BTH of a RoCEv2 packet: of extended headers, payload or ICRC. Returns 0 when it is
  * another packet. */
-INLINE int corrupt(struct __sk_buff *skb)
+static __attribute__((noinline)) int corrupt(struct __sk_buff *skb)
 {
-	__u32 ip = skb->protocol == htons(ETH_P_IP) ? 20 : 40, at, random = bpf_get_prandom_u32();
-	__u32 first = ETH_HLEN + ip + 8 + BTH_BYTES, proto_at = ETH_HLEN + (ip == 20 ? 9 : 6);
-	__u16 to;
+	__u32 first, at, random = bpf_get_prandom_u32();
+	struct roce flow = {};
 	__u8 byte;
 
-	if (skb->protocol != htons(ETH_P_IP) && skb->protocol != htons(ETH_P_IPV6))
+	if (!roce_flow(skb, &flow))
 		return 0;
-	if (bpf_skb_load_bytes(skb, proto_at, &byte, 1) || byte != IPPROTO_UDP)
-		return 0;
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + ip + 2, &to, 2) || to != htons(ROCE_PORT) || skb->len <= first)
+	first = flow.l4 + UDP_BYTES + BTH_BYTES;
+	if (skb->len <= first)
 		return 0;
 	at = first + (random >> 3) % (skb->len - first);
 	if (bpf_skb_load_bytes(skb, at, &byte, 1))

@@ -88,44 +88,35 @@ INLINE void count_row(struct __sk_buff *skb, const struct roce *flow, struct ver
 		__sync_fetch_and_add(&row->behind, 1);
 }
 
-INLINE void key_of(const struct roce *flow, struct verbs_key *key)
+/* Count a packet in its row of `rows`, if there is one. verdict: of RoCEv2 packets. */
+INLINE int count_in(struct __sk_buff *skb, void *rows, int verdict)
 {
-	key->sport = ntohs((__u16)flow->ports);
-	key->qpn = flow->qpn;
-	__builtin_memcpy(key->saddr, flow->saddr, sizeof(key->saddr));
-	__builtin_memcpy(key->daddr, flow->daddr, sizeof(key->daddr));
+	struct verbs_key key = {};
+	struct roce flow = {};
+	struct verbs_row *row;
+
+	if (!roce_flow(skb, &flow))
+		return TC_ACT_UNSPEC;
+	key.sport = ntohs((__u16)flow.ports);
+	key.qpn = flow.qpn;
+	__builtin_memcpy(key.saddr, flow.saddr, sizeof(key.saddr));
+	__builtin_memcpy(key.daddr, flow.daddr, sizeof(key.daddr));
+	row = bpf_map_lookup_elem(rows, &key);
+	if (row)
+		count_row(skb, &flow, row);
+	return verdict;
 }
 
 SEC("tc")
 int came(struct __sk_buff *skb)
 {
-	struct verbs_key key = {};
-	struct roce flow = {};
-	struct verbs_row *row;
-
-	if (!roce_flow(skb, &flow))
-		return TC_ACT_UNSPEC;
-	key_of(&flow, &key);
-	row = bpf_map_lookup_elem(&came_rows, &key);
-	if (row)
-		count_row(skb, &flow, row);
-	return TC_ACT_OK;
+	return count_in(skb, &came_rows, TC_ACT_OK);
 }
 
 SEC("tc")
 int sent(struct __sk_buff *skb)
 {
-	struct verbs_key key = {};
-	struct roce flow = {};
-	struct verbs_row *row;
-
-	if (!roce_flow(skb, &flow))
-		return TC_ACT_UNSPEC;
-	key_of(&flow, &key);
-	row = bpf_map_lookup_elem(&sent_rows, &key);
-	if (row)
-		count_row(skb, &flow, row);
-	return TC_ACT_UNSPEC;
+	return count_in(skb, &sent_rows, TC_ACT_UNSPEC);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,4 +1,4 @@
-"""The compiled object of switches: the layouts of its headers, and the types of its functions.
+"""The compiled object of switches: the layouts of switch.h, and the types of its functions.
 
 In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
 Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
@@ -7,14 +7,12 @@ Out: the object, or the reason why there is none: then Python code does the same
 from __future__ import annotations
 
 import ctypes
-import platform
 from ctypes import c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from functools import cache
 from typing import Final
 
 from heddle.base import resources
 from heddle.base.ethernet import CLASSES
-from heddle.base.problems import MachineError
 from heddle.kernel.native import native
 
 VERSION: Final = 1
@@ -78,7 +76,7 @@ class WorkStruct(ctypes.Structure):
 
 
 class CoreStruct(ctypes.Structure):
-    """struct core of pfcloop.h."""
+    """struct core."""
 
     _fields_ = (
         ("rows", c_uint32), ("pending", c_uint32),
@@ -97,7 +95,7 @@ READER_FIELDS: Final = ("depth", "peak", "occupancy", "occupancy_peak", "closed_
 
 
 class ReaderStruct(ctypes.Structure):
-    """struct reader of rows.h."""
+    """struct reader."""
 
     _fields_ = (
         ("rows", c_uint32), ("words", c_uint32), ("taken", c_void_p), ("full", c_void_p),
@@ -120,17 +118,11 @@ _SIGNATURES: Final[native.Signatures] = {
 @cache
 def load() -> ctypes.CDLL | str:
     """The object, or the reason why it cannot be used here."""
-    try:
-        path = resources.HERE.switch_code(platform.machine())
-    except MachineError:
-        return f"no compiled object for {platform.machine()}"
-    code = native.load(path, _SIGNATURES)
-    if isinstance(code, str):
-        return code
+    return native.load_committed(resources.HERE.switch_code, _SIGNATURES, _same)
+
+
+def _same(code: ctypes.CDLL) -> bool:
     layouts = (CoreStruct, PortStruct, GateStruct, WorkStruct, PfcEventStruct, ReaderStruct)
     sizes = (c_uint32 * len(layouts))()
     code.hd_switch_sizes(sizes)
-    expected = [ctypes.sizeof(each) for each in layouts]
-    if code.hd_switch_version() != VERSION or list(sizes) != expected:
-        return f"{path.name} belongs to another version of Heddle"
-    return code
+    return bool(code.hd_switch_version() == VERSION) and list(sizes) == [ctypes.sizeof(each) for each in layouts]

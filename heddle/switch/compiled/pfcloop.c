@@ -4,7 +4,7 @@
  * same to the same memory. Python calls hd_pfc_wait, which returns when there is something that only Python does: a
  * deadline of another kind, or a readable descriptor. Nothing is allocated here.
  */
-#include "pfcloop.h"
+#include "switch.h"
 
 /* A number of a map's row. Programs and the keeper write these, too. */
 #define U64(field, row) (*(volatile u64 *)(c->field.base + (u64)(row) * c->field.stride))

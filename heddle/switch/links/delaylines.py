@@ -26,7 +26,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
-from heddle.kernel.tried import refusal
+from heddle.kernel.netlink import refusal
 from heddle.switch.queues.portids import classid
 
 _LIMIT: Final = 1_000_000  # packets; more than any link of a lab has in flight

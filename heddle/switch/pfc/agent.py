@@ -1,9 +1,8 @@
 """The PFC agent of a lab: MAC control and the pause timers of all ports of all switches, in one process.
 
 The BPF programs send events by a ring buffer. When an ingress port exceeds its threshold, the agent sends a pause frame
-by that port. When a pause frame arrives, it closes gates for the requested time. ../compiled/pfcloop.c does both in C;
-this code is its reference, and does it where there is no compiled object. A keeper, forked from the agent, replaces it
-when it dies: see keeper.py.
+by that port. When a pause frame arrives, it closes gates for the requested time. ../compiled/pfcloop.c does both
+(tests/pfcreference.py is its reference). A keeper, forked from the agent, replaces it when it dies: see keeper.py.
 
     python -m heddle.switch.pfc < layout.json      (see world.AgentConfig; returns when the agent is running)
 """
@@ -17,14 +16,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from heddle.base.ethernet import CLASSES
-from heddle.switch.compiled import layouts
-from heddle.switch.pfc.compiledloop import CompiledLoop
 from heddle.switch.pfc.linkwatch import Links
-from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, REFRESH, RELOAD, RESTORE, TICK, Loop, ReferenceLoop
+from heddle.switch.pfc.loop import DETECT, EXPIRE, LINK, RELOAD, RESTORE, TICK, CompiledLoop
 from heddle.switch.pfc.pauses import Pauses
-from heddle.switch.pfc.reaction import reaction_bin
-from heddle.switch.pfc.rows import PfcPolicies, RowState
+from heddle.switch.pfc.rows import PfcPolicies, RowState, reaction_bin
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.pfc.world import World
 
@@ -47,11 +42,9 @@ class Agent:
         self._queues = queues = world.queues
         self._rules = PfcPolicies(queues)
         self._rows = RowState(len(queues.agent))
-        self._hot: dict[int, Callable[[int, int], None]] = {}  # for the loop in Python
         self._loop = self._new_loop()
         self._pauses = Pauses(world, self._rules, self._loop, self._rows)
         self._watchdog = Watchdog(world, self._rules, self._loop, self._rows, self._open)
-        self._hot |= {REFRESH: self._pauses.due, EXPIRE: self._expire}
         self._links = Links(world, self._loop, self._lost)
         table = queues.agent
         self._since, self._until = table["closed_since_ns"], table["until_ns"]
@@ -67,14 +60,8 @@ class Agent:
         for fd in self._handlers:
             self._loop.add(fd)
 
-    def _new_loop(self) -> Loop:
-        code = layouts.load() if self._world.layout.compiled else "not wanted"
-        if isinstance(code, str):
-            if self._world.layout.compiled:
-                self._world.log.say("loop", f"the loop in Python is used: {code}")
-            self._events = self._world.queues.events()
-            return ReferenceLoop(self._world.page, self._events.fileno(), self._take_events, self._hot)
-        return CompiledLoop(code, self._world, self._rules, self._rows)
+    def _new_loop(self) -> CompiledLoop:
+        return CompiledLoop(self._world, self._rules, self._rows)
 
     def run(self, keeper: int) -> None:
         """Work until the process behind the pidfd `keeper` has ended. Raise Ended when this process is asked to end."""
@@ -139,61 +126,9 @@ class Agent:
         elif self._rules.load():
             self._changed(now)
 
-    def _take_events(self) -> None:
-        # A frame that is sent in one round is an event of its receiver in the next: one wake-up serves both.
-        for _ in range(ROUNDS):
-            events = self._events.read()
-            if not events:
-                return
-            for event in events:
-                if event.kind == "pfc":
-                    number, vector = 0, event.number
-                    while vector:
-                        if vector & 1:
-                            self._hear(event.port * CLASSES + number, event.quanta[number], event.ns)
-                        number, vector = number + 1, vector >> 1
-                else:
-                    self._pauses.settle(event.port * CLASSES + event.number, time.monotonic_ns())
-
-    def _hear(self, index: int, quanta: int, heard: int) -> None:
-        """Obey a pause frame for one class of one port. heard: arrival time, ns. quanta: 0 means Xon."""
-        if index not in self._world.gates or not self._rules.pfc[index]:
-            return
-        if not quanta:
-            if self._until[index]:
-                self._open(index, time.monotonic_ns())
-            return
-        self._rows.heard[index] = heard
-        if self._rows.storming[index]:
-            return
-        until = heard + int(quanta * self._rules.quantum_ns[index // CLASSES])
-        if self._until[index]:  # already closed: the newest frame sets the end
-            self._until[index] = until
-            if until < self._rows.checked[index]:
-                self._watch(index, until)
-            return
-        now = time.monotonic_ns()
-        if until <= now:  # the pause was over before this process read the frame
-            return
-        space, port, number = self._world.gates[index]
-        # Before the kernel closes the gate: if this process is killed in between, the gate is recorded as closed.
-        self._until[index] = until
-        self._since[index] = now
-        space.close(port, number)
-        self._rows.arrived[index], self._rows.shut[index] = heard, time.monotonic_ns()
-        self._watch(index, until)
-        self._watchdog.closed(index, now)
-
     def _watch(self, index: int, until: int) -> None:
         self._rows.checked[index] = until
         self._loop.push(until, EXPIRE, index)
-
-    def _expire(self, index: int, now: int) -> None:
-        until = int(self._until[index])
-        if until > now:  # the pause was extended meanwhile
-            self._watch(index, until)
-        elif until:
-            self._open(index, now)
 
     def _open(self, index: int, now: int) -> None:
         """Open a gate, and record the reaction time of its pause.

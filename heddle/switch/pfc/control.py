@@ -58,18 +58,10 @@ def _may_raise(files: int) -> bool:
     return True
 
 
-def start(
-    lab: str,
-    fabric: Fabric,
-    handles: Mapping[str, NodeHandle],
-    directory: Path | None = None,
-    *,
-    compiled: bool = True,
-) -> None:
+def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory: Path | None = None) -> None:
     """Start a lab's agent and keeper, and return when they are running; first end those that still run.
 
-    directory: for their log and locks; the lab's own when None. compiled: False for the loop in Python. MachineError
-    when they cannot start, with the reason.
+    directory: for their log and locks; the lab's own when None. MachineError when they cannot start, with the reason.
     """
     from heddle.base.process import run
     from heddle.switch.pfc.world import AgentConfig
@@ -81,7 +73,7 @@ def start(
     # PYTHONPATH: independent of the caller's working directory. No numpy threads: they would not survive a fork.
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", "OPENBLAS_NUM_THREADS=1"]
     argv += [sys.executable, "-P", "-m", __package__]
-    run(argv, stdin=AgentConfig(place, spaces, fabric, compiled).to_json(), timeout=_START_S)
+    run(argv, stdin=AgentConfig(place, spaces, fabric).to_json(), timeout=_START_S)
 
 
 def stop(lab: str, directory: Path | None = None) -> None:

@@ -21,19 +21,17 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import (
     NLM_F_REQUEST,
     NLMSG_ERROR,
-    RTM_GETLINK,
-    RTM_GETQDISC,
     RTM_NEWQDISC,
     RouteSocket,
     attribute,
     attributes,
+    carries_traffic,
+    interfaces,
+    qdiscs,
 )
 from heddle.kernel.uapi import (
-    IFF_LOWER_UP,
-    IFF_UP,
     IFINFOMSG,
     IFLA_ADDRESS,
-    IFLA_IFNAME,
     IFLA_MTU,
     NLMSGHDR,
     SOL_PACKET,
@@ -59,7 +57,6 @@ RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
 _PACKET_QDISC_BYPASS: Final = 20
 _RTMGRP_LINK: Final = 1
-_UP_AND_CARRIER: Final = IFF_UP | IFF_LOWER_UP
 _TCA_TBF_BURST: Final = 6
 _RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
 _LIMITS: Final = struct.Struct("=III")  # of struct tc_tbf_qopt: limit, buffer, mtu
@@ -175,34 +172,30 @@ class Gates:
                     self.errors += struct.unpack_from("=i", block, offset + NLMSGHDR.size)[0] != 0
                 elif kind in (RTM_NEWLINK, RTM_DELLINK):
                     _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(block, offset + NLMSGHDR.size)
-                    up = kind == RTM_NEWLINK and flags & _UP_AND_CARRIER == _UP_AND_CARRIER
+                    up = kind == RTM_NEWLINK and carries_traffic(flags)
                     if (name := self._names.get(ifindex)) is not None:
                         found.append(LinkEvent(name, up))
                 offset += (length + 3) & ~3
 
     def links(self) -> dict[str, bool]:
         """Port -> whether it is up and has a carrier, read now."""
-        found: dict[str, bool] = {}
         with RouteSocket(self.netns) as netlink:
-            for body in netlink.dump(RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0)):
-                _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(body)
-                if (name := self._names.get(ifindex)) is not None:
-                    found[name] = flags & _UP_AND_CARRIER == _UP_AND_CARRIER
-        return found
+            known = [each for each in interfaces(netlink) if each.ifindex in self._names]
+        return {self._names[each.ifindex]: carries_traffic(each.flags) for each in known}
 
     def waiting(self) -> dict[tuple[str, int], int]:
         """(port, class) -> packets in that class's qdisc, read now; class -1 is the port's root qdisc."""
         found: dict[tuple[str, int], int] = {}
         with RouteSocket(self.netns) as netlink:
-            for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-                _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-                number, rest = divmod(handle >> 16, 16)
-                if parent != TC_H_ROOT and (rest or not 1 <= number <= CLASSES):
+            for each in qdiscs(netlink):
+                number, rest = divmod(each.handle >> 16, 16)
+                root = each.parent == TC_H_ROOT
+                if not root and (rest or not 1 <= number <= CLASSES):
                     continue
-                statistics = attributes(attributes(body, TCMSG.size).get(TCA_STATS2, b""), 0)
-                if (name := self._names.get(ifindex)) is not None and TCA_STATS_QUEUE in statistics:
+                statistics = attributes(each.attrs.get(TCA_STATS2, b""), 0)
+                if (name := self._names.get(each.ifindex)) is not None and TCA_STATS_QUEUE in statistics:
                     (packets,) = struct.unpack_from("=I", statistics[TCA_STATS_QUEUE])
-                    found[name, -1 if parent == TC_H_ROOT else number - 1] = packets
+                    found[name, -1 if root else number - 1] = packets
         return found
 
     def gone(self) -> bool:
@@ -219,15 +212,12 @@ def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str
         names: dict[int, str] = {}
         macs: dict[str, bytes] = {}
         mtus: dict[int, int] = {}
-        for body in netlink.dump(RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0)):
-            ifindex, attrs = IFINFOMSG.unpack_from(body)[2], attributes(body, IFINFOMSG.size)
-            names[ifindex] = name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
-            macs[name], (mtus[ifindex],) = attrs[IFLA_ADDRESS], struct.unpack("=I", attrs[IFLA_MTU])
+        for each in interfaces(netlink):
+            names[each.ifindex] = each.name
+            macs[each.name], (mtus[each.ifindex],) = each.attrs[IFLA_ADDRESS], struct.unpack("=I", each.attrs[IFLA_MTU])
         gates: dict[tuple[str, int], Gate] = {}
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-            attrs = attributes(body, TCMSG.size)
-            if attrs.get(TCA_KIND) != b"tbf\0" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:
+        for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
+            if kind != "tbf" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:
                 continue
             parms = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             limit = _LIMITS.unpack_from(parms, _LIMIT_AT)[0]

@@ -28,6 +28,7 @@ from typing import Final, Literal
 from heddle.base.problems import HeddleError, trouble
 from heddle.switch.pfc.agent import Agent, Ended, quiet_signals
 from heddle.switch.pfc.gates import of_lab
+from heddle.switch.pfc.loop import loop_code
 from heddle.switch.pfc.world import AGENT, KEEPER, LOG, AgentConfig, World, enter_any
 
 _LOOK_MS: Final = 50
@@ -205,6 +206,7 @@ def _world(layout: AgentConfig) -> World:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     enter_any(layout.spaces)  # first of all: until this process holds its locks, nothing else would find it
+    loop_code()
     return World(layout, LabQueues.pinned(layout.fabric), of_lab(layout.spaces))
 
 

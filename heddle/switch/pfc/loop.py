@@ -1,31 +1,35 @@
-"""What the agent waits for: events of the programs, deadlines, and descriptors.
+"""What the agent waits for: events of the programs, deadlines, and descriptors; the loop is in C (../compiled/).
 
-All deadlines are on one kernel timer, in nanoseconds: epoll's own timeouts are whole milliseconds. ReferenceLoop is the
-loop in Python; compiledloop.py has the one in C.
+All deadlines are on one kernel timer, in nanoseconds: epoll's own timeouts are whole milliseconds. The loop uses the
+same memory and sockets as the Python code, without Python per pause frame.
 """
 
 from __future__ import annotations
 
 import ctypes
-import heapq
 import os
 import select
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from time import monotonic_ns
-from typing import Final, NamedTuple, Protocol
+import signal
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
+
+from heddle.base.ethernet import CLASSES
+from heddle.base.problems import MachineError, Problem
+from heddle.kernel.libbpf import library
 from heddle.kernel.libc import libc
-from heddle.switch.pfc.world import Page
+from heddle.kernel.ringbuffer import open_ring
+from heddle.switch.compiled import layouts as structs
+from heddle.switch.pfc.rows import PfcPolicies, RowState
+from heddle.switch.pfc.world import World
 
-libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-# Kinds of deadlines. The compiled loop handles the first two itself, and sets DETECT, too.
+# Kinds of deadlines. The loop handles the first two itself, and sets DETECT, too.
 REFRESH, EXPIRE, DETECT, RESTORE, LINK, TICK, RELOAD = range(7)
-KINDS: Final = 7
+_KINDS: Final = 7
+_ROOM: Final = 64
 _CLOCK_MONOTONIC: Final = 1
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
-_TFD_TIMER_ABSTIME: Final = 1
-_S: Final = 10**9
 
 
 def new_timer() -> int:
@@ -37,84 +41,23 @@ def new_timer() -> int:
     return fd
 
 
+def loop_code() -> ctypes.CDLL:
+    """The compiled object; MachineError when it cannot be used here."""
+    code = structs.load()
+    if isinstance(code, str):
+        hint = "install Heddle again, or use a complete checkout"
+        raise MachineError(Problem("", "the PFC agent", f"cannot run here: {code}", hint))
+    return code
+
+
 class Deadlines(Protocol):
-    """What the agent's parts need of deadlines: those of Python, or of the compiled loop."""
+    """What the agent's parts need of the loop."""
 
     def push(self, when: int, kind: int, index: int) -> None:
         """Set a deadline, in place of an earlier one of the same kind and index."""
 
     def cancel(self, kind: int, index: int) -> None:
         """Remove a deadline, if there is one."""
-
-
-class Timers:
-    """Deadlines in ns of CLOCK_MONOTONIC, at most one for each (kind, index). A signal handler may push at any time.
-
-    Most pauses end before any of their deadlines. So `cancel` leaves the entry in the heap, where it is skipped, and
-    `arm` leaves the kernel's timer where it is if that is early enough: one that expires for nothing now and then costs
-    less than two settings per pause.
-    """
-
-    def __init__(self) -> None:
-        self._fd = new_timer()
-        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval, then the moment
-        self._heap: list[tuple[int, int, int]] = []
-        self._valid: dict[tuple[int, int], int] = {}
-        self._armed = 0  # 0: not set, or its expiry has been read
-
-    def fileno(self) -> int:
-        """The descriptor, readable once the earliest deadline has passed."""
-        return self._fd
-
-    def push(self, when: int, kind: int, index: int) -> None:
-        """Set a deadline, in place of an earlier one of the same kind and index."""
-        self._valid[kind, index] = when
-        heapq.heappush(self._heap, (when, kind, index))
-
-    def cancel(self, kind: int, index: int) -> None:
-        """Remove a deadline, if there is one."""
-        self._valid.pop((kind, index), None)
-
-    def due(self, now: int) -> tuple[int, int, int] | None:
-        """Remove and return the earliest deadline that has passed; None when there is none."""
-        while self._heap and self._heap[0][0] <= now:
-            when, kind, index = heapq.heappop(self._heap)
-            if self._valid.get((kind, index)) == when:
-                del self._valid[kind, index]
-                return when, kind, index
-        return None
-
-    def arm(self) -> None:
-        """Make the kernel's timer expire no later than the earliest deadline; call it before waiting."""
-        first = self._first()
-        if first and not 0 < self._armed <= first:
-            self._spec[2], self._spec[3] = divmod(first, _S)
-            libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
-            self._armed = first
-
-    def _first(self) -> int:
-        """The earliest deadline, at least 1; 0 when there is none."""
-        while self._heap:
-            when, kind, index = self._heap[0]
-            if self._valid.get((kind, index)) == when:
-                return max(1, when)
-            # A signal handler may have pushed an earlier one since: only what is no deadline is thrown away.
-            entry = heapq.heappop(self._heap)
-            if self._valid.get(entry[1:]) == entry[0]:
-                heapq.heappush(self._heap, entry)
-        return 0
-
-    def rang(self) -> None:
-        """Reset the descriptor after it became readable."""
-        self._armed = 0
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return  # the timer was set to another time meanwhile
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
 
 
 class Work(NamedTuple):
@@ -125,11 +68,31 @@ class Work(NamedTuple):
     row: int
 
 
-class Loop(ABC):
-    """Deadlines, events and descriptors of one agent."""
+class CompiledLoop:
+    """Deadlines, events and descriptors of one agent, in C. RowState and World outlive it; the maps stay mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World, rules: PfcPolicies, rows: RowState) -> None:
         self._epoll = select.epoll()
+        self._code, self._world, self._rules = loop_code(), world, rules
+        count = len(world.queues.agent)
+        self._ports = (structs.PortStruct * (count // CLASSES))()
+        self._gates = (structs.GateStruct * count)()
+        self._pfc, self._quanta = np.zeros(count, np.uint8), np.zeros(count, np.uint32)
+        self._detect_ns = np.zeros(count, np.int64)
+        self._heap, self._position = ((ctypes.c_uint32 * (_KINDS * count))() for _ in range(2))
+        self._when = (ctypes.c_int64 * (_KINDS * count))()
+        self._works = (structs.WorkStruct * _ROOM)()
+        # A signal that comes before the system call of a wait does not interrupt it: this pipe ends the wait.
+        self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._core = core = structs.CoreStruct(rows=count, epoll=self._epoll.fileno(), timer=new_timer())
+        self._fill(core, rows)
+        callback = ctypes.cast(self._code.hd_pfc_event, ctypes.c_void_p).value
+        self._ring = open_ring(world.queues.ring, callback, ctypes.addressof(core))
+        core.ring, core.events_fd = self._ring, library().ring_buffer__epoll_fd(self._ring)
+        self.rules_changed()
+        for fd in (core.timer, core.events_fd, self._signals):
+            self.add(fd)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def add(self, fd: int) -> None:
         """Report when this descriptor is readable."""
@@ -139,79 +102,79 @@ class Loop(ABC):
         """Report it no more; do it before it is closed."""
         self._epoll.unregister(fd)
 
-    @abstractmethod
     def push(self, when: int, kind: int, index: int) -> None:
         """Set a deadline, in place of an earlier one of the same kind and index."""
+        self._code.hd_pfc_push(self._core, kind, index, when)
 
-    @abstractmethod
     def cancel(self, kind: int, index: int) -> None:
         """Remove a deadline, if there is one."""
+        self._code.hd_pfc_cancel(self._core, kind, index)
 
-    @abstractmethod
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that. Empty when a signal came."""
+        count = self._code.hd_pfc_wait(self._core, self._works, _ROOM)
+        if count < 0:
+            ring, epoll = ("the ring of events", "cannot be read"), ("epoll", os.strerror(ctypes.get_errno()))
+            raise MachineError(Problem("bpf", *(ring if count == -1 else epoll)))
+        works = [Work(each.fd, each.kind, each.row) for each in self._works[:count]]
+        if any(each.fd == self._signals for each in works):
+            with suppress(BlockingIOError):
+                os.read(self._signals, 4096)
+        return [each for each in works if each.fd != self._signals]
 
-    def rules_changed(self) -> None:  # noqa: B027 - handlers in Python read the rules themselves
+    def rules_changed(self) -> None:
         """Use the rules as they are now."""
+        rules = self._rules
+        self._pfc[:], self._quanta[:], self._detect_ns[:] = rules.pfc, rules.quanta, rules.detect_ns
 
-    def forget(self, node: str) -> None:  # noqa: B027 - handlers in Python look into World
+    def forget(self, node: str) -> None:
         """Use the sockets of this node no more."""
+        for number, port in self._world.ports.items():
+            if port.node == node:
+                self._ports[number].control = -1
+                for gate in self._gates[number * CLASSES : (number + 1) * CLASSES]:
+                    gate.netlink = -1
 
     def close(self) -> None:
         """Close its own descriptors."""
+        signal.set_wakeup_fd(-1)
+        library().ring_buffer__free(self._ring)
         self._epoll.close()
+        for fd in (self._signals, self._wake, self._core.timer):
+            os.close(fd)
 
-
-class ReferenceLoop(Loop):
-    """The loop in Python."""
-
-    def __init__(
-        self, page: Page, events: int, take: Callable[[], None], hot: Mapping[int, Callable[[int, int], None]]
-    ) -> None:
-        """events: their descriptor. take: handles all of them. hot: kind of deadline -> handler (index, now)."""
-        super().__init__()
-        self._page, self._take, self._hot = page, take, hot
-        self._timers = Timers()
-        self._events, self._timer = events, self._timers.fileno()
-        self.add(self._events)
-        self.add(self._timer)
-
-    def push(self, when: int, kind: int, index: int) -> None:
-        """Set a deadline, in place of an earlier one of the same kind and index."""
-        self._timers.push(when, kind, index)
-        if kind == RELOAD:  # from a signal handler, which may interrupt a wait: the kernel's timer ends it
-            self._timers.arm()
-
-    def cancel(self, kind: int, index: int) -> None:
-        """Remove a deadline, if there is one."""
-        self._timers.cancel(kind, index)
-
-    def wait(self) -> list[Work]:
-        """Handle events, REFRESH and EXPIRE until there is other work; return that."""
-        timers, hot = self._timers, self._hot
-        while True:
-            now = self._page.heartbeat_ns = monotonic_ns()
-            works = []
-            while (due := timers.due(now)) is not None:
-                _, kind, index = due
-                if (handler := hot.get(kind)) is not None:
-                    handler(index, now)
-                else:
-                    works.append(Work(-1, kind, index))
-            if works:
-                return works
-            timers.arm()
-            for fd, _ in self._epoll.poll():
-                if fd == self._events:
-                    self._take()
-                elif fd == self._timer:
-                    timers.rang()
-                else:
-                    works.append(Work(fd, 0, 0))
-            if works:
-                return works
-
-    def close(self) -> None:
-        """Close its own descriptors."""
-        super().close()
-        self._timers.close()
+    def _fill(self, core: structs.CoreStruct, rows: RowState) -> None:
+        queues, world = self._world.queues, self._world
+        core.consume = ctypes.cast(library().ring_buffer__consume, ctypes.c_void_p)
+        core.heartbeat = ctypes.addressof(world.page)
+        for name in ("ports", "gates", "heap", "position", "when"):
+            setattr(core, name, ctypes.addressof(getattr(self, f"_{name}")))
+        for name in ("pfc", "quanta", "detect_ns"):
+            setattr(core, name, getattr(self, f"_{name}").ctypes.data)
+        for name in ("asked", "storming", "heard", "waiting", "checked", "arrived", "shut"):
+            setattr(core, name, ctypes.addressof(getattr(rows, name)))
+        tables: dict[str, Any] = dict.fromkeys(structs.FIELDS, queues.agent)
+        tables |= {"state": queues.ingress, "depth": queues.cells, "last_out_ns": queues.cells}
+        tables |= {"since_ns": queues.gates}
+        for name, table in tables.items():
+            view = table["spare" if name == "histogram" else name]
+            setattr(core, name, structs.FieldStruct(view.ctypes.data, view.strides[0]))
+        for gate in self._gates:
+            gate.netlink = gate.kicker = -1
+        for entry in self._ports:
+            entry.control = -1
+        for number, port in world.ports.items():
+            space, entry = world.spaces.get(port.node), self._ports[number]
+            entry.quantum_ns = self._rules.quantum_ns[number]
+            if space is not None:
+                entry.control = space.control.fileno()
+                entry.address[:], entry.mac[:] = space.addresses[port.name], space.macs[port.name]
+        for index, (space, name, number) in world.gates.items():
+            gate, messages = self._gates[index], space.gates[name, number]
+            gate.netlink, gate.kicker = space.netlink.fileno(), space.kicker.fileno()
+            gate.opening_bytes, gate.closing_bytes = len(messages.opening), len(messages.closing)
+            gate.opening[: len(messages.opening)] = messages.opening
+            gate.closing[: len(messages.closing)] = messages.closing
+            gate.address[:] = space.addresses[name]
+            core.kick_bytes = len(space.kick_frame)
+            core.kick[: len(space.kick_frame)] = space.kick_frame

@@ -54,14 +54,6 @@ class Pauses:
             self._timers.cancel(REFRESH, index)
             self._send(index, False)
 
-    def due(self, index: int, now: int) -> None:
-        """Repeat or end a pause, when half of it is over."""
-        self._asked[index] = 0
-        if self._state[index] == PAUSED and self._rules.pfc[index]:
-            self._ask(index, now)
-        else:
-            self._send(index, False)
-
     def look(self, now: int) -> None:
         """Check every row: events are lost when the ring is full, or when the process that read them dies."""
         for index in np.flatnonzero(self._state == PAUSED).tolist():

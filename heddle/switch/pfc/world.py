@@ -43,31 +43,18 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The ports, and the paths of their namespaces. fabric: only its nodes and ports are used, so it has no spec.
-
-    compiled: use the compiled loop if this machine can.
-    """
+    """The ports, and the paths of their namespaces. fabric: only its nodes and ports are used, so it has no spec."""
 
     directory: Path
     spaces: Mapping[str, Path]
     fabric: Fabric
-    compiled: bool = True
 
     def to_json(self) -> str:
         """The text that the agent reads from its standard input."""
-        spaces = {node: str(path) for node, path in self.spaces.items()}
-        nodes = [
-            [
-                n.name,
-                n.role.value,
-                n.level,
-                n.index,
-                [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports],
-            ]
-            for n in self.fabric.nodes
-        ]
-        data = {"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": nodes}
-        return json.dumps({**data, "compiled": self.compiled})
+        spaces, nodes = {node: str(path) for node, path in self.spaces.items()}, self.fabric.nodes
+        ports = {n.name: [[p.name, p.peer_node, p.peer_port, p.rate_bps, p.mtu] for p in n.ports] for n in nodes}
+        rows = [[n.name, n.role.value, n.level, n.index, ports[n.name]] for n in nodes]
+        return json.dumps({"lab": self.fabric.name, "directory": str(self.directory), "spaces": spaces, "nodes": rows})
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
@@ -79,7 +66,7 @@ class AgentConfig:
             nodes.append(Node(name, Role(role), level, index, tuple(ports)))
         spaces = {node: Path(path) for node, path in data["spaces"].items()}
         fabric = Fabric(data["lab"], cast(Any, None), tuple(nodes), ())
-        return cls(Path(data["directory"]), spaces, fabric, data["compiled"])
+        return cls(Path(data["directory"]), spaces, fabric)
 
 
 class Log:

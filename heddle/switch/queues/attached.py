@@ -13,7 +13,7 @@ from typing import Final
 
 from heddle.fabric.model import Node, Role
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTFILTER, RouteSocket, attributes
+from heddle.kernel.netlink import RTM_GETTFILTER, RouteSocket, attributes, qdiscs
 from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_TBF_PARMS, TCA_TBF_RATE64, TCMSG
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.disciplines import number_of
@@ -100,14 +100,12 @@ def read_closed(netns: Path) -> set[tuple[str, int]]:
     found: set[tuple[str, int]] = set()
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-            attrs = attributes(body, TCMSG.size)
-            number = number_of(handle >> 16)
-            if number is None or attrs.get(TCA_KIND) != b"tbf\0":
+        for each in qdiscs(netlink):
+            number = number_of(each.handle >> 16)
+            if number is None or each.kind != "tbf":
                 continue
-            options = attributes(attrs[TCA_OPTIONS], 0)
+            options = attributes(each.attrs[TCA_OPTIONS], 0)
             (rate,) = struct.unpack_from("=8xI", options[TCA_TBF_PARMS])  # of struct tc_ratespec
             if TCA_TBF_RATE64 not in options and rate < _SLOW:
-                found.add((names.get(ifindex, ""), number))
+                found.add((names.get(each.ifindex, ""), number))
     return found

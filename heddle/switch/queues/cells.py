@@ -1,7 +1,7 @@
 """The queues of a lab as memory: counters and policies of the programs `enqueue` and `dequeue`, mapped into memory.
 
-In:  a Fabric, its ClassPlan and Policies (classes.py); /sys/fs/bpf/heddle/LAB/_queues.
-Out: LabQueues: numpy views of the shared maps, a reader of events, and methods that change policies under traffic.
+In:  a Fabric and its Policies (classes.py); /sys/fs/bpf/heddle/LAB/_queues.
+Out: LabQueues: numpy views of the shared maps, and methods that change policies under traffic.
 bpf/queue.h defines the layouts. A row is port id * 8 + class (portids.row); sizes in bytes of frames, times in
 nanoseconds of CLOCK_MONOTONIC. Reading needs no system call. The module imports numpy: import it where it is used.
 """
@@ -24,13 +24,12 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
-from heddle.kernel.ringbuffer import Event, Events
 from heddle.kernel.testrun import run_on
 from heddle.switch.hashing.hashing import pin_dir
-from heddle.switch.queues.classes import ClassPlan, ClassPolicy, Policies
+from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
 
-__all__ = ["CAUSES", "OWNER", "Event", "LabQueues"]
+__all__ = ["CAUSES", "OWNER", "LabQueues"]
 Rows = npt.NDArray[Any]
 
 CAUSES: Final = ("threshold", "headroom", "buffer", "watchdog", "down", "fault")  # of cells["drops"], in this order
@@ -99,7 +98,6 @@ class LabQueues:
         self._stack = stack
         self._programs = programs
         self.ring = maps["events"]  # only one process at a time may read it
-        self._events: Events | None = None
         self._seen: Rows | None = None  # at the last reconcile()
         self._views = {name: _view(maps[name], layout) for name, layout in LAYOUTS.items()}
         self.cells: Rows = self._views["cells"]
@@ -113,9 +111,7 @@ class LabQueues:
         self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
     @classmethod
-    def create(
-        cls, fabric: Fabric, plan: ClassPlan, policies: Policies, pins: Path, priorities: Sequence[int] | None = None
-    ) -> Self:
+    def create(cls, fabric: Fabric, policies: Policies, pins: Path, priorities: Sequence[int] | None = None) -> Self:
         """Load the programs for a lab, with all its maps, and pin both in `pins`, an existing directory.
 
         priorities: skb->priority of each class, by which the port's qdisc finds its queue; by default HTB's 1:10 for
@@ -128,7 +124,7 @@ class LabQueues:
             for name in PROGRAMS:
                 made.program(name).pin(pins / name)
         found = cls.at(fabric, pins)
-        found._fill(plan, policies, priorities or [htb_priority(number) for number in range(CLASSES)])
+        found._fill(policies, priorities or [htb_priority(number) for number in range(CLASSES)])
         return found
 
     @classmethod
@@ -158,10 +154,7 @@ class LabQueues:
             return found
 
     def close(self) -> None:
-        """Close descriptors and reader. Views that the caller still holds stay readable."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Close descriptors. Views that the caller still holds stay readable."""
         self._stack.close()
 
     def __enter__(self) -> Self:
@@ -175,15 +168,6 @@ class LabQueues:
     def program(self, name: str) -> Program:
         """One of PROGRAMS."""
         return self._programs[name]
-
-    def events(self) -> Events:
-        """The reader of threshold crossings and pause frames.
-
-        Only one process at a time may read; a new reader continues after the last event that was read.
-        """
-        if self._events is None:
-            self._events = Events(self.ring)
-        return self._events
 
     @property
     def half(self) -> int:
@@ -319,7 +303,8 @@ class LabQueues:
         at = int(link["matrix_base"]) + (local * int(link["ports_of_node"]) + int(link["local"])) * CLASSES + number
         return int(self.transit[at])
 
-    def _fill(self, plan: ClassPlan, policies: Policies, priorities: Sequence[int]) -> None:
+    def _fill(self, policies: Policies, priorities: Sequence[int]) -> None:
+        queues = self.fabric.policy.queues
         nodes = {node.name: (index, node) for index, node in enumerate(self.fabric.nodes)}
         base, bases = 0, {}
         for name, (_, node) in nodes.items():
@@ -332,10 +317,10 @@ class LabQueues:
             local = number - self.ids[port.node, node.ports[0].name]
             self.links[number] = (peer, index, local, len(node.ports), bases[port.node], flags, port.rate_bps)
         classes = self._views["dscp"]
-        classes["of_dscp"][0], classes["control"][0] = plan.dscp, plan.control
+        classes["of_dscp"][0], classes["control"][0] = queues.class_of_dscp, queues.control
         half = self.rules[self.half :: 2]
         half["priority"] = np.tile(np.array(priorities, np.uint32), len(half) // CLASSES)
-        half["fallback"] = priorities[plan.best_effort]
+        half["fallback"] = priorities[queues.best_effort]
         for number, port in numbered_ports(self.fabric):
             half["frame"][row(number, 0) : row(number + 1, 0)] = port.mtu + HEADER
         self._write(half, policies)

@@ -1,7 +1,7 @@
-"""Traffic classes of a lab, and the policy of each class of each port: the numbers that programs and agent use.
+"""The policy of each class of each port of a lab: the numbers that programs and agent use.
 
 In:  a Fabric and its `queues` (`queues set` may have changed those of a switch).
-Out: ClassPlan: the class of each packet; ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
+Out: ClassPolicy: thresholds in bytes, marking curve, times in nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from heddle.base.ethernet import CLASSES, DSCPS, HEADER
+from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.buffers import Budget, buffer_bytes, too_small
 from heddle.fabric.model import Fabric, Node, Role
@@ -18,7 +18,6 @@ from heddle.fabric.policy import ClassKind, QueuePolicy
 
 PortKey = tuple[str, str]  # node, port
 _LEAST_BURST_US: Final = 6
-_NETWORK_CONTROL: Final = (6, 7)  # DSCPs 48 to 63: CS6 and CS7 (RFC 4594), for traffic between switches
 
 
 def held_bps(rate_bps: int) -> int:
@@ -40,55 +39,6 @@ def burst_bytes(mtu: int, packets: int, rate_bps: int) -> int:
     a_microsecond = rate_bps // 8_000_000
     wanted = mtu * 9 // 10 if packets == 1 else (packets - 1) * mtu + 2 * a_microsecond
     return max(wanted, _LEAST_BURST_US * a_microsecond)
-
-
-@dataclass(frozen=True, slots=True)
-class ClassPlan:
-    """The classes in use, the same on every port of a lab.
-
-    numbers: ascending; kinds and weights have an entry for each number. weights: 0 for control. dscp: class of each of
-    the 64 DSCPs. burst: packets that a port with a backlog may send at once.
-    """
-
-    numbers: tuple[int, ...]
-    kinds: tuple[ClassKind, ...]
-    weights: tuple[int, ...]
-    control: int
-    best_effort: int
-    dscp: tuple[int, ...]
-    burst: int
-
-    @property
-    def lossless(self) -> tuple[int, ...]:
-        """Classes that may be paused."""
-        return tuple(n for n, kind in zip(self.numbers, self.kinds, strict=True) if kind == "lossless")
-
-    def kind(self, number: int) -> ClassKind:
-        """The kind of a class; KeyError for a class that is not in use."""
-        return dict(zip(self.numbers, self.kinds, strict=True))[number]
-
-    def weight(self, number: int) -> int:
-        """A class's share of the bandwidth after control; 0 for control; KeyError for a class that is not in use."""
-        return dict(zip(self.numbers, self.weights, strict=True))[number]
-
-
-def class_plan(queues: QueuePolicy) -> ClassPlan:
-    """The classes that a fabric file defines.
-
-    DSCPs 8n to 8n+7 belong to class n if that is in use (the upper three bits, as in IP precedence and 802.1p).
-    Otherwise 48 to 63 belong to control, and all others to best effort. `queues.dscp` overrides these rules.
-    """
-    numbers = queues.numbers
-
-    def usual(dscp: int) -> int:
-        if dscp // 8 in numbers:
-            return dscp // 8
-        return queues.control if dscp // 8 in _NETWORK_CONTROL else queues.best_effort
-
-    weights = tuple(0 if n == queues.control else queues.weight(n) for n in numbers)
-    dscp = tuple(queues.dscp.get(each, usual(each)) for each in range(DSCPS))
-    kinds = tuple(map(queues.kind, numbers))
-    return ClassPlan(numbers, kinds, weights, queues.control, queues.best_effort, dscp, queues.burst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +112,21 @@ def budget_of(switch: Node, queues: QueuePolicy) -> Budget:
     return buffer_bytes(queues, switch.level, [(port.rate_bps, port.mtu) for port in switch.ports])
 
 
-def deepest_queue(fabric: Fabric, number: int, queues: QueuePolicy | None = None) -> int:
+def deepest_queue(fabric: Fabric, number: int) -> int:
     """The most bytes of one class that can wait at one port of a switch.
 
     With pauses: the sum of all ingress ports, each up to xoff plus its headroom. Otherwise the dynamic threshold: a
     single queue grows to alpha / (1 + alpha) of the shared buffer (Choudhury and Hahne 1998).
     """
-    spec = queues or fabric.policy.queues
-    found = [spec.buffer.host]
+    queues = fabric.policy.queues
+    found = [queues.buffer.host]
     for node in fabric.switches:
-        budget = budget_of(node, spec)
-        if spec.pfc.enabled and number in spec.lossless:
-            held = sum(spec.pfc.xoff + spec.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
+        budget = budget_of(node, queues)
+        if number in queues.paused:
+            held = sum(queues.pfc.xoff + queues.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
             found.append(min(budget.buffer, held))
         else:
-            found.append(spec.reserve + round(budget.shared * spec.alpha / (1 + spec.alpha)))
+            found.append(queues.reserve + round(budget.shared * queues.alpha / (1 + queues.alpha)))
     return max(found)
 
 

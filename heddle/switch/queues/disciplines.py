@@ -1,6 +1,6 @@
 """Schedulers: how a port serves its classes. Each entry of DISCIPLINES has the tc lines of one scheduler.
 
-In:  a port and the ClassPlan of its lab.
+In:  a port and the queues of its lab.
 Out: lines for `tc -batch`, and the skb->priority by which the program `enqueue` selects each class's queue.
 Common to all: the root is HTB 1: with class 1:1 at the port's rate. The leaf of class n is a qdisc with handle (n+1)0:
 and a limit larger than any buffer, since `enqueue` does the dropping. A gate contains a FIFO of that limit.
@@ -23,9 +23,8 @@ from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import MachineError, Problem
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
-from heddle.kernel.netlink import attribute, attributes
-from heddle.kernel.tried import refusal
-from heddle.switch.queues.classes import ClassPlan, burst_bytes, held_bps
+from heddle.kernel.netlink import attribute, attributes, refusal
+from heddle.switch.queues.classes import burst_bytes, held_bps
 
 ROOT: Final = "1:"
 RATE_CLASS: Final = "1:1"
@@ -51,9 +50,9 @@ class Discipline:
 
     name: str
     gated: bool
-    lines: Callable[[Port, ClassPlan], list[str]]
-    priorities: Callable[[ClassPlan], tuple[int, ...]]
-    turn: Callable[[Port, ClassPlan, int], tuple[int, int]]
+    lines: Callable[[Port, QueuePolicy], list[str]]
+    priorities: Callable[[QueuePolicy], tuple[int, ...]]
+    turn: Callable[[Port, QueuePolicy, int], tuple[int, int]]
 
 
 @cache
@@ -83,12 +82,12 @@ def number_of(leaf_number: int) -> int | None:
     return number - 1 if rest == 0 and 1 <= number <= CLASSES else None
 
 
-def _shaper_lines(port: Port, plan: ClassPlan, default: str) -> list[str]:
+def _shaper_lines(port: Port, queues: QueuePolicy, default: str) -> list[str]:
     """The lines of HTB and of the class below it, at the port's rate, which all traffic shares. default: a leaf.
 
     Its burst is small, so that a port that was idle does not send for long above its rate.
     """
-    rate, burst = held_bps(port.rate_bps), burst_bytes(port.mtu, plan.burst, port.rate_bps)
+    rate, burst = held_bps(port.rate_bps), burst_bytes(port.mtu, queues.burst, port.rate_bps)
     shape = f"rate {rate}bit ceil {rate}bit burst {burst}b cburst {burst}b quantum {port.mtu + HEADER}"
     return [
         f"qdisc add dev {port.name} root handle {ROOT} htb default {default}",
@@ -96,7 +95,7 @@ def _shaper_lines(port: Port, plan: ClassPlan, default: str) -> list[str]:
     ]
 
 
-def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
+def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:
     """Strict priority for control, then deficit round robin, by HTB itself.
 
     A leaf has almost no rate of its own (8 bit/s, the minimum) and borrows all its bandwidth from 1:1. Among borrowers
@@ -106,17 +105,17 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     ticks can say (274 s), and older ones cut such a number off. (HTB forgets a debt of more than 60 s.)
     """
     frame, name = port.mtu + HEADER, port.name
-    burst = burst_bytes(port.mtu, plan.burst, port.rate_bps)
+    burst = burst_bytes(port.mtu, queues.burst, port.rate_bps)
     own = f"htb rate 8bit burst 1b ceil {held_bps(port.rate_bps)}bit cburst {burst}b"
-    lines = _shaper_lines(port, plan, leaf(plan.best_effort))
-    for number, kind in zip(plan.numbers, plan.kinds, strict=True):
-        turn = "quantum {} prio {}".format(*_htb_turn(port, plan, number))
-        queue = f"tbf {_OPEN}" if kind == "lossless" else "bfifo"
+    lines = _shaper_lines(port, queues, leaf(queues.best_effort))
+    for number in queues.numbers:
+        turn = "quantum {} prio {}".format(*_htb_turn(port, queues, number))
+        queue = f"tbf {_OPEN}" if number in queues.lossless else "bfifo"
         lines += [
             f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{leaf(number)} {own} {turn}",
             f"qdisc add dev {name} parent {ROOT}{leaf(number)} handle {leaf(number)}: {queue} limit {LEAF_LIMIT}b",
         ]
-    if plan.lossless:  # only these classes have gates, which need a kick after they open
+    if queues.lossless:  # only these classes have gates, which need a kick after they open
         lines += [
             f"class add dev {name} parent {RATE_CLASS} classid {ROOT}{KICK} {own} quantum {frame} prio 7",
             f"qdisc add dev {name} parent {ROOT}{KICK} handle {KICK}: bfifo limit 1b",
@@ -124,19 +123,20 @@ def _htb_lines(port: Port, plan: ClassPlan) -> list[str]:
     return lines
 
 
-def _htb_turn(port: Port, plan: ClassPlan, number: int) -> tuple[int, int]:
+def _htb_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
     frame = port.mtu + HEADER
-    return (frame, 0) if number == plan.control else (plan.weight(number) * frame, 1)
+    return (frame, 0) if number == queues.control else (queues.weight(number) * frame, 1)
 
 
-def _htb_priorities(plan: ClassPlan) -> tuple[int, ...]:
+def _htb_priorities(queues: QueuePolicy) -> tuple[int, ...]:
     """Leaf ids as priorities: HTB takes such a priority as the packet's class (htb_classify), without any filter."""
-    return tuple(_HTB_MAJOR | leaf_id(number) if number in plan.numbers else 0 for number in range(CLASSES))
+    used = queues.numbers
+    return tuple(_HTB_MAJOR | leaf_id(number) if number in used else 0 for number in range(CLASSES))
 
 
-def bands(plan: ClassPlan) -> tuple[int, ...]:
+def bands(queues: QueuePolicy) -> tuple[int, ...]:
     """Classes in the order of their bands of ETS: control, which is strict, then the others, which share the rest."""
-    return (plan.control, *(number for number in plan.numbers if number != plan.control))
+    return (queues.control, *(number for number in queues.numbers if number != queues.control))
 
 
 def is_ets_band(class_id: int) -> bool:
@@ -150,31 +150,31 @@ def read_ets_turn(options: bytes) -> tuple[int, int]:
     return (struct.unpack("=I", quantum)[0], 1) if quantum is not None else (0, 0)
 
 
-def _ets_turn(port: Port, plan: ClassPlan, number: int) -> tuple[int, int]:
+def _ets_turn(port: Port, queues: QueuePolicy, number: int) -> tuple[int, int]:
     """Rank 0 for the strict band, which has no turns, and 1 for the others."""
-    return (0, 0) if number == plan.control else (plan.weight(number) * (port.mtu + HEADER), 1)
+    return (0, 0) if number == queues.control else (queues.weight(number) * (port.mtu + HEADER), 1)
 
 
-def _ets_lines(port: Port, plan: ClassPlan) -> list[str]:
+def _ets_lines(port: Port, queues: QueuePolicy) -> list[str]:
     """HTB as the shaper, ETS below it, and a FIFO per band, with the same handles as below HTB.
 
     Packets that no program has classified are best effort.
     """
-    order, name = bands(plan), port.name
-    quanta = " ".join(str(_ets_turn(port, plan, number)[0]) for number in order[1:])
-    others = " ".join([str(order.index(plan.best_effort))] * _PRIORITIES)
+    order, name = bands(queues), port.name
+    quanta = " ".join(str(_ets_turn(port, queues, number)[0]) for number in order[1:])
+    others = " ".join([str(order.index(queues.best_effort))] * _PRIORITIES)
     ets = f"ets bands {len(order)} strict 1 quanta {quanta} priomap {others}"
     return [
-        *_shaper_lines(port, plan, default="1"),
+        *_shaper_lines(port, queues, default="1"),
         f"qdisc add dev {name} parent {RATE_CLASS} handle {_ETS_MAJOR}: {ets}",
         *(f"qdisc add dev {name} parent {_ETS_MAJOR}:{band:x} handle {leaf(number)}: bfifo limit {LEAF_LIMIT}b"
           for band, number in enumerate(order, 1)),
     ]  # fmt: skip
 
 
-def _ets_priorities(plan: ClassPlan) -> tuple[int, ...]:
+def _ets_priorities(queues: QueuePolicy) -> tuple[int, ...]:
     """The ids of the bands' classes: 2:1 for the first."""
-    order = bands(plan)
+    order = bands(queues)
     return tuple(_ETS_MAJOR << 16 | order.index(each) + 1 if each in order else 0 for each in range(CLASSES))
 
 

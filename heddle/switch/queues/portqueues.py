@@ -16,12 +16,13 @@ from typing import Final
 from heddle.base.process import Journal, run
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node, Port, Role
+from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.fib import read_names
-from heddle.kernel.netlink import RTM_GETQDISC, RTM_GETTCLASS, RouteSocket, attributes
-from heddle.kernel.uapi import TC_H_ROOT, TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
+from heddle.kernel.netlink import RTM_GETTCLASS, Qdisc, RouteSocket, attributes, qdiscs
+from heddle.kernel.uapi import TC_H_ROOT, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import PortProgram, programs_of
-from heddle.switch.queues.classes import ClassPlan, burst_bytes, class_plan, held_bps
+from heddle.switch.queues.classes import burst_bytes, held_bps
 from heddle.switch.queues.disciplines import LEAF_LIMIT, Discipline, chosen, is_ets_band, number_of, read_ets_turn
 from heddle.switch.queues.portids import PortRef, classid, port_ids
 
@@ -66,7 +67,7 @@ class Setup:
     """
 
     lab: str
-    plan: ClassPlan
+    queues: QueuePolicy
     discipline: Discipline
     ids: Mapping[PortRef, int]
     curves: Mapping[int, red.Curve]
@@ -74,17 +75,17 @@ class Setup:
     @property
     def gated(self) -> bool:
         """Whether there are gates, so that the lab needs a PFC agent."""
-        return self.discipline.gated and bool(self.plan.lossless)
+        return self.discipline.gated and bool(self.queues.lossless)
 
     @classmethod
     def of(cls, fabric: Fabric) -> Setup:
         """The setup that the fabric file defines. MachineError when this kernel does not support a selected option."""
-        spec = fabric.policy.queues
+        queues = fabric.policy.queues
         curves: Mapping[int, red.Curve] = {}
-        if spec.ecn.marker == "red":
+        if queues.ecn.marker == "red":
             red.require()
-            curves = red.curves_of(spec)
-        return cls(fabric.name, class_plan(spec), chosen(spec), port_ids(fabric), curves)
+            curves = red.curves_of(queues)
+        return cls(fabric.name, queues, chosen(queues), port_ids(fabric), curves)
 
     def faults(self, port: Port, found: PortQueue) -> list[str]:
         """Differences between a port's shaper and queues, as read, and the configured ones; a line each."""
@@ -92,12 +93,12 @@ class Setup:
         off = next((rate for rate in (found.rate_bps, found.ceil_bps) if rate != held), None)
         if off is not None:
             return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
-        if found.burst > (wanted_burst := burst_bytes(port.mtu, self.plan.burst, port.rate_bps)) + 1:
+        if found.burst > (wanted_burst := burst_bytes(port.mtu, self.queues.burst, port.rate_bps)) + 1:
             return [f"{port.ref} may burst {found.burst} bytes, not {wanted_burst}"]
         differences: list[str] = []
-        for number in self.plan.numbers:
-            gate = self.discipline.gated and self.plan.kind(number) == "lossless"
-            wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.plan, number))
+        for number in self.queues.numbers:
+            gate = self.discipline.gated and number in self.queues.lossless
+            wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.queues, number))
             leaf = found.leaves.get(number)
             if leaf is None:
                 differences.append(f"{port.ref} has no queue for class {number}")
@@ -150,7 +151,7 @@ def apply(
     for start in range(0, len(some), ports_a_batch):
         lines: list[str] = []
         for port in some[start : start + ports_a_batch]:
-            lines += setup.discipline.lines(port, setup.plan)
+            lines += setup.discipline.lines(port, setup.queues)
             lines += program_lines(port, programs, setup.lab, setup.ids[port.node, port.name])
         run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n", journal=journal)
     if setup.curves and node.role is Role.SWITCH:
@@ -163,11 +164,10 @@ def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
     with RouteSocket(netns) as netlink:
         names = {name: index for index, name in read_names(netlink).items()}
         queues: dict[int, dict[int, Leaf]] = {}
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-            number = number_of(handle >> 16)
+        for each in qdiscs(netlink):
+            number = number_of(each.handle >> 16)
             if number is not None:
-                queues.setdefault(ifindex, {})[number] = _leaf(attributes(body, TCMSG.size))
+                queues.setdefault(each.ifindex, {})[number] = _leaf(each)
         for port in ports:
             ifindex = names.get(port, 0)
             own = queues.get(ifindex, {})
@@ -192,39 +192,33 @@ def foreign_roots(netlink: RouteSocket, names: Mapping[int, str], ports: Iterabl
     names: ifindex -> interface name.
     """
     roots: dict[str, str] = {}
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-        if parent == TC_H_ROOT:
-            kind = attributes(body, TCMSG.size)[TCA_KIND].rstrip(bytes(1)).decode()
-            found = "ours" if (kind, handle) == ("htb", _ROOT_ID) else kind
-            roots[names.get(ifindex, "")] = "nothing" if found == "noqueue" else found
+    for each in qdiscs(netlink):
+        if each.parent == TC_H_ROOT:
+            found = "ours" if (each.kind, each.handle) == ("htb", _ROOT_ID) else each.kind
+            roots[names.get(each.ifindex, "")] = "nothing" if found == "noqueue" else found
     return {port: roots.get(port, "") for port in ports if roots.get(port) != "ours"}
 
 
 def refused_by_qdiscs(netlink: RouteSocket, names: Mapping[int, str]) -> dict[str, dict[int, int]]:
     """Port -> class -> packets that its qdiscs dropped. The drops of the programs are in the cells."""
     found: dict[str, dict[int, int]] = {}
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-        attrs = attributes(body, TCMSG.size)
-        number = number_of(handle >> 16)
-        if number is not None and TCA_STATS2 in attrs:
-            statistics = attributes(attrs[TCA_STATS2], 0)
-            if TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
-                (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
-                classes = found.setdefault(names.get(ifindex, f"if{ifindex}"), {})
-                classes[number] = classes.get(number, 0) + drops
+    for each in qdiscs(netlink):
+        number = number_of(each.handle >> 16)
+        statistics = attributes(each.attrs.get(TCA_STATS2, b""), 0)
+        if number is not None and TCA_STATS_QUEUE in statistics:  # struct gnet_stats_queue: qlen, backlog, drops, ...
+            (drops,) = struct.unpack_from("=8xI", statistics[TCA_STATS_QUEUE])
+            classes = found.setdefault(names.get(each.ifindex, f"if{each.ifindex}"), {})
+            classes[number] = classes.get(number, 0) + drops
     return found
 
 
-def _leaf(attrs: Mapping[int, bytes]) -> Leaf:
-    kind = attrs[TCA_KIND].rstrip(bytes(1)).decode()
-    options = attrs.get(TCA_OPTIONS, b"")
-    if kind == "bfifo":
-        return Leaf(kind, struct.unpack_from("=I", options)[0])
-    if kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
-        return Leaf(kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
-    return Leaf(kind, 0)
+def _leaf(qdisc: Qdisc) -> Leaf:
+    options = qdisc.attrs.get(TCA_OPTIONS, b"")
+    if qdisc.kind == "bfifo":
+        return Leaf(qdisc.kind, struct.unpack_from("=I", options)[0])
+    if qdisc.kind == "tbf":  # struct tc_tbf_qopt: two struct tc_ratespec, limit, ...
+        return Leaf(qdisc.kind, struct.unpack_from("=24xI", attributes(options, 0)[TCA_TBF_PARMS])[0])
+    return Leaf(qdisc.kind, 0)
 
 
 def _with_turn(leaf: Leaf, options: bytes) -> Leaf:

@@ -28,15 +28,16 @@ from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import (
     NLM_F_CREATE,
     NLM_F_REPLACE,
-    RTM_GETQDISC,
     RTM_NEWQDISC,
     NetlinkError,
     RouteSocket,
     attribute,
     attributes,
+    qdisc_body,
+    qdiscs,
+    refusal,
 )
-from heddle.kernel.tried import qdisc_body, refusal
-from heddle.kernel.uapi import TCA_KIND, TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS, TCMSG
+from heddle.kernel.uapi import TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS
 
 Key = tuple[str, int]  # port, class
 
@@ -205,16 +206,14 @@ def _leaves(netlink: RouteSocket) -> dict[Key, _Leaf]:
     """
     names = read_names(netlink)
     found: dict[Key, _Leaf] = {}
-    for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-        _, ifindex, handle, parent, _ = TCMSG.unpack_from(body)
-        attrs = attributes(body, TCMSG.size)
-        kind, (number, rest) = attrs.get(TCA_KIND), divmod(handle >> 16, 16)
+    for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
+        number, rest = divmod(handle >> 16, 16)
         if rest or not 1 <= number <= CLASSES:
             continue
         key = names.get(ifindex, ""), number - 1
-        if kind == b"bfifo\0":
+        if kind == "bfifo":
             found[key] = _Leaf(ifindex, handle, parent, struct.unpack_from("=I", attrs[TCA_OPTIONS])[0])
-        elif kind == b"tbf\0":
+        elif kind == "tbf":
             parameters = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             (limit,) = struct.unpack_from("=I", parameters, _LIMIT_AT)
             found[key] = _Leaf(ifindex, handle + (1 << 16), handle | 1, limit)
@@ -225,12 +224,10 @@ def _reds(netns: Path) -> dict[Key, dict[int, bytes]]:
     found: dict[Key, dict[int, bytes]] = {}
     with RouteSocket(netns) as netlink:
         names = read_names(netlink)
-        for body in netlink.dump(RTM_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0)):
-            _, ifindex, handle, _, _ = TCMSG.unpack_from(body)
-            attrs = attributes(body, TCMSG.size)
-            number = (handle >> 20) - 1
-            if attrs.get(TCA_KIND) == b"red\0" and handle == _red_of(number):
-                found[names.get(ifindex, ""), number] = attrs
+        for each in qdiscs(netlink):
+            number = (each.handle >> 20) - 1
+            if each.kind == "red" and each.handle == _red_of(number):
+                found[names.get(each.ifindex, ""), number] = each.attrs
     return found
 
 

@@ -1,10 +1,17 @@
-/* The memory of pfcloop.c. Python allocates and fills all of it: layouts.py has the same layouts. */
-#ifndef HEDDLE_PFCLOOP_H
-#define HEDDLE_PFCLOOP_H
+/* The memory of this object. Python allocates and fills all of it: layouts.py has the same layouts. */
+#ifndef HEDDLE_SWITCH_H
+#define HEDDLE_SWITCH_H
 
-#include "field.h"
+#include "system.h"
 
+#define API __attribute__((visibility("default")))
 #define READY 16
+
+/* A field of the rows of one of the lab's maps, which are mapped into memory. */
+struct field {
+	u8 *base;
+	u64 stride;
+};
 
 /* A port, by id. */
 struct port {
@@ -64,6 +71,14 @@ struct core {
 		reaction_last_ns, reaction_max_ns, reaction_sum_ns, histogram;
 	u32 kick_bytes, pad2;
 	u8 kick[64];
+};
+
+/* Of hd_rows_read. */
+struct reader {
+	u32 rows, words;
+	struct field *taken; /* the words to copy */
+	u8 *full;	     /* by row: it was not empty at the last reading */
+	struct field depth, peak, occupancy, occupancy_peak, closed_since_ns, last_ns;
 };
 
 #endif
