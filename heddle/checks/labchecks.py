@@ -19,7 +19,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.lab.health import overriding_routes
 from heddle.lab.impairments import fault_lines, wanted_faults
-from heddle.runs.lookup import has_run, paths_of
+from heddle.runs.store import has_run, paths_of
 from heddle.switch.links.portfaults import differences
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
     from heddle.views.queuepicture import Panel
 
 WHATS: Final = ("queues",)

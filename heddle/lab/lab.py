@@ -1,6 +1,6 @@
 """The handle of a running lab: its fabric, its runtime, its directory, and its Blueprint.
 
-A Blueprint describes the expected state of a lab. It is made from a fabric file (rendered.py) or from a user-supplied
+A Blueprint describes the expected state of a lab. It is made from a fabric file (opening.py) or from a user-supplied
 containerlab topology (imported/). `up`, `status` and `validate` use only the Blueprint, not the file.
 """
 

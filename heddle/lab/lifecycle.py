@@ -29,11 +29,10 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.health import Repaired
+from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
-from heddle.lab.opening import check_version, lab_from, lab_of, open_lab, topology_path
-from heddle.lab.rendered import Source, blueprint_from
-from heddle.lab.repair import Repaired
-from heddle.lab.repair import repair as repair_running
+from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT

@@ -10,7 +10,7 @@ missing routes if that takes too long. If a step fails or is interrupted, its ch
     fault.undo()
 
 The current faults are always read from the kernels and from BGP, so faults made by hand count as well. Only links that
-were taken down here are recorded, for `up --repair` (requested.py).
+were taken down here are recorded, for `up --repair` (impairments.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.requested import Requested
+from heddle.lab.impairments import Requested
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from itertools import count as numbers
 from typing import Any
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import NicNames
+from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import predict
@@ -32,7 +34,6 @@ from heddle.proof.counts import OtherLosses, lost_behind, measured_why, unexplai
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Measured, measure, peers_of
-from heddle.proof.otherroutes import other_routes
 from heddle.switch.queues.classes import class_plan
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA
@@ -354,3 +355,23 @@ def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int
     if misses:
         notes.append(f"{misses} packets were not counted: a counter map was full")
     return tuple(notes)
+
+
+def other_routes(
+    fabric: Fabric, fibs: Mapping[str, Fib], flows: Sequence[Flow], paths: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
+    """Switches on these paths that match a destination with a prefix different from the fabric's."""
+    asked = {
+        (port.partition(":")[0], flow.dst_ip)
+        for flow, path in zip(flows, paths, strict=True)
+        for word in path
+        for port in ports_of(word)
+    }
+    said: dict[str, None] = {}
+    tables = {name: Fib(name, dict.fromkeys(fabric.expected_next_hops.get(name, ()), ())) for name in fibs}
+    for switch, destination in sorted(asked):
+        address = ip_address(destination)
+        expected, found = (table[switch].match(address) for table in (tables, fibs))
+        if expected is not None and found is not None and found != expected:
+            said[f"{switch} routes {destination} with prefix {found}; the fabric has {expected}"] = None
+    return tuple(said)

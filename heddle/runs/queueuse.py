@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from heddle.fabric.model import Fabric, Port
-    from heddle.runs.series import Series
-    from heddle.runs.seriesfile import RowLabel
+    from heddle.runs.series import RowLabel, Series
     from heddle.switch.queues.cells import LabQueues
     from heddle.switch.queues.classes import Policies
 
@@ -137,7 +136,7 @@ def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Seri
 def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
     """The label of each row of a series, with the thresholds in force when the run ended."""
     from heddle.base.ethernet import CLASSES
-    from heddle.runs.seriesfile import RowLabel
+    from heddle.runs.series import RowLabel
 
     ports = _ports(fabric)
     found = []

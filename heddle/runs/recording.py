@@ -1,7 +1,7 @@
 """Record the queues of a lab during one run: read before it, sampled during it, read after it, and saved.
 
 In:  a running lab whose lock is held, the length of a bucket, and the directory of the run that is being written.
-Out: QueueUse for the run's result, and the file that `plot` draws (seriesfile.py).
+Out: QueueUse for the run's result, and the file that `plot` draws (series.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from heddle.base.problems import HeddleError
 from heddle.lab.thresholds import wanted_policies
 from heddle.runs.queueuse import QueueTotals, QueueUse, labels_of, use_of
-from heddle.runs.series import Sampler, Series
-from heddle.runs.seriesfile import Recorded, write_series
+from heddle.runs.series import Recorded, Sampler, Series, write_series
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 

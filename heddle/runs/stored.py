@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
     from heddle.runs.measured import FlowRow
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class StoredRun:
     @cached_property
     def recorded(self) -> Stored[Recorded]:
         """Its queues over time."""
-        from heddle.runs.seriesfile import read_series
+        from heddle.runs.series import read_series
 
         return _stored(read_series, self.path)
 

@@ -18,8 +18,8 @@ from heddle.base import state
 from heddle.base.problems import HeddleError
 from heddle.lab.rehash import label
 from heddle.proof.verdict import prove
-from heddle.runs.outcome import ProofSummary, RunOutcome
 from heddle.runs.rates import write_rates
+from heddle.runs.results import ProofSummary, RunOutcome
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.store import Draft, History

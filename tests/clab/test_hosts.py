@@ -13,8 +13,8 @@ from heddle.base.events import Silent
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import run_options

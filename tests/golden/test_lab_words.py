@@ -17,7 +17,7 @@ from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading
 from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
 from heddle.lab.lab import Lab
-from heddle.lab.rendered import blueprint_from
+from heddle.lab.opening import blueprint_from
 from heddle.lab.sessions import MissingSession, SessionEnd
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus

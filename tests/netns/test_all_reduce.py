@@ -15,9 +15,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import paths_text
 from tests.conftest import FabricLab

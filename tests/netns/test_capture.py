@@ -27,7 +27,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, Captured, capture, read_filter
 from heddle.lab.lab import Lab
 from heddle.lab.tapped import Tapped, find_ports
-from heddle.runs.lookup import paths_of
+from heddle.runs.store import paths_of
 from heddle.wire.dissect import dissect
 from heddle.wire.pcapng import Frame, PcapngFile
 from tests.conftest import FabricLab

@@ -13,9 +13,9 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import load, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import load, paths_of, series_of
 from heddle.traffic.options import TRANSPORT, CongestionName, RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import bps, links, patience

@@ -17,8 +17,8 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.outages import undo_all
 from heddle.lab.queues import read_queues
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.webclient import EventStream, WebClient, dashboard

@@ -20,10 +20,9 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, paths_of
 from heddle.traffic.options import RunOptions
 from tests.machine import patience
 from tests.netns.during import run_and

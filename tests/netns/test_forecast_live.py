@@ -20,8 +20,8 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import run_options
 from tests.marks import deep

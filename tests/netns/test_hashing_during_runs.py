@@ -12,8 +12,8 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_exact, set_hashing, wanted
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.conftest import Borrow

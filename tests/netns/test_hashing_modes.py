@@ -21,9 +21,9 @@ from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.traffic.options import RunOptions, parse_source_ports

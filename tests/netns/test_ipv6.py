@@ -22,9 +22,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_exact, set_hashing
 from heddle.lab.tapped import find_ports
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from heddle.wire import roce

@@ -6,8 +6,8 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import FastPath, RunOptions
 from heddle.views.pathstext import paths_text
 from tests.alteredworker import altered

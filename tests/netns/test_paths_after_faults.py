@@ -15,9 +15,9 @@ from heddle.lab.outages import Fault, drain, link_down, switch_down
 from heddle.lab.rehash import set_hashing
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
-from heddle.runs.lookup import load
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.run import run
+from heddle.runs.store import load
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import now_text, paths_text

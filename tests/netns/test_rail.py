@@ -16,9 +16,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down, link_up, undrain
 from heddle.lab.queues import read_queues
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.graph import drawing
 from heddle.views.pathstext import paths_text

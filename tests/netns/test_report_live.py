@@ -14,9 +14,8 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import open_runs, paths_of
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, open_runs, paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import report_html
 from tests.typed import typed

@@ -16,10 +16,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import load, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, load, paths_of, series_of
 from heddle.traffic.options import run_options
 from tests.machine import patience
 from tests.typed import typed

@@ -24,10 +24,10 @@ from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.switch.queues.cells import LINK_FAULT, LabQueues

@@ -11,9 +11,9 @@ from heddle.base.problems import CheckError, InputError
 from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests import stopandwait

@@ -12,8 +12,8 @@ from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import run_options
 from tests.marks import deep
 

@@ -12,9 +12,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text

@@ -10,8 +10,8 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import load, paths_of
 from heddle.runs.run import run
+from heddle.runs.store import load, paths_of
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from heddle.views.usage import usage_of

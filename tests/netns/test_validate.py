@@ -13,8 +13,8 @@ from heddle.base.events import Silent
 from heddle.base.process import run
 from heddle.checks.validate import CheckResult, validate
 from heddle.kernel import namespace
+from heddle.lab.health import repair
 from heddle.lab.lab import Lab
-from heddle.lab.repair import repair
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import prove
 from heddle.traffic.flow import Sent

@@ -10,7 +10,7 @@ from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
 from heddle.predict.spread import ports_of
-from heddle.proof.countroom import refusal, rows_of
+from heddle.proof.collect import refusal, rows_of
 from heddle.switch.counters import rows_for
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.options import RunOptions

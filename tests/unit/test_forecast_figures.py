@@ -9,9 +9,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
+from heddle.forecast.wires import EVEN_SPLIT
 from heddle.predict.statistics import EVEN, UNEVEN
 from heddle.spec.shapes.clos import ClosSpec
 

@@ -12,8 +12,7 @@ import pytest
 from heddle.base.problems import InputError, MachineError
 from heddle.base.units import format_share, parse_share
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.impairments import PortFault, faults_on
-from heddle.lab.requested import Requested
+from heddle.lab.impairments import PortFault, Requested, faults_on
 from heddle.runs.run import plan_run
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.switch.links import delaylines

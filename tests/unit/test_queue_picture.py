@@ -9,8 +9,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.runs.rowreader import COLUMNS
-from heddle.runs.series import Series
-from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.views.queuepicture import draw, panels
 from heddle.views.style import picture_kind
 

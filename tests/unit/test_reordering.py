@@ -9,7 +9,7 @@ import pytest
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions, Udf
-from heddle.runs.reordering import reordering
+from heddle.runs.run import reordering
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan

@@ -14,9 +14,9 @@ from heddle.cli.argv import parse
 from heddle.cli.run_verb import run as run_task
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.rendered import Rendered
-from heddle.runs.lookup import open_runs
+from heddle.lab.opening import Rendered
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import open_runs
 from heddle.traffic.options import RunOptions, parse_source_ports, run_options
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html

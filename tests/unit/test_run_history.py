@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError, MachineError
-from heddle.runs import lookup, writer
+from heddle.runs import store, writer
 from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
@@ -126,11 +126,11 @@ def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History
     keep(history)
     keep(history, samples.interrupted())
     lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
-    assert lookup.has_run(lab) and lookup.load(lab).record.id == "0001"
+    assert store.has_run(lab) and store.load(lab).record.id == "0001"
     with pytest.raises(
         InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
     ):
-        lookup.load(lab, "2")
+        store.load(lab, "2")
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -353,7 +353,7 @@ def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str)
     keep(history)
     (history.directory / "0001" / EVIDENCE).write_text(data)
     with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
 
 
 def test_flows_and_oracle_must_fit_together(history: History) -> None:
@@ -361,24 +361,24 @@ def test_flows_and_oracle_must_fit_together(history: History) -> None:
         write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))
         draft.finish(samples.record())
     with pytest.raises(InputError, match=r"evidence.json is damaged"):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
 
 
 def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: History) -> None:
     keep(history, samples.failed())
     with pytest.raises(InputError, match=r"run 0001 of lab zone failed, so it has no paths: rank 1 .*\n.*./inv run "):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
     keep(history)
     keep(history, samples.failed())
     with pytest.raises(InputError, match=r"run 0003 of lab zone failed.*\n.*use --run 0002"):
-        lookup.load(a_lab(history))
-    assert lookup.load(a_lab(history), "2").record.id == "0002"
-    assert lookup.has_run(a_lab(history))
+        store.load(a_lab(history))
+    assert store.load(a_lab(history), "2").record.id == "0002"
+    assert store.has_run(a_lab(history))
 
 
 def test_the_flows_of_a_run_are_those_that_its_senders_sent(history: History) -> None:
     keep(history)
-    found = lookup.load(a_lab(history))
+    found = store.load(a_lab(history))
     sent = found.evidence.sent
     assert found.flows == samples.result().flows
     assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [

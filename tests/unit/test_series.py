@@ -17,8 +17,19 @@ import pytest
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
 from heddle.runs.rowreader import COLUMNS, COUNTS
-from heddle.runs.series import Sampler, Series, _Bucket, changes, counted, halved
-from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
+from heddle.runs.series import (
+    SERIES,
+    Recorded,
+    RowLabel,
+    Sampler,
+    Series,
+    _Bucket,
+    changes,
+    counted,
+    halved,
+    read_series,
+    write_series,
+)
 from heddle.switch.queues import cells
 from tests.unit.setclock import SetClock
 

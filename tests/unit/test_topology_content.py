@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.imported.companions import files_of
+from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
 from heddle.spec.load import presets
 

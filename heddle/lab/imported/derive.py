@@ -2,7 +2,7 @@
 
 In:  a TopologyDescription.
 Out: a Fabric. Its Policy has values derived from the file (scale, smallest MTU) and the default queues.
-Addresses come from the file's commands and frr.conf; those of the running lab replace them, see interfaces.py.
+Addresses come from the file's commands and frr.conf; those of the running lab replace them.
 """
 
 from __future__ import annotations

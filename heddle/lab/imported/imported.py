@@ -34,8 +34,8 @@ from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_co
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
-from heddle.lab.imported.interfaces import read_interfaces
 from heddle.lab.imported.reader import read_description
+from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Difference, Setting
 from heddle.lab.sessions import MissingSession, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot

@@ -23,8 +23,17 @@ from heddle.lab.imported.description import (
     NodeDescription,
     TopologyDescription,
 )
-from heddle.lab.imported.grammar import END_KEYS, LINK_KEYS, OUTSIDE, Sections
-from heddle.lab.imported.variables import DIRECTORIES, expand, lab_name, magic, resolved
+from heddle.lab.imported.grammar import (
+    DIRECTORIES,
+    END_KEYS,
+    LINK_KEYS,
+    OUTSIDE,
+    Sections,
+    expand,
+    lab_name,
+    magic,
+    resolved,
+)
 from heddle.runtimes.netns_space import PROVIDED
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text

@@ -15,7 +15,7 @@ from heddle.views.usage import describe_run, link_loads
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
     from heddle.runs.stored import StoredRun
 
 ROWS: Final = 200  # of QPs; those that are not proven come first

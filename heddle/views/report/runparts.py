@@ -13,7 +13,7 @@ from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
 
 if TYPE_CHECKING:
-    from heddle.runs.outcome import RunOutcome
+    from heddle.runs.results import RunOutcome
     from heddle.runs.stored import StoredRun
 
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good
