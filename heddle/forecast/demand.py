@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,11 +27,6 @@ from heddle.traffic.communicators import Communicators, communicators_of, descri
 from heddle.traffic.endpoint import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import place, smallest_size
-
-if TYPE_CHECKING:
-    from heddle.forecast.planfile import PaperPlan
-    from heddle.traffic.communicators import Communicators
-    from heddle.traffic.endpoint import Endpoint
 
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # per file: an error in a column is in every row

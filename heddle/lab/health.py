@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from heddle.base.events import Observer
 from heddle.base.families import Network
@@ -34,10 +34,8 @@ from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues
+from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import expected, read_attached
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +127,6 @@ def _root(kind: str) -> tuple[str, str]:
 
 def lost_agent(lab: Lab) -> list[Problem]:
     """A Problem when the lab uses PFC and its agent does not run: no pause is sent or obeyed."""
-    from heddle.switch.pfc import control as pfc
-    from heddle.switch.queues import portqueues as queues
-
     if not queues.Setup.of(lab.fabric).gated or pfc.alive(lab.name).agent is not None:
         return []
     why = "is not running, so pauses are neither sent nor obeyed"

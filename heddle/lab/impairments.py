@@ -30,11 +30,10 @@ from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Port
 from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
-from heddle.switch.links.portfaults import differences, file_faults, read_counts, require_netem, set_faults
+from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.switch.links.portfaults import FaultCounts
 
 _FILE: Final = "faults.json"
 

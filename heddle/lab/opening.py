@@ -5,48 +5,43 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.state import Record
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import LoadedFabric, checked
-from heddle.fabric.model import Fabric, Role
+from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
-from heddle.kernel.handle import NodeHandle
 from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, ESTABLISHED
-from heddle.lab.lab import Blueprint, Difference, Lab, Setting
+from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
-from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, MissingSession, SessionEnd, missing_of
+from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name
 from heddle.runtimes.registry import Runtime, get_runtime
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 
-if TYPE_CHECKING:
-    from heddle.base.state import Record
-    from heddle.render.dialects import RenderOptions
-
 Source = FabricSpec | LoadedFabric | Blueprint
 
 
 @dataclass(frozen=True)
-class Rendered:
+class Rendered(Blueprint):
     """A fabric file, rendered."""
 
     spec: FabricSpec
-    fabric: Fabric
-    rendered: bool = True
-    notes: tuple[str, ...] = ()
+    rendered: ClassVar[bool] = True
 
     @classmethod
     def of_record(cls, record: Record) -> Rendered:
         """From a lab's record; MachineError when another version of Heddle wrote it."""
         spec = load_spec(record.spec)
-        return cls(spec, build(spec))
+        return cls(build(spec), spec)
 
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Render it."""
@@ -56,32 +51,16 @@ class Rendered:
         """The whole spec, including defaults."""
         return dump_spec(self.spec)
 
-    def recorded(self) -> Mapping[str, Any]:
-        """Nothing: `spec_data` is complete."""
-        return {}
-
     def differences(self, record: Record) -> list[Difference]:
         """Differences by key of the fabric file."""
         if record.imported:
             return [("the lab's source", record.source, "a fabric file")]
         return differences(load_spec(record.spec), self.spec)
 
-    def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
-        """Nothing: all hashing sysctls are Heddle's."""
-        return {}
-
-    def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
-        """Nothing: Heddle writes the whole configuration."""
-        return {}
-
     def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """The rendered sysctls."""
         switch, host = switch_sysctls(self.fabric), host_sysctls(self.fabric)
         return {node.name: host if node.role is Role.HOST else switch for node in self.fabric.nodes}
-
-    def completed(self, handles: Mapping[str, NodeHandle]) -> Rendered:
-        """Unchanged: nothing has to be read from running nodes."""
-        return self
 
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons that start.sh starts and that routing needs."""
@@ -127,16 +106,9 @@ class Rendered:
             faults += [f"{ref}: {state}" for ref, state in found.items() if state != ESTABLISHED]
         return faults
 
-    def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
-        """One for each link between switches where not both ends report an established session."""
-        return missing_of(self._session_pairs(now))
+    def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
+        """One for each link between switches."""
 
-    def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """One per link between switches; established when both ends report it."""
-        pairs = self._session_pairs(now)
-        return len(pairs) - len(missing_of(pairs)), len(pairs)
-
-    def _session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
         def end_of(node: str, port: str) -> SessionEnd:
             states = now.sessions.get(node)
             state = NO_ANSWER if states is None else states.get(port, NOT_CONFIGURED)
@@ -150,7 +122,7 @@ class Rendered:
 def blueprint_from(wanted: Source) -> Blueprint:
     """The Blueprint of a fabric or spec. InputError for a spec that no fabric can be built from."""
     loaded = checked(wanted) if isinstance(wanted, FabricSpec) else wanted
-    return Rendered(loaded.spec, loaded.fabric) if isinstance(loaded, LoadedFabric) else loaded
+    return Rendered(loaded.fabric, loaded.spec) if isinstance(loaded, LoadedFabric) else loaded
 
 
 def open_lab(name: str | None = None) -> Lab:

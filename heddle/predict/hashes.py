@@ -10,14 +10,14 @@ them with the running kernel.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import U32, U64
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
-from heddle.fabric.policy import FIELDS_5_TUPLE
+from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict.flowarrays import FlowArrays
 
 Seed = int | U32  # one for all rows, or one per row
@@ -37,22 +37,6 @@ _L3_IPV6: Final = FIELD_SRC | FIELD_DST | FIELD_PROTO | FIELD_LABEL
 _JHASH_INITVAL: Final = 0xDEADBEEF
 _KEYS_WORDS: Final = {4: 12, 6: 18}  # struct flow_keys from its hashed part on: 48 bytes, and 72 with IPv6 addresses
 _IPV6_WORDS: Final = 4
-
-
-class UdfLike(Protocol):
-    """A user-defined field of a switch's hash: some bytes at an offset in a header."""
-
-    @property
-    def base(self) -> str:
-        """`l3` (the IP header), `l4` (UDP) or `bth`."""
-
-    @property
-    def offset(self) -> int:
-        """In bytes."""
-
-    @property
-    def bytes(self) -> int:
-        """1 to 4."""
 
 
 def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:
@@ -77,12 +61,12 @@ def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS
     return low
 
 
-def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: UdfLike | None = None) -> U32:
+def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: Udf | None = None) -> U32:
     """The hash of hash.c: jhash2 of e_ecmp_words. ValueError when the field differs between packets of one flow."""
     return jhash2(e_ecmp_words(flows, udf), seed)
 
 
-def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = True) -> U32:
+def e_ecmp_words(flows: FlowArrays, udf: Udf | None = None, *, qpn: bool = True) -> U32:
     """Source, destination (one word each, four for IPv6), ports (source << 16 | destination), user-defined field.
 
     udf: None for the destination QP, or for zeros without `qpn`.
@@ -94,7 +78,7 @@ def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = T
     return np.column_stack([flows.src, flows.dst, ports, last])
 
 
-def udf_values(flows: FlowArrays, udf: UdfLike) -> U32 | None:
+def udf_values(flows: FlowArrays, udf: Udf) -> U32 | None:
     """The field of each flow's packets as a big-endian number; None when it differs between packets of one flow."""
     value = np.zeros(len(flows), dtype=np.uint32)
     for at in range(udf.offset, udf.offset + udf.bytes):

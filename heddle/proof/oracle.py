@@ -42,8 +42,10 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.selftest import verdict
 from heddle.predict.spread import element
+from heddle.predict.trial import MAX_PACKETS, trial
 from heddle.predict.walk import MAX_HOPS
 from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
@@ -224,9 +226,6 @@ class _Switch:
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
         (rt6_multipath_custom_hash_fl6 and _skb). Its answer would be wrong.
         """
-        from heddle.predict.flowarrays import FlowArrays
-        from heddle.predict.trial import MAX_PACKETS, trial
-
         found: list[Ports] = [()] * len(arrivals)
         groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
         for at, hops in enumerate(matched):

@@ -26,14 +26,14 @@ from heddle.base.tables import flat, value_text
 from heddle.base.units import format_size
 from heddle.fabric.policydata import dump_policy
 from heddle.predict.statistics import interval, spread_of
+from heddle.runs.queueuse import QueueUse
+from heddle.runs.results import RunOutcome
+from heddle.runs.runrecord import RunHeader
+from heddle.runs.runtable import SizeRow
 from heddle.runs.store import History
+from heddle.runs.stored import StoredRun
 
 if TYPE_CHECKING:
-    from heddle.runs.queueuse import QueueUse
-    from heddle.runs.results import RunOutcome
-    from heddle.runs.runrecord import RunHeader
-    from heddle.runs.runtable import SizeRow
-    from heddle.runs.stored import StoredRun
     from heddle.runs.surroundings import Surroundings
 
 _SHOWN: Final = 4  # nodes that a setting names

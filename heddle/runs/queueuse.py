@@ -6,18 +6,18 @@ Out: QueueUse, for the table's footer and the run's JSON; RowLabels for the pict
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.units import format_bytes
-from heddle.fabric.model import Role
+from heddle.fabric.model import Fabric, Port, Role
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from heddle.fabric.model import Fabric, Port
     from heddle.runs.series import RowLabel, Series
     from heddle.switch.queues.cells import LabQueues
     from heddle.switch.queues.classes import Policies
@@ -90,8 +90,6 @@ class QueueTotals:
     @classmethod
     def of(cls, live: LabQueues) -> QueueTotals:
         """Read the counters now."""
-        import time
-
         import numpy as np
 
         from heddle.runs.series import counted

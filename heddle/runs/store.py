@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
@@ -31,6 +31,7 @@ from heddle.runs.runrecord import RECORD, RunRecord, read_record, write_record
 from heddle.runs.stored import StoredRun, bytes_of
 
 if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
     from heddle.proof.verdict import PathsResult
     from heddle.runs.series import Recorded
 
@@ -45,18 +46,6 @@ _NEW: Final = ".new-"  # directories that are being written
 _OLD: Final = ".old-"  # directories that are being removed
 _NEXT: Final = ".next.json"
 _SHOWN: Final = 6  # IDs in a hint
-
-
-class HasRuns(Protocol):
-    """The attributes of a lab that this module needs."""
-
-    @property
-    def name(self) -> str:
-        """The lab's name."""
-
-    @property
-    def dir(self) -> Path:
-        """The lab's state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,7 @@ class History:
         self.directory = directory
 
     @classmethod
-    def of(cls, lab: HasRuns) -> History:
+    def of(cls, lab: Lab) -> History:
         """The runs of an opened lab."""
         return cls(lab.name, lab.dir / "runs")
 
@@ -304,12 +293,12 @@ def _was(ids: Sequence[str]) -> str:
     return "was" if len(ids) == 1 else "were"
 
 
-def has_run(lab: HasRuns) -> bool:
+def has_run(lab: Lab) -> bool:
     """True when the lab has a run that was not interrupted."""
     return History.of(lab).last() is not None
 
 
-def load(lab: HasRuns, run: str | None = None) -> StoredRun:
+def load(lab: Lab, run: str | None = None) -> StoredRun:
     """A finished run with its evidence. run: as typed after --run; None is the last one."""
     history = History.of(lab)
     found = history.open(run)
@@ -321,13 +310,13 @@ def load(lab: HasRuns, run: str | None = None) -> StoredRun:
     return found
 
 
-def paths_of(lab: HasRuns, run: str | None = None) -> PathsResult:
+def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
     """The path of every QP of a run, from three sources."""
     found = load(lab, run)
     return found.needed(found.proof)
 
 
-def series_of(lab: HasRuns, run: str | None = None) -> Recorded:
+def series_of(lab: Lab, run: str | None = None) -> Recorded:
     """The queues of a run over time; a failed or interrupted run has them too."""
     found = History.of(lab).open(run)
     return found.needed(found.recorded)

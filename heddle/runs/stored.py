@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
+from heddle.runs.measured import FlowRow
 from heddle.runs.rates import Rates, read_rates
 from heddle.runs.runrecord import RunRecord, read_record
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.measured import FlowRow
     from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.fabric.model import Fabric
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.files import UnreadableError, read_object, undamaged
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
 
 SURROUNDINGS: Final = "fabric.json"

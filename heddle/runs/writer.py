@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING
 from heddle.base import state
 from heddle.base.problems import HeddleError
 from heddle.lab.rehash import label
+from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
 from heddle.runs.rates import write_rates
-from heddle.runs.results import ProofSummary, RunOutcome
+from heddle.runs.results import ProofSummary, RunOutcome, RunResult
 from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunHeader, RunRecord
+from heddle.runs.runtable import SizeRow
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
+from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.proof.evidence import Evidence
-    from heddle.runs.results import RunResult
-    from heddle.runs.runtable import SizeRow
-    from heddle.traffic.plan import Plan
 
 
 class RunInterruptedError(KeyboardInterrupt):

@@ -44,7 +44,7 @@ def why(seen: SessionCauses, session: MissingSession | None = None, **peers: Bgp
 
 
 def test_a_session_is_missing_when_one_end_says_so() -> None:
-    made = Rendered(LOADED.spec, FABRIC)
+    made = Rendered(FABRIC, LOADED.spec)
     assert made.missing_sessions(now()) == []
     (one,) = made.missing_sessions(now(rtsw1={"eth1": "Active", "eth2": UP}))
     assert one.text() == "rtsw1:eth1 (Active) - ctsw1:eth1 (Established): the cause is not known"

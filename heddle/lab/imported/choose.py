@@ -11,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
+from heddle.base.files import real, result_name
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.imported.grammar import NODE_NAME, resolved
+from heddle.lab.imported.grammar import NODE_NAME, expand, resolved
 from heddle.lab.lab import Blueprint
 from heddle.lab.opening import blueprint_from
 from heddle.runtimes.registry import RUNTIMES
+from heddle.spec.load import presets
 
 _ONE: Final = "./inv up zone, or ./inv up mylab.clab.yml"
 _ENDINGS: Final = (".clab.yml", ".clab.yaml")  # of containerlab topologies
@@ -52,7 +56,6 @@ def blueprint_of(
         raise InputError(Problem("", f"--dialect {dialect}", why, "leave --dialect out"))
     if runtime not in RUNTIMES:
         raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
-    from heddle.base.files import real, result_name
     from heddle.lab.imported.imported import import_topology
 
     return import_topology(real(topology), runtime, name, shown=topology), result_name(topology)
@@ -62,9 +65,7 @@ def is_topology(typed: str) -> bool:
     """True for a containerlab topology: a file with a group `topology`. A file that cannot be parsed is judged by its
     name, so that the right reader reports its errors.
     """
-    from heddle.base.files import real
     from heddle.lab.imported.reader import holds_topology
-    from heddle.spec.load import presets
 
     path = real(typed)
     try:
@@ -96,10 +97,6 @@ def files_of(fabric: str | None, topology: str | None) -> list[str]:
 
 def companions(topology: Path) -> list[str]:
     """Files bound by relative paths, including those in bound directories. InputError names those that are refused."""
-    import yaml
-
-    from heddle.lab.imported.grammar import expand
-
     try:
         if not topology.is_file() or topology.stat().st_size > _TEXT:  # not a FIFO or a device
             return []
