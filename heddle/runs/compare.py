@@ -26,7 +26,7 @@ from heddle.base.tables import flat, value_text
 from heddle.base.units import format_size
 from heddle.fabric.policydata import dump_policy
 from heddle.predict.statistics import interval, spread_of
-from heddle.runs.queueuse import QueueUse
+from heddle.runs.parts import QueueUse
 from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunHeader
 from heddle.runs.runtable import SizeRow

@@ -6,20 +6,86 @@ Out: QueueUse for the run's result, and the file that `plot` draws (series.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from heddle.base.arrays import I64
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
+from heddle.fabric.model import Fabric, Role
 from heddle.lab.thresholds import wanted_policies
-from heddle.runs.queueuse import QueueTotals, QueueUse, labels_of, use_of
-from heddle.runs.series import Recorded, Sampler, Series, write_series
+from heddle.runs.parts import QueueUse
+from heddle.runs.rowreader import COLUMNS
+from heddle.runs.series import Recorded, RowLabel, Sampler, Series, counted, write_series
 from heddle.switch.pfc import control as pfc
-from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
+from heddle.switch.queues.classes import Policies
+from heddle.switch.queues.portids import numbered_ports
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+
+
+@dataclass(frozen=True)
+class QueueTotals:
+    """Counters at one moment; rows are those of the maps."""
+
+    counts: I64  # output of series.counted
+    drops: I64  # rows, causes
+    storms: int
+
+    @classmethod
+    def of(cls, live: LabQueues) -> QueueTotals:
+        """Read the counters now."""
+        drops = np.column_stack((live.cells["drops"], live.gates["lost"])).astype(np.int64)
+        return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
+
+
+def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Series) -> QueueUse:
+    """The QueueUse between two readings."""
+    change = np.maximum(0, after.counts - before.counts)
+    column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
+    drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
+    paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
+    ports = dict(numbered_ports(fabric))
+    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
+    stopped = {int(number) for number in np.flatnonzero(paused)}
+    peaks = series.columns["peak"].max(axis=1, initial=0)
+    peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
+    at = int(peaks.argmax()) if peaks.any() else -1
+    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
+    return QueueUse(
+        marks=int(column["marks"].sum()),
+        drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
+        pauses=int(column["pfc_sent"].sum()),
+        paused_ports=len(stopped),
+        paused_hosts=len(stopped & hosts),
+        paused_ms=round(float(paused.sum()) / 1e6, 3),
+        storms=max(0, after.storms - before.storms),
+        deepest=int(peaks[at]) if at >= 0 else 0,
+        deepest_at=deepest_at,
+        bucket_ms=round(series.bucket_s * 1e3, 3),
+    )
+
+
+def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
+    """The label of each row of a series, with the thresholds in force when the run ended."""
+    ports = dict(numbered_ports(fabric))
+    found = []
+    for row in rows:
+        port, number = ports[row // CLASSES], row % CLASSES
+        policy = policies[port.node, port.name][number]
+        ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
+        pause = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
+        host = fabric.by_name[port.node].role is Role.HOST
+        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pause, host=host))
+    return found
 
 
 class Recording:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import JsonValue
 
@@ -12,50 +12,13 @@ from heddle.base.units import emulated_words
 from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
-from heddle.runs.admissionuse import AdmissionUse
-from heddle.runs.machineuse import MachineUse
 from heddle.runs.measured import FlowRow, MeasuredRun, columns_of
-from heddle.runs.queueuse import QueueUse
-from heddle.runs.rates import CongestionUse, Rates, rates_of_run
+from heddle.runs.parts import RunParts, parts_of
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
-
-_OF: Final = "of"
-
-
-class RunPart(Protocol):
-    """What one mechanism did in a run."""
-
-    def lines(self) -> list[str]:
-        """Lines of the table's footer."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Its key of the run's document."""
-
-
-def _made(of: Callable[[MeasuredRun], RunPart | None]) -> Mapping[str, Any]:
-    return {_OF: of}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunParts:
-    """The parts of a run; None for a mechanism that the run did not use. `queues` is recorded while it runs."""
-
-    machine: MachineUse = field(metadata=_made(MachineUse.of_run))
-    queues: QueueUse | None = None
-    congestion: CongestionUse | None = field(default=None, metadata=_made(CongestionUse.of_run))
-    admission: AdmissionUse | None = field(default=None, metadata=_made(AdmissionUse.of_run))
-
-    def parts(self) -> dict[str, RunPart | None]:
-        """By name, in the order of the table."""
-        return {each.name: getattr(self, each.name) for each in fields(RunParts)}
-
-
-def parts_of(measured: MeasuredRun) -> dict[str, Any]:
-    """The parts of a run that follow from what the workers reported."""
-    return {each.name: each.metadata[_OF](measured) for each in fields(RunParts) if _OF in each.metadata}
+    from heddle.runs.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +99,8 @@ class RunResult(RunHead, RunOutcome):
     @classmethod
     def of(cls, head: RunHead, measured: MeasuredRun, rows: Sequence[SizeRow], **known: Any) -> Self:
         """Combine the reports of the workers. rows: in order of size; known: the fields that they do not report."""
+        from heddle.runs.rates import rates_of_run
+
         return cls(
             **vars(head),
             **parts_of(measured),

@@ -2,7 +2,7 @@
 
 In:  the outcome of a run (results.py), or the reason why it failed.
 Out: RunRecord, typed, with a format number. It has all that a table of runs or a comparison of two runs needs. Flows
-and evidence are in a separate file (runevidence.py), so that many records can be read quickly.
+and evidence are in a separate file (measured.py), so that many records can be read quickly.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
 from heddle.runs.measured import FlowRow
-from heddle.runs.rates import Rates, read_rates
 from heddle.runs.runrecord import RunRecord, read_record
 
 if TYPE_CHECKING:
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
+    from heddle.runs.rates import Rates
     from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
 
@@ -120,7 +120,7 @@ class StoredRun:
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:
         """A row for each flow, and what was sent and counted."""
-        from heddle.runs.runevidence import read_evidence
+        from heddle.runs.measured import read_evidence
 
         if self.record.outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
@@ -165,6 +165,8 @@ class StoredRun:
     @cached_property
     def rates(self) -> Stored[Rates]:
         """The sending rates of its queue pairs over time, with congestion control."""
+        from heddle.runs.rates import read_rates
+
         return _stored(read_rates, self.path)
 
     def needed(self, part: Stored[T]) -> T:

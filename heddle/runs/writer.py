@@ -19,9 +19,9 @@ from heddle.base.problems import HeddleError
 from heddle.lab.rehash import label
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
+from heddle.runs.measured import write_evidence
 from heddle.runs.rates import write_rates
 from heddle.runs.results import ProofSummary, RunOutcome, RunResult
-from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.runs.store import Draft, History

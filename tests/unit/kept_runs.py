@@ -9,8 +9,8 @@ import numpy as np
 
 from heddle.base.problems import InputError
 from heddle.predict.selftest import SelfTest
+from heddle.runs.measured import write_evidence
 from heddle.runs.rowreader import COLUMNS
-from heddle.runs.runevidence import write_evidence
 from heddle.runs.runrecord import RunRecord, write_record
 from heddle.runs.runtable import SizeRow
 from heddle.runs.series import Recorded, RowLabel, Series, write_series

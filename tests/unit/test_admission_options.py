@@ -11,7 +11,7 @@ from heddle.base.problems import InputError
 from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
-from heddle.runs.admissionuse import AdmissionUse, WaitFigures
+from heddle.runs.parts import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.traffic.admission import Admission
 from heddle.traffic.options import RunOptions, run_options

@@ -11,7 +11,7 @@ from heddle.base.units import emulated_words
 from heddle.cli.demo import ACTS, DemoResult, Played
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
-from heddle.runs.machineuse import MachineUse
+from heddle.runs.parts import MachineUse
 from tests.bench.demopicture import picture
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "demo.svg"

@@ -7,9 +7,8 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.shapes import clos
-from heddle.predict.hashes import jhash2, siphash24
+from heddle.predict.hashes import bounds, jhash2, jhash_steps, siphash24, siphash_steps
 from heddle.predict.spread import element, ports_of, spreads
-from heddle.predict.steps import bounds, jhash_steps, siphash_steps
 from heddle.runs.flowword import made_up
 from heddle.spec.shapes.clos import ClosSpec
 

@@ -13,7 +13,7 @@ from heddle.cli.hashing_change import ExactRows, _names, _options, _text, entry_
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.shapes import build
-from heddle.predict.steps import siphash_steps
+from heddle.predict.hashes import siphash_steps
 from heddle.runs.explain import Step
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing

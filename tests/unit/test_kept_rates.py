@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from heddle.runs.files import UnreadableError
-from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, use_of_rates, write_rates
+from heddle.runs.parts import use_of_rates
+from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, write_rates
 from heddle.views.queuepicture import DRAWN, draw, drawn, panels
 from heddle.views.report import charts
 from tests.unit.test_queue_picture import recorded

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from heddle.host import capacity
 from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
 from heddle.host.saturation import LEAST_S, Cause, Phase, WorkerUse
-from heddle.runs.machineuse import MARK, MachineUse
+from heddle.runs.parts import MARK, MachineUse
 from tests.unit import run_samples as samples
 
 CALM = WorkerUse(1.0, 0.3, 0.02)

@@ -15,7 +15,6 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
 from heddle.proof.evidence import PARTS, Evidence
-from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
@@ -265,19 +264,19 @@ def test_what_a_hash_of_5_tuples_can_tell_apart_is_said() -> None:
 
 def test_evidence_survives_json() -> None:
     found = replace(evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3}), received=(7,), seconds=1.5, choices={"kernel": 3})
-    again = from_json(json.loads(json.dumps(to_json(found))))
+    again = Evidence.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
     assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
 
 
 def test_evidence_of_the_format_before_source_ports_is_read_as_it_was_judged() -> None:
     found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
-    data = json.loads(json.dumps(to_json(found)))
+    data = json.loads(json.dumps(found.to_json()))
     data["format"] = 1
     for node in data["before"]["nodes"] + data["after"]["nodes"]:
         for row in node["counters"]["flows"]:
             del row[3]
-    assert from_json(data) == found
+    assert Evidence.from_json(data) == found
 
 
 def test_a_row_that_was_cleared_and_counted_again_is_new() -> None:

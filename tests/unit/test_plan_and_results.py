@@ -12,7 +12,7 @@ from heddle.cli.demo import ACTS, OPTIONS, Act
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.runs.machineuse import MachineUse
+from heddle.runs.parts import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import payload_bytes, total_packets
 from heddle.runs.runtable import SizeRow, size_row

@@ -7,7 +7,8 @@ import pytest
 
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
+from heddle.runs.parts import QueueUse
+from heddle.runs.recording import QueueTotals, use_of
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Series
 from heddle.switch.queues.cells import CAUSES

@@ -16,7 +16,7 @@ from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
-from heddle.runs.queueuse import QueueUse
+from heddle.runs.parts import QueueUse
 from heddle.switch.pfc.reaction import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.classes import policies_of

@@ -16,7 +16,7 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.runs import store, writer
-from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
+from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History, Limits, limits
 from heddle.runs.surroundings import read_surroundings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from heddle.base.units import format_bytes, format_size
-from heddle.runs.machineuse import MARK
+from heddle.runs.parts import MARK
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES
