@@ -28,7 +28,7 @@ from heddle.dashboard.news import NewsItem
 from heddle.dashboard.reading import LiveSource
 from heddle.lab.opening import check_version, open_lab
 from heddle.lab.queues import rows_of_port
-from heddle.predict.spread import ports_of
+from heddle.predict.walk import ports_of
 from heddle.runs import store
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History

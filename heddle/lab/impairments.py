@@ -216,7 +216,7 @@ def ports_of(fabric: Fabric, refs: Sequence[str]) -> list[Port]:
     patterns = [each if ":" in each else f"{each}:*" for each in typed]
     names = [port.ref for port in every]
     problems = [
-        Problem("", word, f"is not a port of {fabric.name}", _near(word, fabric))
+        Problem("", word, f"is not a port of {fabric.name}", nearest_port(word, fabric))
         for word, pattern in zip(typed, patterns, strict=True)
         if not any(fnmatchcase(name, pattern) for name in names)
     ]
@@ -225,7 +225,8 @@ def ports_of(fabric: Fabric, refs: Sequence[str]) -> list[Port]:
     return [port for port in every if any(fnmatchcase(port.ref, pattern) for pattern in patterns)]
 
 
-def _near(word: str, fabric: Fabric) -> str:
+def nearest_port(word: str, fabric: Fabric) -> str:
+    """A hint for a word that is no port: the nearest node, or the ports of the node."""
     node = fabric.by_name.get(word.partition(":")[0])
     if node is None:
         return did_you_mean(word.partition(":")[0], fabric.by_name)

@@ -16,8 +16,7 @@ from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
-from heddle.lab.daemons import Daemons
-from heddle.lab.sessions import MissingSession, SessionEnd, missing_of
+from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.runtimes.registry import Runtime
 

@@ -16,10 +16,9 @@ from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
 from heddle.lab import convergence
-from heddle.lab.daemons import DAEMONS, ESTABLISHED
+from heddle.lab.daemons import DAEMONS, ESTABLISHED, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
-from heddle.lab.sessions import NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name

@@ -26,14 +26,13 @@ from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import predict
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.predict.spread import ports_of, spreads
 from heddle.predict.statistics import Entropy, tuple_entropy
+from heddle.predict.walk import ports_of, spreads
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
-from heddle.proof.counts import OtherLosses, lost_behind, measured_why, unexplained_losses
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
-from heddle.proof.measure import Measured, measure, peers_of
+from heddle.proof.measure import Measured, OtherLosses, lost_behind, measure, measured_why, peers_of, unexplained_losses
 from heddle.switch.queues.classes import class_plan
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA

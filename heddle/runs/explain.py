@@ -23,8 +23,7 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule
-from heddle.predict.spread import element
-from heddle.predict.walk import MAX_HOPS, walk
+from heddle.predict.walk import MAX_HOPS, element, walk
 from heddle.proof import oracle
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import SwitchHashing

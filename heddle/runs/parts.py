@@ -1,8 +1,8 @@
 """The parts of a run's outcome: its queues, the host machine, congestion control, admission and slow hosts.
 
 A part is what one mechanism did in the run. It is a frozen value with `lines()` for the table and `to_json()` for the
-document. A new part is a value with its function of MeasuredRun (`of_run`), a field of RunParts and a line of parts_of: table, document,
-run.json and stored runs follow from it.
+document. A new part is a value with its function of MeasuredRun (`of_run`), a field of RunParts and a line of parts_of:
+table, document, run.json and stored runs follow from it.
 """
 
 from __future__ import annotations

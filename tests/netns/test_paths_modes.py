@@ -11,7 +11,7 @@ from heddle.base.families import Network
 from heddle.fabric import hashmodes
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
-from heddle.predict.spread import ports_of
+from heddle.predict.walk import ports_of
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing

@@ -9,7 +9,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
-from heddle.predict.spread import ports_of
+from heddle.predict.walk import ports_of
 from heddle.proof.collect import refusal, rows_of
 from heddle.switch.counters import rows_for
 from heddle.switch.hashing.hashing import hashing_of

@@ -8,7 +8,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.shapes import clos
 from heddle.predict.hashes import bounds, jhash2, jhash_steps, siphash24, siphash_steps
-from heddle.predict.spread import element, ports_of, spreads
+from heddle.predict.walk import element, ports_of, spreads
 from heddle.runs.flowword import made_up
 from heddle.spec.shapes.clos import ClosSpec
 

@@ -8,10 +8,9 @@ import pytest
 
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Role
-from heddle.lab.daemons import BgpPeer
+from heddle.lab.daemons import BgpPeer, MissingSession, SessionCauses, SessionEnd, explained, missing_of
 from heddle.lab.imported.reachability import BgpSession, Sessions, pairs_of
 from heddle.lab.opening import Rendered
-from heddle.lab.sessions import MissingSession, SessionCauses, SessionEnd, explained, missing_of
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus
 from heddle.views.labtext import status_text

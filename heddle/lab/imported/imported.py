@@ -28,6 +28,7 @@ from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
+from heddle.lab.daemons import SessionEnd
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
@@ -37,7 +38,6 @@ from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
-from heddle.lab.sessions import SessionEnd
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
