@@ -149,8 +149,17 @@ _LEFT: Final[Mapping[str, KeySupport]] = {
     "mgmt-ipv4": KeySupport("left", "the management network is Heddle's"),
     "mgmt-ipv6": KeySupport("left", "the management network is Heddle's"),
 }
-NODE_KEYS: Final = HONOURED | _ENGINE_ONLY | {"cmd", "entrypoint", "network-mode"} | set(_REFUSED_IN_NAMESPACES)
-ALL_NODE_KEYS: Final = NODE_KEYS | set(_REFUSED) | set(_LEFT)
+_FOR_ALL: Final[Mapping[str, KeySupport]] = {
+    **dict.fromkeys((*HONOURED, *_ENGINE_ONLY, "cmd", "entrypoint", "network-mode", *_REFUSED_IN_NAMESPACES), _TAKEN),
+    **_REFUSED,
+    **_LEFT,
+}
+_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
+    **_FOR_ALL,
+    **dict.fromkeys(_ENGINE_ONLY - HONOURED, KeySupport("left", "namespaces use this machine's files and programs")),
+    **_REFUSED_IN_NAMESPACES,
+}
+ALL_NODE_KEYS: Final = tuple(sorted(_FOR_ALL))
 
 # Lists and groups that are merged from all levels; for all other keys the nearest level's value is used.
 LISTS: Final = frozenset({"exec", "binds", "cap-add", "devices", "env-files", "volumes"})
@@ -159,17 +168,7 @@ GROUPS: Final = frozenset({"sysctls", "labels", "env"})
 
 def node_key(key: str, runtime: str) -> KeySupport | None:
     """How a key of a node is handled; None when containerlab has no such key."""
-    if key in _REFUSED:
-        return _REFUSED[key]
-    if key in _LEFT:
-        return _LEFT[key]
-    if key not in NODE_KEYS:
-        return None
-    if runtime != "netns" or key in HONOURED:
-        return _TAKEN
-    if key in _REFUSED_IN_NAMESPACES:
-        return _REFUSED_IN_NAMESPACES[key]
-    return KeySupport("left", "namespaces use this machine's files and programs") if key in _ENGINE_ONLY else _TAKEN
+    return (_IN_NAMESPACES if runtime == "netns" else _FOR_ALL).get(key)
 
 
 TOP_KEYS: Final = ("name", "prefix", "mgmt", "topology", "settings", "debug")
