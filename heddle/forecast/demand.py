@@ -18,13 +18,24 @@ from heddle.base.files import real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
 from heddle.fabric.model import Fabric
-from heddle.forecast.columns import BATCH, CONNECTION_BYTES, FLOW_BYTES, LENGTH_BYTES, Connections, addresses, connect
+from heddle.forecast.columns import (
+    BATCH,
+    CONNECTION_BYTES,
+    FLOW_BYTES,
+    LENGTH_BYTES,
+    Connections,
+    Volume,
+    addresses,
+    connect,
+    cutting,
+    of_lengths,
+    of_pattern,
+)
 from heddle.forecast.planfile import MOST_BYTES, PaperPlan
-from heddle.forecast.volume import Volume, cutting, of_lengths, of_pattern
 from heddle.host.capacity import free_bytes
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of, describe
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions
 from heddle.traffic.plan import place, smallest_size
 

@@ -37,10 +37,9 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
-from heddle.runs.recording import recording
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
-from heddle.runs.writer import writing
+from heddle.runs.writer import recording, writing
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern

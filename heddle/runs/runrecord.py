@@ -19,7 +19,7 @@ from heddle.runs.files import UnreadableError, read_object
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.communicators import Communicators
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"

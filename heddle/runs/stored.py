@@ -18,7 +18,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
-from heddle.runs.measured import FlowRow
+from heddle.runs.measured import FlowRow, read_evidence
 from heddle.runs.runrecord import RunRecord, read_record
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ class StoredRun:
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:
         """A row for each flow, and what was sent and counted."""
-        from heddle.runs.measured import read_evidence
-
         if self.record.outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
             return Stored(None, f"the run {how}, so it has no paths")

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import LAYOUTS
 

@@ -23,8 +23,7 @@ from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import class_plan, deepest_queue
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
-from heddle.traffic.endpoint import Endpoint
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import Propagation, delay_between, windows_of
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of

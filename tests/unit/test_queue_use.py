@@ -8,9 +8,9 @@ import pytest
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.runs.parts import QueueUse
-from heddle.runs.recording import QueueTotals, use_of
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Series
+from heddle.runs.writer import QueueTotals, use_of
 from heddle.switch.queues.cells import CAUSES
 from heddle.switch.queues.portids import port_ids, row
 

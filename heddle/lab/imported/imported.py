@@ -33,8 +33,7 @@ from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
-from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
-from heddle.lab.imported.description import NodeDescription, TopologyDescription
+from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
