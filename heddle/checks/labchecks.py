@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from heddle.base.problems import CheckError, InputError
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
@@ -19,11 +19,9 @@ from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
 from heddle.lab.health import overriding_routes
 from heddle.lab.impairments import fault_lines, wanted_faults
-from heddle.runs.lookup import has_run, paths_of
+from heddle.lab.lab import Lab
+from heddle.runs.store import has_run, paths_of
 from heddle.switch.links.portfaults import differences
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
 
 _ONLINE: Final = Path("/sys/devices/system/cpu/online")
 

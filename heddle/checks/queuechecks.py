@@ -14,6 +14,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.checks.subject import Found, NothingError, Subject
 from heddle.fabric.model import Role
 from heddle.lab import health
+from heddle.lab.lab import Lab
 from heddle.lab.thresholds import own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
@@ -22,7 +23,6 @@ from heddle.switch.queues.attached import expected, read_attached, read_closed
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
     from heddle.switch.queues.cells import LabQueues
 
 _REST_S: Final = 1.0  # how long to wait until a queue is seen empty: BGP sends packets from time to time

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle.base.problems import HeddleError
 from heddle.checks import labchecks, queuechecks
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line, shortened
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
+from heddle.lab.lab import Lab
 
 Check = Callable[[Subject], Found | Answer]
 # Name -> check, in the order of their dependencies. A new check is a function in its own file, and one line here.

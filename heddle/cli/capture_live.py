@@ -326,7 +326,7 @@ class LiveNotes:
         return Notes((), None, number, int(cell[at][key]), closed, frame.outgoing)
 
     def _crosses(self, path: tuple[str, ...], frame: Frame, what: Dissected) -> bool:
-        from heddle.predict.spread import ports_of
+        from heddle.predict.walk import ports_of
 
         egress = frame.port if frame.outgoing else self._peers.get(frame.port, "")
         return egress in {self._nics[what.src].ref, *(port for word in path for port in ports_of(word))}

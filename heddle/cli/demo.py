@@ -21,9 +21,9 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.runtimes.registry import get_runtime
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.views.pathstext import uplinks

@@ -15,7 +15,7 @@ from heddle.host import packages
 
 
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
-    from heddle.lab.imported.companions import files_of
+    from heddle.lab.imported.choose import files_of
 
     return files_of(typed["fabric"], typed["topology"])
 

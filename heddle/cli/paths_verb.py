@@ -121,7 +121,7 @@ def show_paths(out: Console, lab: str | None, run: str | None, shown: Shown, *, 
     """
     from heddle.lab.opening import open_lab
     from heddle.runs import moved
-    from heddle.runs.lookup import load
+    from heddle.runs.store import load
     from heddle.views.linkloads import describe_run
     from heddle.views.pathstext import now_text, paths_text
 
@@ -235,7 +235,7 @@ def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mode(typed: str | None) -> str | None:
-    from heddle.forecast.modes import mode_words
+    from heddle.forecast.wires import mode_words
 
     if typed is not None and typed not in mode_words():
         raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, mode_words())))

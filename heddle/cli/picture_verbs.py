@@ -14,7 +14,7 @@ from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
     from heddle.views.linkloads import LinkLoad, Usage
     from heddle.views.queuepicture import Panel
 

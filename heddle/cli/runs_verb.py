@@ -77,7 +77,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     ./inv report writes the last run; ./inv report 3 5 -o both.html writes two. The lab need not be up, and the file
     needs no network. A directory of a run that was copied elsewhere can be named too. docs/report.md describes it.
     """
-    from heddle.runs.lookup import open_runs
+    from heddle.runs.store import open_runs
 
     found = open_runs(runs, lab)
     name = out_ or f"report-{'-'.join(_short_name(run, found) for run in found[:4])}.html"
@@ -112,7 +112,7 @@ def compare(
     comparison and both runs are written as one HTML file. docs/report.md says how noise is judged.
     """
     from heddle.runs.compare import compare as compare_runs
-    from heddle.runs.lookup import open_runs
+    from heddle.runs.store import open_runs
     from heddle.views.runstext import compare_text
 
     pair = open_runs([a, b], lab)

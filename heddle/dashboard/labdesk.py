@@ -28,8 +28,8 @@ from heddle.dashboard.news import NewsItem
 from heddle.dashboard.reading import LiveSource
 from heddle.lab.opening import check_version, open_lab
 from heddle.lab.queues import rows_of_port
-from heddle.predict.spread import ports_of
-from heddle.runs import lookup
+from heddle.predict.walk import ports_of
+from heddle.runs import store
 from heddle.runs.store import History
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class PathsOfRuns:
         key = mark, run
         known = self._known.get(lab.name)
         if known is None or known[0] != key:
-            known = key, paths_json(run, lookup.paths_of(lab, run))
+            known = key, paths_json(run, store.paths_of(lab, run))
             self._known[lab.name] = known
         return known[1]
 

@@ -17,7 +17,7 @@ from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Destinations, Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 
 

@@ -25,7 +25,7 @@ from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.ranks import Rank, Wants
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import LAYOUTS

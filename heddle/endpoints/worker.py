@@ -46,7 +46,7 @@ from heddle.host import capacity as machine
 from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA

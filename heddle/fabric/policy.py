@@ -1,6 +1,6 @@
 """The policy of a fabric's switches and hosts, separate from the wiring: frozen values, from a fabric file or topology.
 
-heddle/fabric/policydata.py makes a Policy from a fabric file, heddle/lab/imported/derive.py from a topology.
+heddle/fabric/policydata.py makes a Policy from a fabric file, heddle/lab/imported/description.py from a topology.
 Out: Policy, which `Fabric.policy` carries: addresses, scale, MTUs, routing and queues. Sizes are bytes, durations
 nanoseconds. Code that works on the built fabric never reads a fabric file.
 """

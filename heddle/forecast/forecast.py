@@ -16,13 +16,25 @@ from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
-from heddle.forecast import modes as how
 from heddle.forecast.columns import flows_of
 from heddle.forecast.demand import Traffic, traffic_of
 from heddle.forecast.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.forecast.planfile import PaperPlan
 from heddle.forecast.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
-from heddle.forecast.wires import Trouble, Wires, forwarding_of, trouble_of, wires_of
+from heddle.forecast.wires import (
+    HASHED,
+    Trouble,
+    Wires,
+    compared,
+    forwarding_of,
+    mode_note,
+    other_seeds,
+    rule_of,
+    rules_of,
+    steering_of,
+    trouble_of,
+    wires_of,
+)
 from heddle.host.preflight import frr_release
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
@@ -76,8 +88,8 @@ class _Forecast:
         self._wires, self._traffic, self._nics, self._trouble = wires, traffic, nics, trouble
         self._before, self._after, self._ask = before, after, ask
         self._own = ask.mode or wires.fabric.policy.routing.ecmp
-        self._modes = how.compared(self._own)
-        self._steering = how.steering_of(wires, before)
+        self._modes = compared(self._own)
+        self._steering = steering_of(wires, before)
         above = ports_above(wires.fabric, {endpoint.nic for endpoint in traffic.endpoints})
         self._ranked = np.array([port in above for port in wires.ports], dtype=bool)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
@@ -95,7 +107,7 @@ class _Forecast:
         roofline = self._roofline(demand)
         trials = self._trials(roofline, observer)
         results = tuple(self._mode(mode, every.get(mode), even, roofline, trials) for mode in self._modes)
-        main = every[how.HASHED[0]]  # flows without a path are the same in all modes
+        main = every[HASHED[0]]  # flows without a path are the same in all modes
         first = every.get(self._modes[0])
         endpoints = self._traffic.endpoints
         return Prediction(
@@ -117,9 +129,9 @@ class _Forecast:
         """Each mode in which a flow has one path, with the file's seeds (trial 0) or with others."""
         wires, policy = self._wires, self._wires.fabric.policy
         scenarios = []
-        for mode in how.HASHED:
-            rule = how.rule_of(policy, mode)
-            rules = how.rules_of(wires, rule, self._steering, how.other_seeds(wires.seeds, trial))
+        for mode in HASHED:
+            rule = rule_of(policy, mode)
+            rules = rules_of(wires, rule, self._steering, other_seeds(wires.seeds, trial))
             scenarios.append(Scenario(mode, self._after, rules))
         return scenarios
 
@@ -128,12 +140,12 @@ class _Forecast:
         wires, policy = self._wires, self._wires.fabric.policy
         scenarios = self._hashed(0)
         befores: list[int | None] = [None] * len(scenarios)
-        if self._trouble and self._modes[0] in how.HASHED:
+        if self._trouble and self._modes[0] in HASHED:
             for key, on in _GROUPS.items():
                 if on and policy.routing.ucmp:
                     continue  # buckets have no weights: a file with both is refused
-                rule = how.rule_of(policy, self._modes[0], resilient=on)
-                rules = how.rules_of(wires, rule, self._steering, wires.seeds)
+                rule = rule_of(policy, self._modes[0], resilient=on)
+                rules = rules_of(wires, rule, self._steering, wires.seeds)
                 scenarios += [Scenario(f"{key}/before", self._before, rules), Scenario(key, self._after, rules)]
                 befores += [None, len(scenarios) - 2]
         return scenarios, befores
@@ -150,7 +162,7 @@ class _Forecast:
 
     def _trials(self, roofline: Roofline, observer: Observer) -> dict[str, dict[str, Percentiles]]:
         """Mode -> figure -> spread. Trials run one after the other, so that memory does not grow with their number."""
-        drawn: dict[str, dict[str, list[float]]] = {mode: {} for mode in how.HASHED}
+        drawn: dict[str, dict[str, list[float]]] = {mode: {} for mode in HASHED}
         if self._ask.trials:
             observer.begin("trials", self._ask.trials)
         for trial in range(1, self._ask.trials + 1):
@@ -267,7 +279,7 @@ class _Forecast:
         return Entropy(total, distinct, max(0.0, float(np.log2(total)) - weighted / total) if total else 0.0)
 
     def _notes(self) -> Iterator[str]:
-        if note := how.mode_note(self._own):
+        if note := mode_note(self._own):
             yield note
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"

@@ -1,20 +1,24 @@
-"""Query a switch's FRR daemons through their own sockets: about a millisecond each, without a vtysh process.
+"""FRR daemons of switches: queries, BGP sessions that are not established, and IGP adjacencies that are not up.
 
-The protocol is that of vtysh (lib/vty.c, vtysh_read). Request: the command and a NUL. Response: the text, three NULs
-and one result byte.
+They are asked through their own sockets: about a millisecond each, without a vtysh process. The protocol is that of
+vtysh (lib/vty.c, vtysh_read). Request: the command and a NUL. Response: the text, three NULs and one result byte.
+MissingSession: both ends, their states, and the cause. A cause is stated only where a reading shows it; otherwise it is
+empty. Adjacency: one per neighbour that is not usable, and per port without a neighbour, as OSPF and IS-IS daemons
+report them. Only ports that lead to a switch count. The formats are FRR's JSON, from release 8 on (ospf_vty.c,
+ospf6_neighbor.c, isis_adjacency.c).
 """
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import Fabric, Node
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"
@@ -129,3 +133,228 @@ def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
                 raise ConnectionResetError(f"{vty} closed")
             answer += part
     return answer[:-4].decode(errors="replace")
+
+
+NO_ANSWER: Final = "no answer"
+NOT_CONFIGURED: Final = "not configured"
+NOT_ASKED: Final = "not asked"  # a host that speaks BGP
+
+# Switch -> its BGP neighbours; None when its bgpd does not answer.
+AskPeers = Callable[[str], Mapping[str, BgpPeer] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """One end. port: empty for a session whose addresses belong to no port. peer: the other end as named by bgpd.
+
+    state: of its BGP state machine (RFC 4271, 8.2.2), `no answer`, `not configured` or `not asked`.
+    """
+
+    node: str
+    port: str
+    peer: str
+    state: str
+
+    @property
+    def ref(self) -> str:
+        """`rtsw1:eth1`; the node alone where the session has no port."""
+        return f"{self.node}:{self.port}" if self.port else self.node
+
+    def text(self) -> str:
+        """`rtsw1:eth1 (Active)`."""
+        return f"{self.ref} ({self.state})"
+
+
+@dataclass(frozen=True, slots=True)
+class MissingSession:
+    """A session that is not established at both ends. why: empty where the cause is not known."""
+
+    a: SessionEnd
+    b: SessionEnd
+    why: str = ""
+
+    def text(self) -> str:
+        """`rtsw1:eth1 (Active) - ctsw1:eth1 (Idle): rtsw1:eth1 is down`."""
+        return f"{self.a.text()} - {self.b.text()}: {self.why or 'the cause is not known'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """`missing_sessions` of `status`."""
+        ends = [{"port": end.ref, "peer": end.peer, "state": end.state} for end in (self.a, self.b)]
+        return {"a": ends[0], "b": ends[1], "why": self.why}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCauses:
+    """Readings that may explain a missing session. stopped: nodes that are not running; down: ports without carrier ->
+    True if taken down at this end; silent: switch -> daemons that do not answer.
+    """
+
+    stopped: Collection[str]
+    down: Mapping[str, bool]
+    silent: Mapping[str, Collection[str]]
+
+
+def explained(missing: Iterable[MissingSession], seen: SessionCauses, ask: AskPeers) -> tuple[MissingSession, ...]:
+    """Add the causes. Each daemon is asked at most once, and only where kernels show no cause."""
+    answers: dict[str, Mapping[str, BgpPeer]] = {}
+
+    def peer_of(end: SessionEnd) -> BgpPeer | None:
+        if end.node not in answers:
+            answers[end.node] = ask(end.node) or {}
+        return answers[end.node].get(end.peer)
+
+    return tuple(replace(each, why=_simple(each, seen) or _by_bgp(each, peer_of)) for each in missing)
+
+
+def _simple(each: MissingSession, seen: SessionCauses) -> str:
+    """A cause found without asking bgpd: a node, a daemon or a link that is down."""
+    ends = (each.a, each.b)
+    for end in ends:
+        if end.node in seen.stopped:
+            return f"{end.node} is not running"
+    dead = [f"{daemon} of {end.node}" for end in ends for daemon in sorted(seen.silent.get(end.node, ()))]
+    if dead:
+        return f"{' and '.join(dead)} {'does' if len(dead) == 1 else 'do'} not answer"
+    down = [end.ref for end in ends if end.ref in seen.down]
+    taken = [ref for ref in down if seen.down[ref]]
+    if down:
+        return f"{' and '.join(taken or down)} {'is' if len(taken or down) == 1 else 'are'} down"
+    return ""
+
+
+def _by_bgp(each: MissingSession, peer_of: Callable[[SessionEnd], BgpPeer | None]) -> str:
+    """A cause reported by the two bgpds."""
+    ends = (each.a, each.b)
+    for end, other in ((each.a, each.b), (each.b, each.a)):
+        if end.state == NOT_CONFIGURED:
+            return f"bgpd of {end.node} has no neighbour for {other.ref}"
+    peers = [peer_of(end) for end in ends]
+    for end, peer in zip(ends, peers, strict=True):
+        if peer is not None and peer.shut:
+            return f"it is shut down at {end.node} (neighbor {end.peer} shutdown)"
+    peer_a, peer_b = peers
+    if peer_a is not None and peer_b is not None:
+        for end, near, far, there in ((each.a, peer_a, peer_b, each.b), (each.b, peer_b, peer_a, each.a)):
+            if near.remote_as and far.local_as and near.remote_as != far.local_as:
+                return f"AS mismatch: {end.node} expects AS {near.remote_as}, {there.node} has AS {far.local_as}"
+    for end, peer in zip(ends, peers, strict=True):
+        if peer is not None and peer.notification:
+            return f"last NOTIFICATION at {end.node}: {peer.notification}"
+    for end, peer in zip(ends, peers, strict=True):
+        if peer is not None and peer.reset:
+            return f"last reset at {end.node}: {peer.reset}"
+    return ""
+
+
+def missing_of(pairs: Iterable[tuple[SessionEnd, SessionEnd]]) -> list[MissingSession]:
+    """Sessions that an end reports as not established, without causes. An end that is not asked does not count."""
+    return [MissingSession(*pair) for pair in pairs if {end.state for end in pair} - {ESTABLISHED, NOT_ASKED}]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjacency:
+    """One end of an adjacency that is not up. port: `rtsw1:eth1`; neighbour: as the protocol names it, or empty."""
+
+    port: str
+    protocol: str
+    neighbour: str
+    why: str
+
+    @property
+    def what(self) -> str:
+        """`OSPF neighbour 10.0.0.2`."""
+        return f"{self.protocol} neighbour {self.neighbour}" if self.neighbour else self.protocol
+
+    def text(self) -> str:
+        """`rtsw1:eth1 OSPF neighbour 10.0.0.2 is in Init, dead interval 40 s`."""
+        return f"{self.port} {self.what} {self.why}"
+
+
+def pending(daemons: Daemons, switch: Node) -> list[Adjacency]:
+    """The switch's adjacencies that are not up, by port; empty where no IGP runs or its daemon does not answer."""
+    expected = daemons.expected(switch.name)
+    between = {port.name for port in switch.ports if not daemons.fabric.leads_to_host(port)}
+    found: list[Adjacency] = []
+    for daemon, read in _READERS.items():
+        if daemon not in expected and daemons.vty(switch.name, daemon) is None:
+            continue
+
+        def ask(command: str, daemon: str = daemon) -> Mapping[str, Any]:
+            text = daemons.answer(switch.name, daemon, command)
+            data = json.loads(text) if text.lstrip().startswith("{") else {}
+            return data if isinstance(data, dict) else {}
+
+        try:
+            rows = [row for row in read(ask) if row.port in between]
+        except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # the daemon has not started yet, or its release has another format
+        found += [Adjacency(f"{switch.name}:{row.port}", row.protocol, row.neighbour, row.why) for row in rows]
+    order = [f"{switch.name}:{port.name}" for port in switch.ports]
+    return sorted(found, key=lambda each: order.index(each.port))
+
+
+Ask = Callable[[str], Mapping[str, Any]]
+
+
+def _ospf(ask: Ask) -> Iterator[Adjacency]:
+    """RFC 2328: on a broadcast network no neighbour becomes Full before a designated router is elected. The election
+    takes as long as the dead interval; until then the interface is Waiting.
+    """
+    neighbours: dict[str, list[tuple[str, str]]] = {}
+    for rows in ask("show ip ospf neighbor json").get("neighbors", {}).values():
+        for row in rows:
+            name = str(row["ifaceName"]).partition(":")[0]
+            state = str(row.get("nbrState", row.get("state", "")))
+            neighbours.setdefault(name, []).append((str(row["ifaceAddress"]), state.partition("/")[0]))
+    for name, interface in ask("show ip ospf interface json").get("interfaces", {}).items():
+        if interface.get("timerPassiveIface") or not interface.get("ospfEnabled", True):
+            continue
+        state = str(interface.get("state", ""))
+        dead, wait = interface.get("timerDeadSecs", 40), interface.get("timerWaitSecs", 40)
+        yield from _judged("OSPF", name, neighbours.get(name, []), state, f"dead interval {dead} s", wait)
+
+
+def _ospf6(ask: Ask) -> Iterator[Adjacency]:
+    neighbours: dict[str, list[tuple[str, str]]] = {}
+    for row in ask("show ipv6 ospf6 neighbor json").get("neighbors", []):
+        state = {"Twoway": "2-Way"}.get(str(row["state"]), str(row["state"]))
+        neighbours.setdefault(str(row["interfaceName"]), []).append((str(row["neighborId"]), state))
+    for name, interface in ask("show ipv6 ospf6 interface json").items():
+        if "ospf6InterfaceState" not in interface:
+            continue
+        state, dead = str(interface["ospf6InterfaceState"]), interface.get("timerIntervalsConfigDead", 40)
+        yield from _judged("OSPFv3", name, neighbours.get(name, []), state, f"dead interval {dead} s", dead)
+
+
+def _judged(
+    protocol: str, port: str, rows: list[tuple[str, str]], interface: str, dead: str, wait: int
+) -> Iterator[Adjacency]:
+    """Neighbours that are not adjacent; two routers that are neither DR nor backup stay in 2-Way (RFC 2328, 10.4)."""
+    if not rows:
+        yield Adjacency(port, protocol, "", f"has no neighbour yet, {dead}")
+    for neighbour, state in rows:
+        if state == "Full" or (state == "2-Way" and interface == "DROther"):
+            continue
+        elects = state == "2-Way" and interface == "Waiting"
+        note = f"the designated router is elected after {wait} s" if elects else dead
+        yield Adjacency(port, protocol, neighbour, f"is in {state}, {note}")
+
+
+def _isis(ask: Ask) -> Iterator[Adjacency]:
+    adjacent: set[str] = set()
+    for area in ask("show isis neighbor json").get("areas", []):
+        for row in area.get("circuits", []):
+            if "adj" not in row:
+                continue
+            adjacent.add(str(row["interface"]))
+            if row["state"] != "Up":
+                yield Adjacency(str(row["interface"]), "IS-IS", str(row["adj"]), f"is in {row['state']}")
+    for area in ask("show isis interface json").get("areas", []):
+        for row in area.get("circuits", []):
+            interface = row.get("interface")
+            name = str(interface["name"] if isinstance(interface, dict) else interface)
+            if interface is not None and name not in adjacent:
+                yield Adjacency(name, "IS-IS", "", "has no neighbour yet")
+
+
+_READERS: Final[Mapping[str, Callable[[Ask], Iterator[Adjacency]]]] = {"ospfd": _ospf, "ospf6d": _ospf6, "isisd": _isis}

@@ -1,6 +1,10 @@
-"""Faults of a running lab: nodes, daemons, queues, links, the PFC agent, foreign routes. repair.py repairs the others.
+"""Faults of a running lab: nodes, daemons, queues, links, the PFC agent, foreign routes; and their repair.
 
-In:  a Lab, or a snapshot of it with the parts that `parts` names. Out: Problems.
+In:  a Lab, or a snapshot of it with the parts that `parts` names; to repair, a Lab whose lock is held.
+Out: Problems. Repaired: one line for each repair, and what was left on purpose; a second call finds nothing to repair.
+Missing nodes and ports cannot be repaired: MachineError names them before anything is changed. Working parts are not
+changed. Addresses and routes of hosts are applied again from the topology. Routes of switches return by themselves; the
+caller waits for them.
 Foreign routes are routes of switches that are not part of the fabric: static routes, announcements by hand, a wrong
 prefix length. Prediction, kernel and packets follow them alike, so only a comparison with the fabric finds one that
 exists during a whole run. Next hops of the fabric's own prefixes are compared in convergence.py.
@@ -8,17 +12,30 @@ exists during a whole run. Next hops of the fabric's own prefixes are compared i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
+from typing import Final
 
+from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.base.process import run
+from heddle.base.tables import some_of
+from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import Fib
+from heddle.kernel.netlink import down_ports
+from heddle.lab.impairments import Requested, end_run_faults, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.thresholds import own_queues
+from heddle.runtimes.netns_topology import read_topology
+from heddle.switch import install
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import portqueues
+from heddle.switch.queues import portqueues as queues
+from heddle.switch.queues.attached import expected, read_attached
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +127,6 @@ def _root(kind: str) -> tuple[str, str]:
 
 def lost_agent(lab: Lab) -> list[Problem]:
     """A Problem when the lab uses PFC and its agent does not run: no pause is sent or obeyed."""
-    from heddle.switch.pfc import control as pfc
-    from heddle.switch.queues import portqueues as queues
-
     if not queues.Setup.of(lab.fabric).gated or pfc.alive(lab.name).agent is not None:
         return []
     why = "is not running, so pauses are neither sent nor obeyed"
@@ -164,3 +178,167 @@ def _unknown(node: Node, fib: Fib, known: Collection[Network]) -> Iterator[Forei
         overrides = next((each for each in wider if each in known), None)
         if overrides is not None or names & {hop.port for hop in hops}:
             yield ForeignRoute(node.name, prefix, tuple(dict.fromkeys(hop.port for hop in hops)), overrides)
+
+
+STEP: Final = "repair"
+_END_S: Final = 30.0
+# File name of the scripts that start a node's daemons, in rendered and in imported labs.
+_START_SCRIPT: Final = "start.sh"
+
+# Ends the daemons of the node that this runs in. A PID in a file may belong to another process by now, or to the
+# daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process (no
+# CAP_SYS_PTRACE). A stopped daemon reacts only to SIGKILL.
+_END_DAEMONS: Final = r"""
+ours() {
+  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
+  space=$(readlink "/proc/$2/ns/net")
+  [ -z "$space" ] || [ "$space" = "$(readlink /proc/self/ns/net)" ]
+}
+for signal in TERM KILL; do
+  tries=0
+  while [ "$tries" -lt 30 ]; do
+    left=
+    for file in /run/frr/*.pid; do
+      [ -e "$file" ] || continue
+      daemon=$(basename "$file" .pid) pid=$(cat "$file")
+      ours "$daemon" "$pid" || continue
+      left=1
+      [ "$tries" -gt 0 ] || kill "-$signal" "$pid"
+    done
+    [ -n "$left" ] || break 2
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+done
+rm -f /run/frr/*.pid
+"""
+
+# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end.
+_START_DAEMONS: Final = r"""
+"$0" "$@" < /dev/null > /run/frr/heddle-repair.log 2>&1 && exit 0
+code=$?
+cat /run/frr/heddle-repair.log >&2
+exit $code
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What was repaired, and what was left down or drained on purpose; a line each."""
+
+    done: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+def repair(lab: Lab, observer: Observer) -> Repaired:
+    """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are missing."""
+    _check_repairable(lab)
+    observer.begin(STEP)
+    done = [*_links(lab), *_ports(lab)]
+    if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+        done.append("the PFC agent and its keeper: started again")
+    done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
+    done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
+    done += _daemons(lab)
+    observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
+    return Repaired(tuple(done), _left(lab))
+
+
+def _check_repairable(lab: Lab) -> None:
+    """MachineError for faults that only `down` and `up` can fix."""
+    recreate = f"./inv down {lab.name}, then up again: this cannot be repaired"
+    lost = lab.missing_nodes()
+    found = [Problem(each.where, each.what, each.why, recreate) for each in lost]
+    if not found:
+        roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+        found = [
+            Problem(ref, "the port", "is missing: it was removed", recreate) for ref, kind in roots.items() if not kind
+        ]
+        pins = [path for path in install.pins_of(lab.fabric) if not path.exists()]
+        found += [Problem("bpf", str(path), "is missing: it was removed", recreate) for path in pins[:1]]
+    if found:
+        raise MachineError(*found)
+
+
+def _links(lab: Lab) -> list[str]:
+    """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
+    if not lab.blueprint.rendered:
+        return []  # an imported topology does not say which links should be up
+    kept, repaired = Requested.read(lab.dir).down, []
+    for node in lab.fabric.nodes:
+        down = down_ports(lab.handle(node.name))
+        ports = [port for port in node.ports if down.get(port.name) and port.ref not in kept]
+        if ports:
+            _set_up(lab, node, ports)
+            repaired += [f"{port.ref}: link set up" for port in ports]
+    return repaired
+
+
+def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
+    """Set ports up, then restore the addresses and routes that the node lost with them, from its topology."""
+    netns = ["nsenter", f"--net={lab.handle(node.name).netns}", "ip"]
+    lines = "".join(f"link set dev {port.name} up\n" for port in ports)
+    done = run([*netns, "-batch", "-"], stdin=lines, check=False)
+    if done.code:
+        raise MachineError(Problem(node.name, "ports up", f"failed: {done.err.strip()}"))
+    commands = [line.removeprefix("ip ") for line in read_topology(lab.topology).nodes[node.name].exec]
+    for word in ("addr", "route"):
+        again = [line.replace(f"{word} add ", f"{word} replace ", 1) for line in commands if f"{word} add " in line]
+        for family in (" ", "-6 "):
+            own = [line.removeprefix("-6 ") for line in again if line.startswith("-6 ") == (family == "-6 ")]
+            if own:  # -force: an address or route that exists already must not stop the rest
+                flags = ["-6"] if family == "-6 " else []
+                run([*netns, *flags, "-force", "-batch", "-"], stdin="\n".join(own) + "\n", check=False)
+
+
+def _ports(lab: Lab) -> list[str]:
+    """Reinstall queues and programs on ports where they differ from the expected ones."""
+    setup = portqueues.Setup.of(lab.fabric)
+    roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+    broken: dict[str, list[Port]] = {}
+    why: dict[str, list[str]] = {}
+    for node in lab.fabric.nodes:
+        netns, names = lab.handle(node.name).netns, [port.name for port in node.ports]
+        queues, programs = portqueues.read(netns, names), read_attached(netns, names)
+        for port in node.ports:
+            shaper = queues.get(port.name)
+            parts = []
+            if port.ref in roots or shaper is None or setup.faults(port, shaper):
+                parts.append("queues")
+            if programs[port.name] != expected(node, setup.ids[node.name, port.name]):
+                parts.append("programs")
+            if parts:
+                broken.setdefault(node.name, []).append(port)
+                why.setdefault(" and ".join(parts), []).append(port.ref)
+    if broken:
+        install.reinstall(lab.fabric, lab.handles(), broken, own_queues(lab))
+    return [f"{some_of(refs)}: {parts} installed again" for parts, refs in why.items()]
+
+
+def _daemons(lab: Lab) -> list[str]:
+    """Restart all daemons of a switch when one of them does not answer.
+
+    Restarting only zebra is not enough: it often does not get the routes of a bgpd that was connected to the old zebra.
+    """
+    silent = lab.snapshot(LabPart.SILENT).silent
+    nodes = read_topology(lab.topology).nodes
+    repaired = []
+    for switch, names in silent.items():
+        if not names:
+            continue
+        start = next(
+            (line for line in nodes[switch].exec if line.startswith("sh ") and line.endswith(_START_SCRIPT)), ""
+        )
+        if not start:
+            hint = f"./inv down {lab.name}, then up again"
+            raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))
+        lab.output(switch, ["sh", "-c", _END_DAEMONS], timeout=_END_S)
+        lab.output(switch, ["sh", "-c", _START_DAEMONS, *start.split()], timeout=_END_S)
+        repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
+    return repaired
+
+
+def _left(lab: Lab) -> tuple[str, ...]:
+    """Links and switches that are down or drained on purpose, in lines."""
+    now = lab.snapshot(parts(lab))
+    return tuple(f"{each.where}: {each.what} {each.why}" for each in down_or_drained(lab, now))

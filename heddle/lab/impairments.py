@@ -1,33 +1,90 @@
 """Faults of the links of a running lab: set, list, clear, restore; and set for one run.
 
 In:  a Lab and a LinkFault; or the texts of `./inv run --fault`.
-Out: the fault of each port, with its counters. What was set is recorded (requested.py), so that `status`, `validate`
-and `up --repair` know it. A fault concerns the packets that leave by a port: the other direction is another port.
+Out: the fault of each port, with its counters. What was set is recorded, so that `status`, `validate` and
+`up --repair` know it; so are ports that were taken down (outages.py):
+
+    LABDIR/faults.json     {"down": ["rtsw1:eth3", ...], "links": {"rtsw1:eth3": {"loss": 0.01}, ...},
+                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}}
+
+Whether a port is down now is read from its kernel, not from this file. The caller holds the lab's lock.
+A fault concerns the packets that leave by a port: the other direction is another port.
 A fault for one run is recorded in the same way, with what its port had before. So all that reads faults sees it, and a
 run that was killed (SIGKILL) is undone later: by the next run, `up --repair` or `fault --clear`.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Port
-from heddle.lab.requested import Requested
 from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
-from heddle.switch.links.portfaults import differences, file_faults, read_counts, require_netem, set_faults
+from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.switch.links.portfaults import FaultCounts
+
+_FILE: Final = "faults.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The record of one lab.
+
+    down: ports that were taken down. `up --repair` leaves them down; `up` and `status` report them. links: port that
+    packets leave by -> the fault that was set on its link, an empty one where that of the fabric file was cleared.
+    before_run: port whose fault in `links` is for one run -> what `links` had of it before; None: nothing.
+    """
+
+    down: frozenset[str] = frozenset()
+    links: Mapping[str, LinkFault] = field(default_factory=dict)
+    before_run: Mapping[str, LinkFault | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """directory: the lab's. A damaged file, or a damaged part of it, counts as empty."""
+        try:
+            data = json.loads((directory / _FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return cls()
+        if not isinstance(data, dict):
+            return cls()
+        refs = data.get("down")
+        down = frozenset(each for each in refs if isinstance(each, str)) if isinstance(refs, list) else frozenset()
+        links = {ref: fault for ref, fault in _faults(data.get("links")).items() if fault is not None}
+        return cls(down, links, _faults(data.get("run")))
+
+    def write(self, directory: Path) -> None:
+        """Replace the record."""
+        data: dict[str, Any] = {"down": sorted(self.down)}
+        if self.links:
+            data["links"] = {ref: fault.to_json() for ref, fault in sorted(self.links.items())}
+        if self.before_run:
+            run = sorted(self.before_run.items())
+            data["run"] = {ref: None if fault is None else fault.to_json() for ref, fault in run}
+        state.write_json(directory / _FILE, data)
+
+
+def _faults(data: Any) -> dict[str, LinkFault | None]:
+    found: dict[str, LinkFault | None] = {}
+    for ref, values in data.items() if isinstance(data, dict) else ():
+        try:
+            found[ref] = None if values is None else LinkFault.from_json(values)
+        except (ValueError, TypeError, AttributeError):
+            continue
+    return found
+
 
 _LOCK_S: Final = 10.0  # for another command that changes faults, hashing or thresholds
 _POLL_S: Final = 0.05
@@ -159,7 +216,7 @@ def ports_of(fabric: Fabric, refs: Sequence[str]) -> list[Port]:
     patterns = [each if ":" in each else f"{each}:*" for each in typed]
     names = [port.ref for port in every]
     problems = [
-        Problem("", word, f"is not a port of {fabric.name}", _near(word, fabric))
+        Problem("", word, f"is not a port of {fabric.name}", nearest_port(word, fabric))
         for word, pattern in zip(typed, patterns, strict=True)
         if not any(fnmatchcase(name, pattern) for name in names)
     ]
@@ -168,7 +225,8 @@ def ports_of(fabric: Fabric, refs: Sequence[str]) -> list[Port]:
     return [port for port in every if any(fnmatchcase(port.ref, pattern) for pattern in patterns)]
 
 
-def _near(word: str, fabric: Fabric) -> str:
+def nearest_port(word: str, fabric: Fabric) -> str:
+    """A hint for a word that is no port: the nearest node, or the ports of the node."""
     node = fabric.by_name.get(word.partition(":")[0])
     if node is None:
         return did_you_mean(word.partition(":")[0], fabric.by_name)

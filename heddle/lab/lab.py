@@ -1,22 +1,22 @@
 """The handle of a running lab: its fabric, its runtime, its directory, and its Blueprint.
 
-A Blueprint describes the expected state of a lab. It is made from a fabric file (rendered.py) or from a user-supplied
+A Blueprint describes the expected state of a lab. It is made from a fabric file (opening.py) or from a user-supplied
 containerlab topology (imported/). `up`, `status` and `validate` use only the Blueprint, not the file.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
-from heddle.lab.daemons import Daemons
-from heddle.lab.sessions import MissingSession
+from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
 from heddle.lab.snapshot import LabPart, Snapshot, take
 from heddle.runtimes.registry import Runtime
 
@@ -39,69 +39,90 @@ class Setting:
     certain: bool
 
 
-class Blueprint(Protocol):
-    """The expected state of a lab, and how to write its topology."""
+@dataclass(frozen=True)
+class Blueprint(ABC):
+    """The expected state of a lab, and how to write its topology.
 
-    @property
-    def fabric(self) -> Fabric:
-        """The fabric model."""
+    rendered: True for a fabric file: Heddle writes the whole topology, so every route can be predicted.
+    """
 
-    @property
-    def rendered(self) -> bool:
-        """True for a fabric file: Heddle writes the whole topology, so every route can be predicted."""
+    fabric: Fabric
+    rendered: ClassVar[bool] = False
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user before the lab is created, a sentence each."""
+        return ()
 
+    @abstractmethod
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the topology and the files that it binds into `out`; returns the topology's path."""
 
     def spec_data(self) -> Mapping[str, Any]:
         """The fabric file as stored in the lab's record; empty where there is none."""
+        return {}
 
     def recorded(self) -> Mapping[str, Any]:
         """Further data for the record, from which `reopened` restores this object."""
+        return {}
 
+    @abstractmethod
     def differences(self, record: Record) -> list[Difference]:
         """Differences between the running lab of that name and this one."""
 
     def own_hashing(self) -> Mapping[str, Mapping[str, str]]:
         """Switch -> hashing sysctls that its topology sets itself, with their values."""
+        return {}
 
     def own_sysctls(self) -> Mapping[str, Mapping[str, Sequence[Setting]]]:
         """Node -> sysctls that its own configuration sets, each with its possible settings."""
+        return {}
 
+    @abstractmethod
     def sysctls(self, topology: Path) -> Mapping[str, Mapping[str, str]]:
         """Node -> sysctls set at start, without those of hashing. topology: the one that runs."""
 
     def completed(self, handles: Mapping[str, NodeHandle]) -> Blueprint:
         """This blueprint, completed with data that only running nodes provide."""
+        return self
 
+    @abstractmethod
     def daemons(self, switch: str) -> tuple[str, ...]:
         """The daemons that must answer on a switch."""
 
+    @abstractmethod
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Return when the lab has converged; CheckError with what is missing after `timeout` seconds."""
 
     @property
+    @abstractmethod
     def gap_parts(self) -> LabPart:
         """The parts of a snapshot that `gaps` needs."""
 
+    @abstractmethod
     def gaps(self, now: Snapshot) -> list[str]:
         """Routes that are missing in kernels, in lines."""
 
+    @abstractmethod
     def routes_checked(self) -> str:
         """What `gaps` checks, for the report when no route is missing; empty where no route is expected."""
 
-    def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """BGP sessions established, and expected. Part: SESSIONS."""
-
+    @abstractmethod
     def session_faults(self, now: Snapshot) -> list[str]:
         """Ends of sessions that are not established, in lines. Part: SESSIONS."""
 
+    @abstractmethod
+    def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
+        """Both ends of each BGP session that is expected. Part: SESSIONS."""
+
     def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
         """Sessions that are not established at both ends, without causes. Part: SESSIONS."""
+        return missing_of(self.session_pairs(now))
+
+    def sessions(self, now: Snapshot) -> tuple[int, int]:
+        """BGP sessions established, and expected. Part: SESSIONS."""
+        pairs = self.session_pairs(now)
+        return len(pairs) - len(missing_of(pairs)), len(pairs)
 
 
 @dataclass(frozen=True, slots=True)

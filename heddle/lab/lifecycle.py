@@ -24,20 +24,23 @@ from heddle.base.process import Journal
 from heddle.base.tables import some_of
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
-from heddle.host import limits
+from heddle.host import delivery, limits
 from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.health import Repaired
+from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
-from heddle.lab.opening import check_version, lab_from, lab_of, open_lab, topology_path
-from heddle.lab.rendered import Source, blueprint_from
-from heddle.lab.repair import Repaired
-from heddle.lab.repair import repair as repair_running
+from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
+from heddle.switch import install as switch
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues import disciplines
+from heddle.switch.queues.portqueues import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,6 @@ def up(
     behind. CheckError when it does not converge: the lab is left for inspection. With `rollback` it is taken down, if
     this call created it.
     """
-    from heddle.switch import install as switch
-
     observer = observer or Silent()
     engine = get_runtime(runtime)
     lab = lab_from(blueprint_from(wanted), engine)
@@ -187,9 +188,6 @@ def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = D
 
 def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal: Journal) -> None:
     """The commands that heddle/switch runs for every port. System calls set offloads and programs: as comments."""
-    from heddle.host import delivery
-    from heddle.switch.queues.portqueues import Setup
-
     setup = Setup.of(fabric)
     for node in fabric.nodes:
         lines = [line for port in node.ports for line in setup.discipline.lines(port, setup.queues)]
@@ -203,9 +201,6 @@ def _script_of_ports(fabric: Fabric, handles: Mapping[str, NodeHandle], journal:
 
 def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clock: _Clock) -> Lab:
     """Create the lab without waiting for routes. After any failure nothing is left behind."""
-    from heddle.switch import install as switch
-    from heddle.switch.queues import disciplines
-
     record = state.Record(
         *(lab.name, lab.runtime.name, "starting", lab.blueprint.spec_data(), source),
         options=_recorded(options),
@@ -291,8 +286,6 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
 def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
     """Remove everything of a lab. The record is removed last, so an interrupted removal can be repeated."""
     from heddle.kernel import rdma
-    from heddle.switch import install as switch
-    from heddle.switch.pfc import control as pfc
 
     with _uninterrupted(), machine_errors():
         pfc.stop(name)

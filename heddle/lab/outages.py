@@ -10,7 +10,7 @@ missing routes if that takes too long. If a step fails or is interrupted, its ch
     fault.undo()
 
 The current faults are always read from the kernels and from BGP, so faults made by hand count as well. Only links that
-were taken down here are recorded, for `up --repair` (requested.py).
+were taken down here are recorded, for `up --repair` (impairments.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.requested import Requested
+from heddle.lab.impairments import Requested, nearest_port
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -283,12 +283,9 @@ def _check_rendered(lab: Lab) -> None:
 def _port(lab: Lab, ref: str) -> tuple[Node, str]:
     name, colon, port = ref.partition(":")
     nodes = lab.fabric.by_name
-    if name not in nodes:
-        raise InputError(Problem("", ref, f"is not a port: {lab.name} has no {name}", did_you_mean(name, nodes)))
-    names = [each.name for each in nodes[name].ports]
-    if not colon or port not in names:
-        hint = f"{name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-        raise InputError(Problem("", ref, "is not a port", hint))
+    if name not in nodes or not colon or port not in [each.name for each in nodes[name].ports]:
+        why = "is not a port" if name in nodes else f"is not a port: {lab.name} has no {name}"
+        raise InputError(Problem("", ref, why, nearest_port(ref, lab.fabric)))
     if nodes[name].role is Role.SWITCH:
         return nodes[name], port
     # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.

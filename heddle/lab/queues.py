@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from heddle.base.ethernet import HEADER
 from heddle.base.units import parse_duration
+from heddle.fabric.model import Fabric, Port
+from heddle.fabric.policy import PfcPolicy
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.rows import REACTION_BINS, REACTION_STEP_NS
 from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
@@ -23,10 +26,6 @@ from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.queuestate import QueueState
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from heddle.fabric.model import Fabric, Port
-    from heddle.fabric.policy import PfcPolicy
     from heddle.lab.lab import Lab
     from heddle.lab.thresholds import QueueSetting
 

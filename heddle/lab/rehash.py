@@ -20,6 +20,7 @@ from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import programmed
+from heddle.fabric.model import Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.seeds import seed_for
 from heddle.kernel.fib import port_names
@@ -31,7 +32,6 @@ from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Node
     from heddle.lab.lab import Lab
 
 Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefix) -> port

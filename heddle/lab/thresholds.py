@@ -16,6 +16,8 @@ from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
+from heddle.fabric.model import Fabric, Level
+from heddle.fabric.policy import QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.spec.keys import Strict
 from heddle.spec.plain import nested_values
@@ -26,8 +28,6 @@ from heddle.switch.queues.classes import Policies, policies_of
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric, Level
-    from heddle.fabric.policy import QueuePolicy
     from heddle.lab.lab import Lab
 
 # Paths below `queues` that are thresholds, which are in a BPF map. All others are in qdiscs, or in tables for qdiscs.

@@ -10,14 +10,15 @@ them with the running kernel.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import U32, U64
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4
-from heddle.fabric.policy import FIELDS_5_TUPLE
+from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict.flowarrays import FlowArrays
 
 Seed = int | U32  # one for all rows, or one per row
@@ -37,22 +38,6 @@ _L3_IPV6: Final = FIELD_SRC | FIELD_DST | FIELD_PROTO | FIELD_LABEL
 _JHASH_INITVAL: Final = 0xDEADBEEF
 _KEYS_WORDS: Final = {4: 12, 6: 18}  # struct flow_keys from its hashed part on: 48 bytes, and 72 with IPv6 addresses
 _IPV6_WORDS: Final = 4
-
-
-class UdfLike(Protocol):
-    """A user-defined field of a switch's hash: some bytes at an offset in a header."""
-
-    @property
-    def base(self) -> str:
-        """`l3` (the IP header), `l4` (UDP) or `bth`."""
-
-    @property
-    def offset(self) -> int:
-        """In bytes."""
-
-    @property
-    def bytes(self) -> int:
-        """1 to 4."""
 
 
 def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:
@@ -77,12 +62,12 @@ def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS
     return low
 
 
-def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: UdfLike | None = None) -> U32:
+def e_ecmp_hash(flows: FlowArrays, seed: Seed, udf: Udf | None = None) -> U32:
     """The hash of hash.c: jhash2 of e_ecmp_words. ValueError when the field differs between packets of one flow."""
     return jhash2(e_ecmp_words(flows, udf), seed)
 
 
-def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = True) -> U32:
+def e_ecmp_words(flows: FlowArrays, udf: Udf | None = None, *, qpn: bool = True) -> U32:
     """Source, destination (one word each, four for IPv6), ports (source << 16 | destination), user-defined field.
 
     udf: None for the destination QP, or for zeros without `qpn`.
@@ -94,7 +79,7 @@ def e_ecmp_words(flows: FlowArrays, udf: UdfLike | None = None, *, qpn: bool = T
     return np.column_stack([flows.src, flows.dst, ports, last])
 
 
-def udf_values(flows: FlowArrays, udf: UdfLike) -> U32 | None:
+def udf_values(flows: FlowArrays, udf: Udf) -> U32 | None:
     """The field of each flow's packets as a big-endian number; None when it differs between packets of one flow."""
     value = np.zeros(len(flows), dtype=np.uint32)
     for at in range(udf.offset, udf.offset + udf.bytes):
@@ -271,3 +256,87 @@ def _jhash_final(a: U32, b: U32, c: U32) -> U32:
     a = (a ^ c) - _rotl32(c, 4)
     b = (b ^ a) - _rotl32(a, 14)
     return (c ^ b) - _rotl32(b, 24)
+
+
+Row = tuple[str, tuple[int, ...]]
+
+_M32: Final = 0xFFFFFFFF
+_M64: Final = (1 << 64) - 1
+_GOLDEN: Final = 0xDEADBEEF
+_MIX: Final = (("a", "c", 4, "b"), ("b", "a", 6, "c"), ("c", "b", 8, "a"),
+               ("a", "c", 16, "b"), ("b", "a", 19, "c"), ("c", "b", 4, "a"))  # fmt: skip
+_FINAL: Final = (("c", "b", 14), ("a", "c", 11), ("b", "a", 25), ("c", "b", 16),
+                 ("a", "c", 4), ("b", "a", 14), ("c", "b", 24))  # fmt: skip
+
+
+def _rol32(x: int, n: int) -> int:
+    return (x << n | x >> (32 - n)) & _M32
+
+
+def _rol64(x: int, n: int) -> int:
+    return (x << n | x >> (64 - n)) & _M64
+
+
+def jhash_steps(words: Sequence[int], initval: int) -> tuple[list[Row], int]:
+    """jhash2 (include/linux/jhash.h): the state (a, b, c) after each step, and the hash."""
+    start = (_GOLDEN + 4 * len(words) + initval) & _M32
+    s = {"a": start, "b": start, "c": start}
+    rows: list[Row] = [(f"a = b = c = deadbeef + {4 * len(words):x} + {initval:x}", tuple(s.values()))]
+    left = list(words)
+    while len(left) > 3:
+        for name, word in zip("abc", left, strict=False):
+            s[name] = (s[name] + word) & _M32
+        rows.append((f"+ {' '.join(f'{word:08x}' for word in left[:3])}", tuple(s.values())))
+        for x, y, n, z in _MIX:  # __jhash_mix: x -= y, x ^= rol(y, n), y += z
+            s[x] = (s[x] - s[y]) & _M32 ^ _rol32(s[y], n)
+            s[y] = (s[y] + s[z]) & _M32
+            rows.append((f"{x} = ({x} - {y}) ^ rol({y}, {n}), then {y} = {y} + {z}", tuple(s.values())))
+        left = left[3:]
+    if not left:
+        return rows, s["c"]
+    for name, word in zip("abc", left, strict=False):
+        s[name] = (s[name] + word) & _M32
+    rows.append((f"+ {' '.join(f'{word:08x}' for word in left)}", tuple(s.values())))
+    for x, y, n in _FINAL:  # __jhash_final
+        s[x] = ((s[x] ^ s[y]) - _rol32(s[y], n)) & _M32
+        rows.append((f"{x} = ({x} ^ {y}) - rol({y}, {n})", tuple(s.values())))
+    return rows, s["c"]
+
+
+def siphash_steps(words: Sequence[int], key: int) -> tuple[list[Row], int]:
+    """SipHash-2-4 of 64-bit words, with equal halves of the key: v0 to v3 after each word, and the value."""
+    v = [key ^ c for c in (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)]
+    rows: list[Row] = [("key ^ somepseudorandomlygeneratedbytes", tuple(v))]
+    names = [f"word {at}" for at in range(len(words))] + ["length"]
+    for name, word in zip(names, (*words, len(words) * 8 << 56), strict=True):
+        v[3] ^= word
+        _rounds(v, 2)
+        v[0] ^= word
+        rows.append((f"v3 ^= {word:016x}, 2 rounds, v0 ^= it ({name})", tuple(v)))
+    v[2] ^= 0xFF
+    _rounds(v, 4)
+    rows.append(("v2 ^= ff, 4 rounds", tuple(v)))
+    return rows, v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def _rounds(v: list[int], count: int) -> None:
+    for _ in range(count):
+        v[0] = (v[0] + v[1]) & _M64
+        v[1] = _rol64(v[1], 13) ^ v[0]
+        v[0] = _rol64(v[0], 32)
+        v[2] = (v[2] + v[3]) & _M64
+        v[3] = _rol64(v[3], 16) ^ v[2]
+        v[0] = (v[0] + v[3]) & _M64
+        v[3] = _rol64(v[3], 21) ^ v[0]
+        v[2] = (v[2] + v[1]) & _M64
+        v[1] = _rol64(v[1], 17) ^ v[2]
+        v[2] = _rol64(v[2], 32)
+
+
+def bounds(weights: Sequence[int]) -> list[int]:
+    """The last 31-bit value of each next hop: round(running weight * 2^31 / total) - 1."""
+    total, running, found = sum(weights), 0, []
+    for weight in weights:
+        running += weight
+        found.append((2 * (running << 31) + total) // (2 * total) - 1)
+    return found

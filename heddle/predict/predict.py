@@ -2,7 +2,7 @@
 
 In:  Fib and SwitchHashing of every switch (read once), and flows.
 Out: for each flow the ordered egress ports, from its source's leaf to the port of its destination host;
-     where packets of one flow are spread, all ports of that step in one word (spread.py).
+     where packets of one flow are spread, all ports of that step in one word (walk.py).
 The hashes are in hashes.py, the choice of each mode in rules.py, the selection in forwarding.py, the walk in walk.py.
 This module converts FIBs and tables to their arrays.
 """
@@ -22,8 +22,7 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import Forwarding, forwarding_of
 from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
-from heddle.predict.spread import element
-from heddle.predict.walk import Hops, walk
+from heddle.predict.walk import Hops, element, walk
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 

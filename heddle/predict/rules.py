@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,10 @@ import numpy.typing as npt
 from heddle.base.arrays import I32, I64, U32
 from heddle.base.problems import Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
-from heddle.fabric.policy import FIELDS_5_TUPLE
+from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.hashes import POLICIES, e_ecmp_words, jhash2, kernel_hash, udf_values
-
-if TYPE_CHECKING:
-    from heddle.predict.hashes import UdfLike
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
@@ -40,7 +37,7 @@ class HashingRule:
     mode: str = "flow"
     policy: int = POLICY_CUSTOM
     fields: int = FIELDS_5_TUPLE
-    udf: UdfLike | None = None
+    udf: Udf | None = None
     resilient: bool = False
     buckets: int = 256
 

@@ -1,7 +1,9 @@
-"""Statistics of path choice: is it even, is it independent, or are there too few flows for a verdict?
+"""Statistics of path choice: is it even, is it independent, or are there too few flows for a verdict? Noise of runs.
 
-In:  counts of flows per link, labels of choices, columns of flows.
-Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no.
+In:  counts of flows per link, labels of choices, columns of flows; values of runs.
+Out: numbers with their verdict. A test whose expected counts are too small gives TOO_FEW, never a yes or a no. For
+runs: half-widths of 95 % intervals of means of iterations (Welch's test: B. L. Welch, Biometrika 34, 1947), and of
+single values whose spread equal runs show.
 Sources: Pearson's chi-square and the G-test as in Sokal and Rohlf, "Biometry", chapter 17; the rule for small counts is
 Cochran's (Biometrics 10, 1954); the incomplete gamma function is evaluated as in DLMF 8.11.4 and 8.9.2.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -256,3 +259,51 @@ def _gamma_fraction(a: float, x: float) -> float:
 
 def _off_zero(value: float, tiny: float) -> float:
     return value if abs(value) > tiny else tiny
+
+
+# Quantiles of Student's t, 97.5 %, by degrees of freedom: NIST/SEMATECH e-Handbook, 1.3.6.7.2.
+_T: Final = (
+    (1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (5, 2.571), (6, 2.447), (7, 2.365), (8, 2.306), (9, 2.262),
+    (10, 2.228), (12, 2.179), (15, 2.131), (20, 2.086), (30, 2.042), (60, 2.000), (120, 1.980), (10**9, 1.960),
+)  # fmt: skip
+LEAST_FREEDOM: Final = 2  # degrees of freedom of a spread: three equal runs, or two of each kind
+
+
+def quantile(freedom: float) -> float:
+    """Student's t, 97.5 %. For the next smaller degree of freedom in the table: doubt counts as noise."""
+    return next((t for degrees, t in reversed(_T) if degrees <= freedom), _T[0][1])
+
+
+def interval(one: Sequence[float], other: Sequence[float]) -> float:
+    """Half of the 95 % interval of the difference of two means, by Welch's test."""
+    parts = [variance(each) / len(each) for each in (one, other)]
+    total = sum(parts)
+    if not total:
+        return 0.0
+    freedom = total**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (one, other), strict=True))
+    return quantile(freedom) * math.sqrt(total)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpread:
+    """How much values of equal runs differ. deviation: the standard deviation; freedom: its degrees of freedom."""
+
+    deviation: float
+    freedom: int
+
+    @property
+    def apart(self) -> float:
+        """Half of the 95 % interval of the difference of two single values."""
+        return quantile(self.freedom) * self.deviation * math.sqrt(2)
+
+
+def spread_of(groups: Sequence[Sequence[float]]) -> RunSpread | None:
+    """The pooled spread of groups of equal runs; None with fewer than LEAST_FREEDOM degrees of freedom.
+
+    Pooled: the values of every group are taken to spread equally around the mean of their own group.
+    """
+    freedom = sum(len(each) - 1 for each in groups if each)
+    if freedom < LEAST_FREEDOM:
+        return None
+    squares = sum((value - fmean(each)) ** 2 for each in groups if each for value in each)
+    return RunSpread(math.sqrt(squares / freedom), freedom)

@@ -3,12 +3,15 @@
 In:  Forwarding (the next hops of each switch), FabricRules (how it chooses), flows as columns.
 Out: Hops: for every flow the egress ports, hop by hop, as port ids; a hop that is not determined (spray, flowlets) is
      a fan: all ports that it may take.
+A hop in words, which prediction and oracle write and proofs read: `rtsw1:eth1`; `rtsw1:{eth1,eth2}` if one switch
+spreads packets of one flow; `{ctsw1:eth2,ctsw2:eth2}` if several switches forward it.
 Running fabrics and offline predictions use the same code. There is no loop over flows; the time is linear in flows x
 hops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -163,3 +166,31 @@ def _merged(step: WalkStep, peer: I32) -> tuple[I32, I32, F64]:
     unique, where = np.unique(key, return_inverse=True)
     summed: F64 = np.bincount(where, weights=share, minlength=len(unique)).astype(np.float64)
     return (unique >> 32).astype(np.int32), (unique & 0xFFFFFFFF).astype(np.int32), summed
+
+
+def element(ports: Iterable[str]) -> str:
+    """One step as a word. ports: `rtsw1:eth1`, at least one; their order is kept."""
+    by_switch: dict[str, list[str]] = {}
+    for ref in ports:
+        switch, _, port = ref.partition(":")
+        if port not in by_switch.setdefault(switch, []):
+            by_switch[switch].append(port)
+    if len(by_switch) == 1:
+        ((switch, names),) = by_switch.items()
+        return f"{switch}:{names[0]}" if len(names) == 1 else f"{switch}:{{{','.join(names)}}}"
+    return "{" + ",".join(f"{switch}:{name}" for switch, names in by_switch.items() for name in names) + "}"
+
+
+def ports_of(word: str) -> tuple[str, ...]:
+    """The ports of a step."""
+    if word.startswith("{"):
+        return tuple(word[1:-1].split(","))
+    switch, _, port = word.partition(":")
+    if port.startswith("{"):
+        return tuple(f"{switch}:{name}" for name in port[1:-1].split(","))
+    return (word,)
+
+
+def spreads(path: Iterable[str]) -> bool:
+    """Whether any step of a path is more than one port."""
+    return any("{" in word for word in path)

@@ -1,20 +1,23 @@
-"""Measured paths: the counters of every switch port for every QP.
+"""Measured paths: the counters of every switch port for every QP, and whether they prove a path.
 
 In:  the counters of all switches (a difference over a run), the flows of that run, and which of them are spread.
-Out: for each flow the ordered egress ports that counted it, the packets of each, and counts at other ports; and between
-     two steps, the ingress and egress counts of each switch.
+Out: for each flow the ordered egress ports that counted it, the packets of each, and counts at other ports; between
+     two steps, the ingress and egress counts of each switch. With the expected path of each flow and the drop counters
+     of queues and machine: the reason that a path is not proven, '' if it is; port -> packets lost after it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle.fabric.model import Fabric
-from heddle.predict.spread import element
+from heddle.predict.walk import element, ports_of
+from heddle.proof.evidence import Evidence
 from heddle.switch.counters import FlowCount, SwitchCounters
-from heddle.traffic.flow import Flow, FlowKey
+from heddle.traffic.flow import Flow, FlowKey, Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +122,15 @@ def _follow(flow: Flow, seen: dict[str, list[FlowCount]], peers: Mapping[str, st
             taken = rows if wide else rows[:1]
             step += [Count(f"{switch}:{row.port}", row.packets, row.bytes) for row in taken]
             stray += [(f"{switch}:{row.port}", row.packets) for row in rows[len(taken) :]]
-        steps.append(tuple(sorted(step, key=lambda count: _natural(count.port))))
+        steps.append(tuple(sorted(step, key=lambda count: natural(count.port))))
         here = list(dict.fromkeys(peers.get(count.port, "") for count in steps[-1]))
     stray += [(f"{name}:{row.port}", row.packets) for name, rows in seen.items() for row in rows]
     return Measured(tuple(steps), tuple(sorted(stray)))
 
 
-def _natural(ref: str) -> list[tuple[str, int]]:
+def natural(word: str) -> list[tuple[int, str]]:
     """A sort key that puts eth10 after eth9."""
-    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D+)(\d*)", ref)]
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", word) if part]
 
 
 def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
@@ -146,3 +149,158 @@ def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
     if seen.steps and seen.received is not None:
         ports = tuple(count.port for count in seen.steps[-1])
         yield Passage(ports, seen.packets[-1], seen.bytes[-1], seen.received, None)
+
+
+Path = tuple[str, ...]
+
+
+def measured_why(
+    sent: Sent, expected: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
+) -> str:
+    """The reason that the counters do not prove a path; empty when they do."""
+    if seen.stray:
+        return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
+    if not sent.packets and not seen.steps:
+        return ""  # a QP without data has no measured path
+    outside = _outside_why(expected, seen)
+    return outside or _count_why(sent, seen, unexplained, peers) or _other_path_why(expected, seen)
+
+
+def _outside_why(expected: Path, seen: Measured) -> str:
+    """The ports outside its set that counted a spread flow; empty when there are none."""
+    for word, step in zip(expected, seen.steps, strict=False):
+        allowed = ports_of(word)
+        if len(allowed) > 1 and (outside := [count.port for count in step if count.port not in allowed]):
+            return f"seen at {', '.join(outside)}, outside {word}"
+    return ""
+
+
+def _other_path_why(expected: Path, seen: Measured) -> str:
+    """The first step at which other ports than the expected ones counted a flow; empty when there is none."""
+    for word, step, seen_word in zip(expected, seen.steps, seen.path, strict=False):
+        if any(count.port not in ports_of(word) for count in step):
+            return f"the counters saw another path: expected {word}, counted {seen_word}"
+    if len(expected) == len(seen.steps):
+        return ""
+    at = min(len(expected), len(seen.steps))
+    words = (" ".join(path[at : at + 1]) or "nothing" for path in (expected, seen.path))
+    return "the counters saw another path: expected {}, counted {}".format(*words)
+
+
+def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
+    """The error in the counts along a measured path; empty when they add up."""
+    if seen.packets[:1] != (sent.packets,):
+        return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
+    if seen.bytes[:1] != (sent.bytes,):
+        return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
+    for passage in passages(seen, peers):
+        if passage.packets_out > passage.packets_in:
+            nic = f"the NIC took {passage.packets_out} packets, {passage.name} counted {passage.packets_in}"
+            return nic if passage.bytes_out is None else f"more packets after {passage.name} than at it"
+        if passage.lost:
+            reasons = [unexplained[port] for port in passage.ports if port in unexplained]
+            if reasons:
+                return "; ".join(reasons)
+        elif passage.bytes_out not in (None, passage.bytes_in):
+            return f"other packets after {passage.name} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
+    return ""
+
+
+def lost_behind(
+    measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence, number: int
+) -> dict[str, int]:
+    """Port -> packets that it counted, but the next switch on their path, or the NIC at its end, did not.
+
+    If a flow reached a switch over several ports, the loss is assigned to those whose queues dropped packets of the
+    flows' class.
+    """
+    lost: dict[str, int] = {}
+    shared: list[Passage] = []
+    for passage in (each for seen in measured for each in passages(seen, peers) if each.lost):
+        if len(passage.ports) == 1:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + passage.lost
+        else:
+            shared.append(passage)
+    for passage in shared:
+        left = passage.lost
+        for port in passage.ports:
+            part = min(left, max(0, (evidence.class_drops(port, number) or 0) - lost.get(port, 0)))
+            if part:
+                lost[port] = lost.get(port, 0) + part
+            left -= part
+        if left:
+            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + left
+    return lost
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLosses:
+    """Losses of RoCEv2 flows that are not to be proven. lost: port -> packets missing at the next switch.
+
+    unknown: ports to hosts that sent some of them: the counts of those NICs are not known.
+    """
+
+    lost: Mapping[str, int]
+    unknown: frozenset[str]
+
+    @classmethod
+    def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherLosses:
+        """From the counters of a run. Answers of the proven flows do not count at their last port.
+
+        If a flow reached a switch over several ports, its loss counts after each of them.
+        """
+        ours = {sent.flow.key for sent in evidence.sent}
+        answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
+        into: dict[tuple[FlowKey, str], list[Count]] = {}
+        out: Counter[tuple[FlowKey, str]] = Counter()
+        unknown: set[str] = set()
+        for switch, table in evidence.counters.items():
+            for row in table.flows:
+                if row.key in ours:
+                    continue
+                count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
+                out[row.key, switch] += row.packets
+                if (peer := peers.get(count.port, "")) in evidence.counters:
+                    into.setdefault((row.key, peer), []).append(count)
+                elif (row.src, row.dst) not in answered:
+                    unknown.add(count.port)
+        lost: Counter[str] = Counter()
+        for at, counts in into.items():
+            missing = max(0, sum(count.packets for count in counts) - out[at])
+            for port in {count.port for count in counts} if missing else ():
+                lost[port] += missing
+        return cls(dict(lost), frozenset(unknown))
+
+
+def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int, others: OtherLosses) -> dict[str, str]:
+    """Port -> the reason that its drop counters do not explain the packets that these flows lost after it.
+
+    number: the class of the flows. Drops are counted by port and class, not by flow. They explain a loss only if each
+    drop must be one of the lost packets. There are two cases: the class dropped as many packets as these flows lost,
+    and no other RoCEv2 flow lost any there; or all classes together dropped as many as all RoCEv2 flows lost there.
+    Otherwise some drops were of other traffic, and it is not known which. The machine's backlog drops have no port,
+    class or flow.
+    """
+    found: dict[str, str] = {}
+    for port, count in lost.items():
+        drops, more = evidence.class_drops(port, number), others.lost.get(port, 0)
+        if drops is None:
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
+                "of which class is not recorded: not attributable"
+            )
+        elif drops < count:
+            machine = (
+                f"; the machine's backlog dropped {evidence.backlog_drops} of any traffic: not attributable"
+                if evidence.backlog_drops
+                else ""
+            )
+            found[port] = (
+                f"{count} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+            )
+        elif port in others.unknown or (drops != count if not more else evidence.drops[port] != count + more):
+            found[port] = (
+                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
+                "perhaps of other traffic: not attributable"
+            )
+    return found

@@ -2,7 +2,7 @@
 
 In:  a fabric, the handles of its switches, and flows.
 Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port of its destination host; where
-     packets of one flow are spread, all ports of that step in one word (spread.py); and the source of the choices:
+     packets of one flow are spread, all ports of that step in one word (walk.py); and the source of the choices:
 
 `kernel`: if the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). If the
     BPF program sets a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps). Then
@@ -14,7 +14,7 @@ Out: Answers: for each flow the ordered egress ports, from its source's leaf to 
     over the next hops of the kernel's route: the same formula as in the prediction.
 
 Shared with the prediction: the links of the fabric, the mode and policy read from each switch (SwitchHashing: they
-decide which lookup is used, not its result), names of ports, the word of a step (spread.py), the number of buckets of a
+decide which lookup is used, not its result), names of ports, the word of a step (walk.py), the number of buckets of a
 resilient next-hop group (fib.py), and `kernel_hash`, with which standin.py finds 5-tuples. The prediction uses
 `kernel_hash` only where no program sets a hash; there the oracle does not use it.
 """
@@ -42,9 +42,10 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.selftest import verdict
-from heddle.predict.spread import element
-from heddle.predict.walk import MAX_HOPS
+from heddle.predict.trial import MAX_PACKETS, trial
+from heddle.predict.walk import MAX_HOPS, element
 from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.flow import Flow
@@ -224,9 +225,6 @@ class _Switch:
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
         (rt6_multipath_custom_hash_fl6 and _skb). Its answer would be wrong.
         """
-        from heddle.predict.flowarrays import FlowArrays
-        from heddle.predict.trial import MAX_PACKETS, trial
-
         found: list[Ports] = [()] * len(arrivals)
         groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
         for at, hops in enumerate(matched):

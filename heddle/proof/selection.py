@@ -15,7 +15,8 @@ from typing import Final
 from heddle.base.problems import Problems
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import matching_names, nic_refs, split_words
-from heddle.predict.spread import ports_of
+from heddle.predict.walk import ports_of
+from heddle.proof.measure import natural
 from heddle.proof.verdict import FlowProof, PathsResult
 
 _NUMBER: Final = r"(0[xX][0-9a-fA-F]+|[0-9]+)"
@@ -157,11 +158,6 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 def _several(words: Iterable[str]) -> str:
     """The first of some words, each once, and how many there are."""
-    order = sorted(dict.fromkeys(words), key=_natural)
+    order = sorted(dict.fromkeys(words), key=natural)
     more = f", ... ({len(order)} in all)" if len(order) > _LISTED else ""
     return (", ".join(order[:_LISTED]) + more) or "none"
-
-
-def _natural(word: str) -> list[str | int]:
-    """host2 before host10. Parts alternate between text and number, so that they can be compared."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", word)]

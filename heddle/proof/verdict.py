@@ -15,24 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
 from itertools import count as numbers
 from typing import Any
 
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import NicNames
+from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import predict
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.predict.spread import ports_of, spreads
 from heddle.predict.statistics import Entropy, tuple_entropy
+from heddle.predict.walk import ports_of, spreads
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
-from heddle.proof.counts import OtherLosses, lost_behind, measured_why, unexplained_losses
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
-from heddle.proof.measure import Measured, measure, peers_of
-from heddle.proof.otherroutes import other_routes
+from heddle.proof.measure import Measured, OtherLosses, lost_behind, measure, measured_why, peers_of, unexplained_losses
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA
 
@@ -353,3 +353,23 @@ def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int
     if misses:
         notes.append(f"{misses} packets were not counted: a counter map was full")
     return tuple(notes)
+
+
+def other_routes(
+    fabric: Fabric, fibs: Mapping[str, Fib], flows: Sequence[Flow], paths: Sequence[Sequence[str]]
+) -> tuple[str, ...]:
+    """Switches on these paths that match a destination with a prefix different from the fabric's."""
+    asked = {
+        (port.partition(":")[0], flow.dst_ip)
+        for flow, path in zip(flows, paths, strict=True)
+        for word in path
+        for port in ports_of(word)
+    }
+    said: dict[str, None] = {}
+    tables = {name: Fib(name, dict.fromkeys(fabric.expected_next_hops.get(name, ()), ())) for name in fibs}
+    for switch, destination in sorted(asked):
+        address = ip_address(destination)
+        expected, found = (table[switch].match(address) for table in (tables, fibs))
+        if expected is not None and found is not None and found != expected:
+            said[f"{switch} routes {destination} with prefix {found}; the fabric has {expected}"] = None
+    return tuple(said)

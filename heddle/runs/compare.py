@@ -7,28 +7,97 @@ Noise of times and bandwidths of one size:
 - A difference up to STEADY is always noise. Two identical runs on an idle machine differ by up to STEADY
   (`./inv bench steady`). The iterations of one run do not show this.
 Noise of counts (marks, drops, pauses; one value per run): the spread of equal runs that are kept beside A and B
-(noise.py). With fewer than three equal runs it is not known. Not known either: noise when the host CPU
-was the bottleneck, and noise of times of runs without recorded iterations.
+(equal_runs). It is not computed from the count: of eight equal runs on a fabric of 8 hosts, the variance of marks and
+pauses was 0.4 to 11 times their mean, and a Poisson process has 1. With fewer than three equal runs it is not known.
+Not known either: noise when the host CPU was the bottleneck, and noise of times of runs without recorded iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import flat, value_text
 from heddle.base.units import format_size
-from heddle.runs.noise import equal_runs, interval, spread_of
-from heddle.runs.runsettings import SettingDifference, differing_settings
+from heddle.fabric.policydata import dump_policy
+from heddle.predict.statistics import interval, spread_of
+from heddle.runs.parts import QueueUse
+from heddle.runs.results import RunOutcome
+from heddle.runs.runrecord import RunHeader
+from heddle.runs.runtable import SizeRow
+from heddle.runs.store import History
+from heddle.runs.stored import StoredRun
 
 if TYPE_CHECKING:
-    from heddle.runs.outcome import RunOutcome
-    from heddle.runs.queueuse import QueueUse
-    from heddle.runs.runtable import SizeRow
-    from heddle.runs.stored import StoredRun
+    from heddle.runs.surroundings import Surroundings
+
+_SHOWN: Final = 4  # nodes that a setting names
+_LOOKED_AT: Final = 50  # the latest runs: no more are kept by default
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting that differs, in words."""
+
+    name: str
+    a: str
+    b: str
+
+
+def differing_settings(a: StoredRun, b: StoredRun) -> tuple[SettingDifference, ...]:
+    """Options, policy of the fabric, versions and machine, if they differ. A part that one run misses gives no row."""
+    fabrics = a.fabric.value is not None and b.fabric.value is not None
+    around = a.surroundings.value is not None and b.surroundings.value is not None
+    told = [settings_of(run, fabrics, around) for run in (a, b)]
+    names = dict.fromkeys((*told[0], *told[1]))
+    pairs = ((name, told[0].get(name, "-"), told[1].get(name, "-")) for name in names)
+    return tuple(SettingDifference(name, one, other) for name, one, other in pairs if one != other)
+
+
+def settings_of(run: StoredRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
+    """Every setting of a run in words."""
+    header, built, around = run.record.header, run.fabric.value, run.surroundings.value
+    told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
+    told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
+    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
+    told["Heddle"] = run.record.heddle
+    if built is not None and with_fabric:
+        told |= {f"fabric.{name}": value_text(each) for name, each in flat(dump_policy(built.policy)).items()}
+        sizes = (built.switches, built.hosts, built.links)
+        told["switches, hosts, links"] = ", ".join(str(len(each)) for each in sizes)
+        told["rates of links (bit/s)"] = ", ".join(
+            f"{rate:,}" for rate in sorted({link.rate_bps for link in built.links})
+        )
+    if around is not None and with_around:
+        told |= {f"version of {name}": version for name, version in around.versions.items() if name != "Heddle"}
+        told |= {"runtime": around.runtime, "processors": f"{around.processors} x {around.processor}"}
+        told |= _live(around)
+    return told
+
+
+def _live(around: Surroundings) -> dict[str, str]:
+    """What was set while the lab ran."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for node, settings in around.queues.items():
+        for path, value in settings.items():
+            found.setdefault(f"live queues.{path}", {}).setdefault(value_text(value), []).append(node)
+    usual = flat({"options": around.fabric.policy.routing.hash.to_json(), "exact": []})
+    for switch, rule in around.hashing.items():
+        for path, value in flat(rule).items():
+            # The mode is in `hashing`; seeds differ from switch to switch.
+            if path not in ("mode", "seed") and usual.get(path) != value:
+                found.setdefault(f"live hashing.{path}", {}).setdefault(value_text(value), []).append(switch)
+    return {name: "; ".join(f"{value} on {_some(at)}" for value, at in each.items()) for name, each in found.items()}
+
+
+def _some(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes) if len(nodes) <= _SHOWN else f"{len(nodes)} nodes"
+
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
@@ -266,3 +335,34 @@ def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
     if len(a.record.header.ranks) != len(b.record.header.ranks):
         notes.append("the numbers of ranks differ: times are of different work and are not compared")
     return tuple(notes)
+
+
+def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
+    """By directory, the run itself and its repetitions; empty for a run without an outcome.
+
+    Equal: all settings and sizes, and the state of the fabric. Left out: runs where the host CPU was or may have been
+    the bottleneck.
+    """
+    mine = run.record.outcome
+    if mine is None:
+        return {}
+    found = {run.path: mine}
+    wanted = settings_of(run, with_fabric=True, with_around=True)
+    for other in History(run.lab, run.path.parent).newest(_LOOKED_AT):
+        outcome = None if other.damage else other.record.outcome
+        if outcome is None or outcome.machine.limited or other.path in found:
+            continue
+        if _about(other.record.header) != _about(run.record.header) or _state(outcome) != _state(mine):
+            continue
+        if settings_of(other, with_fabric=True, with_around=True) == wanted:
+            found[other.path] = outcome
+    return found
+
+
+def _about(header: RunHeader) -> RunHeader:
+    """The header without its time."""
+    return replace(header, when="")
+
+
+def _state(outcome: RunOutcome) -> str:
+    return "" if outcome.fabric_state is None else outcome.fabric_state.word

@@ -20,12 +20,10 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.hashes import flow_keys, udf_values
+from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
 from heddle.predict.predict import forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule
-from heddle.predict.spread import element
-from heddle.predict.steps import Row, bounds, jhash_steps, siphash_steps
-from heddle.predict.walk import MAX_HOPS, walk
+from heddle.predict.walk import MAX_HOPS, element, walk
 from heddle.proof import oracle
 from heddle.runs.flowword import flow_of
 from heddle.switch.hashing.hashing import SwitchHashing

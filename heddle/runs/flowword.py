@@ -75,7 +75,7 @@ def _number(word: str, text: str, key: str) -> int:
 
 
 def _of_run(lab: Lab, word: str, qpn: int, run: str | None) -> Flow:
-    from heddle.runs.lookup import load
+    from heddle.runs.store import load
 
     stored = load(lab, run)
     flows = [sent.flow for sent in stored.evidence.sent]

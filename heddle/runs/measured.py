@@ -1,14 +1,21 @@
 """What the workers report at the end of a run: a row per flow, and all that the parts of a result are made from.
 
-In:  the plan, its transport, the reports of the workers. Out: FlowRow per flow, MeasuredRun.
+In:  the plan, its transport, the reports of the workers; the Evidence that was collected around the run.
+Out: FlowRow per flow, MeasuredRun; rows and evidence in `evidence.json` of the run's directory. proof/evidence.py
+defines the format of evidence and flows; this module adds the counters of receivers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter
+
+from heddle.base import state
+from heddle.runs.files import read_object, undamaged
 from heddle.traffic.flow import Sent
 from heddle.wire.layout import AETH_BYTES, LAYOUTS
 
@@ -18,7 +25,11 @@ if TYPE_CHECKING:
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
+    from heddle.proof.evidence import Evidence
     from heddle.traffic.plan import Plan, Qp
+
+
+EVIDENCE: Final = "evidence.json"  # flows and evidence of a run, in its directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +143,34 @@ def _sprayed_rows(
             yield FlowRow(sent, receiver.ce, counters, taken + acks_taken)
         else:
             yield FlowRow(Sent(flow, packets, size), 0, nothing, taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """The part of a FlowRow that evidence does not have."""
+
+    ce: int
+    counters: Mapping[str, int]
+
+
+_RECEIVED: Final = TypeAdapter(tuple[_Received, ...])
+
+
+def write_evidence(directory: Path, flows: Sequence[FlowRow], evidence: Evidence) -> None:
+    """Write evidence.json atomically. flows: those of the evidence, in its order."""
+    rows = _RECEIVED.dump_python(tuple(_Received(row.ce, row.counters) for row in flows), mode="json")
+    state.write_json(directory / EVIDENCE, {"received": rows, "evidence": evidence.to_json()})
+
+
+def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
+    """Read evidence.json. UnreadableError with the reason when that is not possible."""
+    from heddle.proof.evidence import Evidence
+
+    data = read_object(directory / EVIDENCE)
+    with undamaged(EVIDENCE):
+        received, evidence = _RECEIVED.validate_python(data["received"]), Evidence.from_json(data["evidence"])
+        if not len(evidence.oracle) == len(evidence.sent) == len(received):
+            raise ValueError("flows without evidence")
+        taken = evidence.received or (None,) * len(evidence.sent)
+        rows = zip(evidence.sent, received, taken, strict=True)
+        return tuple(FlowRow(sent, each.ce, each.counters, count) for sent, each, count in rows), evidence

@@ -21,8 +21,7 @@ from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.predict import forwarding_for, predict, rules_for
 from heddle.predict.rules import FabricRules, steering_like
-from heddle.predict.spread import spreads
-from heddle.predict.walk import Hops, walk
+from heddle.predict.walk import Hops, spreads, walk
 from heddle.proof.verdict import Path, PathsResult, lookup_paths
 from heddle.runs.stored import StoredRun
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of

@@ -1,22 +1,22 @@
 """Sending rates of a run's queue pairs over time, where congestion control limits them: `rates.npz` in its directory.
 
 In:  the reports of the workers at the end of a run, and its queue pairs.
-Out: Rates, for the picture and the report; UnreadableError with the reason where there are none. CongestionUse: the
-sums for the table, JSON and the run's record.
+Out: Rates, for the picture and the report; UnreadableError with the reason where there are none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from heddle.base.arrays import F64
 from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
-from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:
-    from heddle.base.arrays import F64
     from heddle.runs.measured import MeasuredRun
 
 RATES: Final = "rates.npz"
@@ -48,8 +48,6 @@ class RateCourse:
 
     def at(self, times_s: F64) -> F64:
         """The rate at some times; before its first packet the line rate."""
-        import numpy as np
-
         if not len(self.times_s):
             return np.full(len(times_s), float(self.qp.line_bps))
         index = np.searchsorted(self.times_s, times_s, side="right") - 1
@@ -57,8 +55,6 @@ class RateCourse:
 
     def mean(self, end_s: float) -> float:
         """The mean rate from the first packet until `end_s`, bit/s."""
-        import numpy as np
-
         if not len(self.times_s):
             return float(self.qp.line_bps)
         lengths = np.diff(np.append(self.times_s, max(end_s, float(self.times_s[-1]))))
@@ -87,50 +83,6 @@ class Rates:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class CongestionUse:
-    """Congestion control in one run. parameters: all of them, in hardware units; settings: those that were set.
-
-    slowed: queue pairs whose rate was below the line rate at some time, of `qps`. least_bps: the lowest rate of any,
-    at least_at.
-    """
-
-    controller: str
-    parameters: Mapping[str, float]
-    settings: str
-    cnps_sent: int
-    cnps_received: int
-    slowed: int
-    qps: int
-    least_bps: float
-    least_at: str
-
-    @classmethod
-    def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
-        """From the end of a run; None without congestion control."""
-        from heddle.endpoints.congestion.controlled import congestion_of
-
-        control, rates = congestion_of(measured.plan), rates_of_run(measured)
-        if control is None or rates is None:
-            return None
-        sums = measured.counters
-        settings = described(control.values, control.congestion.tunables)
-        return use_of_rates(rates, control.values, settings, sums["cnps_sent"], sums["cnps_received"])
-
-    def to_json(self) -> dict[str, Any]:
-        """`congestion` of the run's document, without the rates of each queue pair."""
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """Lines of the table's footer."""
-        slowed = f"{self.slowed} of {self.qps} QPs slowed, down to {self.least_bps / 1e6:.3g} Mb/s ({self.least_at})"
-        cnps = f"{self.cnps_sent:,} CNPs sent, {self.cnps_received:,} received"
-        lines = [f"{cnps}; {slowed if self.slowed else 'no QP slowed'}"]
-        if self.settings:
-            lines.append(f"set: {self.settings}")
-        return [f"#{self.controller:<9s}: {line}" for line in lines]
-
-
 def rates_of_run(measured: MeasuredRun) -> Rates | None:
     """The rates that the workers recorded; None without congestion control."""
     from heddle.endpoints.congestion.controlled import congestion_of
@@ -153,8 +105,6 @@ def rates_of(
 
     Steps after the run's end are left out: at its end, workers let all delays expire at once.
     """
-    import numpy as np
-
     courses = []
     for qp, each in steps:
         table = np.array(each, np.float64).reshape(-1, 2)
@@ -164,23 +114,8 @@ def rates_of(
     return Rates(controller, seconds, tuple(courses))
 
 
-def use_of_rates(
-    rates: Rates, parameters: Mapping[str, float], settings: str, cnps_sent: int, cnps_received: int
-) -> CongestionUse:
-    """The sums of a run."""
-    least = [float(each.rates_bps.min(initial=each.qp.line_bps)) for each in rates.courses]
-    slowed = sum(1 for each, rate in zip(rates.courses, least, strict=True) if rate < each.qp.line_bps)
-    at = min(range(len(least)), key=least.__getitem__)
-    return CongestionUse(
-        rates.controller, parameters, settings, cnps_sent, cnps_received, slowed, len(least), least[at],
-        rates.courses[at].qp.name,
-    )  # fmt: skip
-
-
 def write_rates(directory: Path, rates: Rates) -> None:
     """Write rates.npz atomically."""
-    import numpy as np
-
     about = {
         "format": _VERSION_OF_RATES, "controller": rates.controller, "seconds": rates.seconds,
         "qps": [asdict(each.qp) for each in rates.courses],
@@ -195,8 +130,6 @@ def write_rates(directory: Path, rates: Rates) -> None:
 
 def read_rates(directory: Path) -> Rates:
     """Read rates.npz. UnreadableError with the reason when that is not possible."""
-    import numpy as np
-
     path = directory / RATES
     if not path.exists():
         raise UnreadableError(f"{RATES} is missing: the run had no congestion control, or did not finish")

@@ -2,17 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import JsonValue
 
 from heddle.base.units import emulated_words
 from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
-from heddle.runs.measured import FlowRow, MeasuredRun
-from heddle.runs.outcome import Carrier, RunOutcome, parts_of
-from heddle.runs.rates import Rates, rates_of_run
+from heddle.lab.fabricstate import FabricState
+from heddle.runs.measured import FlowRow, MeasuredRun, columns_of
+from heddle.runs.parts import RunParts, parts_of
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
+
+if TYPE_CHECKING:
+    from heddle.proof.verdict import PathsResult
+    from heddle.runs.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The transport of a run: its name, its parameters, and the meaning of its columns in the rows of flows."""
+
+    name: str = ""
+    parameters: Mapping[str, JsonValue] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> Self:
+        """The transport of a run."""
+        plan, transport = measured.plan, measured.transport
+        return cls(plan.options.transport, transport.parameters(), columns_of(plan, transport))
+
+    def to_json(self) -> dict[str, Any]:
+        """`transport` of the run's document."""
+        columns = [{"key": column.key, "unit": column.unit, "text": column.text} for column in self.columns]
+        return {"name": self.name, "parameters": dict(self.parameters), "columns": columns}
+
+
+@dataclass(frozen=True, slots=True)
+class ProofSummary:
+    """The verdict on a run's paths at its end. MMR: max/mean over the uplinks; None when no packet was sent."""
+
+    agree: bool
+    qps: int
+    unproven: int
+    sources: tuple[str, ...]
+    mmr_flows: float | None
+    mmr_bytes: float | None
+
+    @classmethod
+    def of(cls, proof: PathsResult) -> ProofSummary:
+        """The summary of a proof."""
+        unproven = sum(1 for each in proof.flows if each.why)
+        return cls(proof.agree, len(proof.flows), unproven, proof.sources, proof.mmr.flows, proof.mmr.bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOutcome(RunParts):
+    """The measured part of a finished run, as it is stored. proof: None where no verdict was possible.
+
+    counters: of the transport, summed over all queue pairs. icrc_errors, stray: None where the hosts' own stack does
+    not report them. fabric_state: before and after the run.
+    """
+
+    rows: tuple[SizeRow, ...]
+    icrc_errors: int | None
+    stray: int | None
+    transport: Carrier = field(default_factory=Carrier)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    proof: ProofSummary | None = None
+    fabric_state: FabricState | None = None
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all sizes and ranks."""
+        return sum(row.wrong for row in self.rows)
+
+    @property
+    def largest(self) -> SizeRow:
+        """The row of the largest size."""
+        return max(self.rows, key=lambda row: row.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +99,8 @@ class RunResult(RunHead, RunOutcome):
     @classmethod
     def of(cls, head: RunHead, measured: MeasuredRun, rows: Sequence[SizeRow], **known: Any) -> Self:
         """Combine the reports of the workers. rows: in order of size; known: the fields that they do not report."""
+        from heddle.runs.rates import rates_of_run
+
         return cls(
             **vars(head),
             **parts_of(measured),

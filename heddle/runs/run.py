@@ -17,14 +17,15 @@ from typing import Protocol
 from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
-from heddle.base.units import format_size
+from heddle.base.units import format_duration, format_size
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
-from heddle.endpoints.transports import find_transport
+from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled
+from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import health
@@ -32,14 +33,14 @@ from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns, faults_for_run, faults_on
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
-from heddle.proof.collect import collect_after, collect_before, wait_until_delivered
-from heddle.proof.countroom import check_room
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.predict import rule_of
+from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
-from heddle.runs.recording import recording
-from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
-from heddle.runs.writer import writing
+from heddle.runs.writer import recording, writing
+from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
@@ -209,3 +210,48 @@ def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
     return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
+
+
+def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Transport) -> list[str]:
+    """What reorders packets. hashing: of each switch, by name."""
+    if transport.any_order:
+        return []
+    flows = FlowArrays.of([plan.qps[0].flow])
+    frame_ns = _frame_ns(plan)
+    spraying, splitting, varying = [], [], []
+    for row in hashing.values():
+        if row.mode == "spray":
+            spraying.append(row)
+        elif row.mode in SPREADING and row.options.gap_ns < frame_ns:
+            splitting.append(row)
+        elif rule_of(row).by_program and rule_of(row).words(flows) is None:
+            varying.append(row)
+    why = f"transport {plan.options.transport} counts packets that arrive out of order as lost"
+    able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
+    use = f"use --transport {able}, which accepts any order"
+    found = []
+    if spraying:
+        found.append(f"{_switches(len(spraying), 'spray', 'sprays')} packets, but {why}: {use}")
+    if splitting:
+        gap = max(row.options.gap_ns for row in splitting)
+        found.append(
+            f"{_switches(len(splitting), 'begin', 'begins')} a new flowlet after {format_duration(gap)}, but packets at"
+            f" line rate are {format_duration(frame_ns)} apart: each may take another path, and {why}; set a longer"
+            f" hash.gap, or {use}"
+        )
+    if varying:
+        found.append(
+            f"{_switches(len(varying), 'hash', 'hashes')} bytes that differ between packets of one QP (hash.udf), but"
+            f" {why}: {use}"
+        )
+    return found
+
+
+def _switches(count: int, many: str, one: str) -> str:
+    return f"1 switch {one}" if count == 1 else f"{count} switches {many}"
+
+
+def _frame_ns(plan: Plan) -> int:
+    """The time of a full frame on the slowest NIC, in whole microseconds."""
+    bits = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
+    return bits * 10**6 // min(each.rate_bps for each in plan.endpoints) * 1000

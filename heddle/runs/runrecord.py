@@ -1,8 +1,8 @@
 """The record of one run: `run.json` in the run's directory.
 
-In:  the outcome of a run (outcome.py), or the reason why it failed.
+In:  the outcome of a run (results.py), or the reason why it failed.
 Out: RunRecord, typed, with a format number. It has all that a table of runs or a comparison of two runs needs. Flows
-and evidence are in a separate file (runevidence.py), so that many records can be read quickly.
+and evidence are in a separate file (measured.py), so that many records can be read quickly.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.runs.files import UnreadableError, read_object
-from heddle.runs.outcome import RunOutcome
+from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.communicators import Communicators
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"

@@ -16,10 +16,9 @@ from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
-from heddle.traffic.endpoint import Endpoint
-from heddle.traffic.inflight import InFlight
+from heddle.traffic.flow import Endpoint
+from heddle.traffic.inflight import InFlight, Propagation
 from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
-from heddle.traffic.propagation import Propagation
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",

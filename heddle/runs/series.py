@@ -1,7 +1,8 @@
 """Queues over the time of a run: a thread of the run's process reads the shared maps once per bucket.
 
 In:  a lab's queues, mapped into memory (heddle/switch/queues/cells.py), and the length of a bucket.
-Out: Series: for every port and class that changed, the value of each column in each bucket.
+Out: Series: for every port and class that changed, the value of each column in each bucket; with a label for each row
+it is Recorded, `series.npz` in the run's directory, which `plot` draws.
 There are no system calls: the maps are memory, so a reading costs only copies. Rows without changes are not kept. In a
 long run each two buckets are merged, so that memory stays bounded.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -19,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import F64, I32, I64
+from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS, LiveQueues, Words, row_reader
 
 _LEVELS: Final = slice(0, len(LEVELS))
@@ -250,3 +253,62 @@ def _merged(one: _Bucket, two: _Bucket) -> _Bucket:
     values[second] = two.values
     values[second, _PEAKS] = np.maximum(peaks, two.values[:, _PEAKS])
     return _Bucket(two.end_ns, rows, values)
+
+
+SERIES: Final = "series.npz"
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowLabel:
+    """The label of a row of a series. Thresholds in bytes at the end of the run; 0 where the class has none.
+
+    host: the port belongs to a host. Its queue holds what sockets send, which is no congestion.
+    """
+
+    port: str
+    traffic_class: int
+    kind: str  # control, lossless, lossy
+    rate_bps: int
+    kmin: int = 0
+    kmax: int = 0
+    xoff: int = 0
+    xon: int = 0
+    host: bool = False
+
+    @property
+    def name(self) -> str:
+        """`rtsw1:eth3 class 3`."""
+        return f"{self.port} class {self.traffic_class}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run's queues over time. labels: one per row of the series. what: a description of the run. k: the scale."""
+
+    lab: str
+    what: str
+    k: int
+    labels: tuple[RowLabel, ...]
+    series: Series
+
+
+def write_series(directory: Path, recorded: Recorded) -> None:
+    """Write series.npz atomically."""
+    about: dict[str, Any] = {"format": _FORMAT, "lab": recorded.lab, "what": recorded.what, "k": recorded.k}
+    about["labels"] = [asdict(label) for label in recorded.labels]
+    write_arrays(directory / SERIES, about, recorded.series.arrays())
+
+
+def read_series(directory: Path) -> Recorded:
+    """Read series.npz. UnreadableError with the reason when that is not possible."""
+    path = directory / SERIES
+    if not path.exists():
+        raise UnreadableError(f"{SERIES} is missing, so its queues were not recorded")
+    with undamaged(SERIES):
+        about, arrays = read_arrays(path, _FORMAT)
+        series = Series.of_arrays(arrays)
+        labels = tuple(RowLabel(**label) for label in about["labels"])
+        if len(labels) != len(series.rows):
+            raise ValueError("rows without labels")
+        return Recorded(str(about["lab"]), str(about["what"]), int(about["k"]), labels, series)

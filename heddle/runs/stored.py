@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
+from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
-from heddle.runs.rates import Rates, read_rates
+from heddle.runs.measured import FlowRow, read_evidence
 from heddle.runs.runrecord import RunRecord, read_record
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.measured import FlowRow
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.rates import Rates
+    from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
 
 T = TypeVar("T")
@@ -120,8 +120,6 @@ class StoredRun:
     @cached_property
     def measured(self) -> Stored[tuple[tuple[FlowRow, ...], Evidence]]:
         """A row for each flow, and what was sent and counted."""
-        from heddle.runs.runevidence import read_evidence
-
         if self.record.outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
             return Stored(None, f"the run {how}, so it has no paths")
@@ -158,13 +156,15 @@ class StoredRun:
     @cached_property
     def recorded(self) -> Stored[Recorded]:
         """Its queues over time."""
-        from heddle.runs.seriesfile import read_series
+        from heddle.runs.series import read_series
 
         return _stored(read_series, self.path)
 
     @cached_property
     def rates(self) -> Stored[Rates]:
         """The sending rates of its queue pairs over time, with congestion control."""
+        from heddle.runs.rates import read_rates
+
         return _stored(read_rates, self.path)
 
     def needed(self, part: Stored[T]) -> T:

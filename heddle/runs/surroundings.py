@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,16 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import state
 from heddle.base.version import VERSION
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.fabric.model import Fabric
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
 from heddle.runs.files import UnreadableError, read_object, undamaged
 
 if TYPE_CHECKING:
-    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
 
 SURROUNDINGS: Final = "fabric.json"
 _FORMAT: Final = 1
+# Key of the file -> how its value is read; those of the machine are one group.
+_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "runtime": str, "versions": dict, "hashing": dict, "spec": dict,
+    "queues": lambda nodes: {str(node): dict(settings) for node, settings in nodes.items()},
+}  # fmt: skip
+_MACHINE: Final[Mapping[str, Callable[[Any], Any]]] = {"processors": int, "processor": str, "memory": int}
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
@@ -68,17 +74,9 @@ class Surroundings:
 
 def write_surroundings(directory: Path, found: Surroundings) -> None:
     """Write fabric.json, as a whole or not at all."""
-    data = {
-        "format": _FORMAT,
-        "runtime": found.runtime,
-        "versions": dict(found.versions),
-        "machine": {"processors": found.processors, "processor": found.processor, "memory": found.memory},
-        "selftest": found.selftest.to_json(),
-        "hashing": dict(found.hashing),
-        "queues": {node: dict(settings) for node, settings in found.queues.items()},
-        "spec": dict(found.spec),
-        "fabric": fabric_to_json(found.fabric),
-    }
+    data = {name: getattr(found, name) for name in _PLAIN}
+    data |= {"format": _FORMAT, "machine": {name: getattr(found, name) for name in _MACHINE}}
+    data |= {"selftest": found.selftest.to_json(), "fabric": fabric_to_json(found.fabric)}
     state.write_json(directory / SURROUNDINGS, data)
 
 
@@ -88,19 +86,9 @@ def read_surroundings(directory: Path) -> Surroundings:
         raise UnreadableError(f"{SURROUNDINGS} is missing: the Heddle that made this run did not write it")
     data = read_object(directory / SURROUNDINGS, _FORMAT)
     with undamaged(SURROUNDINGS):
-        machine = data["machine"]
-        return Surroundings(
-            fabric=fabric_from_json(data["fabric"]),
-            runtime=str(data["runtime"]),
-            selftest=SelfTest(**data["selftest"]),
-            spec=dict(data["spec"]),
-            hashing=dict(data["hashing"]),
-            queues={str(node): dict(settings) for node, settings in data["queues"].items()},
-            versions={str(name): str(version) for name, version in data["versions"].items()},
-            processors=int(machine["processors"]),
-            processor=str(machine["processor"]),
-            memory=int(machine["memory"]),
-        )
+        plain = {name: read(data[name]) for name, read in _PLAIN.items()}
+        machine = {name: read(data["machine"][name]) for name, read in _MACHINE.items()}
+        return Surroundings(fabric_from_json(data["fabric"]), selftest=SelfTest(**data["selftest"]), **plain, **machine)
 
 
 def _versions(runtime: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Keep a run: its directory is created before the first packet and completed when the run ends, also after an error.
 
+Its queues are recorded: read before the run, sampled during it, read after it, and saved for `plot` (series.py).
+
 In:  a running lab whose lock is held, the plan; then the result with its evidence, or the error that ended the run.
 Out: a directory of the lab's history (store.py). An interrupted run keeps its measured sizes; if it has none, nothing
 is kept.
@@ -8,29 +10,152 @@ is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from heddle.base import state
+from heddle.base.arrays import I64
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
+from heddle.fabric.model import Fabric, Role
 from heddle.lab.rehash import label
+from heddle.lab.thresholds import wanted_policies
+from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
-from heddle.runs.outcome import ProofSummary, RunOutcome
+from heddle.runs.measured import write_evidence
+from heddle.runs.parts import QueueUse
 from heddle.runs.rates import write_rates
-from heddle.runs.runevidence import write_evidence
+from heddle.runs.results import ProofSummary, RunOutcome, RunResult
+from heddle.runs.rowreader import COLUMNS
 from heddle.runs.runrecord import RunHeader, RunRecord
+from heddle.runs.runtable import SizeRow
+from heddle.runs.series import Recorded, RowLabel, Sampler, Series, counted, write_series
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
+from heddle.switch.pfc import control as pfc
+from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
+from heddle.switch.queues.classes import Policies
+from heddle.switch.queues.portids import numbered_ports
+from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-    from heddle.proof.evidence import Evidence
-    from heddle.runs.results import RunResult
-    from heddle.runs.runtable import SizeRow
-    from heddle.traffic.plan import Plan
+
+
+@dataclass(frozen=True)
+class QueueTotals:
+    """Counters at one moment; rows are those of the maps."""
+
+    counts: I64  # output of series.counted
+    drops: I64  # rows, causes
+    storms: int
+
+    @classmethod
+    def of(cls, live: LabQueues) -> QueueTotals:
+        """Read the counters now."""
+        drops = np.column_stack((live.cells["drops"], live.gates["lost"])).astype(np.int64)
+        return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
+
+
+def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Series) -> QueueUse:
+    """The QueueUse between two readings."""
+    change = np.maximum(0, after.counts - before.counts)
+    column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
+    drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
+    paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
+    ports = dict(numbered_ports(fabric))
+    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
+    stopped = {int(number) for number in np.flatnonzero(paused)}
+    peaks = series.columns["peak"].max(axis=1, initial=0)
+    peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
+    at = int(peaks.argmax()) if peaks.any() else -1
+    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
+    return QueueUse(
+        marks=int(column["marks"].sum()),
+        drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
+        pauses=int(column["pfc_sent"].sum()),
+        paused_ports=len(stopped),
+        paused_hosts=len(stopped & hosts),
+        paused_ms=round(float(paused.sum()) / 1e6, 3),
+        storms=max(0, after.storms - before.storms),
+        deepest=int(peaks[at]) if at >= 0 else 0,
+        deepest_at=deepest_at,
+        bucket_ms=round(series.bucket_s * 1e3, 3),
+    )
+
+
+def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
+    """The label of each row of a series, with the thresholds in force when the run ended."""
+    ports = dict(numbered_ports(fabric))
+    found = []
+    for row in rows:
+        port, number = ports[row // CLASSES], row % CLASSES
+        policy = policies[port.node, port.name][number]
+        ecn = {"kmin": policy.kmin, "kmax": policy.kmax} if policy.ecn else {}
+        pause = {"xoff": policy.xoff, "xon": policy.xon} if policy.pfc else {}
+        host = fabric.by_name[port.node].role is Role.HOST
+        found.append(RowLabel(port.ref, number, policy.kind, port.rate_bps, **ecn, **pause, host=host))
+    return found
+
+
+class Recording:
+    """The recording of one run. Use `during` around the run, and call `finish` when no packet of it is in flight.
+
+    remarks: warnings for the run's result.
+    """
+
+    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directory: Path) -> None:
+        self._lab, self._live, self._what, self._directory = lab, live, what, directory
+        self._before = QueueTotals.of(live)
+        self._sampler = Sampler(live, bucket_ns / 1e9, self._restart_agent)
+        self.remarks: list[str] = []
+
+    def _restart_agent(self) -> None:
+        """Restart the PFC agent if it and its keeper were killed: no other process would open its gates."""
+        try:
+            if not self.remarks and pfc.restart(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
+                self.remarks.append("the PFC agent and its keeper ended during the run, and were restarted")
+        except HeddleError as error:
+            self.remarks.append(f"the PFC agent and its keeper ended during the run: {error.problems[0]}")
+
+    @contextmanager
+    def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
+        """Sample during a with block. The queues are saved also when the run fails or is interrupted.
+
+        began_ns: returns when its first packet could be sent (CLOCK_MONOTONIC), 0 before that.
+        """
+        try:
+            with self._sampler:
+                yield
+        except (HeddleError, KeyboardInterrupt, SystemExit) as end:
+            how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
+            with suppress(HeddleError):  # report the error that ended the run instead
+                self._save(f"{self._what} ({how})", began_ns())
+            raise
+
+    def finish(self, start_ns: int) -> QueueUse:
+        """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; returns the totals of the whole run."""
+        after = QueueTotals.of(self._live)
+        return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
+
+    def _save(self, what: str, start_ns: int) -> Series:
+        series = self._sampler.series(start_ns)
+        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
+        write_series(self._directory, Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), series))
+        return series
+
+
+@contextmanager
+def recording(lab: Lab, bucket_ns: int, what: str, directory: Path) -> Iterator[Recording]:
+    """A recording for a with block, written to a directory. MachineError when the lab has no queues."""
+    with LabQueues.pinned(lab.fabric) as live:
+        yield Recording(lab, live, bucket_ns, what, directory)
 
 
 class RunInterruptedError(KeyboardInterrupt):

@@ -68,7 +68,7 @@ class PathsCall:
 
     def __call__(self, run: RunResult | str | None = None) -> PathsResult:
         """The proof of a run: its result, its ID, or the last one. InputError when there is none."""
-        from heddle.runs.lookup import has_run, paths_of
+        from heddle.runs.store import has_run, paths_of
 
         if run is None and not has_run(self._lab):
             hint = "call heddle_run(...) before heddle_paths()"

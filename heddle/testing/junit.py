@@ -82,7 +82,7 @@ def paths_properties(name: str, paths: PathsResult) -> Properties:
 
 def _proof_of(name: str, lab: Lab, run: RunResult) -> Properties:
     """The same of a run that was kept; a reason where its evidence is gone, as after many runs in one test."""
-    from heddle.runs.lookup import paths_of
+    from heddle.runs.store import paths_of
 
     try:
         yield from paths_properties(name, paths_of(lab, run.run_id))

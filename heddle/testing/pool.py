@@ -203,7 +203,7 @@ def _down(name: str, state_dir: Path) -> None:
 
 def _canonical(loaded: LoadedFabric) -> str:
     """Every key of a fabric file but its name, defaults included; labs with equal texts can be shared."""
-    from heddle.lab.rendered import blueprint_from
+    from heddle.lab.opening import blueprint_from
 
     return json.dumps({**blueprint_from(loaded).spec_data(), "name": ""}, sort_keys=True, default=str)
 

@@ -17,7 +17,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
 
 if TYPE_CHECKING:
-    from heddle.traffic.endpoint import Endpoint
+    from heddle.traffic.flow import Endpoint
 
 AUTO: Final = "auto"
 Communicators = tuple[tuple[int, ...], ...]

@@ -1,7 +1,8 @@
 """One flow: the same value from plan to verdict. Later stages refer to this value and never copy its fields.
 
 In:  a plan's QPs, or the ends that a user names.
-Out: Flow: one direction of a QP, with the fields that switches see. Sent: a flow and the counts of its sender.
+Out: Endpoint: a rank's NIC in a plan, its connection and addresses. Flow: one direction of a QP, with the fields that
+     switches see. Sent: a flow and the counts of its sender.
 FlowArrays (heddle/predict/flowarrays.py) holds millions of flows as columns.
 """
 
@@ -11,6 +12,28 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from heddle.wire.layout import ROCE_PORT
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One rank's NIC: host, port, link and addresses."""
+
+    rank: int
+    host: str
+    port: str
+    ip: str
+    mac: str
+    gateway_ip: str
+    gateway_mac: str
+    first_hop: str  # the switch port where its packets enter the fabric: rtsw1:eth5
+    rate_bps: int
+    mtu: int
+
+    @property
+    def nic(self) -> str:
+        """`host1:eth1`."""
+        return f"{self.host}:{self.port}"
+
 
 FlowKey = tuple[str, str, int, int]  # source address, destination address, UDP source port, destination QP
 NO_RANK: Final = -1

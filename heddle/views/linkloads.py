@@ -143,7 +143,7 @@ class Usage:
 def usage_of(lab: Lab, run: str | None = None) -> Usage | None:
     """The loads of a run. run: the value of --run; None: the last run, and the result is None when it has no paths."""
     from heddle.base.problems import InputError
-    from heddle.runs.lookup import load
+    from heddle.runs.store import load
 
     try:
         found = load(lab, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from heddle.predict.spread import spreads
+from heddle.predict.walk import spreads
 from heddle.proof.selection import QpSelection
 from heddle.views.style import WIDTH
 

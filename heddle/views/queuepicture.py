@@ -1,6 +1,6 @@
 """A picture of a run's queues over time: a panel for each of the fullest egress queues and ingress buffers.
 
-In:  Recorded (see seriesfile.py), and the rows to draw.
+In:  Recorded (see series.py), and the rows to draw.
 Out: SVG, PNG or PDF; the same input gives the same bytes.
 Depth is a filled step: the value at each bucket's end. The line above it is the bucket's maximum. Below it are lanes:
 the share of time that the port's gate was closed, marks, drops, and pause frames. Where the run had congestion control,
@@ -19,7 +19,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
 from heddle.runs.rates import RateCourse, Rates
-from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.runs.series import Recorded, RowLabel
 from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
 
 if TYPE_CHECKING:

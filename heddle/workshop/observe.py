@@ -91,7 +91,7 @@ class UnitLab:
 
     def paths(self, record: RunRecord) -> PathsResult:
         """The paths of a run, by three sources."""
-        from heddle.runs.lookup import paths_of
+        from heddle.runs.store import paths_of
 
         return paths_of(self.lab, record.id)
 

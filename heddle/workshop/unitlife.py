@@ -330,7 +330,7 @@ def _write(path: Path, text: str) -> None:
 
 def _differs(loaded: LoadedFabric, lab: str) -> bool:
     """Whether the running lab was started with another fabric than the file describes now."""
-    from heddle.lab.rendered import blueprint_from
+    from heddle.lab.opening import blueprint_from
 
     record = state.read_record(lab)
     return record is not None and bool(blueprint_from(loaded).differences(record))

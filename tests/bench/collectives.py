@@ -10,8 +10,7 @@ from heddle.base.events import Observer, Silent
 from heddle.cli.demo import demo
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import PaperPlan
-from heddle.forecast.planspec import PlanSpec
+from heddle.forecast.planfile import PaperPlan, PlanSpec
 from heddle.host.capacity import crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab

@@ -21,9 +21,9 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.runs.lookup import series_of
 from heddle.runs.run import run
-from heddle.runs.seriesfile import RowLabel
+from heddle.runs.series import RowLabel
+from heddle.runs.store import series_of
 from heddle.traffic.options import CongestionName, RunOptions
 
 from . import Figure, at_least

@@ -30,7 +30,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import FastPath, RunOptions
 from heddle.wire import layout as wire
 

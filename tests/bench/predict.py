@@ -67,9 +67,8 @@ def _walked(qps: int) -> float:
     from heddle.fabric.shapes import build
     from heddle.forecast.demand import traffic_of
     from heddle.forecast.loads import Scenario, carry, nics_of
-    from heddle.forecast.modes import HASHED, rule_of, rules_of, steering_of
     from heddle.forecast.planfile import load_plan
-    from heddle.forecast.wires import forwarding_of, wires_of
+    from heddle.forecast.wires import HASHED, forwarding_of, rule_of, rules_of, steering_of, wires_of
     from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse
 

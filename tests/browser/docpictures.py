@@ -17,9 +17,8 @@ from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import open_runs
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, open_runs
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import report_html
 from tests.browser.chromium import Browser, start

@@ -15,9 +15,8 @@ from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.compare import compare
-from heddle.runs.lookup import open_runs
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, open_runs
 from heddle.traffic.options import RunOptions
 from heddle.views.report.page import SECTIONS, report_html
 from tests.unit import run_samples as samples

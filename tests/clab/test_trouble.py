@@ -28,8 +28,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.render.imagenames import image_names
 from heddle.render.render import mgmt_subnet
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
 from heddle.runtimes.containerlab import free_subnet

@@ -11,7 +11,7 @@ import pytest
 from heddle.base import state
 from heddle.base.problems import HeddleError
 from heddle.runs.compare import compare
-from heddle.runs.lookup import open_runs
+from heddle.runs.store import open_runs
 from heddle.traffic.options import RunOptions
 from heddle.views.runstext import compare_text
 from heddle.views.style import WIDTH

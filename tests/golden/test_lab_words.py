@@ -14,11 +14,11 @@ from heddle.checks.validate import CheckResult
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Node, Role
 from heddle.lab import health
+from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.fabricstate import FabricReading
 from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
 from heddle.lab.lab import Lab
-from heddle.lab.rendered import blueprint_from
-from heddle.lab.sessions import MissingSession, SessionEnd
+from heddle.lab.opening import blueprint_from
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus
 from heddle.runs.runtable import degraded_line

@@ -13,7 +13,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
-from heddle.proof.countroom import refusal
+from heddle.proof.collect import refusal
 from heddle.runs.run import plan_run
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import RunOptions, run_options

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from heddle.host.saturation import Cause
-from heddle.runs.outcome import RunOutcome
+from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.runs.store import Limits

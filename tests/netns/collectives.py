@@ -13,9 +13,9 @@ from typing import Any, Final
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text

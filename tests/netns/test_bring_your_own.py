@@ -25,8 +25,8 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
 from tests.listener import Listener

@@ -26,7 +26,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.capture import Bounds, capture, read_filter
 from heddle.lab.lab import Lab
 from heddle.lab.tapped import find_ports
-from heddle.runs.lookup import paths_of
+from heddle.runs.store import paths_of
 from heddle.switch.pfc.gates import Gates
 from heddle.wire import layout as wire
 from heddle.wire.dissect import dissect

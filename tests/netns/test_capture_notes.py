@@ -15,7 +15,7 @@ from heddle.base.process import run
 from heddle.cli.capture_live import LiveNotes
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
+from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
 from heddle.wire import layout as wire

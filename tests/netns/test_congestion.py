@@ -16,9 +16,9 @@ from heddle.endpoints import crew
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import load, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import load, series_of
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues

@@ -25,15 +25,14 @@ from heddle.dashboard.metrics import NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of, undo_all
 from heddle.lab.queues import read_queues
-from heddle.lab.repair import repair
 from heddle.lab.status import status
 from heddle.lab.thresholds import set_queues
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, paths_of
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow

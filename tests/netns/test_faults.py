@@ -25,10 +25,10 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.proof.verdict import lookup_paths
 from heddle.runs.explain import explain
-from heddle.runs.lookup import load
 from heddle.runs.moved import RESILIENT, THRESHOLD, now
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
+from heddle.runs.store import load
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import read_counters
 from heddle.traffic.options import RunOptions

@@ -18,7 +18,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import paths_of
+from heddle.runs.store import paths_of
 from tests.conftest import Borrow
 from tests.machine import until
 from tests.marks import deep

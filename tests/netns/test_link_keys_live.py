@@ -17,8 +17,8 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.switch.links import delaylines
 from heddle.testing.reset import ResetResult, processes_of, reset

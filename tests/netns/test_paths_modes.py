@@ -18,7 +18,7 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.testrun import run_on
-from heddle.predict.spread import ports_of
+from heddle.predict.walk import ports_of
 from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing

@@ -17,7 +17,7 @@ from heddle.lab.snapshot import LabPart
 from heddle.predict.predict import predict
 from heddle.proof import oracle
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.evidencefile import from_json, to_json
+from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import lookup_paths, prove
 from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
@@ -94,7 +94,7 @@ def test_real_frames_take_the_paths_that_were_predicted(ecmp: str) -> None:
         sent = [sent_flow(f, i % 3 + 1) for i, f in enumerate(some_flows(lab.fabric, 400))]
         send(lab, {row.flow: row.packets for row in sent})
         evidence = collect_after(lab, before, sent)
-        evidence = from_json(json.loads(json.dumps(to_json(evidence))))
+        evidence = Evidence.from_json(json.loads(json.dumps(evidence.to_json())))
         result = prove(lab.fabric, evidence)
         assert result.agree, paths_text(result)
         assert all(proof.measured == proof.predicted == proof.oracle for proof in result.flows)

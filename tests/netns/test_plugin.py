@@ -87,7 +87,7 @@ from heddle.checks.validate import validate
 from heddle.lab.outages import drain, link_down, state_of
 from heddle.lab.rehash import live_hashing, set_hashing
 from heddle.lab.thresholds import own_queues, set_queues
-from heddle.runs.lookup import has_run
+from heddle.runs.store import has_run
 from heddle.testing import assert_converged
 from heddle.testing.reset import processes_of
 

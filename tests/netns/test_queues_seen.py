@@ -27,10 +27,9 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
 from heddle.lab.thresholds import set_queues, wanted_policies
-from heddle.runs.lookup import series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, series_of
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of

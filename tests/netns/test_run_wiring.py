@@ -19,9 +19,9 @@ from heddle.host.capacity import PacketBudget
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
-from heddle.proof import countroom
+from heddle.proof import collect
 from heddle.runs import run as runs
-from heddle.runs.machineuse import MARK
+from heddle.runs.parts import MARK
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
@@ -46,7 +46,7 @@ def test_a_run_that_the_counters_have_no_room_for_is_refused_before_its_first_pa
 
     kept = len(History.of(tiny).runs())
     before = packets()
-    monkeypatch.setattr(countroom, "room", lambda fabric: 10)
+    monkeypatch.setattr(collect, "room", lambda fabric: 10)
     with pytest.raises(InputError, match=r"needs [\d,]+ rows of the switches' counters, but \w+ has 10"):
         run(tiny, SHORT, Silent())
     assert (packets(), len(History.of(tiny).runs())) == (before, kept)

@@ -17,10 +17,9 @@ import pytest
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
-from heddle.runs.lookup import load, open_runs, paths_of, series_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, load, open_runs, paths_of, series_of
 from heddle.traffic.options import run_options
 from heddle.views.report.page import report_html
 from tests.machine import patience, until

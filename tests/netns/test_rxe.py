@@ -22,8 +22,8 @@ from heddle.endpoints.rdma.launching import launch
 from heddle.kernel import rdma
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import paths_of
 from heddle.runs.run import run
+from heddle.runs.store import paths_of
 from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts

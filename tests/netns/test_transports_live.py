@@ -13,7 +13,7 @@ import pytest
 from heddle.base.problems import CheckError
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
-from heddle.runs.lookup import load, paths_of
+from heddle.runs.store import load, paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import parse_source_ports
 from heddle.views.linkloads import usage_of

@@ -24,10 +24,9 @@ from heddle.lab.opening import open_lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.lab.status import status
-from heddle.runs.lookup import paths_of
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History
+from heddle.runs.store import History, paths_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 from heddle.views.pathstext import paths_text

@@ -20,9 +20,9 @@ from heddle.kernel import namespace
 from heddle.kernel.fib import read_fib
 from heddle.lab import lab as labs
 from heddle.lab import snapshot
+from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
-from heddle.lab.repair import repair
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.status import status
 from heddle.proof.collect import collect_after, collect_before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from heddle.runs.runevidence import write_evidence
+from heddle.runs.measured import write_evidence
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import History
 from tests.unit import run_samples as samples

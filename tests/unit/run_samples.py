@@ -8,11 +8,9 @@ from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
-from heddle.runs.machineuse import MachineUse
 from heddle.runs.measured import FlowRow
-from heddle.runs.outcome import Carrier, ProofSummary
-from heddle.runs.queueuse import QueueUse
-from heddle.runs.results import RunResult
+from heddle.runs.parts import MachineUse, QueueUse
+from heddle.runs.results import Carrier, ProofSummary, RunResult
 from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.flow import Flow, Sent

@@ -25,7 +25,7 @@ from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.runs.admissionuse import WaitFigures
+from heddle.runs.parts import WaitFigures
 from heddle.wire import layout as wire
 
 # the states: whatever the order of grants, data and processing

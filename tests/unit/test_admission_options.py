@@ -15,7 +15,7 @@ from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.planfile import load_plan
-from heddle.runs.admissionuse import AdmissionUse, WaitFigures
+from heddle.runs.parts import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission

@@ -11,8 +11,8 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
-from heddle.runs.compare import Comparison, Ratio, compare, judged
-from heddle.runs.noise import equal_runs, interval, spread_of
+from heddle.predict.statistics import interval, spread_of
+from heddle.runs.compare import Comparison, Ratio, compare, equal_runs, judged
 from heddle.runs.runrecord import RunRecord
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples

@@ -17,8 +17,7 @@ from heddle.endpoints.expected import block_elements
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host import saturation
 from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.hashes import e_ecmp_hash
-from heddle.predict.steps import jhash_steps
+from heddle.predict.hashes import e_ecmp_hash, jhash_steps
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.traffic.admission import ADMISSION_TUNABLES

@@ -16,10 +16,21 @@ from heddle.fabric.shapes import build
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.loads import Scenario, carry, demand_of, nics_of, spread_evenly
-from heddle.forecast.modes import EVEN_SPLIT, HASHED, compared, other_seeds, rule_of, rules_of, steering_of
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Prediction
-from heddle.forecast.wires import Wires, forwarding_of, trouble_of, wires_of
+from heddle.forecast.wires import (
+    EVEN_SPLIT,
+    HASHED,
+    Wires,
+    compared,
+    forwarding_of,
+    other_seeds,
+    rule_of,
+    rules_of,
+    steering_of,
+    trouble_of,
+    wires_of,
+)
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict

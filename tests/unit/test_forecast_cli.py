@@ -16,8 +16,8 @@ from heddle.cli.paths_verb import PREDICTIVE, files_in, wants_prediction
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.modes import compared
 from heddle.forecast.planfile import load_plan
+from heddle.forecast.wires import compared
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind

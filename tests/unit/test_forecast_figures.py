@@ -11,13 +11,13 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.modes import EVEN_SPLIT
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
+from heddle.forecast.wires import EVEN_SPLIT
 from heddle.predict.predict import predict
-from heddle.predict.spread import ports_of
 from heddle.predict.statistics import EVEN, UNEVEN
-from heddle.proof.countroom import refusal, rows_of
+from heddle.predict.walk import ports_of
+from heddle.proof.collect import refusal, rows_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import rows_for
 from heddle.switch.hashing.hashing import hashing_of

@@ -13,11 +13,9 @@ from heddle.base.problems import InputError
 from heddle.endpoints.connections import part_sizes
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.forecast.columns import flows_of
+from heddle.forecast.columns import Cutting, flows_of, of_lengths, of_pattern
 from heddle.forecast.demand import Traffic, traffic_of
-from heddle.forecast.planfile import files_of, load_plan
-from heddle.forecast.planspec import NAMED, PlanSpec
-from heddle.forecast.volume import Cutting, of_lengths, of_pattern
+from heddle.forecast.planfile import NAMED, PlanSpec, files_of, load_plan
 from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns

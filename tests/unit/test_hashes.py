@@ -20,9 +20,18 @@ from heddle.fabric.shapes import build, clos
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import forwarding_of
-from heddle.predict.hashes import e_ecmp_hash, jhash2, jhash_2words, kernel_hash, siphash24, udf_values
-from heddle.predict.spread import element, ports_of, spreads
-from heddle.predict.steps import bounds, jhash_steps, siphash_steps
+from heddle.predict.hashes import (
+    bounds,
+    e_ecmp_hash,
+    jhash2,
+    jhash_2words,
+    jhash_steps,
+    kernel_hash,
+    siphash24,
+    siphash_steps,
+    udf_values,
+)
+from heddle.predict.walk import element, ports_of, spreads
 from heddle.runs.explain import Step
 from heddle.runs.flowword import made_up
 from heddle.spec.shapes.clos import ClosSpec

@@ -13,14 +13,13 @@ from heddle.base.problems import InputError
 from heddle.base.state import Record
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
-from heddle.lab.imported.choose import blueprint_of
-from heddle.lab.imported.companions import files_of
+from heddle.lab.imported.choose import blueprint_of, files_of
 from heddle.lab.imported.copy import copied
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import BindDescription, NodeDescription
+from heddle.lab.imported.grammar import expand, lab_name, literal
 from heddle.lab.imported.imported import ImportedLab, import_topology
-from heddle.lab.imported.variables import expand, lab_name, literal
-from heddle.lab.rendered import Rendered
+from heddle.lab.opening import Rendered
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
 from heddle.traffic.options import run_options

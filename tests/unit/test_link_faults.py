@@ -14,8 +14,7 @@ from heddle.base.units import format_share, parse_share
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
-from heddle.lab.impairments import PortFault, faults_on
-from heddle.lab.requested import Requested
+from heddle.lab.impairments import PortFault, Requested, faults_on
 from heddle.runs.run import plan_run
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length

@@ -13,7 +13,7 @@ from heddle.host import capacity
 from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
 from heddle.host.saturation import Cause, Phase, WorkerUse
 from heddle.lab.fabricstate import FabricReading, FabricState
-from heddle.runs.machineuse import MARK, MachineUse
+from heddle.runs.parts import MARK, MachineUse
 from tests.unit import run_samples
 from tests.unit import run_samples as samples
 

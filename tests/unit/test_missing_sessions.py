@@ -16,12 +16,11 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab import health
-from heddle.lab.daemons import BgpPeer
+from heddle.lab.daemons import BgpPeer, MissingSession, SessionCauses, SessionEnd, explained, missing_of
 from heddle.lab.health import ForeignRoute, foreign_routes, overriding_routes
 from heddle.lab.imported.reachability import BgpSession, Sessions, pairs_of
 from heddle.lab.lab import Lab
-from heddle.lab.rendered import Rendered
-from heddle.lab.sessions import MissingSession, SessionCauses, SessionEnd, explained, missing_of
+from heddle.lab.opening import Rendered
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.lab.status import BgpStatus, LabStatus
 from heddle.views.labtext import status_text
@@ -54,7 +53,7 @@ def why(seen: SessionCauses, session: MissingSession | None = None, **peers: Bgp
 
 
 def test_a_session_is_missing_when_one_end_says_so() -> None:
-    made = Rendered(LOADED.spec, FABRIC)
+    made = Rendered(FABRIC, LOADED.spec)
     assert made.missing_sessions(now()) == []
     (one,) = made.missing_sessions(now(rtsw1={"eth1": "Active", "eth2": UP}))
     assert one.text() == "rtsw1:eth1 (Active) - ctsw1:eth1 (Established): the cause is not known"

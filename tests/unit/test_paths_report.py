@@ -16,7 +16,6 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
 from heddle.proof.evidence import PARTS, Evidence
-from heddle.proof.evidencefile import from_json, to_json
 from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
@@ -272,17 +271,17 @@ def test_mmr_counts_idle_uplinks_and_entropy_what_a_hash_can_tell_apart() -> Non
 
 def test_evidence_survives_json_also_of_the_format_before_source_ports() -> None:
     found = replace(evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3}), received=(7,), seconds=1.5, choices={"kernel": 3})
-    again = from_json(json.loads(json.dumps(to_json(found))))
+    again = Evidence.from_json(json.loads(json.dumps(found.to_json())))
     assert again == found
     assert (again.counters, again.drops, again.changed) == (found.counters, found.drops, found.changed)
     # Evidence of the format before source ports is read as it was judged.
     found = evidence(SENT, (10, 7, 7), {"rtsw1:eth1": 3})
-    data = json.loads(json.dumps(to_json(found)))
+    data = json.loads(json.dumps(found.to_json()))
     data["format"] = 1
     for node in data["before"]["nodes"] + data["after"]["nodes"]:
         for row in node["counters"]["flows"]:
             del row[3]
-    assert from_json(data) == found
+    assert Evidence.from_json(data) == found
 
 
 def test_a_difference_of_counters_is_what_moved() -> None:

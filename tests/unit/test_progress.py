@@ -9,8 +9,8 @@ from rich.console import Console
 
 from heddle.cli.progress import QUIET, UNCHANGED, PlainObserver, RichObserver
 from heddle.kernel.fib import Fib
+from heddle.lab.daemons import Adjacency
 from heddle.lab.imported.reachability import BgpSession, Look, Sessions
-from heddle.lab.sessions import Adjacency
 
 INIT = Adjacency("r1:eth1", "OSPF", "10.0.0.2", "is in Init, dead interval 40 s")
 

@@ -11,10 +11,10 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.runs.files import UnreadableError
-from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, use_of_rates, write_rates
+from heddle.runs.parts import use_of_rates
+from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, write_rates
 from heddle.runs.rowreader import COLUMNS
-from heddle.runs.series import Series
-from heddle.runs.seriesfile import Recorded, RowLabel
+from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.views.queuepicture import DRAWN, draw, drawn, panels
 from heddle.views.report import charts
 from heddle.views.style import picture_kind

@@ -16,9 +16,10 @@ from heddle.cli.queues_verb import RowFilter, matching
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.queues import AgentRow, QueuesResult, reactions_of, result_of
-from heddle.runs.queueuse import QueueTotals, QueueUse, use_of
+from heddle.runs.parts import QueueUse
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Series
+from heddle.runs.writer import QueueTotals, use_of
 from heddle.switch.pfc.rows import reaction_bin
 from heddle.switch.queues import cells
 from heddle.switch.queues.cells import CAUSES

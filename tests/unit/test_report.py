@@ -14,9 +14,9 @@ from heddle.cli.argv import parse
 from heddle.cli.run_verb import run as run_task
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.rendered import Rendered
-from heddle.runs.lookup import open_runs
+from heddle.lab.opening import Rendered
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.store import open_runs
 from heddle.traffic.options import RunOptions, parse_source_ports, run_options
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
@@ -148,7 +148,7 @@ def test_sizes_that_no_range_has_are_a_command_each() -> None:
 @pytest.mark.parametrize("overrides", [(), ("routing.ecmp=e-ecmp", "queues.ecn.kmax=200KB", "link.fabric=50mbit")])
 def test_the_fabric_file_in_the_report_makes_the_same_fabric(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     loaded = load_fabric("zone", overrides=overrides)
-    spec = Rendered(loaded.spec, loaded.fabric).spec_data()
+    spec = Rendered(loaded.fabric, loaded.spec).spec_data()
     path = tmp_path / "zone.yml"
     path.write_text(yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100))
     assert load_fabric(str(path)).fabric == loaded.fabric

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError, MachineError
-from heddle.runs import lookup, writer
-from heddle.runs.runevidence import EVIDENCE, read_evidence, write_evidence
+from heddle.runs import store, writer
+from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.runs.surroundings import read_surroundings
@@ -38,7 +38,7 @@ def test_a_run_is_read_as_it_was_written(history: History) -> None:
     assert read_evidence(kept.path) == (samples.result().flows, samples.evidence())
     assert kept.bytes == sum(path.stat().st_size for path in kept.path.iterdir())
     assert json.loads((history.directory / "last" / RECORD).read_text())["format"] == 1
-    sent = lookup.load(a_lab(history)).evidence.sent
+    sent = store.load(a_lab(history)).evidence.sent
     assert [(each.flow.src, each.flow.qpn, each.packets, each.bytes) for each in sent] == [
         ("host1", 266718, 7, 900), ("host1", 266719, 9, 900),
     ]  # fmt: skip
@@ -119,11 +119,11 @@ def test_an_interrupted_run_has_no_paths_and_says_which_run_has(history: History
     keep(history)
     keep(history, samples.interrupted())
     lab: Any = SimpleNamespace(name="zone", dir=history.directory.parent)
-    assert lookup.has_run(lab) and lookup.load(lab).record.id == "0001"
+    assert store.has_run(lab) and store.load(lab).record.id == "0001"
     with pytest.raises(
         InputError, match=r"was interrupted, so it has no paths: interrupted after 1 of 2 sizes\n.*0001"
     ):
-        lookup.load(lab, "2")
+        store.load(lab, "2")
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
@@ -323,7 +323,7 @@ def test_damaged_evidence_is_named_and_no_traceback(history: History, data: str)
     keep(history)
     (history.directory / "0001" / EVIDENCE).write_text(data)
     with pytest.raises(InputError, match=r"run 0001 of lab zone cannot be used: evidence.json is damaged"):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
 
 
 def test_flows_and_oracle_must_fit_together(history: History) -> None:
@@ -331,16 +331,16 @@ def test_flows_and_oracle_must_fit_together(history: History) -> None:
         write_evidence(draft.path, samples.result().flows, samples.evidence(flows=1))
         draft.finish(samples.record())
     with pytest.raises(InputError, match=r"evidence.json is damaged"):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
 
 
 def test_a_failed_run_has_no_paths_and_the_hint_names_one_that_has(history: History) -> None:
     keep(history, samples.failed())
     with pytest.raises(InputError, match=r"run 0001 of lab zone failed, so it has no paths: rank 1 .*\n.*./inv run "):
-        lookup.load(a_lab(history))
+        store.load(a_lab(history))
     keep(history)
     keep(history, samples.failed())
     with pytest.raises(InputError, match=r"run 0003 of lab zone failed.*\n.*use --run 0002"):
-        lookup.load(a_lab(history))
-    assert lookup.load(a_lab(history), "2").record.id == "0002"
-    assert lookup.has_run(a_lab(history))
+        store.load(a_lab(history))
+    assert store.load(a_lab(history), "2").record.id == "0002"
+    assert store.has_run(a_lab(history))

@@ -17,8 +17,18 @@ from heddle.runs import rowreader, series
 from heddle.runs import series as room
 from heddle.runs.files import UnreadableError
 from heddle.runs.rowreader import COLUMNS, COUNTS, CompiledRows, NumpyRows, Words
-from heddle.runs.series import Clock, Sampler, Series, changes, counted
-from heddle.runs.seriesfile import SERIES, Recorded, RowLabel, read_series, write_series
+from heddle.runs.series import (
+    SERIES,
+    Clock,
+    Recorded,
+    RowLabel,
+    Sampler,
+    Series,
+    changes,
+    counted,
+    read_series,
+    write_series,
+)
 from heddle.switch.compiled import layouts
 from heddle.switch.queues import cells
 

@@ -16,7 +16,7 @@ from heddle.forecast.demand import traffic_of
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import files_of as files_of_plan
 from heddle.forecast.planfile import load_plan, plan_words, plans
-from heddle.lab.imported.companions import files_of
+from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
 from heddle.spec.load import presets
 

@@ -35,7 +35,7 @@ from heddle.endpoints.ranks import Destinations, Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, QpMode
 from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Schedule

@@ -33,7 +33,7 @@ from heddle.endpoints.reports import NicReport, QpReport
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
-from heddle.traffic.endpoint import Endpoint
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import ELEMENT_BYTES, QpMode
 from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
 from heddle.traffic.schedule import Key, Schedule

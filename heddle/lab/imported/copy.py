@@ -18,7 +18,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
 from heddle.lab.imported.decisions import forwarding
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
-from heddle.lab.imported.variables import literal
+from heddle.lab.imported.grammar import literal
 from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
 from heddle.render.imagenames import REPOSITORIES, image_names
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name

@@ -1,17 +1,31 @@
-"""A user-supplied containerlab file as plain values: every node with all inherited values, and every link.
+"""A user-supplied containerlab file as plain values: every node with all inherited values, every link; and its Fabric.
 
 The reader (reader.py) creates them. They do not depend on YAML, nor on this machine, except for paths.
+`derive` makes the Fabric: switches, leaves, hosts and ports. Its Policy has values derived from the file (scale,
+smallest MTU) and the default queues. Addresses come from the file's commands and frr.conf; those of the running lab
+replace them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from heddle.base.ethernet import LARGEST_PFC_MTU
+from heddle.base.families import IPV4
+from heddle.base.problems import InputError, Problem
+from heddle.base.units import scale_of
+from heddle.fabric.model import Fabric, Link, Node, Port, Role
+from heddle.fabric.policy import Policy, QueuePolicy
+from heddle.fabric.seeds import switch_seed
+from heddle.fabric.shapes.clos import LEVELS
 from heddle.lab.imported import frr
+from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +111,117 @@ class TopologyDescription:
     nodes: Mapping[str, NodeDescription]
     links: tuple[LinkDescription, ...]
     notes: tuple[str, ...] = ()
+
+
+DEFAULT_RATE_BPS: Final = 100 * 10**6
+_IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
+_MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; different from those of the shapes
+_HOST, _LEAF, _SPINE, _TOP = range(4)  # levels
+BOX: Final = "rack"  # a leaf and its hosts
+
+
+def derive(description: TopologyDescription) -> Fabric:
+    """The fabric of a file; InputError when there are more nodes than there are MAC addresses."""
+    names = {name: number for number, name in enumerate(description.nodes)}
+    if len(names) >= 1 << 16:
+        raise InputError(
+            Problem("", description.name, f"has {len(names)} nodes: MAC addresses exist for 65535 at most")
+        )
+    levels = _levels(description)
+    ports: dict[str, list[Port]] = {name: [] for name in names}
+    addresses = {name: _addresses(node) for name, node in description.nodes.items()}
+    for link in description.links:
+        rate = link.rate_bps or DEFAULT_RATE_BPS
+        for end, far in (link.ends, link.ends[::-1]):
+            address = addresses[end.node].get(end.interface)
+            ports[end.node].append(
+                Port(end.node, end.interface, end.mac, far.node, far.interface, rate, link.mtu, address)
+            )
+    counts = [0] * len(LEVELS)
+    racks: dict[str, int] = {}
+    nodes: list[Node] = []
+    # Switches by level, then hosts: the order of all fabrics and tables.
+    for level in (_LEAF, _SPINE, _TOP, _HOST):
+        for name in (each for each in names if levels[each] == level):
+            counts[level] += 1
+            if level == _LEAF:
+                racks[name] = counts[level]
+            own = tuple(
+                replace(port, mac=port.mac or _mac(level, names[name], place))
+                for place, port in enumerate(sorted(ports[name], key=lambda p: _natural(p.name)), 1)
+            )
+            rack = racks.get(name) or next((racks[p.peer_node] for p in own if p.peer_node in racks), None)
+            role = Role.HOST if level == _HOST else Role.SWITCH
+            seed = None if role is Role.HOST else switch_seed(name)
+            groups = ((BOX, rack),) if rack is not None and level in (_HOST, _LEAF) else ()
+            nodes.append(Node(name, role, level, counts[level], own, groups, hash_seed=seed))
+    links = tuple(_link(link, levels) for link in description.links)
+    policy = _policy(description, links, [each for table in addresses.values() for each in table.values()])
+    hosts = sorted((n for n in nodes if n.role is Role.HOST), key=lambda n: n.group(BOX) or len(nodes))
+    switches = [n for n in nodes if n.role is Role.SWITCH]
+    return Fabric(description.name, policy, (*switches, *hosts), links, LEVELS, box=BOX)
+
+
+def _levels(description: TopologyDescription) -> dict[str, int]:
+    """Nodes with FRR are switches: leaves if linked to a host, spines if linked to a leaf, else on the third level.
+
+    Without any leaf, the level is unknown: all switches are placed on the second level.
+    """
+    hosts = {name for name, node in description.nodes.items() if not node.frr}
+    leaves = {
+        end.node
+        for link in description.links
+        for end, far in (link.ends, link.ends[::-1])
+        if end.node not in hosts and far.node in hosts
+    }
+    beside = {end.node for link in description.links for end, far in (link.ends, link.ends[::-1]) if far.node in leaves}
+    top = _TOP if leaves else _SPINE
+    levels = {n: _HOST if n in hosts else _SPINE if n in beside else top for n in description.nodes}
+    return levels | dict.fromkeys(leaves, _LEAF)
+
+
+def _addresses(node: NodeDescription) -> Mapping[str, IPv4Interface]:
+    """Interface -> address, for addresses in files and commands."""
+    text = node.text("frr.conf") or ""
+    return {**frr.configured_addresses(text), **frr.command_addresses(node.exec)}
+
+
+def _link(link: LinkDescription, levels: Mapping[str, int]) -> Link:
+    """`a` is on the lower level."""
+    a, b = sorted(link.ends, key=lambda end: levels[end.node])
+    return Link((a.node, a.interface), (b.node, b.interface), link.rate_bps or DEFAULT_RATE_BPS, link.mtu)
+
+
+def _policy(description: TopologyDescription, links: tuple[Link, ...], addresses: list[IPv4Interface]) -> Policy:
+    """The policy: the file's smallest MTU, and a scale by the slowest link of a host."""
+    hosts = {name for name, node in description.nodes.items() if not node.frr}
+    at_hosts = [link for link in links if link.a[0] in hosts]
+    slowest = min((link.rate_bps for link in at_hosts or links), default=DEFAULT_RATE_BPS)
+    mtu = min((link.mtu for link in links), default=DEFAULT_MTU)
+    # A gate cannot hold back larger packets, so no class is lossless if any link allows them.
+    large = any(link.mtu > LARGEST_PFC_MTU for link in links)
+    return Policy(
+        ip=IPV4,
+        pool=_pool(addresses),
+        k=scale_of(slowest),
+        mtu=mtu,
+        ib_mtu=next(size for size in _IB_MTUS if size + IPV4.overhead <= mtu),
+        queues=QueuePolicy(lossless=() if large else (3,)),
+    )
+
+
+def _pool(addresses: list[IPv4Interface]) -> IPv4Network:
+    """The private address space that the file uses; the management network must not overlap it."""
+    space = IPv4Network("172.16.0.0/12")
+    return space if any(each.ip in space for each in addresses) else IPv4Network("10.0.0.0/8")
+
+
+def _mac(level: int, node: int, port: int) -> str:
+    """Locally administered, unicast: 02, level, node (16 bits), port (16 bits). For links without MACs in the file."""
+    octets = (0x02, _MAC_LEVELS[level], node >> 8, node & 0xFF, port >> 8, port & 0xFF)
+    return ":".join(f"{octet:02x}" for octet in octets)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key: eth2 before eth10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

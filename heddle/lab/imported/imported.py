@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 from pydantic import TypeAdapter
@@ -28,22 +28,18 @@ from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
+from heddle.lab.daemons import SessionEnd
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
-from heddle.lab.imported.derive import DEFAULT_RATE_BPS, derive
-from heddle.lab.imported.description import NodeDescription, TopologyDescription
-from heddle.lab.imported.interfaces import read_interfaces
+from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.reader import read_description
-from heddle.lab.lab import Difference, Setting
-from heddle.lab.sessions import MissingSession, missing_of
+from heddle.lab.inventory import read_interfaces
+from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
-
-if TYPE_CHECKING:
-    from heddle.lab.lab import Lab
 
 _ADDRESSES_COME_S: Final = 20.0  # an image that starts FRR itself may do so after its node is up
 _PAUSE_S: Final = 0.2
@@ -84,14 +80,13 @@ _OWN: Final = TypeAdapter(_Own)
 
 
 @dataclass(frozen=True)
-class ImportedLab:
-    """Implements heddle.lab.lab.Blueprint.
+class ImportedLab(Blueprint):
+    """The expected state, as far as the files of the topology define it.
 
     known_daemons: switch -> daemons that its files enable; settings: node -> sysctls that its configuration sets;
     owners: address -> node; parts: values that distinguish two labs. description: None for a reopened lab.
     """
 
-    fabric: Fabric
     runtime: str
     known_daemons: Mapping[str, tuple[str, ...]]
     settings: Mapping[str, Mapping[str, tuple[Setting, ...]]]
@@ -99,7 +94,6 @@ class ImportedLab:
     parts: Mapping[str, str]
     notes: tuple[str, ...] = ()
     description: TopologyDescription | None = None
-    rendered: bool = False
 
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:
@@ -113,10 +107,6 @@ class ImportedLab:
             raise MachineError(
                 Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
             ) from None
-
-    def spec_data(self) -> Mapping[str, Any]:
-        """Nothing: there is no fabric file."""
-        return {}
 
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""
@@ -202,14 +192,9 @@ class ImportedLab:
         silent = [f"{switch}: bgpd does not answer" for switch in found.silent]
         return silent + [f"{each.switch}: with {each.peer} ({each.node}) {each.state}" for each in found.down]
 
-    def missing_sessions(self, now: Snapshot) -> list[MissingSession]:
-        """Sessions over the lab's own links and addresses that one of their ends does not report as established."""
-        return missing_of(convergence.pairs_of(self.fabric, self._sessions(now)))
-
-    def sessions(self, now: Snapshot) -> tuple[int, int]:
-        """Sessions established, and configured, over the lab's own links and addresses."""
-        pairs = convergence.pairs_of(self.fabric, self._sessions(now))
-        return len(pairs) - len(missing_of(pairs)), len(pairs)
+    def session_pairs(self, now: Snapshot) -> list[tuple[SessionEnd, SessionEnd]]:
+        """One for each session over the lab's own links and addresses."""
+        return convergence.pairs_of(self.fabric, self._sessions(now))
 
     def _sessions(self, now: Snapshot) -> convergence.Sessions:
         speakers = [switch for switch, names in self.known_daemons.items() if "bgpd" in names]

@@ -20,8 +20,7 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.lab.convergence import STEP
-from heddle.lab.daemons import ESTABLISHED
-from heddle.lab.sessions import NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, Adjacency, SessionEnd, pending
+from heddle.lab.daemons import ESTABLISHED, NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, Adjacency, SessionEnd, pending
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:

@@ -23,8 +23,17 @@ from heddle.lab.imported.description import (
     NodeDescription,
     TopologyDescription,
 )
-from heddle.lab.imported.grammar import END_KEYS, LINK_KEYS, OUTSIDE, Sections
-from heddle.lab.imported.variables import DIRECTORIES, expand, lab_name, magic, resolved
+from heddle.lab.imported.grammar import (
+    DIRECTORIES,
+    END_KEYS,
+    LINK_KEYS,
+    OUTSIDE,
+    Sections,
+    expand,
+    lab_name,
+    magic,
+    resolved,
+)
 from heddle.runtimes.netns_space import PROVIDED
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
@@ -132,7 +141,8 @@ class _DescriptionReader:
         for trail, layer in layers:
             self._judge(trail, layer)
         merged = sections.merged(layers)
-        passed = {k: v for k, v in merged.items() if k in grammar.NODE_KEYS and self._verdict(k) == "taken"}
+        supports = {key: grammar.node_key(key, self.runtime) for key in merged}
+        passed = {k: v for k, v in merged.items() if (found := supports[k]) is not None and found.fate == "taken"}
         command = " ".join(str(passed[key]) for key in ("entrypoint", "cmd") if passed.get(key))
         binds = [self._bind(*each, name, lab) for each in sections.listed(layers, "binds")]
         return NodeDescription(
@@ -151,10 +161,6 @@ class _DescriptionReader:
             passed={k: v for k, v in passed.items() if k not in _OWN_FIELDS},
         )
 
-    def _verdict(self, key: str) -> str:
-        verdict = grammar.node_key(key, self.runtime)
-        return verdict.fate if verdict else "refused"
-
     def _judge(self, trail: Trail, layer: Mapping[str, Any]) -> None:
         """Check every key of a section, once even if many nodes inherit from it."""
         if trail in self._judged:
@@ -164,7 +170,7 @@ class _DescriptionReader:
             what = ".".join(str(step) for step in (*trail[1:], key))
             verdict = grammar.node_key(key, self.runtime)
             if verdict is None:
-                hint = did_you_mean(key, sorted(grammar.ALL_NODE_KEYS))
+                hint = did_you_mean(key, grammar.ALL_NODE_KEYS)
                 self.add((*trail, key), what, "is no key of a node", hint if "did you" in hint else "")
             elif verdict.fate == "refused":
                 self.add((*trail, key), what, verdict.why, verdict.hint)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from heddle.runs.rates import Rates
     from heddle.runs.runtable import SizeRow
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
 
 _FONT: Final = "system-ui, sans-serif"
 _UNITS: Final = {

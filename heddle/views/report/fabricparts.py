@@ -14,7 +14,7 @@ from heddle.views.report.section import NotCarriedError, Table, Values, counted,
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
-    from heddle.runs.seriesfile import Recorded
+    from heddle.runs.series import Recorded
     from heddle.runs.stored import StoredRun
 
 ROWS: Final = 200  # of QPs; those that are not proven come first

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from heddle.base.units import format_bytes, format_size
-from heddle.runs.machineuse import MARK
+from heddle.runs.parts import MARK
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES
@@ -18,7 +18,7 @@ from heddle.views.runstext import how_judged, number_text, ratio_name
 
 if TYPE_CHECKING:
     from heddle.runs.compare import Comparison
-    from heddle.runs.outcome import RunOutcome
+    from heddle.runs.results import RunOutcome
     from heddle.runs.stored import StoredRun
 
 Card = tuple[str, str, str]  # name, value, what it means or whether it is good

@@ -16,7 +16,7 @@ from heddle.traffic.options import RunOptions, parse_sizes
 from heddle.views.report.section import Table, Values
 
 if TYPE_CHECKING:
-    from heddle.runs.admissionuse import AdmissionUse
+    from heddle.runs.parts import AdmissionUse
     from heddle.runs.stored import StoredRun
 
 _FLAGS: Final = {
