@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv6Address
 from typing import Final
 
-from heddle.base.problems import InputError, Problem, nearest
+from heddle.base.problems import InputError, Problem
 
 EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
-_ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
@@ -32,28 +31,9 @@ class Address:
         return f"ssh:{user}{host}" + (f":{self.port}" if self.port else "")
 
 
-def check_kind(text: str, where: str, kinds: Iterable[str]) -> str:
-    """The word before the first colon, when it is one of `kinds`; InputError otherwise."""
-    kind, colon, rest = text.partition(":")
-    known = list(kinds)
-    if kind in known and (colon or kind in _ALONE):
-        return kind
-    what = _what(text, where)
-    if not text:
-        raise InputError(Problem(where, what, "is empty", EXAMPLE))
-    if not colon and (near := nearest(text, ["here", *known])):
-        hint = "did you mean here?" if near == "here" else EXAMPLE
-        raise InputError(Problem(where, what, "is not a place", hint))
-    if colon and (near := nearest(kind, known)):
-        raise InputError(Problem(where, what, f"is not a place: {kind} is not known", f"did you mean {near}:{rest}?"))
-    if "@" in text or (not colon and "." in text):
-        raise InputError(Problem(where, what, "does not name the kind of place", f"did you mean ssh:{text}?"))
-    raise InputError(Problem(where, what, "is not a place", EXAMPLE))
-
-
 def parse_address(text: str, where: str = "") -> Address:
     """Read `ssh:[user@]host[:port]`; IPv6 addresses are in brackets. InputError names the mistake."""
-    what = _what(text, where)  # used by wrong()
+    what = shown_place(text, where)  # used by wrong()
 
     def wrong(why: str, hint: str = EXAMPLE) -> InputError:
         return InputError(Problem(where, what, why, hint))
@@ -64,7 +44,7 @@ def parse_address(text: str, where: str = "") -> Address:
     user, at, host = rest.rpartition("@")
     if at and not _USER.fullmatch(user):
         if ":" in user:  # the password is not printed: output ends up in logs
-            what = _what(f"ssh:{user.partition(':')[0]}:...@{host}", where)
+            what = shown_place(f"ssh:{user.partition(':')[0]}:...@{host}", where)
             raise wrong("contains a password", "remove it; log in with a key, which ssh-copy-id installs")
         raise wrong("names no user" if not user else f"has an invalid user name: {user[:60]!r}")
     host, port = _split(host, wrong)
@@ -99,6 +79,7 @@ def _split(host: str, wrong: Callable[..., InputError]) -> tuple[str, int | None
     return host, int(port)
 
 
-def _what(text: str, where: str) -> str:
+def shown_place(text: str, where: str) -> str:
+    """The text as it stands in the config file (`where`) or was typed."""
     shown = "".join(c if c.isprintable() else "?" for c in text[:80])
     return f"place: {shown}".rstrip() if where else f"--place {shown}".rstrip()
