@@ -9,18 +9,17 @@ from __future__ import annotations
 import getpass
 import glob
 import logging
-import os
 import re
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from select import select
 from typing import Any, Final
 
 import paramiko
@@ -121,7 +120,7 @@ def _connect(address: Address, target: Target, opened: ExitStack, before: tuple[
     if target.jumps:
         sock = _through(address, target, opened, (*before, address.host))
     elif target.proxy:
-        sock = opened.enter_context(_command(address, target))
+        sock = _proxied(target.proxy, opened)
     else:
         sock = _dial(address, target)
     transport = paramiko.Transport(sock)
@@ -149,29 +148,21 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
         raise MachineError(Problem("", str(address), why, hint)) from None
 
 
-class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  # paramiko has no types
-    """The end of the command's output is the end of the connection, which paramiko's own does not notice."""
-
-    def recv(self, size: int) -> bytes:
-        if not select([self.process.stdout], [], [], self.timeout)[0]:
-            raise TimeoutError
-        return os.read(self.process.stdout.fileno(), size)
-
-
-@contextmanager
-def _command(address: Address, target: Target) -> Iterator[paramiko.ProxyCommand]:
+def _proxied(command: str, opened: ExitStack) -> socket.socket:
     """ProxyCommand, run by a shell as in OpenSSH. Ctrl-C is for the verb there, so it does not end the connection."""
+    ours, theirs = socket.socketpair()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        command = _ProxyCommand(shlex.join(["sh", "-c", f"exec {target.proxy}"]))
+        with theirs:
+            process = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
+            )
     finally:
         signal.signal(signal.SIGINT, before)
-    try:
-        yield command
-    finally:
-        with suppress(ProcessLookupError):
-            command.close()
-        command.process.communicate()
+    opened.callback(process.wait)
+    opened.callback(process.terminate)
+    opened.callback(ours.close)
+    return ours
 
 
 def _dial(address: Address, target: Target) -> socket.socket:
