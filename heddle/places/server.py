@@ -263,16 +263,18 @@ def become(session: Path) -> None:
 
 def give(caller: Caller, session: Path) -> None:
     """Name each file that the verb wrote, and send those that the caller takes; then remove them."""
-    for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
-        path = session / name
-        status = os.lstat(path)
-        readable = os.access(path, os.R_OK)
-        caller.say(file=name, size=status.st_size, regular=stat.S_ISREG(status.st_mode), readable=readable)
-        if caller.ask():
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-    caller.say()
-    shutil.rmtree(session, ignore_errors=True)
+    try:
+        for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
+            path = session / name
+            status = os.lstat(path)
+            readable = os.access(path, os.R_OK)
+            caller.say(file=name, size=status.st_size, regular=stat.S_ISREG(status.st_mode), readable=readable)
+            if caller.ask():
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer)
+        caller.say()
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
 
 
 def main() -> None:

@@ -96,21 +96,14 @@ def config(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_without_settings_verbs_run_here(tmp_path: Path) -> None:
+def test_a_place_is_typed_or_named_by_the_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place_for(None) is None
     for text in ("", "# place: ssh:lab\n", "place: here\n"):
         config(tmp_path, text)
         assert place_for(None) is None
-
-
-def test_settings_name_a_place_and_what_is_typed_overrides_it(tmp_path: Path) -> None:
     config(tmp_path, "place: ssh:me@lab:2222\n")
     assert repr(place_for(None)) == repr(place_for("ssh:me@lab:2222"))
     assert place_for("here") is None
-
-
-def test_an_empty_variable_says_that_no_settings_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config(tmp_path, "place: ssh:lab\n")
     monkeypatch.setenv("HEDDLE_CONFIG", "")
     assert place_for(None) is None
     monkeypatch.setenv("HEDDLE_CONFIG", str(tmp_path / "nowhere.yml"))
