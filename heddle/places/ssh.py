@@ -154,9 +154,8 @@ def _proxied(command: str, opened: ExitStack) -> socket.socket:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with theirs:
-            process = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"], stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL
-            )
+            words, end = ["sh", "-c", f"exec {command}"], theirs.fileno()
+            process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.DEVNULL)
     finally:
         signal.signal(signal.SIGINT, before)
     opened.callback(process.wait)
