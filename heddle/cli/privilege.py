@@ -35,7 +35,7 @@ def become_root(verb: str) -> None:
         hint = f"run it as root, or in a terminal: sudo {typed}"
         raise MachineError(Problem("", f"./inv {verb}", "needs root, and sudo needs a password", hint))
     from heddle.base.state import state_dir
-    from heddle.places.config import VARIABLE
+    from heddle.places.choice import VARIABLE
 
     print(f"{verb} needs root: running it again through sudo", file=sys.stderr, flush=True)
     kept = [f"{name}={os.environ[name]}" for name in KEPT if name in os.environ]

@@ -17,9 +17,8 @@ from heddle.base.resources import HERE
 from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
 from heddle.cli.helptexts import SHARED
-from heddle.places import kinds
+from heddle.places import choice
 from heddle.places.call import Call
-from heddle.places.choice import place_for
 
 Arguments = Mapping[str, Any]
 # A need is constant, or depends on the typed values (`up --explain` needs no root).
@@ -127,7 +126,7 @@ def verb(
         def call_of(typed: Mapping[str, Any]) -> Call:
             full = {**defaults, **typed}
             return Call(
-                words_of(spec, {**typed, "place": kinds.HERE}),
+                words_of(spec, {**typed, "place": choice.HERE}),
                 files_in=files_in(full) if callable(files_in) else _named(full, files_in),
                 files_out=_named(full, files_out),
                 directory_out=directory_out,
@@ -141,7 +140,7 @@ def verb(
             try:
                 if checkout:
                     HERE.checkout(f"./inv {called}")
-                place = place_for(typed.pop("place", None))
+                place = choice.place_for(typed.pop("place", None))
                 if place is not None:
                     out.exit_code = place.run(call_of(typed), out)
                 else:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv6Address
 from typing import Final
 
-from heddle.base.problems import InputError, Problem, nearest
+from heddle.base.problems import InputError, Problem
 
 EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
-_ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
+_BRACKETS: Final = "write it as ssh:user@[::1]:22"
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
@@ -32,73 +31,47 @@ class Address:
         return f"ssh:{user}{host}" + (f":{self.port}" if self.port else "")
 
 
-def check_kind(text: str, where: str, kinds: Iterable[str]) -> str:
-    """The word before the first colon, when it is one of `kinds`; InputError otherwise."""
-    kind, colon, rest = text.partition(":")
-    known = list(kinds)
-    if kind in known and (colon or kind in _ALONE):
-        return kind
-    what = _what(text, where)
-    if not text:
-        raise InputError(Problem(where, what, "is empty", EXAMPLE))
-    if not colon and (near := nearest(text, ["here", *known])):
-        hint = "did you mean here?" if near == "here" else EXAMPLE
-        raise InputError(Problem(where, what, "is not a place", hint))
-    if colon and (near := nearest(kind, known)):
-        raise InputError(Problem(where, what, f"is not a place: {kind} is not known", f"did you mean {near}:{rest}?"))
-    if "@" in text or (not colon and "." in text):
-        raise InputError(Problem(where, what, "does not name the kind of place", f"did you mean ssh:{text}?"))
-    raise InputError(Problem(where, what, "is not a place", EXAMPLE))
-
-
 def parse_address(text: str, where: str = "") -> Address:
     """Read `ssh:[user@]host[:port]`; IPv6 addresses are in brackets. InputError names the mistake."""
-    what = _what(text, where)  # used by wrong()
-
-    def wrong(why: str, hint: str = EXAMPLE) -> InputError:
-        return InputError(Problem(where, what, why, hint))
-
     rest = text.removeprefix("ssh:")
-    if rest.startswith("//"):
-        raise wrong("has slashes", f"did you mean ssh:{rest.strip('/')}?")
-    user, at, host = rest.rpartition("@")
-    if at and not _USER.fullmatch(user):
-        if ":" in user:  # the password is not printed: output ends up in logs
-            what = _what(f"ssh:{user.partition(':')[0]}:...@{host}", where)
-            raise wrong("contains a password", "remove it; log in with a key, which ssh-copy-id installs")
-        raise wrong("names no user" if not user else f"has an invalid user name: {user[:60]!r}")
-    host, port = _split(host, wrong)
-    if not host:
-        raise wrong("names no host")
-    if ":" not in host and not _HOST.fullmatch(host):
-        raise wrong(f"has an invalid host name: {host[:60]!r}")
-    return Address(host, user or None, port)
+    user, at, typed = rest.rpartition("@")
+    bracketed = typed.startswith("[")
+    host, bracket, tail = typed[1:].partition("]") if bracketed else (typed.partition(":")[0], "]", "")
+    colon, port = (tail[:1], tail[1:]) if bracketed else typed.partition(":")[1:]
+    bad_user = at and not _USER.fullmatch(user)
+    if bad_user and ":" in user:  # the password is not printed: output ends up in logs
+        text = f"ssh:{user.partition(':')[0]}:...@{typed}"
+    for wrong, why, hint in (
+        (rest.startswith("//"), "has slashes", f"did you mean ssh:{rest.strip('/')}?"),
+        (bad_user and ":" in user, "contains a password", "remove it; log in with a key, which ssh-copy-id installs"),
+        (bad_user and not user, "names no user", EXAMPLE),
+        (bad_user, f"has an invalid user name: {user[:60]!r}", EXAMPLE),
+        (not bracket, "has a bracket that is not closed", _BRACKETS),
+        (bracketed and colon not in ("", ":"), "has text after its bracket", _BRACKETS),
+        (bracketed and not _is_ipv6(host), f"has an invalid IPv6 address in its brackets: {host[:60]!r}", EXAMPLE),
+        (":" in port, "has several colons", f"write an IPv6 address in brackets: ssh:[{typed}]"),
+        (colon and not _is_port(port), f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535"),
+        (not host, "names no host", EXAMPLE),
+        (not bracketed and not _HOST.fullmatch(host), f"has an invalid host name: {host[:60]!r}", EXAMPLE),
+    ):
+        if wrong:
+            raise InputError(Problem(where, shown_place(text, where), why, hint))
+    return Address(host, user or None, int(port) if colon else None)
 
 
-def _split(host: str, wrong: Callable[..., InputError]) -> tuple[str, int | None]:
-    """Host and port of `host:port`, `[v6]:port`."""
-    if host.startswith("["):
-        host, bracket, tail = host[1:].partition("]")
-        if not bracket:
-            raise wrong("has a bracket that is not closed", "write it as ssh:user@[::1]:22")
-        if tail and not tail.startswith(":"):
-            raise wrong("has text after its bracket", "write it as ssh:user@[::1]:22")
-        try:
-            IPv6Address(host)
-        except AddressValueError:
-            raise wrong(f"has an invalid IPv6 address in its brackets: {host[:60]!r}") from None
-        colon, port = tail[:1], tail[1:]
-    elif host.count(":") > 1:
-        raise wrong("has several colons", f"write an IPv6 address in brackets: ssh:[{host}]")
-    else:
-        host, colon, port = host.partition(":")
-    if not colon:
-        return host, None
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise wrong(f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535")
-    return host, int(port)
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except AddressValueError:
+        return False
+    return True
 
 
-def _what(text: str, where: str) -> str:
+def _is_port(text: str) -> bool:
+    return bool(re.fullmatch(r"[0-9]{1,5}", text)) and 1 <= int(text) <= 65535
+
+
+def shown_place(text: str, where: str) -> str:
+    """The text as it stands in the config file (`where`) or was typed."""
     shown = "".join(c if c.isprintable() else "?" for c in text[:80])
     return f"place: {shown}".rstrip() if where else f"--place {shown}".rstrip()

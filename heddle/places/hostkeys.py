@@ -8,7 +8,8 @@ Certificate authorities (@cert-authority) are ignored, because Heddle does not r
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -59,25 +60,16 @@ def _match(pattern: str, name: str) -> bool:
 
 def read_known(files: Iterable[Path]) -> list[KnownKey]:
     """The lines of the files that hold a key; other lines and unreadable files are ignored, as in ssh."""
-    return [line for file in files for line in _lines(file)]
-
-
-def _lines(file: Path) -> Iterator[KnownKey]:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#"):
-            continue
-        try:
-            entry = HostKeyEntry.from_line(" ".join(words[:3]))
-        except (InvalidHostKey, SSHException, ValueError, binascii.Error):
-            continue
-        if entry is not None and entry.key is not None:
-            yield KnownKey(f"{file}:{number}", marker, entry.hostnames, entry.key)
+    found = []
+    for file in files:
+        with suppress(OSError):
+            for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
+                with suppress(InvalidHostKey, SSHException, ValueError, binascii.Error):
+                    entry = HostKeyEntry.from_line(" ".join(rest.split()[:3]))
+                    if entry is not None and entry.key is not None and not rest.startswith("#"):
+                        found.append(KnownKey(f"{file}:{number}", marker, entry.hostnames, entry.key))
+    return found
 
 
 def known_name(host: str, port: int) -> str:
@@ -85,16 +77,12 @@ def known_name(host: str, port: int) -> str:
     return host.lower() if port == PORT else f"[{host.lower()}]:{port}"
 
 
-def _names(host: str, port: int) -> list[str]:
-    return list(dict.fromkeys((known_name(host, port), known_name(host, PORT))))
-
-
 def judge(known: Sequence[KnownKey], host: str, port: int, key: PKey) -> tuple[HostKeyState, str]:
     """The state of a key that the server at host and port presented, and the line that decides (or nothing).
 
     As in OpenSSH, a key for the host at port 22 is valid at another port that has no key of its own.
     """
-    for name in _names(host, port):
+    for name in (known_name(host, port), known_name(host, PORT)):
         about = [each for each in known if each.matches(name)]
         plain = [each for each in about if not each.marker]
         for each in about:
@@ -114,7 +102,7 @@ def algorithms(known: Sequence[KnownKey], host: str, port: int, offered: Sequenc
     A server presents one key: the first type of the client's list that it has. With another type first than the
     one in known_hosts, a known server would look unknown.
     """
-    for name in _names(host, port):
+    for name in (known_name(host, port), known_name(host, PORT)):
         types = {each.key.get_name() for each in known if not each.marker and each.matches(name)}
         if types:
             wanted = {a for kind in types for a in (_RSA if kind == "ssh-rsa" else (kind,))}

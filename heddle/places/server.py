@@ -1,12 +1,13 @@
-"""The agent on a lab server. Its text is in the command line of both channels, and the server's python3 runs it.
+"""The agent on a lab server. Its text is in the command line of each channel, and the server's python3 runs it.
 
 So it uses the standard library only, and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
 What both sides must know of the project (its manifest) is here too.
 
-Without an argument it is the control: lines of JSON on stdin and stdout. It compares the project with the caller's,
-unpacks what the caller has copied, and runs the verb in a process group of its own. Its stdin, its end, or its silence
-tell that the caller sends a signal, or has gone. With a session's directory it lends the channel's stdin, stdout and
-stderr to the control, and ends with the verb's exit code.
+    (no word)      one call: lines of JSON on stdin and stdout. It compares the project with the caller's, unpacks what
+                   the caller has copied, runs the verb on its own stdout and stderr, and ends with its exit code. Its
+                   stdin sends signals; the end of stdin, or silence, means that the caller has gone.
+    become DIR     become a verb that reads stdin; the call of DIR has the signals
+    give DIR       send the files that a verb wrote, those that the caller takes
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import secrets
 import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import tarfile
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
-HELLO = b"\0heddle agent 2\0"  # the output of a login (`echo` in .bashrc) comes before it
+HELLO = b"\0heddle agent 3\0"  # the output of a login (`echo` in .bashrc) comes before it
+ABANDONED = 600.0  # seconds after which the files of a call that has ended are removed, if the caller has not
 SILENCE = 30.0  # seconds without a sign of life after which the connection counts as ended
 # Directories of tools in a checkout. They are neither copied nor removed on the server.
 KEPT = frozenset({".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
@@ -122,165 +123,172 @@ def make_private(directory: Path) -> None:
 
 
 class Caller:
-    """Lines of JSON from and to the caller."""
+    """Lines of JSON from and to the caller. last: when it has sent something."""
 
     def __init__(self) -> None:
-        self.lines: list[bytes] = []
-        self.rest = b""
+        self.messages: list[Any] = []
+        self.rest, self.last = b"", time.monotonic()
+
+    def hear(self) -> list[Any]:
+        """The messages in what stdin has now (an empty line is only a sign of life); Gone at its end."""
+        data = os.read(0, 1 << 16)
+        if not data:
+            raise Gone
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        self.last = time.monotonic()
+        return [json.loads(line) for line in lines if line]
 
     def ask(self) -> Any:
-        """The next message; Gone after the end, or after SILENCE."""
-        while True:
-            while not self.lines:
-                if not select.select([0], [], [], SILENCE)[0] or not (data := os.read(0, 1 << 16)):
-                    raise Gone
-                *self.lines, self.rest = (self.rest + data).split(b"\n")
-            if line := self.lines.pop(0):  # an empty line is a sign of life
-                return json.loads(line)
+        """Wait for the next message; Gone after the end, or after SILENCE."""
+        while not self.messages:
+            if not select.select([0], [], [], SILENCE)[0]:
+                raise Gone
+            self.messages += self.hear()
+        return self.messages.pop(0)
 
     def say(self, **message: Any) -> None:
         """Write a message."""
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
+        sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+        sys.stdout.buffer.flush()
 
 
-def control(caller: Caller) -> None:
-    """Serve one call: bring the project and the verb's files up to date, then run the verb."""
-    os.write(1, HELLO)
+def serve(caller: Caller) -> int:
+    """Serve one call: bring the project and the verb's files up to date, then run the verb; its exit code."""
     request = caller.ask()
     cache = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     base = root / "heddle/place" / request["id"]
     for directory in (root / "heddle", base.parent, base, base / "project"):
         make_private(directory)
-    session = base / f"s{os.getpid()}-{secrets.token_hex(4)}"
+    session, order = base / f"s{os.getpid()}-{secrets.token_hex(4)}", {}
     try:
         with (base / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for old in base.glob("s[0-9]*-*"):  # left by a killed agent
-                if not Path("/proc", old.name[1:].partition("-")[0]).exists():
+            for old in base.glob("s[0-9]*-*"):
+                running = Path("/proc", old.name[1:].partition("-")[0]).exists()
+                if not running and time.time() - old.stat().st_mtime > ABANDONED:
                     shutil.rmtree(old, ignore_errors=True)
             (session / "here").mkdir(mode=0o700, parents=True)  # the verb's working directory
             have = manifest_there(base)
             caller.say(session=str(session), have=None if digest_of(have) == request["hash"] else have)
-            message = caller.ask()
-            if "size" in message:
+            order, now = caller.ask(), request["hash"]
+            if "size" in order:
                 with (session / "bundle").open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, message["size"])  # SFTP has no error for a full disk
+                    os.posix_fallocate(file.fileno(), 0, order["size"])  # SFTP has no error for a full disk
                 caller.say()
-                order = caller.ask()
-                remove(base / "project", message["remove"])
+                gone, order = order["remove"], caller.ask()
+                remove(base / "project", gone)
                 unpack(session / "bundle", base)
-            else:
-                order = message
-            now = digest_of(manifest_there(base)) if "size" in message else request["hash"]
+                now = digest_of(manifest_there(base))
         for name in order["directories"]:
             (session / name).mkdir(parents=True, exist_ok=True)
         (session / "order").write_text(json.dumps(order))
-        os.chdir(session)  # the name of a socket must be short
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("socket")
-            listener.listen()
-            caller.say(hash=now)
-            if order["typed"]:  # the verb has the other channel, and its terminal's SIGHUP
-                while True:
-                    caller.ask()
-            if not select.select([listener], [], [], SILENCE)[0]:
+        caller.say(hash=now)
+        return wait(caller, session) if order["input"] else run(caller, session, order)
+    finally:
+        if not order.get("fetch"):
+            shutil.rmtree(session, ignore_errors=True)
+
+
+def wait(caller: Caller, session: Path) -> int:
+    """Send the caller's signals to a verb that has a channel of its own, until the caller has gone."""
+    try:
+        while True:
+            send_signal(session, caller.ask())
+    finally:
+        send_signal(session, "hang up")
+
+
+def run(caller: Caller, session: Path, order: dict[str, Any]) -> int:
+    """Run the verb in a process group of its own; its exit code. It gets the caller's signals.
+
+    After the caller has gone, a lasting verb continues, and its output is dropped. Any other verb gets SIGHUP.
+    """
+    os.write(2, HELLO)
+    child = subprocess.Popen(
+        order["argv"], executable=str(session.parent / "project/inv"), cwd=session / "here",
+        env={**os.environ, **order["env"]}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+    (session / "group").write_text(str(child.pid))
+    targets = {pipe.fileno(): target for target, pipe in ((1, child.stdout), (2, child.stderr)) if pipe}
+    pending, gone, ready = {1: b"", 2: b""}, False, [0]
+    for target in pending:
+        os.set_blocking(target, False)
+    # Processes that the verb left running may hold its stdout open.
+    while ready or any(pending.values()) or child.poll() is None:
+        reading = [pipe for pipe, target in targets.items() if not pending[target]]
+        writing = [target for target, data in pending.items() if data]
+        ready, writable, _ = select.select(reading + [0] * (not gone), writing, [], 0.1 if targets else 0.01)
+        try:
+            for message in caller.hear() if 0 in ready else ():
+                send_signal(session, message)
+            for target in writable:
+                pending[target] = pending[target][os.write(target, pending[target]) :]
+            if not gone and time.monotonic() - caller.last > SILENCE:
                 raise Gone
-            runner, _ = listener.accept()
-        run(caller, session, order, runner)
+        except (Gone, OSError, ValueError):
+            gone, pending, order["fetch"] = True, {1: b"", 2: b""}, False
+            if not order["lasting"]:
+                send_signal(session, "hang up")
+        for pipe in set(ready).intersection(reading):
+            data = os.read(pipe, 1 << 15)
+            pending[targets[pipe]] = b"" if gone else data
+            if not data:
+                del targets[pipe]
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def send_signal(session: Path, message: str) -> None:
+    """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
+    number = signal.SIGINT if message == "interrupt" else signal.SIGHUP
+    try:
+        group = int((session / "group").read_text())
+        os.killpg(group, number)
+    except (FileNotFoundError, ProcessLookupError):  # not started, or ended
+        pass
+    except PermissionError:  # it is sudo, which passes the signal on to the verb that runs as root
+        subprocess.run(["sudo", "-n", "kill", f"-{number:d}", str(group)], stdin=subprocess.DEVNULL, check=False)
+
+
+def become(session: Path) -> None:
+    """Become the verb: it has this channel's stdin, stdout, stderr, and its terminal if there is one."""
+    order = json.loads((session / "order").read_text())
+    (session / "group").write_text(str(os.getpgrp()))
+    if not os.isatty(2):
+        os.write(2, HELLO)
+    os.chdir(session / "here")
+    os.execve(session.parent / "project/inv", order["argv"], {**os.environ, **order["env"]})  # noqa: S606
+
+
+def give(caller: Caller, session: Path) -> None:
+    """Name each file that the verb wrote, and send those that the caller takes; then remove them."""
+    try:
+        for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
+            path = session / name
+            status = os.lstat(path)
+            readable = os.access(path, os.R_OK)
+            caller.say(file=name, size=status.st_size, regular=stat.S_ISREG(status.st_mode), readable=readable)
+            if caller.ask():
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, sys.stdout.buffer)
+        caller.say()
     finally:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def run(caller: Caller, session: Path, order: dict[str, Any], runner: socket.socket) -> None:
-    """Run the verb with the runner's stdin, stdout and stderr. Only lasting verbs outlive the connection."""
-    _, streams, _, _ = socket.recv_fds(runner, 1, 3)
-    child = subprocess.Popen(
-        order["argv"], executable=str(session.parent / "project/inv"), cwd=session / "here",
-        env={**os.environ, **order["env"]}, stdin=streams[0] if order["input"] else subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    os.close(streams[0])
-    gone, ended = threading.Event(), threading.Event()
-
-    def follow() -> None:
-        try:
-            while True:
-                send_signal(child, signal.SIGINT if caller.ask() == "interrupt" else signal.SIGHUP)
-        except (Gone, OSError, ValueError):
-            gone.set()
-            if not order["lasting"]:
-                send_signal(child, signal.SIGHUP)
-
-    threading.Thread(target=follow, daemon=True).start()
-    pumps = [
-        threading.Thread(target=pump, args=(source.fileno(), target, gone, ended), daemon=True)
-        for source, target in ((child.stdout, streams[1]), (child.stderr, streams[2]))
-        if source
-    ]
-    for thread in pumps:
-        thread.start()
-    code = child.wait()
-    ended.set()
-    for thread in pumps:
-        thread.join()
-    runner.sendall(b"%d" % (code if code >= 0 else 128 - code))
-    gone.wait()  # the caller takes the verb's files
-
-
-def send_signal(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
-    try:
-        os.killpg(child.pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError:  # it is sudo, which passes the signal on to the verb that runs as root
-        subprocess.run(["sudo", "-n", "kill", f"-{number:d}", str(child.pid)], stdin=subprocess.DEVNULL, check=False)
-
-
-def pump(source: int, target: int, gone: threading.Event, ended: threading.Event) -> None:
-    """Pass on the verb's output. What it writes after the caller has gone is dropped, so that it can end its work."""
-    while True:
-        if not select.select([source], [], [], 0.1)[0]:
-            if ended.is_set():  # processes that the verb left running may hold its stdout open
-                return
-            continue
-        data = os.read(source, 1 << 15)
-        if not data:
-            return
-        while data and not gone.is_set():
-            try:
-                if select.select([], [target], [], 1.0)[1]:
-                    data = data[os.write(target, data[:4096]) :]
-            except OSError:
-                gone.set()
-
-
-def lend(session: Path) -> int:
-    """Lend the streams of this channel to the control, or at a terminal become the verb; the verb's exit code."""
-    os.chdir(session)
-    order = json.loads(Path("order").read_text())
-    os.write(1, HELLO)
-    if order["typed"]:
-        os.chdir("here")
-        env = {**os.environ, **order["env"]}
-        os.execve(session.parent / "project/inv", order["argv"], env)  # noqa: S606  (no shell is wanted)
-    os.write(2, HELLO)
-    with socket.socket(socket.AF_UNIX) as control:
-        control.connect("socket")
-        socket.send_fds(control, [b"-"], [0, 1, 2])
-        return int(control.recv(8) or 70)
-
-
 def main() -> None:
     """What a channel runs."""
-    if len(sys.argv) > 1:
-        sys.exit(lend(Path(sys.argv[1])))
     signal.signal(signal.SIGHUP, lambda number, frame: None)  # not ignored: the verb would inherit that
-    caller = Caller()
+    caller, (task, *words) = Caller(), sys.argv[1:] or ["serve"]
+    os.write(1, HELLO)
     try:
-        control(caller)
+        if task == "become":
+            become(Path(words[0]))
+        elif task == "give":
+            give(caller, Path(words[0]))
+        else:
+            sys.exit(serve(caller))
     except Gone:
         pass
     except (OSError, ValueError, tarfile.TarError) as error:

@@ -2,9 +2,8 @@
 
 In:  a Call, and the Console that called.
 Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
-Two channels: the control (server.py, lines of JSON), and the verb's own, with its streams, its terminal and its exit
-code. The control's end tells the server that this process has gone. Then a lasting verb (`up`, `down`) continues, so
-that its result is complete. Any other verb gets SIGHUP and undoes unfinished work.
+A call is one SSH channel of the agent (server.py): lines of JSON, then the verb's stdout, stderr and exit code. A verb
+that reads stdin has a second channel for its streams, which can be a terminal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, TextIO
 
 import paramiko
 
@@ -37,10 +36,10 @@ from heddle.base.tables import written
 from heddle.places import server, sync
 from heddle.places.address import Address
 from heddle.places.call import Call, Output
-from heddle.places.server import HELLO, SILENCE, digest_of
-from heddle.places.signals import EndSignals, raw_terminal, terminal_size
-from heddle.places.ssh import Target, connection
-from heddle.places.transfer import Outputs, input_files, output_paths, printable
+from heddle.places.server import HELLO, SILENCE
+from heddle.places.signals import EndSignals, end_signals, raw_terminal, terminal_size
+from heddle.places.ssh import FAILURES, Target, connection
+from heddle.places.sync import fetch_outputs, input_files, output_paths, printable
 
 PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")  # variables
 _BEAT: Final = 5.0  # seconds between signs of life
@@ -50,7 +49,6 @@ _NOISE: Final = 1 << 20  # bytes that a login may print before the agent
 _ANSWER: Final = 16 << 20  # largest answer, bytes: a manifest of all files there
 _OLD: Final = 65  # the exit code when Python is too old
 _NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
-_ENDED: Final = (OSError, EOFError, paramiko.SSHException)  # exceptions of paramiko when the connection has ended
 
 
 def command() -> str:
@@ -69,32 +67,47 @@ def breaks() -> Iterator[None]:
     """Turn paramiko's exceptions into Broken."""
     try:
         yield
-    except _ENDED as error:
+    except FAILURES as error:
         raise Broken from error
 
 
 class Control:
-    """This end of the control channel. `what` names the place in messages."""
+    """A channel of the agent, for one of its tasks; none: a call. `what` names the place in messages.
 
-    def __init__(self, transport: paramiko.Transport, what: str) -> None:
-        self.what, self.transport, self.rest = what, transport, b""
-        self.heard = time.monotonic()
-        self._lock = threading.Lock()
+    terminal: type, columns and rows of the terminal that the channel has.
+    """
+
+    def __init__(
+        self, transport: paramiko.Transport, what: str, *task: str, terminal: tuple[str, int, int] | None = None
+    ) -> None:
+        self.what, self.rest, self.heard, self._lock = what, b"", time.monotonic(), threading.Lock()
         try:
             self.channel = transport.open_session(timeout=15)
             self.channel.settimeout(_STEP)
-            self.channel.exec_command(command())
-        except _ENDED as error:
-            why = f"does not run commands: {printable(str(error) or type(error).__name__)}"
+            if terminal:
+                self.channel.get_pty(*terminal)
+            self.channel.exec_command(" ".join([command(), *map(shlex.quote, task)]))
+        except FAILURES as error:
+            why = f"does not run commands: {_reason(error)}"
             hint = "allow the account to run commands: see ForceCommand and MaxSessions in the server's sshd_config"
             raise MachineError(Problem("", what, why, hint)) from None
         if not self._read_until(HELLO, _NOISE):
             raise self._start_failure()
-        threading.Thread(target=self._live, daemon=True).start()
+        if not task:
+            threading.Thread(target=self._live, args=(transport,), daemon=True).start()
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a message; MachineError when it is a problem."""
         self.send(message)
+        return self.answer()
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        with breaks(), self._lock:
+            self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def answer(self) -> dict[str, Any]:
+        """The next message of the agent; MachineError when it is a problem."""
         with breaks():
             try:
                 answer = json.loads(self._read_until(b"\n", _ANSWER))
@@ -106,27 +119,29 @@ class Control:
             raise self._problem(answer["problem"])
         return answer
 
-    def send(self, message: Any) -> None:
-        """Send a message."""
-        with breaks(), self._lock:
-            self.channel.sendall(json.dumps(message).encode() + b"\n")
+    def read(self, size: int) -> Iterator[bytes]:
+        """The next bytes, in pieces."""
+        while size > 0:
+            with breaks():
+                data = self.rest[:size] or self.channel.recv(min(size, 1 << 15))
+            if not data:
+                raise Broken
+            self.rest = self.rest[size:]
+            size -= len(data)
+            yield data
 
     def end(self) -> None:
         """End the call, and wait until the agent has removed its files."""
-        with suppress(*_ENDED):
+        with suppress(*FAILURES):
             self.channel.shutdown_write()
             self.channel.status_event.wait(_END)
 
-    def is_silent(self) -> bool:
-        """Whether the server has not answered for too long, also behind a jump host."""
-        return time.monotonic() - self.heard > SILENCE
-
-    def _live(self) -> None:
-        with suppress(*_ENDED):
+    def _live(self, transport: paramiko.Transport) -> None:
+        with suppress(*FAILURES):
             while not self.channel.status_event.wait(_BEAT):
                 with self._lock:
                     self.channel.sendall(b"\n")
-                self.transport.global_request("keepalive@openssh.com")  # waits for sshd's answer
+                transport.global_request("keepalive@openssh.com")  # waits for sshd's answer
                 self.heard = time.monotonic()
 
     def _read_until(self, mark: bytes, most: int) -> bytes:
@@ -139,27 +154,26 @@ class Control:
         found, mark, self.rest = self.rest.partition(mark) if mark in self.rest else (b"", b"", self.rest)
         return found + mark
 
-    def _start_failure(self) -> MachineError | Broken:
+    def _start_failure(self) -> MachineError:
         """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
-
-        def wrong(why: str, hint: str) -> MachineError:
-            return MachineError(Problem("", self.what, why, hint))
-
+        code = self.channel.exit_status if self.channel.status_event.wait(_END) else -1
         if len(self.rest) > _NOISE:
             why = f"does not run commands: its login printed more than {_NOISE >> 20} MiB first"
-            return wrong(why, "see the output of ssh HOST true")
-        if not self.channel.status_event.wait(_END) or (code := self.channel.exit_status) < 0:
-            return wrong("closed the connection at once", "see the log of its sshd")
-        if code == _NOT_FOUND:
-            return wrong("has no python3", "install it on the server: apt-get install python3 python3-venv")
-        if code == _OLD:
+            hint = "see the output of ssh HOST true"
+        elif code < 0:
+            why, hint = "closed the connection at once", "see the log of its sshd"
+        elif code == _NOT_FOUND:
+            why, hint = "has no python3", "install it on the server: apt-get install python3 python3-venv"
+        elif code == _OLD:
+            why = "has a python3 that is too old: Heddle needs 3.11"
             hint = "install python3.11 on the server, or use a newer system"
-            return wrong("has a python3 that is too old: Heddle needs 3.11", hint)
-        texts = [self.rest, self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b""]
-        lines = [line for text in texts for line in text.decode(errors="replace").split("\n") if line.strip()]
-        last = printable(lines[-1].strip()) if lines else "it printed nothing"
-        why = f"does not run commands: python3 ended with exit code {code}: {last}"
-        return wrong(why, "see the output of ssh HOST python3 -V")
+        else:
+            output = self.rest + (self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b"")
+            lines = [line.strip() for line in output.decode(errors="replace").split("\n") if line.strip()]
+            last = printable(lines[-1]) if lines else "it printed nothing"
+            why = f"does not run commands: python3 ended with exit code {code}: {last}"
+            hint = "see the output of ssh HOST python3 -V"
+        return MachineError(Problem("", self.what, why, hint))
 
     def _problem(self, fields: Any) -> MachineError:
         """A problem of the agent as an error with a hint."""
@@ -170,6 +184,10 @@ class Control:
             error = trouble(OSError(number, why), what, "run df -h and ls -ld on the server")
             return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
         return MachineError(Problem(self.what, what, f"could not be copied to the server: {why}", "try again"))
+
+
+def _reason(error: Exception) -> str:
+    return printable(str(error) or type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,40 +207,15 @@ class SshPlace:
             return session.run()
 
 
-class _Stream:
-    """One stream of the verb, without what a login prints before it. A JSON document is kept to the end."""
-
-    def __init__(self, stream: Any, whole: bool) -> None:
-        self.stream, self.whole, self.begun, self.kept = stream, whole, False, b""
-
-    def take(self, data: bytes) -> None:
-        if not self.begun:
-            self.kept += data
-            _, mark, data = self.kept.partition(HELLO)
-            self.begun, self.kept = bool(mark), b"" if mark else self.kept[-_NOISE:]
-        if self.begun and self.whole:
-            self.kept += data
-        elif self.begun and data:
-            try:
-                self.stream.buffer.write(data)
-                self.stream.buffer.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-                hint = "check that the disk of the output file is not full"
-                name = self.stream.name.strip("<>")
-                raise MachineError(Problem("", name, f"cannot be written: {error.strerror}", hint)) from None
-
-
 class Session:
     """One verb on a server."""
 
     def __init__(self, address: Address, call: Call, out: Output, transport: paramiko.Transport) -> None:
         self.address, self.call, self.out, self.transport = address, call, out, transport
         self.control = Control(transport, str(address))
-        self.directory = ""  # of this call, on the server
-        self.ending = False
+        self.directory, self.ending = "", False  # directory: of this call, on the server
+        self.at_terminal = call.typed_in and not out.json and sys.stdin.isatty() and sys.stdout.isatty()
+        self.fetches = bool(call.files_out or call.endings_here)
 
     def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         """Bring the project on the server up to date, and copy the verb's files."""
@@ -234,7 +227,7 @@ class Session:
             raise MachineError(Problem("", str(self.address), why, hint)) from None
 
     def _copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
-        wanted = digest_of(manifest)
+        wanted = server.digest_of(manifest)
         answer = self.control.ask({"id": sync.checkout_id(sync.project()), "hash": wanted})
         have, self.directory = answer.get("have"), answer.get("session", "")
         if not isinstance(have, dict | None) or not isinstance(self.directory, str):
@@ -252,13 +245,22 @@ class Session:
                 size = bundle.tell()
                 self.control.ask({"size": size, "remove": gone + changed})
                 bundle.seek(0)
-                with self._sftp() as sftp, breaks():
-                    sftp.putfo(bundle, f"{self.directory}/bundle")
+                self._send(bundle)
             if changed:
                 count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
                 self.out.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
         if self.control.ask(self._order(files)).get("hash") != wanted:
             self.out.say(f"{self.address}: files changed while they were copied")
+
+    def _send(self, bundle: IO[bytes]) -> None:
+        try:
+            sftp = self.transport.open_sftp_client()
+        except FAILURES as error:
+            hint = "add the line Subsystem sftp internal-sftp to its sshd_config"
+            raise MachineError(Problem("", str(self.address), f"has no SFTP: {_reason(error)}", hint)) from None
+        with breaks(), sftp:
+            sftp.get_channel().settimeout(_STEP)
+            sftp.putfo(bundle, f"{self.directory}/bundle")
 
     def _order(self, files: Mapping[str, Path]) -> dict[str, Any]:
         outs = output_paths(self.call)
@@ -274,25 +276,8 @@ class Session:
             "directories": [str(Path(path).parent) for path in outs.values()],
             "lasting": self.call.lasting,
             "input": self.call.typed_in,
-            "typed": self._typed,
+            "fetch": self.fetches,
         }
-
-    @property
-    def _typed(self) -> bool:
-        return self.call.typed_in and not self.out.json and sys.stdin.isatty() and sys.stdout.isatty()
-
-    @contextmanager
-    def _sftp(self) -> Iterator[paramiko.SFTPClient]:
-        try:
-            sftp = paramiko.SFTPClient.from_transport(self.transport)
-        except _ENDED as error:
-            why = f"has no SFTP: {printable(str(error) or type(error).__name__)}"
-            hint = "add the line Subsystem sftp internal-sftp to its sshd_config"
-            raise MachineError(Problem("", str(self.address), why, hint)) from None
-        assert sftp is not None  # noqa: S101  (it is None only for a transport that has ended)
-        with sftp:
-            sftp.get_channel().settimeout(_STEP)
-            yield sftp
 
     def run(self) -> int:
         """Run the verb, and copy back what it wrote; its exit code."""
@@ -300,12 +285,13 @@ class Session:
         where = progname.as_started(f"./inv status --place {self.address}")
         left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
         try:
-            with EndSignals(left) as signals, raw_terminal() if self._typed else nullcontext():
+            with end_signals(left) as signals, raw_terminal() if self.at_terminal else nullcontext():
                 code = self._follow(signals)
-            if self.call.files_out or self.call.endings_here:
-                with self._sftp() as sftp, breaks():
-                    for name in Outputs(sftp, self.directory).fetch(self.call):
-                        print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
+            if self.fetches:
+                files = Control(self.transport, str(self.address), "give", self.directory)
+                for name in fetch_outputs(self.call, files):
+                    print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
+                files.end()
         except Broken:
             after = "continues there" if self.call.lasting else "was ended there"
             why = f"lost the connection during {self.call.verb}"
@@ -314,23 +300,19 @@ class Session:
         self.control.end()
         return 128 + signals.ending if signals.ending else code
 
-    def _open(self) -> paramiko.Channel:
-        with breaks():
-            channel = self.transport.open_session(timeout=15)
-            if self._typed:
-                channel.get_pty(os.environ.get("TERM", "vt100"), *terminal_size())
-            channel.exec_command(f"{command()} {shlex.quote(self.directory)}")
-        with suppress(*_ENDED):  # it may have ended already
-            if not self.call.typed_in:
-                channel.shutdown_write()
-        return channel
-
     def _follow(self, signals: EndSignals) -> int:
         """Show the verb's output until it ends; send it stdin, and the signals of this process."""
-        channel = self._open()
-        results, remarks = _Stream(sys.stdout, self.out.json), _Stream(sys.stderr, False)
-        stdin, typed, heard = self.call.typed_in, b"", time.monotonic()
-        while not self._is_over(channel, time.monotonic() - heard):
+        verb, stdin, typed, active = self.control, self.call.typed_in, b"", time.monotonic()
+        if stdin:
+            terminal = (os.environ.get("TERM", "vt100"), *terminal_size()) if self.at_terminal else None
+            verb = Control(self.transport, str(self.address), "become", self.directory, terminal=terminal)
+        channel, results, remarks = (
+            verb.channel,
+            _Stream(sys.stdout, whole=self.out.json),
+            _Stream(sys.stderr, noisy=True),
+        )
+        results.take(verb.rest)
+        while not self._is_over(channel, time.monotonic() - active):
             self._pass_on(channel, signals)
             sources = [channel, 0] if stdin and not typed else [channel]
             ready = select.select(sources, [], [], 0.02 if typed else 0.2)[0]
@@ -343,12 +325,12 @@ class Session:
                 with breaks():
                     typed = typed[channel.send(typed) :]
             if channel.recv_ready() or channel.recv_stderr_ready():
-                heard = time.monotonic()
+                active = time.monotonic()
                 results.take(channel.recv(1 << 15) if channel.recv_ready() else b"")
                 remarks.take(channel.recv_stderr(1 << 15) if channel.recv_stderr_ready() else b"")
             elif channel.eof_received:  # select returns at once
                 channel.status_event.wait(0.2)
-        if results.kept and self.out.json:
+        if self.out.json and results.kept:
             written(results.kept.decode(errors="replace"), verbatim=True)
         return int(channel.exit_status)
 
@@ -359,7 +341,8 @@ class Session:
         # Processes that the verb left running may hold its stdout open.
         if channel.exit_status >= 0 and (channel.closed or channel.eof_received or idle_s > 2):
             return True
-        if channel.closed or not self.transport.is_active() or self.control.is_silent():
+        # The server may be silent behind a jump host, whose connection is alive.
+        if channel.closed or not self.transport.is_active() or time.monotonic() - self.control.heard > SILENCE:
             raise Broken
         return False
 
@@ -369,7 +352,32 @@ class Session:
             self.ending = True
             self.control.send("hang up" if signals.ending else "interrupt")
             print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
-        if signals.resized and self._typed:
+        if signals.resized and self.at_terminal:
             signals.resized = False
             with breaks():
                 channel.resize_pty(*terminal_size())
+
+
+class _Stream:
+    """A stream of the verb. noisy: a login prints to it before HELLO. whole: it is kept (a JSON document)."""
+
+    def __init__(self, stream: TextIO, *, noisy: bool = False, whole: bool = False) -> None:
+        self.stream, self.noisy, self.whole, self.kept = stream, noisy, whole, b""
+
+    def take(self, data: bytes) -> None:
+        if self.noisy:
+            before, mark, data = (self.kept + data).partition(HELLO)
+            self.noisy, self.kept = not mark, b"" if mark else before[-_NOISE:]
+        if self.whole:
+            self.kept += data
+        elif data:
+            try:
+                self.stream.buffer.write(data)
+                self.stream.buffer.flush()
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+                hint = "check that the disk of the output file is not full"
+                name = self.stream.name.strip("<>")
+                raise MachineError(Problem("", name, f"cannot be written: {error.strerror}", hint)) from None

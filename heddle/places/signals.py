@@ -9,44 +9,47 @@ import termios
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
 
 
+@dataclass(slots=True)
 class EndSignals:
-    """Count Ctrl-C and note other signals. The second Ctrl-C leaves at once, and `left` is printed on stderr.
+    """Signals to this process. interrupts: the number of SIGINT. ending: the last other signal; 0: none came.
 
-    interrupts: number of SIGINT. ending: number of the last other signal; 0: none came. resized: the terminal has
-    another size.
+    resized: the terminal has another size.
     """
 
-    def __init__(self, left: str) -> None:
-        self.interrupts, self.ending, self.resized, self._left = 0, 0, False, left
-        self._before: dict[signal.Signals, Any] = {}
+    interrupts: int = 0
+    ending: int = 0
+    resized: bool = False
 
-    def __enter__(self) -> Self:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
-        self._before = {number: signal.signal(number, self._come) for number in numbers}
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if isinstance(error, KeyboardInterrupt):
-            # Not in the handler: it may interrupt a write to stderr, whose buffer refuses another one meanwhile.
-            print(self._left, file=sys.stderr)
+@contextmanager
+def end_signals(left: str) -> Iterator[EndSignals]:
+    """Note signals. The second Ctrl-C leaves at once, and `left` is printed on stderr."""
+    seen = EndSignals()
 
-    def _come(self, number: int, frame: object) -> None:
+    def come(number: int, frame: object) -> None:
         if number == signal.SIGWINCH:
-            self.resized = True
+            seen.resized = True
         elif number != signal.SIGINT:
-            self.ending = number
+            seen.ending = number
         else:
-            self.interrupts += 1
-            if self.interrupts > 1:
+            seen.interrupts += 1
+            if seen.interrupts > 1:
                 raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+    before = {number: signal.signal(number, come) for number in numbers}
+    try:
+        yield seen
+    except KeyboardInterrupt:
+        # Not in the handler: it may interrupt a write to stderr, whose buffer refuses another one meanwhile.
+        print(left, file=sys.stderr)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

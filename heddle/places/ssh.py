@@ -9,18 +9,17 @@ from __future__ import annotations
 import getpass
 import glob
 import logging
-import os
 import re
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from select import select
 from typing import Any, Final
 
 import paramiko
@@ -33,7 +32,7 @@ TIMEOUT: Final = 10.0  # seconds for each of: the TCP connection, the banner, th
 _USUAL: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 _ASKED: Final = 3  # attempts for a passphrase or a password
 _DEPTH: Final = 16  # of files that include each other, as in OpenSSH
-_FAILURES: Final = (paramiko.SSHException, EOFError, OSError)
+FAILURES: Final = (paramiko.SSHException, EOFError, OSError)  # exceptions of paramiko when a connection ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +52,39 @@ class Target:
     jumps: tuple[str, ...] = ()
     proxy: str = ""
 
-    @property
-    def login(self) -> str:
+    def login(self, host: str = "") -> str:
         """What ssh, ssh-copy-id and the like take: `-p 2222 user@host`."""
         port = f"-p {self.port} " if self.port != PORT else ""
-        return port + shlex.quote(f"{self.user}@{self.host}")
+        return port + shlex.quote(f"{self.user}@{host or self.host}")
 
 
 def target_of(address: Address) -> Target:
     """The address, completed from ~/.ssh/config, then from OpenSSH's defaults."""
     home = Path.home() / ".ssh"
-    found = _settings(home / "config", address)
-    host = found.get("hostname", address.host)
-    files = found.get("userknownhostsfile", "").split() or [str(home / "known_hosts"), str(home / "known_hosts2")]
+    # As in ssh, the first value counts: that of the command line. So %p and %r of ProxyCommand have it too.
+    typed = [f"User {address.user}"] * bool(address.user) + [f"Port {address.port}"] * bool(address.port)
     try:
-        port = int(found.get("port", PORT))
-    except ValueError:
-        raise InputError(Problem("~/.ssh/config", f"Port {found['port']}", "is not a number")) from None
-    jumps, proxy = found.get("proxyjump", "none"), found.get("proxycommand") or ""
+        lines = ["Host *", *typed, *_lines(home / "config", 0), "Host *", f"Port {PORT}"]
+        found = paramiko.SSHConfig.from_text("\n".join(lines)).lookup(address.host)
+        port = found.as_int("port")
+    except OSError as error:
+        raise trouble(error, "~/.ssh/config") from None
+    except (paramiko.SSHException, ValueError) as error:
+        hint = "run ssh -G HOST: it shows how OpenSSH reads the file"
+        raise InputError(Problem("", "~/.ssh/config", f"cannot be read: {error}", hint)) from None
+    jumps = found.get("proxyjump", "none")
+    files = found.get("userknownhostsfile", "").split() or [home / "known_hosts", home / "known_hosts2"]
     return Target(
-        host=host,
-        name=found.get("hostkeyalias", host),
+        host=found["hostname"],
+        name=found.get("hostkeyalias", found["hostname"]),
         port=port,
         user=found.get("user") or getpass.getuser(),
         keys=tuple(Path(k).expanduser() for k in found.get("identityfile", [home / name for name in _USUAL])),
         only_these=found.get("identitiesonly", "no").lower() == "yes",
         known_hosts=(*(Path(f).expanduser() for f in files), *SYSTEM),
         jumps=() if jumps.lower() == "none" else tuple(jump.strip() for jump in jumps.split(",")),
-        proxy=proxy,
+        proxy=found.get("proxycommand") or "",
     )
-
-
-def _settings(path: Path, address: Address) -> dict[str, Any]:
-    # As in ssh, the first value counts: that of the command line. So %p and %r of ProxyCommand have it too.
-    typed = [f"User {address.user}"] * bool(address.user) + [f"Port {address.port}"] * bool(address.port)
-    try:
-        text = "\n".join(["Host *", *typed, *_lines(path, 0)])
-        return dict(paramiko.SSHConfig.from_text(text).lookup(address.host))
-    except OSError as error:
-        raise trouble(error, "~/.ssh/config") from None
-    except (paramiko.SSHException, UnicodeDecodeError, ValueError) as error:
-        hint = "run ssh -G HOST: it shows how OpenSSH reads the file"
-        raise InputError(Problem("", "~/.ssh/config", f"cannot be read: {error}", hint)) from None
 
 
 def _lines(path: Path, depth: int) -> Iterator[str]:
@@ -130,13 +120,13 @@ def _connect(address: Address, target: Target, opened: ExitStack, before: tuple[
     if target.jumps:
         sock = _through(address, target, opened, (*before, address.host))
     elif target.proxy:
-        sock = opened.enter_context(_command(address, target))
+        sock = _proxied(target.proxy, opened)
     else:
         sock = _dial(address, target)
     transport = paramiko.Transport(sock)
     opened.callback(transport.close)
     _greet(transport, address, target)
-    _log_in(transport, address, target)
+    _Login(transport, address, target).run()
     return transport
 
 
@@ -152,35 +142,26 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
     transport = _connect(jump, hop, opened, before)
     try:
         return transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=TIMEOUT)
-    except _FAILURES as error:
+    except FAILURES as error:
         why = f"cannot be reached through {jump}, at {target.host} port {target.port}: {error or type(error).__name__}"
         hint = "check that this jump host reaches it, and AllowTcpForwarding in the sshd_config of the jump host"
         raise MachineError(Problem("", str(address), why, hint)) from None
 
 
-class _ProxyCommand(paramiko.ProxyCommand):  # type: ignore[misc]  # paramiko has no types
-    """The end of the command's output is the end of the connection, which paramiko's own does not notice."""
-
-    def recv(self, size: int) -> bytes:
-        if not select([self.process.stdout], [], [], self.timeout)[0]:
-            raise TimeoutError
-        return os.read(self.process.stdout.fileno(), size)
-
-
-@contextmanager
-def _command(address: Address, target: Target) -> Iterator[paramiko.ProxyCommand]:
+def _proxied(command: str, opened: ExitStack) -> socket.socket:
     """ProxyCommand, run by a shell as in OpenSSH. Ctrl-C is for the verb there, so it does not end the connection."""
+    ours, theirs = socket.socketpair()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        command = _ProxyCommand(shlex.join(["sh", "-c", f"exec {target.proxy}"]))
+        with theirs:
+            words, end = ["sh", "-c", f"exec {command}"], theirs.fileno()
+            process = subprocess.Popen(words, stdin=end, stdout=end, stderr=subprocess.DEVNULL)
     finally:
         signal.signal(signal.SIGINT, before)
-    try:
-        yield command
-    finally:
-        with suppress(ProcessLookupError):
-            command.close()
-        command.process.communicate()
+    opened.callback(process.wait)
+    opened.callback(process.terminate)
+    opened.callback(ours.close)
+    return ours
 
 
 def _dial(address: Address, target: Target) -> socket.socket:
@@ -213,8 +194,8 @@ def _greet(transport: paramiko.Transport, address: Address, target: Target) -> N
     try:
         transport.start_client(timeout=2 * TIMEOUT)
         key = transport.get_remote_server_key()
-    except _FAILURES as error:
-        hint = f"run ssh -v {target.login}, and check that sshd listens at this port"
+    except FAILURES as error:
+        hint = f"run ssh -v {target.login()}, and check that sshd listens at this port"
         if target.proxy:
             hint = f"run its ProxyCommand of ~/.ssh/config by hand: {target.proxy}"
         why = f"does not speak SSH correctly at port {target.port}: {str(error) or type(error).__name__}"
@@ -242,111 +223,112 @@ def _bad_host_key(address: Address, target: Target, key: paramiko.PKey, state: H
     port = f"-p {target.port} " if target.port != PORT else ""
     accept = f"ssh-keyscan {port}-t {word} {shlex.quote(target.host)} >> {file}"
     if target.name != target.host or target.jumps or target.proxy:
-        accept = f"ssh {port}{shlex.quote(f'{target.user}@{address.host}')}, and answer yes"
+        accept = f"ssh {target.login(address.host)}, and answer yes"
     hint = f"on the server, run ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub; if it prints the same key, run here:\n"
     return Problem("", str(address), f"is not a known host; it presents {shown}", hint + accept)
 
 
-@dataclass(slots=True)
-class _Tried:
-    """Keys that the server refused, and keys that could not be tried. partly: it accepted one, and wants more."""
+class _Login:
+    """Log in to one server, with each key of the user's, then with a password.
 
-    refused: list[str] = field(default_factory=list)
-    locked: list[Path] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    partly: bool = False
+    refused: keys that the server did not accept. unusable: what to do about keys that could not be tried.
+    left: the methods that the server still accepts; none when it is satisfied. partly: it accepted a key, wants more.
+    """
 
+    def __init__(self, transport: paramiko.Transport, address: Address, target: Target) -> None:
+        self.transport, self.address, self.target = transport, address, target
+        self.refused: list[str] = []
+        self.unusable: list[str] = []
+        self.left: list[str] = []
+        self.partly = False
+        transport.auth_timeout = 2 * TIMEOUT
 
-def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> None:
-    tried = _Tried()
-    transport.auth_timeout = 2 * TIMEOUT
-    left = _attempt(tried, "", partial(transport.auth_none, target.user))  # sshd answers what it accepts
-    if left and "publickey" in left:
-        for key, name in _keys(target, tried):
-            more = _attempt(tried, name, partial(transport.auth_publickey, target.user, key))
-            if more is not None:
-                left, tried.partly = more, bool(more)
-            if more is not None or not transport.is_active():  # too many keys for its MaxAuthTries
+    def run(self) -> None:
+        """MachineError when the server does not let the user in."""
+        user, done = self.target.user, self._try("", partial(self.transport.auth_none, self.target.user))
+        if not done and "publickey" in self.left:
+            for key, name in self._keys():
+                done = self._try(name, partial(self.transport.auth_publickey, user, key))
+                if done or self.partly or not self.transport.is_active():  # too many keys for its MaxAuthTries
+                    break
+        for _ in range(0 if done else _ASKED):
+            if not (self._asks and self.transport.is_active() and _at_terminal()):
                 break
-    for _ in range(_ASKED):
-        asks = {"password", "keyboard-interactive"}.intersection(left or ())
-        if not asks or not transport.is_active() or not _at_terminal():
-            break
-        if not (typed := getpass.getpass(f"Password for {target.user}@{target.host}: ", sys.stderr)):
-            break
-        more = _attempt(tried, "the password", partial(transport.auth_password, target.user, typed))
-        left = left if more is None else more
-    if left != []:
-        raise MachineError(_refusal(address, target, tried, left or []))
+            if not (typed := getpass.getpass(f"Password for {user}@{self.target.host}: ", sys.stderr)):
+                break
+            if done := self._try("the password", partial(self.transport.auth_password, user, typed)):
+                break
+        if not done:
+            raise MachineError(self._problem())
 
+    @property
+    def _asks(self) -> bool:
+        return not {"password", "keyboard-interactive"}.isdisjoint(self.left)
 
-def _attempt(tried: _Tried, name: str, login: Callable[[], list[str]]) -> list[str] | None:
-    """What the server requires after this: nothing when it is satisfied; None when it has refused."""
-    try:
-        return login()
-    except paramiko.BadAuthenticationType as error:
-        return None if name else list(error.allowed_types)
-    except paramiko.AuthenticationException:
-        tried.refused.append(name)
-    except (*_FAILURES, ValueError) as error:
-        tried.refused.append(f"{name} ({str(error) or type(error).__name__})".strip())
-    return None
-
-
-def _refusal(address: Address, target: Target, tried: _Tried, left: list[str]) -> Problem:
-    here = [f"run ssh-add {_typed(path)}, because {_short(path)} needs its passphrase" for path in tried.locked]
-    here += tried.broken
-    asks = not {"password", "keyboard-interactive"}.isdisjoint(left)
-    ask = "run it at a terminal, where Heddle asks for the password"
-    copy = f"run ssh-copy-id {target.login} to install your key"
-    tries = ", ".join(dict.fromkeys(tried.refused))
-    if tried.partly:
-        why = f"requires more than a key: {', '.join(left)}"
-        hint = (f"{ask}; or " if asks else "") + "allow this user to log in with a key alone"
-    elif left and "publickey" not in left:
-        why = f"does not accept keys from {target.user}, only: {', '.join(left)}"
-        hint = (f"{ask}; or " if asks else "") + "set PubkeyAuthentication yes in its sshd_config"
-    elif tried.refused:
-        why = f"refuses the login of {target.user}; keys tried: {tries}"
-        hint = "\n".join([*here, copy, *([ask] if asks else [])])
-    elif here:
-        why = "refuses the login: no key of this machine can be used"
-        hint = "\n".join([*here, *([ask] if asks else [])])
-    else:
-        looked = ", ".join(_short(path) for path in target.keys)
-        why = f"refuses the login: there is no key in an SSH agent, nor at {looked}"
-        hint = "\n".join([f"run ssh-keygen -t ed25519 to make a key, then {copy}", *([ask] if asks else [])])
-    return Problem("", str(address), why, hint)
-
-
-def _keys(target: Target, tried: _Tried) -> Iterator[tuple[paramiko.PKey, str]]:
-    """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase."""
-    offered = set()
-    named = {blob for path in target.keys for blob in _public(path)}
-    try:
-        agent: Sequence[paramiko.AgentKey] = paramiko.Agent().get_keys()
-    except (paramiko.SSHException, OSError):
-        agent = ()
-    for key in agent:
-        if not target.only_these or key.asbytes() in named:
-            offered.add(key.asbytes())
-            yield key, f"{key.comment or key.get_name()} of the agent"
-    for path in target.keys:
-        if offered.intersection(_public(path)):
-            continue
+    def _try(self, name: str, login: Callable[[], list[str]]) -> bool:
+        """Whether this logs in."""
         try:
-            yield paramiko.PKey.from_path(str(path)), _short(path)
-        except FileNotFoundError:
-            continue
-        except (paramiko.PasswordRequiredException, TypeError):  # cryptography's TypeError: the passphrase is missing
-            tried.locked.append(path)
-        except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
-            tried.broken.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
-    for path in list(tried.locked):
-        key = _unlocked(path)
-        if key is not None:
-            tried.locked.remove(path)
-            yield key, _short(path)
+            self.left = login()
+        except paramiko.BadAuthenticationType as error:
+            if not name:
+                self.left = list(error.allowed_types)
+            return False
+        except (*FAILURES, ValueError) as error:
+            plain = isinstance(error, paramiko.AuthenticationException)
+            self.refused.append(name if plain else f"{name} ({str(error) or type(error).__name__})".strip())
+            return False
+        self.partly = bool(self.left)
+        return not self.left
+
+    def _keys(self) -> Iterator[tuple[paramiko.PKey, str]]:
+        """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase."""
+        offered, locked = set(), []
+        named = {blob for path in self.target.keys for blob in _public(path)}
+        try:
+            agent: Sequence[paramiko.AgentKey] = paramiko.Agent().get_keys()
+        except (paramiko.SSHException, OSError):
+            agent = ()
+        for key in agent:
+            if not self.target.only_these or key.asbytes() in named:
+                offered.add(key.asbytes())
+                yield key, f"{key.comment or key.get_name()} of the agent"
+        for path in self.target.keys:
+            if offered.intersection(_public(path)):
+                continue
+            try:
+                yield paramiko.PKey.from_path(str(path)), _short(path)
+            except FileNotFoundError:
+                continue
+            except (paramiko.PasswordRequiredException, TypeError):  # TypeError of cryptography: no passphrase
+                locked.append(path)
+            except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
+                self.unusable.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
+        hints = [f"run ssh-add {_typed(path)}, because {_short(path)} needs its passphrase" for path in locked]
+        self.unusable[:0] = hints
+        for path, hint in zip(locked, hints, strict=True):
+            if key := _unlocked(path):
+                self.unusable.remove(hint)
+                yield key, _short(path)
+
+    def _problem(self) -> Problem:
+        ask = ["run it at a terminal, where Heddle asks for the password"] if self._asks else []
+        copy = f"run ssh-copy-id {self.target.login()} to install your key"
+        if self.partly:
+            why = f"requires more than a key: {', '.join(self.left)}"
+            hint = "; or ".join([*ask, "allow this user to log in with a key alone"])
+        elif self.left and "publickey" not in self.left:
+            why = f"does not accept keys from {self.target.user}, only: {', '.join(self.left)}"
+            hint = "; or ".join([*ask, "set PubkeyAuthentication yes in its sshd_config"])
+        elif self.refused:
+            why = f"refuses the login of {self.target.user}; keys tried: {', '.join(dict.fromkeys(self.refused))}"
+            hint = "\n".join([*self.unusable, copy, *ask])
+        elif self.unusable:
+            why, hint = "refuses the login: no key of this machine can be used", "\n".join([*self.unusable, *ask])
+        else:
+            looked = ", ".join(map(_short, self.target.keys))
+            why = f"refuses the login: there is no key in an SSH agent, nor at {looked}"
+            hint = "\n".join([f"run ssh-keygen -t ed25519 to make a key, then {copy}", *ask])
+        return Problem("", str(self.address), why, hint)
 
 
 def _unlocked(path: Path) -> paramiko.PKey | None:
@@ -379,7 +361,4 @@ def _typed(path: Path) -> str:
 
 
 def _short(path: Path) -> str:
-    try:
-        return f"~/{path.relative_to(Path.home())}"
-    except ValueError:
-        return str(path)
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)

@@ -1,14 +1,16 @@
-"""The files of the project that are copied to a lab server: every file that git tracks or does not ignore.
+"""The files that travel: the project and the verb's input to the server, what the verb wrote back.
 
-The files of an installed wheel become a checkout there: `./inv`, the lock file, the verbs, the package, the content.
-So a lab server is set up in one way only.
+The project is every file that git tracks or does not ignore; without git: all files except those of tools. The files of
+an installed wheel become a checkout there: `./inv`, the lock file, the verbs, the package, the content. So a lab server
+is set up in one way only.
 
-In:  the root of this checkout, or of the wheel's content.
-Out: its Manifest, and a tar of the files that the server requests. Without git: all files except those of tools.
+The server is not trusted. The client names every file that it sends, and decides where a file of the server is written:
+at a name of the user's --out, or, where the verb chooses a name itself, as one new file in the working directory.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import io
 import os
@@ -16,12 +18,20 @@ import socket
 import stat
 import subprocess
 import tarfile
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 from heddle.base import resources
-from heddle.base.problems import machine_errors
+from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.places.call import Call
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
+
+FILE_BYTES: Final = 64 << 20  # largest input file
+INPUT_BYTES: Final = 256 << 20  # all input files of a verb
+OUTPUT_BYTES: Final = 1 << 30  # all files that a verb wrote
+OUTPUT_FILES: Final = 10_000
 
 
 def project() -> Path:
@@ -100,3 +110,141 @@ def _git(root: Path) -> set[str] | None:
     if done.returncode:
         return None
     return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+
+
+def input_files(names: Sequence[str]) -> dict[str, Path]:
+    """Name as typed -> absolute path of a regular file. The name of a preset is not a file, and is sent unchanged."""
+    from heddle.spec.load import find_fabric, presets
+
+    found: dict[str, Path] = {}
+    left = INPUT_BYTES
+    for name in names:
+        if name in presets():
+            continue
+        path, _ = find_fabric(name)
+        with machine_errors(name):
+            status = path.stat()
+        left -= status.st_size
+        if path.is_dir():
+            why, hint = "is a directory", "name the .yml file in it"
+        elif not stat.S_ISREG(status.st_mode):
+            why, hint = "is not a regular file", "copy its content to a file"
+        elif status.st_size > FILE_BYTES:
+            why, hint = f"is larger than {FILE_BYTES >> 20} MiB", "check the name"
+        elif left < 0:
+            why = f"and the files before it are larger than {INPUT_BYTES >> 20} MiB together"
+            hint = "bind fewer or smaller files"
+        else:
+            found[name] = Path(os.path.abspath(path))  # noqa: PTH100  (not through links: relative paths stay valid)
+            continue
+        raise InputError(Problem("", name, why, hint))
+    return found
+
+
+def output_paths(call: Call) -> dict[str, str]:
+    """Name of an output as typed -> its path below the session's directory. Verbs read its suffix (`.svg`)."""
+    lasts = {name: os.path.basename(os.path.normpath(f"/{name}")) for name in call.files_out}  # noqa: PTH119
+    return {name: f"out/{i}/{last or 'out'}" for i, (name, last) in enumerate(lasts.items())}
+
+
+class Source(Protocol):
+    """The agent, which names the files that a verb wrote."""
+
+    def answer(self) -> dict[str, Any]:
+        """The next file: `file`, `size` in bytes, `regular`, `readable`; empty after the last one."""
+
+    def send(self, message: bool) -> None:
+        """Whether this file is to be sent."""
+
+    def read(self, size: int) -> Iterator[bytes]:
+        """Its content, in pieces."""
+
+
+def fetch_outputs(call: Call, source: Source) -> list[str]:
+    """Write the files of this call to their names here. Returns the names of other files, which stay there.
+
+    MachineError for a file that the server must not write.
+    """
+    named = {path: name for name, path in output_paths(call).items()}
+    other, new = [], ""
+    files_left, bytes_left = OUTPUT_FILES, OUTPUT_BYTES
+    while entry := source.answer():
+        path, size = str(entry.get("file")), entry.get("size")
+        files_left -= 1
+        top, *inner = parts = path.split("/")
+        if files_left < 0:
+            raise refused(printable(path), f"is one of more than {OUTPUT_FILES} files there")
+        if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path or not isinstance(size, int) or size < 0:
+            raise refused("a file", f"has the name {printable(path)!r} and the size {printable(str(size))} there")
+        output = named.get("/".join(parts[:3])) if top == "out" else None
+        if output is not None:
+            shown = "/".join([output, *map(printable, inner[2:])])
+            target = _named_target(Path(output).expanduser(), inner[2:], shown, call.directory_out)
+        elif not new and len(parts) == 2 and not inner[0].startswith(".") and Path(path).suffix in call.endings_here:
+            new = shown = inner[0]
+            target = Path(new)
+        else:
+            other.append(printable("/".join(inner)))
+            source.send(False)
+            continue
+        bytes_left -= size
+        for wrong, why in (
+            (not entry.get("regular"), "is not a regular file there"),
+            (not entry.get("readable"), "cannot be read there"),
+            (bytes_left < 0, f"is too large: the limit is {OUTPUT_BYTES >> 20} MiB"),
+        ):
+            if wrong:
+                raise refused(shown, why)
+        source.send(True)
+        with machine_errors(shown):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(target, source.read(size), replace=output is not None)
+    return other
+
+
+def _named_target(top: Path, inner: Sequence[str], shown: str, directory: bool) -> Path:
+    """A file at a name of the user's, or below it, where the name is a directory's."""
+    if directory is not bool(inner):
+        raise refused(shown, "is not a directory there" if directory else "is not a regular file there")
+    target = top
+    for name in inner:
+        if target is not top and target.is_symlink():
+            raise refused(shown, "is below a link here")
+        if name.startswith("."):
+            raise refused(shown, "has a hidden name")
+        target /= name
+    if os.path.lexists(target) and (target.is_symlink() or not target.is_file()):
+        raise refused(shown, "is not a regular file here")
+    return target
+
+
+def _write(target: Path, content: Iterator[bytes], *, replace: bool) -> None:
+    """Write a whole file, or none; not executable, whatever it is there. replace: the user has named it."""
+    number, name = tempfile.mkstemp(prefix=".heddle-", dir=target.parent)
+    copy = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.writelines(content)
+            os.fchmod(number, 0o644)
+        if replace:
+            copy.replace(target)
+        else:
+            os.link(copy, target)
+    except FileExistsError:
+        if target.is_symlink() or not target.is_file() or not filecmp.cmp(copy, target, shallow=False):
+            why = "was written there, but another file has this name here, and no --out names it"
+            hint = f"use --out {target}, or move the file away"
+            raise MachineError(Problem("", printable(target.name), why, hint)) from None
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def printable(text: str) -> str:
+    """A text of the server, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+
+
+def refused(name: str, why: str) -> MachineError:
+    """The error for a file that is not written here."""
+    hint = "run the same line again; if it is refused again, do not trust the server"
+    return MachineError(Problem("", name, f"was not copied back: it {why}", hint))

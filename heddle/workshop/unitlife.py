@@ -28,7 +28,7 @@ from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.places.config import VARIABLE
+from heddle.places.choice import VARIABLE
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.observe import UnitLab
 from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps

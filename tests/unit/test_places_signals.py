@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heddle.places.signals import EndSignals
+from heddle.places.signals import end_signals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -36,7 +36,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_write_leaves_at_once(monkeypatch: py
     file = Interrupting()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(file), line_buffering=True))
     before = [signal.getsignal(number) for number in NUMBERS]
-    with pytest.raises(KeyboardInterrupt), EndSignals("left") as signals:
+    with pytest.raises(KeyboardInterrupt), end_signals("left") as signals:
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.interrupts == 1
         print("ending", file=sys.stderr)
@@ -46,7 +46,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_write_leaves_at_once(monkeypatch: py
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_are_noted(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    with EndSignals("left") as signals:
+    with end_signals("left") as signals:
         os.kill(os.getpid(), number)
     assert (signals.interrupts, signals.ending) == (0, number)
     assert capsys.readouterr().err == ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import socket
-import stat
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,33 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
-from heddle.places import transfer
+from heddle.places import sync
 from heddle.places.address import Address
 from heddle.places.call import Call
 from heddle.places.server import HELLO, make_private
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
-from heddle.places.transfer import input_files
+from heddle.places.sync import input_files
 
 SESSION = "/srv/s1-00"
-Content = bytes | int | list[str]  # of a file, its mode with no content, or the names in a directory
 KEY = paramiko.ECDSAKey.generate()
 
 
 class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no types
-    """A server that answers as it likes. files: path -> content; sent: what the client has copied to it."""
+    """A server that answers as it likes. files: name -> content; changed: other values of what it says about each.
+
+    sent: what the client has copied to it.
+    """
 
     def __init__(self) -> None:
         self.have: Any = {}
-        self.files: dict[str, Content] = {}
+        self.files: Mapping[str, bytes] = {}
+        self.changed: Mapping[str, Any] = {}
         self.sent = b""
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.transports: list[paramiko.Transport] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.thread = threading.Thread(target=self._accept, daemon=True)
+        self.thread.start()
 
     @property
     def port(self) -> int:
@@ -55,7 +59,7 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
             transport = paramiko.Transport(connection)
             self.transports.append(transport)
             transport.add_server_key(KEY)
-            transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files, self)
+            transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Upload, self)
             transport.start_server(server=self)
 
     def check_auth_none(self, username: str) -> int:
@@ -65,69 +69,63 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
         return int(paramiko.OPEN_SUCCEEDED)
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        control = not command.endswith(SESSION.encode())
-        threading.Thread(target=self._control if control else self._verb, args=(channel,), daemon=True).start()
+        task = self._give if command.endswith(f"give {SESSION}".encode()) else self._serve
+        threading.Thread(target=self._answer, args=(channel, task), daemon=True).start()
         return True
 
-    def _control(self, channel: paramiko.Channel) -> None:
+    def _answer(self, channel: paramiko.Channel, task: Callable[..., None]) -> None:
         file = channel.makefile("r")
         channel.sendall(b"welcome\n" + HELLO)
-        wanted = json.loads(file.readline())["hash"]
-        answers: list[Any] = [{"session": SESSION, "have": self.have}, {}, {"hash": wanted}]
-        channel.sendall(json.dumps(answers.pop(0)).encode() + b"\n")
-        while line := file.readline().strip():
-            message = json.loads(line)
-            channel.sendall(json.dumps({} if "size" in message else {"hash": wanted}).encode() + b"\n")
-        channel.send_exit_status(0)
-        channel.close()
 
-    def _verb(self, channel: paramiko.Channel) -> None:
-        assert channel.recv(1) == b""  # the client has heard that the command runs, and ends its input
-        channel.sendall(b"noise" + HELLO + b"done\n")
-        channel.sendall_stderr(HELLO)
-        channel.send_exit_status(0)
-        channel.close()
+        def say(**message: Any) -> None:
+            channel.sendall(json.dumps(message).encode() + b"\n")
+
+        def ask() -> Any:
+            while (line := file.readline()) == "\n":
+                pass  # a sign of life
+            if not line:
+                raise EOFError
+            return json.loads(line)
+
+        with contextlib.suppress(OSError, EOFError):  # the client may have gone
+            task(channel, say, ask)
+            channel.send_exit_status(0)
+            channel.close()
+
+    def _serve(self, channel: paramiko.Channel, say: Callable[..., None], ask: Callable[[], Any]) -> None:
+        wanted = ask()["hash"]
+        say(session=SESSION, have=self.have)
+        if "size" in ask():
+            say()
+            ask()
+        say(hash=wanted)
+        channel.sendall(b"done\n")
+        channel.sendall_stderr(b"noise" + HELLO)
+
+    def _give(self, channel: paramiko.Channel, say: Callable[..., None], ask: Callable[[], Any]) -> None:
+        for name, content in self.files.items():
+            say(**{"file": name, "size": len(content), "regular": True, "readable": True, **self.changed})
+            if ask():
+                channel.sendall(content)
+        say()
 
 
-class Files(paramiko.SFTPServerInterface):  # type: ignore[misc]  # paramiko has no types
-    """The files of a Liar."""
+class Upload(paramiko.SFTPServerInterface):  # type: ignore[misc]  # paramiko has no types
+    """Takes what a client copies to a Liar."""
 
     def __init__(self, server: Liar, *rest: Any) -> None:
         self.server = server
 
-    def lstat(self, path: str) -> Any:
-        if path not in self.server.files:
-            return paramiko.SFTP_NO_SUCH_FILE
-        content, found = self.server.files[path], paramiko.SFTPAttributes()
-        found.st_size = len(content) if isinstance(content, bytes) else 0
-        found.st_mode = stat.S_IFREG | 0o755 if isinstance(content, bytes) else stat.S_IFDIR
-        found.st_mode = content if isinstance(content, int) else found.st_mode
-        return found
-
-    stat = lstat
-
-    def list_folder(self, path: str) -> Any:
-        found = []
-        content = self.server.files.get(path, [])
-        for name in content if isinstance(content, list) else []:
-            entry = paramiko.SFTPAttributes()
-            entry.filename = name
-            found.append(entry)
+    def stat(self, path: str) -> Any:
+        found = paramiko.SFTPAttributes()
+        found.st_size = len(self.server.sent)
         return found
 
     def open(self, path: str, flags: int, attr: Any) -> Any:
         handle = paramiko.SFTPHandle(flags)
-        if flags & os.O_WRONLY:
-            handle.writefile = io.BytesIO()
-            handle.close = lambda: self._keep(path, handle.writefile.getvalue())
-            return handle
-        content = self.server.files[path]
-        handle.readfile = io.BytesIO(content if isinstance(content, bytes) else b"")
-        handle.stat = lambda: self.lstat(path)
+        handle.writefile = io.BytesIO()
+        handle.close = lambda: setattr(self.server, "sent", handle.writefile.getvalue())
         return handle
-
-    def _keep(self, path: str, content: bytes) -> None:
-        self.server.sent = self.server.files[path] = content
 
 
 @pytest.fixture
@@ -144,6 +142,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     server = Liar()
     (tmp_path / "known").write_text(f"[127.0.0.1]:{server.port} {KEY.get_name()} {KEY.get_base64()}\n")
     yield server
+    server.sock.shutdown(socket.SHUT_RDWR)  # ends accept(), which another socket of the same number would get
+    server.thread.join()
     server.sock.close()
     for transport in server.transports:
         transport.close()
@@ -183,9 +183,8 @@ def test_an_answer_of_another_kind_is_an_error(server: Liar, run: Callable[..., 
 
 def test_outputs_are_written_to_the_names_typed_and_are_not_executable(server: Liar, run: Callable[..., int]) -> None:
     Path("old.svg").write_text("mine")
-    out = f"{SESSION}/out"
-    server.files = {f"{SESSION}/here": ["zone.svg", "two.svg", "inv", ".x.svg"], f"{SESSION}/here/zone.svg": b"z",
-                    f"{out}/0/old.svg": b"new", f"{SESSION}/here/two.svg": b"t"}  # fmt: skip
+    server.files = {"out/0/old.svg": b"new", "here/.x.svg": b"x", "here/inv": b"x", "here/sub/x.svg": b"x",
+                    "here/two.svg": b"t", "here/zone.svg": b"z", "else/y.svg": b"y", "out/2/z.svg": b"z"}  # fmt: skip
     assert run(files_out=["old.svg", "sub/none.svg"], endings_here=[".svg"]) == 0
     assert {p.name: (p.read_bytes(), p.stat().st_mode & 0o777) for p in Path().iterdir()} == {
         "old.svg": (b"new", 0o644),
@@ -194,49 +193,59 @@ def test_outputs_are_written_to_the_names_typed_and_are_not_executable(server: L
 
 
 def test_a_directory_comes_back_with_its_content(server: Liar, run: Callable[..., int]) -> None:
-    out = f"{SESSION}/out/0/all"
-    server.files = {out: ["a", "sub"], f"{out}/a": b"a", f"{out}/sub": ["b"], f"{out}/sub/b": b"b"}
+    server.files = {"out/0/all/a": b"a", "out/0/all/sub/b": b"b"}
     assert run(files_out=["x/all"], directory_out=True) == 0
     assert (Path("x/all/a").read_bytes(), Path("x/all/sub/b").read_bytes()) == (b"a", b"b")
 
 
+ONE, ALL, CHOSEN = {"files_out": ["p.svg"]}, {"files_out": ["d"], "directory_out": True}, {"endings_here": [".svg"]}
+
+
 @pytest.mark.parametrize(
-    ("call", "files", "why"),
+    ("call", "name", "changed", "why"),
     [
-        ({"endings_here": [".svg"]}, {"here": ["mine.svg"], "here/mine.svg": b"x"}, "another file has this name here"),
-        ({"endings_here": [".svg"]}, {"here": ["link.svg"], "here/link.svg": b"x"}, "another file has this name here"),
-        ({"endings_here": [".svg"]}, {"here": ["../x.svg"]}, "whose name is '../x.svg'"),
-        ({"endings_here": [".svg"]}, {"here": ["x.svg"], "here/x.svg": ["y"]}, "is not a regular file there"),
-        ({"endings_here": [".svg"]}, {"here": ["x.svg"], "here/x.svg": stat.S_IFLNK}, "is not a regular file there"),
-        ({"files_out": ["p.svg"]}, {"out/0/p.svg": ["hooks"]}, "is not a regular file there"),
-        ({"files_out": ["p.svg"]}, {"out/0/p.svg": stat.S_IFLNK}, "is not a regular file there"),
-        ({"files_out": ["link.svg"]}, {"out/0/link.svg": b"x"}, "is not a regular file here"),
-        ({"files_out": ["p.svg"]}, {"out/0/p.svg": b"x" * 2000}, "is too large"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": b"x"}, "is not a directory there"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": [".git"], "out/0/d/.git": []}, "has a hidden name"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": ["/etc/x"]}, "whose name is '/etc/x'"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": [str(i) for i in range(30)]}, "has more than 20"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": ["way"], "out/0/d/way": ["x"]}, "is a link here"),
-        ({"files_out": ["d"], "directory_out": True}, {"out/0/d": ["p"], "out/0/d/p": stat.S_IFIFO}, "regular file"),
+        (CHOSEN, "here/mine.svg", {}, "another file has this name here"),
+        (CHOSEN, "here/link.svg", {}, "another file has this name here"),
+        (CHOSEN, "here/../x.svg", {}, "has the name 'here/../x.svg'"),
+        (CHOSEN, "here/x.svg", {"regular": False}, "is not a regular file there"),
+        (CHOSEN, "here/x.svg", {"readable": False}, "cannot be read there"),
+        (ONE, "out/0/p.svg/hooks", {}, "is not a regular file there"),
+        (ONE, "out/0/p.svg", {"regular": False}, "is not a regular file there"),
+        (ONE, "out/0/p.svg", {"size": 2000}, "is too large"),
+        (ONE, "out/0/p.svg", {"size": -1}, "and the size -1 there"),
+        (ONE, "out/0/p.svg", {"size": "x"}, "and the size x there"),
+        ({"files_out": ["link.svg"]}, "out/0/link.svg", {}, "is not a regular file here"),
+        (ALL, "out/0/d", {}, "is not a directory there"),
+        (ALL, "out/0/d/.git/x", {}, "has a hidden name"),
+        (ALL, "out/0/d/.x", {}, "has a hidden name"),
+        (ALL, "out/0/d//etc/x", {}, "has the name 'out/0/d//etc/x'"),
+        (ALL, "out/0/d/way/x", {}, "is below a link here"),
+        (ALL, "out/0/d/way", {}, "is not a regular file here"),
     ],
-)  # fmt: skip
+)
 def test_what_nobody_has_asked_for_is_refused(
-    server: Liar, run: Callable[..., int], call: Any, files: dict[str, Content], why: str, tmp_path: Path,
+    server: Liar, run: Callable[..., int], call: Any, name: str, changed: Any, why: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(transfer, "OUTPUT_BYTES", 1000)
-    monkeypatch.setattr(transfer, "OUTPUT_FILES", 20)
+    monkeypatch.setattr(sync, "OUTPUT_BYTES", 1000)
     Path("mine.svg").write_text("mine")
     Path("link.svg").symlink_to(tmp_path / "secret")
     Path("d").mkdir()
     Path("d/way").symlink_to(tmp_path)
     before = sorted(map(str, tmp_path.rglob("*")))
-    server.files = {f"{SESSION}/{path}": content for path, content in files.items()}
+    server.files, server.changed = {name: b"x"}, changed
     with pytest.raises(MachineError) as error:
-        run(**call)
+        run(**{**CHOSEN, **call})
     assert why in str(error.value)
     assert sorted(map(str, tmp_path.rglob("*"))) == before
     assert (Path("mine.svg").read_text(), (tmp_path / "secret").read_text()) == ("mine", "secret")
+
+
+def test_the_number_of_files_is_limited(server: Liar, run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "OUTPUT_FILES", 20)
+    server.files = {f"here/{number}": b"" for number in range(30)}
+    with pytest.raises(MachineError, match="more than 20 files there"):
+        run(**CHOSEN)
 
 
 def test_input_files_are_regular_and_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,10 +257,10 @@ def test_input_files_are_regular_and_limited(tmp_path: Path, monkeypatch: pytest
     for names, why in ((["fifo.yml"], "is not a regular file"), (["/dev/zero"], "is not a regular file")):
         with pytest.raises(InputError, match=why):
             input_files(names)
-    monkeypatch.setattr(transfer, "INPUT_BYTES", 8)
+    monkeypatch.setattr(sync, "INPUT_BYTES", 8)
     with pytest.raises(InputError, match=r"b.yml.*larger than 0 MiB together"):
         input_files(["a.yml", "b.yml"])
-    monkeypatch.setattr(transfer, "FILE_BYTES", 3)
+    monkeypatch.setattr(sync, "FILE_BYTES", 3)
     with pytest.raises(InputError, match=r"a.yml is larger than"):
         input_files(["a.yml"])
 
