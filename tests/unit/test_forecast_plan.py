@@ -201,7 +201,7 @@ def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle.forecast.matrix.free_bytes", lambda: 1000)
+    monkeypatch.setattr("heddle.forecast.demand.free_bytes", lambda: 1000)
     with pytest.raises(InputError, match=r"makes 30 connections of 6 ranks, which need .* GB are free"):
         traffic("all-to-all")
     with pytest.raises(InputError, match="makes 6 connections"):

@@ -20,7 +20,7 @@ from paramiko import HostKeys
 from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
-from heddle.lab.imported.companions import files_of
+from heddle.lab.imported.choose import files_of
 from heddle.places.address import Address, parse_address
 from heddle.places.choice import place_for
 from heddle.places.hostkeys import HostKeyState, KnownKey, algorithms, judge, read_known
