@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tests.browser.chromium import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """Headless Chromium with a new profile, until the last test."""
+    """Headless Chromium with a new profile, until the last test of the suite."""
     if missing := packages.missing(packages.BROWSER):
         names = " ".join(part.packages[0] for part in missing)
         pytest.skip(f"needs {names} (apt-get install {names}, or ./inv test browser)")

@@ -1,4 +1,4 @@
-"""Fixtures of suite vm: one guest for the whole session, and small images whose guests end at once.
+"""Fixtures of suite vm: one guest for the whole suite, and small images whose guests end at once.
 
     def test_a_verb_runs_there(machine: Machine) -> None:
         done = machine.inv("status")                # ./inv status --place vm
@@ -92,9 +92,12 @@ def alone(image: VmImage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         end_guest(kernel)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def booted(image: VmImage, state_home: Path) -> Iterator[Machine]:
-    """The VM of the session. It ends with a session that is stopped by a signal, too."""
+    """The VM of the suite: an idle one would take half a processor from tests of other suites.
+
+    It ends with a session that is stopped by a signal, too.
+    """
     signals = StopSignals()
     signals.install()
     try:
@@ -107,7 +110,7 @@ def booted(image: VmImage, state_home: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def machine(booted: Machine) -> Machine:
-    """The VM of the session; it is started again if a test has ended it."""
+    """The VM of the suite; it is started again if a test has ended it."""
     ensure_guest(KERNELS[DEFAULT], Silent(), WANTED)
     return booted
 
