@@ -32,7 +32,6 @@ from tests.unit.fastpath_bench import (
     MTU,
     NS,
     QPS,
-    RKEY,
     TICK_S,
     Bench,
     answer,
@@ -42,6 +41,7 @@ from tests.unit.fastpath_bench import (
     found,
     needs_object,
 )
+from tests.unit.test_rc import RKEY
 
 
 def control(dice: random.Random) -> Controlled:

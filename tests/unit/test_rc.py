@@ -22,11 +22,12 @@ RKEY = 7
 class Memory:
     data: bytearray
     arrivals: list[int] = field(default_factory=list)
+    base: int = 0
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        if rkey != RKEY or va + length > len(self.data):
-            return None
-        return memoryview(self.data)[va : va + length]
+        at = va - self.base
+        fits = rkey == RKEY and at >= 0 and at + length <= len(self.data)
+        return memoryview(self.data)[at : at + length] if fits else None
 
     def arrived(self, imm: int) -> None:
         self.arrivals.append(imm)
