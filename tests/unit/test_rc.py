@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
 
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
@@ -31,6 +34,14 @@ class Memory:
 
     def arrived(self, imm: int) -> None:
         self.arrivals.append(imm)
+
+
+def parsed(frames: Sequence[bytes]) -> Received:
+    """Frames as a NIC reads them."""
+    buffer = FrameBuffer(8192, slots=max(1, len(frames)))
+    for start, frame in zip(buffer.starts, frames, strict=False):
+        buffer.mem[start : start + len(frame)] = frame
+    return Parser().parse(buffer, [len(frame) for frame in frames])
 
 
 def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[WritePacket, memoryview]]:

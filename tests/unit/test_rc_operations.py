@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.transports.rcops import (
     RNR_CODE,
@@ -22,7 +21,7 @@ from heddle.endpoints.transports.rcops import (
 from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams, WritePacket
 from heddle.wire import layout as wire
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_rc_model import first_psns
 from tests.unit.test_srd import info
 
@@ -75,10 +74,7 @@ class Wire:
             queue.insert(len(queue) - back, frame)
 
     def _receive(self, end: RcQp, frame: bytes) -> None:
-        buffer = SendBatch(PARAMS.mtu, slots=1)
-        start = buffer.starts[0]
-        buffer.mem[start : start + len(frame)] = frame
-        got = Parser().parse(buffer, [len(frame)])
+        got = parsed([frame])
         assert got.sounds[0]
         assert end.receive(got, 0, self.now)
 

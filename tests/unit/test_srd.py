@@ -8,15 +8,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.wire import layout as wire
 from heddle.wire.sport import entropy_sports
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_rc_model import FATES, TIMEOUT_S, Network, first_psns
 from tests.unit.test_rc_model import MTU as MODEL_MTU
 
@@ -34,13 +32,8 @@ def header_between(src: str, dst: str, dqpn: int, sport: int = SPORT) -> FlowHea
     return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=sport, dqpn=dqpn)
 
 
-NEAR, PARSER = FrameBuffer(SendBatch(MTU).frame_bytes, slots=1), Parser()
-
-
 def give(frame: bytes, end: QpEnd, now: float) -> None:
-    start = NEAR.starts[0]
-    NEAR.mem[start : start + len(frame)] = frame
-    assert end.receive(PARSER.parse(NEAR, [len(frame)]), 0, now)
+    assert end.receive(parsed([frame]), 0, now)
 
 
 def answers(receiver: SrdReceiver, batch: SendBatch) -> list[bytes]:
@@ -75,13 +68,8 @@ def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
     assert not pair.receiver.answering and pair.memory.arrivals == [], "nothing to acknowledge yet"
     assert pair.receiver.deadline == 1.0 + PARAMS.overtake_s
     pair.receiver.expire(1.0 + PARAMS.overtake_s)
-    asked: list[tuple[int, int]] = []
-    batch = SendBatch(0, slots=1)
-    while pair.receiver.answering:
-        pair.receiver.answer(batch, 0)
-        got = PARSER.parse(batch, [int(batch.lengths[0])])
-        asked.append((got.aeth(0)[0], got.psns[0]))
-    assert asked == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
+    got = parsed(answers(pair.receiver, SendBatch(0, slots=1)))
+    assert [(got.aeth(i)[0], got.psns[i]) for i in range(2)] == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
 
 
 def test_a_request_for_an_ack_stays_open_until_an_ack_covers_its_packet() -> None:
