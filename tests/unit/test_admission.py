@@ -26,8 +26,6 @@ from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts import WaitFigures
 from heddle.wire import layout as wire
-
-# the states: whatever the order of grants, data and processing
 from tests.unit.test_rc import parsed
 
 

@@ -53,7 +53,7 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
             first, last = i == 0, i == burst.of - 1
             psn = (burst.psn + i - burst.start) & PSN_MASK
             reth = (message.va, message.rkey, len(message.payload)) if first else None
-            ask = last or psn % PARAMS.ack_every == 0
+            ask = last or i % requester.params.ack_every == 0
             mtu = requester.params.mtu
             packet = WritePacket(psn, first, last, ask, reth, message.imm if last else None)
             out.append((packet, message.payload[i * mtu : (i + 1) * mtu]))
