@@ -13,7 +13,7 @@ from pathlib import Path
 import dockerd as daemon
 import pytest
 
-from heddle.base import mounts as trees
+from heddle.base import mounts
 from heddle.base.events import Silent
 from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
@@ -84,17 +84,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 images.OWN_BASE = "heddle/base:trial"
 images._bootstrap(images.Silent(), None)
 """
-    before = set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr"))
+
+    def trees() -> set[Path]:
+        return set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr"))
+
+    before = trees()
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
-        new: list[Path] = []
-        until(lambda: new.extend(set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr")) - before) or bool(new))
+        until(lambda: trees() - before)
+        (made,) = trees() - before
         os.kill(proc.pid, number)
         proc.wait(60)
     assert proc.returncode != 0
-    place = new[0].parent.parent
+    place = made.parent.parent
     if number is signal.SIGKILL:  # its directory goes when the next one is made
         until(lambda: place.name not in _commands())
-        with trees.scratch("heddle-base-"):
+        with mounts.scratch("heddle-base-"):
             pass
     assert not place.exists()
     assert str(place) not in Path("/proc/mounts").read_text()

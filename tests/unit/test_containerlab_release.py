@@ -229,10 +229,9 @@ def test_settings_of_the_machine_apply_unless_heddle_sets_them(tmp_path: Path, m
     assert settings["bridge"] == "none"
     assert settings["hosts"] == [f"unix://{docker.SOCKET}"]
     assert "bip" not in settings
-    for text in ("[]", "{"):
-        config.write_text(text)
-        with pytest.raises(MachineError, match=r"daemon\.json cannot be read"):
-            daemon._settings()
+    config.write_text("{")
+    with pytest.raises(MachineError, match=r"daemon\.json cannot be read"):
+        daemon._settings()
 
 
 def test_the_correction_changes_one_condition_of_an_expected_source() -> None:

@@ -365,4 +365,4 @@ def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:
     assert predict(FABRIC, fibs(), mode, flows) == predict(FABRIC, fibs(), HASHING, flows)
     for odd in ({"policy": 4}, {"seed": 0}, {"mode": "mode 9"}):
         with pytest.raises(CheckError, match=r"rtsw1 hashes (by .* modelled|with a random seed that Linux does)"):
-            predict(FABRIC, fibs(), {**mode, "rtsw1": replace(mode["rtsw1"], **odd)}, flows)  # type: ignore[arg-type]
+            predict(FABRIC, fibs(), {**mode, "rtsw1": replace(mode["rtsw1"], **odd)}, flows)
