@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import heapq
-import os
 import select
 import struct
 import time
@@ -14,17 +12,15 @@ from typing import Any, Final, NamedTuple
 
 from heddle.base.ethernet import CLASSES
 from heddle.kernel.libbpf import Map, library
-from heddle.kernel.libc import libc
 from heddle.kernel.ringbuffer import KINDS, open_ring
 from heddle.switch.pfc.agent import ROUNDS, Agent
-from heddle.switch.pfc.loop import EXPIRE, REFRESH, RELOAD, Work, new_timer
+from heddle.switch.pfc.loop import EXPIRE, REFRESH, Work
 from heddle.switch.pfc.pauses import PAUSED
 from heddle.switch.pfc.world import Page, World
 
-libc.timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_TFD_TIMER_ABSTIME: Final = 1
 _S: Final = 10**9
 _EVENT: Final = struct.Struct("=QIBBxx8H")
+_Sample = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Event(NamedTuple):
@@ -41,135 +37,59 @@ class Event(NamedTuple):
     quanta: tuple[int, ...]
 
 
-class Events:
-    """The reader of the ring buffer. Only one process at a time may read: the read position is in the map."""
+def waiting_events(ring: Map) -> list[Event]:
+    """The events of a lab that were not read yet. Only one process at a time may read: the position is in the map."""
+    found: list[Event] = []
 
-    def __init__(self, ring: Map) -> None:
-        self._found: list[Event] = []
-        self._callback = _Sample(self._take)  # libbpf keeps the pointer
-        self._ring: int | None = open_ring(ring, self._callback, None)
-
-    def fileno(self) -> int:
-        """The descriptor for select, poll and epoll: readable when events wait."""
-        return int(library().ring_buffer__epoll_fd(self._ring))
-
-    def read(self) -> list[Event]:
-        """All waiting events."""
-        assert library().ring_buffer__consume(self._ring) >= 0
-        found, self._found = self._found, []
-        return found
-
-    def close(self) -> None:
-        """Unmap the ring, once."""
-        if self._ring:
-            library().ring_buffer__free(self._ring)
-        self._ring = None
-
-    def _take(self, _: Any, data: int, size: int) -> int:
+    def take(_: Any, data: int, size: int) -> int:
         ns, port, kind, number, *quanta = _EVENT.unpack(ctypes.string_at(data, size)[: _EVENT.size])
-        self._found.append(Event(ns, port, KINDS[kind], number, tuple(quanta)))
+        found.append(Event(ns, port, KINDS[kind], number, tuple(quanta)))
         return 0
 
-
-_Sample = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-def waiting_events(ring: Map) -> list[Event]:
-    """The events of a lab that were not read yet."""
-    reader = Events(ring)
+    callback = _Sample(take)  # libbpf keeps the pointer
+    reader = open_ring(ring, callback, None)
     try:
-        return reader.read()
+        assert library().ring_buffer__consume(reader) >= 0
     finally:
-        reader.close()
+        library().ring_buffer__free(reader)
+    return found
 
 
-class Timers:
-    """Deadlines in ns of CLOCK_MONOTONIC, at most one for each (kind, index). A signal handler may push at any time.
-
-    Most pauses end before any of their deadlines. So `cancel` leaves the entry in the heap, where it is skipped, and
-    `arm` leaves the kernel's timer where it is if that is early enough: one that expires for nothing now and then costs
-    less than two settings per pause.
-    """
+class DeadlineTable:
+    """Deadlines in ns of CLOCK_MONOTONIC, at most one for each (kind, index)."""
 
     def __init__(self) -> None:
-        self._fd = new_timer()
-        self._spec = (ctypes.c_long * 4)()  # struct itimerspec: interval, then the moment
-        self._heap: list[tuple[int, int, int]] = []
-        self._valid: dict[tuple[int, int], int] = {}
-        self._armed = 0  # 0: not set, or its expiry has been read
-
-    def fileno(self) -> int:
-        """The descriptor, readable once the earliest deadline has passed."""
-        return self._fd
+        self.pending: dict[tuple[int, int], int] = {}
 
     def push(self, when: int, kind: int, index: int) -> None:
         """Set a deadline, in place of an earlier one of the same kind and index."""
-        self._valid[kind, index] = when
-        heapq.heappush(self._heap, (when, kind, index))
+        self.pending[kind, index] = when
 
     def cancel(self, kind: int, index: int) -> None:
         """Remove a deadline, if there is one."""
-        self._valid.pop((kind, index), None)
+        self.pending.pop((kind, index), None)
 
     def due(self, now: int) -> tuple[int, int, int] | None:
         """Remove and return the earliest deadline that has passed; None when there is none."""
-        while self._heap and self._heap[0][0] <= now:
-            when, kind, index = heapq.heappop(self._heap)
-            if self._valid.get((kind, index)) == when:
-                del self._valid[kind, index]
-                return when, kind, index
-        return None
-
-    def arm(self) -> None:
-        """Make the kernel's timer expire no later than the earliest deadline; call it before waiting."""
-        first = self._first()
-        if first and not 0 < self._armed <= first:
-            self._spec[2], self._spec[3] = divmod(first, _S)
-            libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
-            self._armed = first
-
-    def _first(self) -> int:
-        """The earliest deadline, at least 1; 0 when there is none."""
-        while self._heap:
-            when, kind, index = self._heap[0]
-            if self._valid.get((kind, index)) == when:
-                return max(1, when)
-            # A signal handler may have pushed an earlier one since: only what is no deadline is thrown away.
-            entry = heapq.heappop(self._heap)
-            if self._valid.get(entry[1:]) == entry[0]:
-                heapq.heappush(self._heap, entry)
-        return 0
-
-    def rang(self) -> None:
-        """Reset the descriptor after it became readable."""
-        self._armed = 0
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return  # the timer was set to another time meanwhile
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
+        first = min(((when, *key) for key, when in self.pending.items()), default=None)
+        if first is None or first[0] > now:
+            return None
+        del self.pending[first[1:]]
+        return first
 
 
-class ReferenceLoop:
-    """The loop in Python."""
+class ReferenceLoop(DeadlineTable):
+    """The loop in Python, for events and deadlines; it watches no other descriptors."""
 
     def __init__(
         self, page: Page, events: int, take: Callable[[], None], hot: Mapping[int, Callable[[int, int], None]]
     ) -> None:
         """events: their descriptor. take: handles all of them. hot: kind of deadline -> handler (index, now)."""
-        self._epoll = select.epoll()
-        self._page, self._take, self._hot = page, take, hot
-        self._timers = Timers()
-        self._events, self._timer = events, self._timers.fileno()
-        self.add(self._events)
-        self.add(self._timer)
+        super().__init__()
+        self._page, self._events, self._take, self._hot = page, events, take, hot
 
     def add(self, fd: int) -> None:
-        """Report when this descriptor is readable."""
-        self._epoll.register(fd, select.EPOLLIN)
+        """Nothing: no other descriptor becomes readable in these tests."""
 
     def rules_changed(self) -> None:
         """Nothing: handlers in Python read the rules themselves."""
@@ -177,45 +97,25 @@ class ReferenceLoop:
     def forget(self, node: str) -> None:
         """Nothing: handlers in Python look into World."""
 
-    def push(self, when: int, kind: int, index: int) -> None:
-        """Set a deadline, in place of an earlier one of the same kind and index."""
-        self._timers.push(when, kind, index)
-        if kind == RELOAD:  # from a signal handler, which may interrupt a wait: the kernel's timer ends it
-            self._timers.arm()
-
-    def cancel(self, kind: int, index: int) -> None:
-        """Remove a deadline, if there is one."""
-        self._timers.cancel(kind, index)
+    def close(self) -> None:
+        """Nothing: it has no descriptors of its own."""
 
     def wait(self) -> list[Work]:
         """Handle events, REFRESH and EXPIRE until there is other work; return that."""
-        timers, hot = self._timers, self._hot
         while True:
             now = self._page.heartbeat_ns = monotonic_ns()
             works = []
-            while (due := timers.due(now)) is not None:
+            while (due := self.due(now)) is not None:
                 _, kind, index = due
-                if (handler := hot.get(kind)) is not None:
+                if (handler := self._hot.get(kind)) is not None:
                     handler(index, now)
                 else:
                     works.append(Work(-1, kind, index))
             if works:
                 return works
-            timers.arm()
-            for fd, _ in self._epoll.poll():
-                if fd == self._events:
-                    self._take()
-                elif fd == self._timer:
-                    timers.rang()
-                else:
-                    works.append(Work(fd, 0, 0))
-            if works:
-                return works
-
-    def close(self) -> None:
-        """Close its own descriptors."""
-        self._epoll.close()
-        self._timers.close()
+            left = max(0.0, (min(self.pending.values()) - monotonic_ns()) / _S)
+            if select.select([self._events], [], [], left)[0]:
+                self._take()
 
 
 class ReferenceAgent(Agent):

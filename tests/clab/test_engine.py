@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,45 +32,31 @@ CAPABILITIES = [word for name in ("NET_ADMIN", "SYS_ADMIN", "NET_RAW") for word 
 
 @dataclass(frozen=True)
 class Place:
-    """An engine of the test's own: its directory, its data, its socket."""
+    """An engine of the test's own: its directory, with its socket, and its data."""
 
     run: Path
     data: Path
 
-    @property
-    def socket(self) -> Path:
-        return self.run / "docker.sock"
-
-    def processes(self) -> list[str]:
-        """Command lines of whatever has its directory among its words."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                text = path.read_bytes().decode(errors="replace").replace("\0", " ")
-            except OSError:
-                continue
-            if str(self.run) in text:
-                found.append(text)
+    def left(self) -> list[str]:
+        """What is there of it: its socket, mounts, and command lines with its directory among their words."""
+        found = [str(docker.SOCKET)] if docker.SOCKET.exists() else []
+        for path in (*Path("/proc").glob("[0-9]*/cmdline"), Path("/proc/mounts")):
+            with suppress(OSError):
+                lines = path.read_bytes().decode(errors="replace").replace("\0", " ").splitlines()
+                found += [line for line in lines if str(self.run) in line or str(self.data) in line]
         return found
-
-    def mounts(self) -> list[str]:
-        lines = Path("/proc/mounts").read_text().splitlines()
-        return [line for line in lines if str(self.run) in line or str(self.data) in line]
 
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Everything that belongs to an engine elsewhere, so that the machine's own is not disturbed."""
-    made = Place(
-        Path(tempfile.mkdtemp(prefix="heddle-e-", dir="/run")),
-        Path(tempfile.mkdtemp(prefix="heddle-e-", dir="/var/tmp")),
-    )
+    made = Place(*(Path(tempfile.mkdtemp(prefix="heddle-e-", dir=parent)) for parent in ("/run", "/var/tmp")))
     config = made.data / "daemon.json"
     config.write_text(json.dumps({"data-root": str(made.data / "docker"), "bip": "172.17.0.1/16"}))
     monkeypatch.setattr(daemon, "PLACE", made.run / "engine")
     monkeypatch.setattr(images, "LOCK", made.run / "engine" / "building")
     monkeypatch.setattr(daemon, "CONFIG", config)
-    monkeypatch.setattr(docker, "SOCKET", made.socket)
+    monkeypatch.setattr(docker, "SOCKET", made.run / "docker.sock")
     try:
         yield made
     finally:
@@ -99,39 +86,25 @@ def test_an_engine_by_hand_starts_once_and_leaves_nothing(place: Place, monkeypa
         assert not setup._daemon(Silent(), stays=True).done
     assert docker.answers(), "a test run does not end an engine that ran before"
     assert _firewall() == firewall
-    assert setup.stop_engine().done
-    assert not setup.stop_engine().done, "twice is as good as once"
-    assert place.processes() == []
-    assert place.mounts() == []
-    assert not place.socket.exists()
-
-
-def test_what_a_killed_dockerd_left_is_removed(place: Place) -> None:
-    with setup.engine_running(Silent()):
-        setup._daemon(Silent(), stays=True)
-    assert docker.answers(), "setup keeps the engine that a test run has started"
+    # What a killed dockerd leaves is removed, and its containers are no secret.
     known, pid = daemon.record(), _start_sleeper(place)
     assert known is not None
     with pytest.raises(CheckError, match="sleeper runs in that engine"):
-        daemon.stop()
+        setup.stop_engine()
     assert Path(f"/proc/{pid}").exists()
     os.kill(known.pid, signal.SIGKILL)
     until(lambda: daemon.record() is None)
-    assert any("containerd-shim" in line for line in place.processes()), "it outlives its dockerd"
-    assert daemon.stop()
-    assert place.processes() == []
-    assert place.mounts() == []
+    assert any("containerd-shim" in line for line in place.left()), "it outlives its dockerd"
+    assert setup.stop_engine().done
+    assert not setup.stop_engine().done, "twice is as good as once"
+    assert place.left() == []
     assert start_of(pid) is None
-    assert not place.socket.exists()
-
-
-def test_a_dockerd_that_cannot_start_says_why_and_another_process_is_left_alone(place: Place) -> None:
+    # One that cannot start says why, and another process with the pid of a record is left alone.
     daemon.CONFIG.write_text('{"no-such-key": 1}')
     with pytest.raises(MachineError, match="no-such-key"):
         daemon.start()
-    assert place.processes() == []
-    assert daemon.record() is None
-    with subprocess.Popen(["sleep", "60"]) as other:  # has the pid of a record, and another start
+    assert place.left() == []
+    with subprocess.Popen(["sleep", "60"]) as other:
         daemon._write(daemon.DockerdRecord(other.pid, 1, temporary=False))
         assert daemon.record() is None
         daemon.stop(force=True)
@@ -215,8 +188,12 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
 
 
 @pytest.mark.parametrize("role", ["switch", "host"])
-def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
+def test_a_node_has_no_way_out_but_its_fabric_and_also_runs_without_rights_or_network(engine: None, role: str) -> None:
     image, network = imagenames.image_names()[role], f"heddle-trial-{os.getpid()}"
+    routes = subprocess.run(["ip", "route"], capture_output=True, check=True).stdout
+    for other in ("none", "host"):  # on the machine's own network it has no right to touch the routes, and must not
+        assert ask(["run", "--rm", "--network", other, image, "echo", "well"]).out == "well\n"
+    assert subprocess.run(["ip", "route"], capture_output=True, check=True).stdout == routes
     ask(["network", "create", "--subnet", "192.168.213.0/29", network])
     try:
         name = ask(["run", "--detach", *CAPABILITIES, "--network", network, image]).out.strip()
@@ -234,17 +211,10 @@ def test_a_node_has_no_way_out_but_its_fabric(engine: None, role: str) -> None:
         ask(["network", "rm", network])
 
 
-@pytest.mark.parametrize("network", ["none", "host"])
-def test_without_rights_or_network_a_node_still_runs(engine: None, network: str) -> None:
-    """On the machine's own network it has no right to touch the routes, and must not."""
-    routes = subprocess.run(["ip", "route"], capture_output=True, check=True).stdout
-    image = imagenames.image_names()["host"]
-    assert ask(["run", "--rm", "--network", network, image, "echo", "well"]).out == "well\n"
-    assert subprocess.run(["ip", "route"], capture_output=True, check=True).stdout == routes
-
-
 def test_a_switch_has_what_frr_needs_with_three_capabilities_and_no_more(engine: None) -> None:
     image = imagenames.image_names()["switch"]
+    with pytest.raises(MachineError, match=r"docker inspect failed .*no-such-thing"):
+        ask(["inspect", "no-such-thing"])
     script = """
 set -e
 for tool in sed vtysh ip tc ethtool tcpdump ping ps sysctl tini; do command -v $tool > /dev/null; done
@@ -266,11 +236,6 @@ done
     assert out[1] == "0", "package lists are removed"
     assert out[2].startswith("FRRouting"), "nothing was started when it was built"
     assert out[3] == "seen"
-
-
-def test_a_failed_command_is_reported_with_the_engines_message(engine: None) -> None:
-    with pytest.raises(MachineError, match=r"docker inspect failed .*no-such-thing"):
-        ask(["inspect", "no-such-thing"])
 
 
 def _scratch_image(place: Place, name: str, label: str) -> None:

@@ -7,21 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import clabbuild as build
 import dockerd as daemon
 import pytest
 
-from heddle.base import mounts as trees
+from heddle.base import mounts
 from heddle.base.events import Silent
-from heddle.base.problems import MachineError
-from heddle.base.process import Journal
 from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
-from heddle.host.engine.docker import docker as ask
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
 from tests.machine import until
@@ -78,40 +73,6 @@ def test_doctor_sees_engine_containerlab_and_images(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(1200)
-def test_containerlab_is_built_from_its_pinned_module(tmp_path: Path) -> None:
-    try:
-        build.find_go()
-    except MachineError as error:
-        pytest.skip(str(error))
-    journal = Journal()
-    made, version = build.build(tmp_path, Silent(), journal)
-    corrected = binary.needs_correction()
-    assert version == ("0.79.0+heddle" if corrected else "0.79.0")
-    assert binary.version(made) == binary.RELEASE
-    assert binary.runs_here(made)
-    assert (tmp_path / "source").exists() == corrected
-    assert ("-replace" in journal.script()) == corrected
-    assert (build.MODULE / "go.mod").read_text().count("replace") == 0
-    # The real test of it: up to the place where an uncorrected one stops, and beyond, with nothing made.
-    topology = tmp_path / "trial.clab.yml"
-    image = imagenames.image_names()["host"]
-    topology.write_text(
-        "name: clabtrial\nmgmt: {network: clabtrial, ipv4-subnet: 192.168.214.0/29, external-access: false}\n"
-        f"topology: {{nodes: {{one: {{kind: linux, image: '{image}', privileged: false}}}}}}\n"
-    )
-    env = {**os.environ, "CLAB_VERSION_CHECK": "disable", "CLAB_LABDIR_BASE": str(tmp_path)}
-    try:
-        done = subprocess.run([made, "deploy", "-t", topology], env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert ask(["inspect", "--format", "{{.State.Running}}", "clab-clabtrial-one"]).out.strip() == "true"
-    finally:
-        subprocess.run([made, "destroy", "-t", topology, "--cleanup"], env=env, capture_output=True, check=False)
-    assert ask(["ps", "--all", "--quiet", "--filter", "name=clab-clabtrial-"]).out == ""
-    assert ask(["network", "ls", "--quiet", "--filter", "name=clabtrial"]).out == ""
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ending_the_making_of_a_base_ends_all_of_it(number: signal.Signals) -> None:
     if packages.missing(packages.IMAGE):
@@ -123,17 +84,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 images.OWN_BASE = "heddle/base:trial"
 images._bootstrap(images.Silent(), None)
 """
-    before = set(Path("/var/tmp").glob("heddle-base-*"))
+
+    def trees() -> set[Path]:
+        return set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr"))
+
+    before = trees()
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
-        made = _until_one(lambda: set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr")), before)
-        assert made.is_relative_to("/var/tmp")
+        until(lambda: trees() - before)
+        (made,) = trees() - before
         os.kill(proc.pid, number)
         proc.wait(60)
     assert proc.returncode != 0
     place = made.parent.parent
     if number is signal.SIGKILL:  # its directory goes when the next one is made
         until(lambda: place.name not in _commands())
-        with trees.scratch("heddle-base-"):
+        with mounts.scratch("heddle-base-"):
             pass
     assert not place.exists()
     assert str(place) not in Path("/proc/mounts").read_text()
@@ -143,16 +108,6 @@ images._bootstrap(images.Silent(), None)
 
 def _commands() -> str:
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-
-
-def _until_one(look: Callable[[], set[Path]], before: set[Path]) -> Path:
-    """The first that appears and does not stand in one of `before`."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if found := [path for path in look() if not before.intersection(path.parents)]:
-            return found[0]
-        time.sleep(0.1)
-    raise AssertionError("mmdebstrap has not begun")
 
 
 def _inv(*words: str) -> dict[str, list[dict[str, object]]]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from pathlib import Path
 from socket import AF_INET, AF_INET6, SOCK_DGRAM, socket
 
@@ -35,11 +34,12 @@ from heddle.wire.sport import sport_for_qps
 from tests.machine import patience
 from tests.marks import deep
 from tests.netns.claimed import claimed, namespace_of
+from tests.unit.test_rc import RKEY
+from tests.unit.test_rc import Memory as OwnMemory
 
 _WHY = rdma.obstacle()
 pytestmark = pytest.mark.skipif(_WHY is not None, reason=f"needs soft-RoCE in namespaces: {_WHY.why if _WHY else ''}")
 OWN_QPN = 0x1234
-RKEY = 0xABCD
 MTU = 1024
 BYTES = 1 << 17  # of each memory: the peer writes into the first half and reads the second
 HALF = BYTES // 2
@@ -52,67 +52,40 @@ def some_bytes(seed: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, BYTES, np.uint8)
 
 
-@dataclass(frozen=True)
-class RxeLink:
-    """Two namespaces with a link, and a device at its second end. ips: of both ends."""
-
-    spaces: Sequence[Path]
-    ips: tuple[str, str]
-    device: str
-    version: int
-
-    def header(self, own: int, peer: int, tos: int) -> FlowHeader:
-        """The headers of packets from the first end. own, peer: QP numbers."""
-        return FlowHeader(
-            src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1], sport=sport_for_qps(own, peer),
-            dqpn=peer, tos=tos,
-        )  # fmt: skip
-
-    def sockets(self, mtu: int) -> tuple[PacketSocket, PacketSocket]:
-        """Of the first end: one sends data and receives all frames, one sends answers."""
-        space, version = self.spaces[0], self.version
-        first, second = (PacketSocket(space, "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0))
-        return first, second
-
-    def open(self) -> VerbsDevice:
-        """The device."""
-        with inside(self.spaces[1]):
-            return VerbsDevice(self.device, self.ips[1])
-
-
-class OwnMemory:
-    """What our end lets its peer write and read."""
-
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        self.data = data
-        self.imms: list[int] = []
-
-    def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        return self.data[va : va + length].data if rkey == RKEY and va + length <= BYTES else None
-
-    def arrived(self, imm: int) -> None:
-        self.imms.append(imm)
-
-
 class RxePair:
-    """Both ends of one connection: a queue pair of Heddle's, and one of rxe. timeout: exponent of the ACK timeout."""
+    """Both ends of one connection: a queue pair of Heddle's, and one of rxe. timeout: exponent of the ACK timeout.
 
-    def __init__(self, link: RxeLink, mtu: int, timeout: int) -> None:
-        self.link, self.device = link, link.open()
+    Heddle's is in the first of two namespaces with a link, the device in the second; ips: theirs.
+    """
+
+    def __init__(self, spaces: Sequence[Path], ips: Sequence[str], device: str, mtu: int, timeout: int) -> None:
+        self.spaces, self.ips, version = spaces, ips, 6 if ":" in ips[0] else 4
+        with inside(spaces[1]):
+            self.device = VerbsDevice(device, ips[1])
         self.peer = VerbsQp(self.device, 64, 64)
-        self.memory = OwnMemory(some_bytes(5))
-        self.nic = Nic(*link.sockets(mtu), mtu, link.version)
+        self.memory = OwnMemory(bytearray(some_bytes(5).tobytes()))
+        self.own = np.frombuffer(self.memory.data, np.uint8)
+        data, answers = (  # one sends data and receives all frames, one sends answers
+            PacketSocket(spaces[0], "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0)
+        )
+        self.nic = Nic(data, answers, mtu, version)
         params = RcParams(
             mtu=mtu, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7, ack_delay_s=0.002
         )
-        data = QpInfo(OWN_QPN, link.header(OWN_QPN, self.peer.qpn, TOS_DATA), PSN)
-        self.end = RcQp(params, data, link.header(OWN_QPN, self.peer.qpn, TOS_ANSWER), self.memory)
-        self.pair = QueuePair(self.nic, data, self.end)
+        qp = QpInfo(OWN_QPN, self._header(TOS_DATA), PSN)
+        self.end = RcQp(params, qp, self._header(TOS_ANSWER), self.memory)
+        self.pair = QueuePair(self.nic, qp, self.end)
         self.nic.add(self.pair)
-        self.peer.connect(Peer(link.ips[0], OWN_QPN, PSN, mtu, TOS_DATA, timeout=timeout))
+        self.peer.connect(Peer(ips[0], OWN_QPN, PSN, mtu, TOS_DATA, timeout=timeout))
         self.sent: list[Completion] = []
         self.received: list[Completion] = []
         self.theirs = Memory(self.device, some_bytes(6))
+
+    def _header(self, tos: int) -> FlowHeader:
+        return FlowHeader(
+            src_mac=MACS[0], dst_mac=MACS[1], src_ip=self.ips[0], dst_ip=self.ips[1],
+            sport=sport_for_qps(OWN_QPN, self.peer.qpn), dqpn=self.peer.qpn, tos=tos,
+        )  # fmt: skip
 
     def post(self, kind: OpKind, data: memoryview, at: int = 0, imm: int | None = None) -> None:
         """An operation of our end on the peer's memory."""
@@ -140,7 +113,7 @@ class RxePair:
             and len(self.sent) >= sends
             and len(self.received) >= receives
             and len(self.end.responder.arrivals) >= arrivals
-            and len(self.memory.imms) >= imms
+            and len(self.memory.arrivals) >= imms
         ):
             self.turn()
             assert time.monotonic() < deadline, f"{len(self.sent)} sends, {dict(self.end.counters())}"
@@ -163,13 +136,13 @@ def impair(spaces: Sequence[Path], words: str) -> None:
 
 
 @contextmanager
-def rxe_link(version: int = 4) -> Iterator[RxeLink]:
-    """Two namespaces, the link and the device. version: of IP."""
+def rxe_pair(version: int = 4, timeout: int = 20, mtu: int = MTU) -> Iterator[RxePair]:
+    """Two namespaces, the link, the device and both queue pairs. version: of IP."""
     with claimed() as lab:
         spaces = [namespace_of(lab, name) for name in ("host1", "host2")]
         names = [space.name for space in spaces]
         ips = ("10.9.0.1", "10.9.0.2") if version == 4 else ("fd00:9::1", "fd00:9::2")
-        link = RxeLink(spaces, ips, rdma.link_name(lab, "host2", "eth1"), version)
+        device = rdma.link_name(lab, "host2", "eth1")
         try:
             for name in names:
                 run(["ip", "netns", "add", name])
@@ -180,29 +153,19 @@ def rxe_link(version: int = 4) -> Iterator[RxeLink]:
                 run(["ip", "-n", name, "addr", "add", f"{ip}/{prefix}", "dev", "eth1", *more])
                 for port in ("lo", "eth1"):
                     run(["ip", "-n", name, "link", "set", port, "mtu", "4200", "up"])
-            rdma.add_links([(spaces[1], link.device, "eth1")])
+            rdma.add_links([(spaces[1], device, "eth1")])
             # The kernel gives the first neighbour discovery of `modify_qp` a second, which a slow machine may exceed.
             run(["nsenter", f"--net={spaces[1]}", "ping", "-c", "1", "-W", "10", ips[0]])
             with inside(spaces[0]):
                 listener = socket(AF_INET if version == 4 else AF_INET6, SOCK_DGRAM)
             with listener:
                 listener.bind(("", ROCE_PORT))  # else this host's own stack answers with ICMP port unreachable
-                yield link
+                with closing(RxePair(spaces, ips, device, mtu, timeout)) as pair:
+                    yield pair
         finally:
-            rdma.remove_links(link.device, spaces)
+            rdma.remove_links(device, spaces)
             for name in names:
                 run(["ip", "netns", "del", name], check=False)
-
-
-@contextmanager
-def rxe_pair(version: int = 4, timeout: int = 20, mtu: int = MTU) -> Iterator[RxePair]:
-    """The link and both queue pairs."""
-    with rxe_link(version) as link:
-        pair = RxePair(link, mtu, timeout)
-        try:
-            yield pair
-        finally:
-            pair.close()
 
 
 SIZES = (1, 1024, 1025, 20_000)
@@ -210,7 +173,7 @@ SIZES = (1, 1024, 1025, 20_000)
 
 def ours_to_rxe(pair: RxePair, sizes: Sequence[int] = SIZES) -> None:
     """WRITE, READ and SEND, the first and the last of them also with immediate, of each size."""
-    theirs, mine = pair.theirs.array, pair.memory.data
+    theirs, mine = pair.theirs.array, pair.own
     kept = theirs[HALF:].copy()
     inbox = theirs[HALF // 2 : HALF]  # for SENDs
     room = (pair.theirs.address + HALF // 2, HALF // 2, pair.theirs.lkey)
@@ -243,9 +206,9 @@ def ours_to_rxe(pair: RxePair, sizes: Sequence[int] = SIZES) -> None:
 
 def rxe_to_ours(pair: RxePair, sizes: Sequence[int] = SIZES) -> None:
     """The same, requested by rxe."""
-    theirs, mine = pair.theirs, pair.memory.data
+    theirs, mine = pair.theirs, pair.own
     kept, inboxes = mine[HALF:].copy(), (bytearray(HALF), bytearray(HALF))
-    imms, base = len(pair.memory.imms), theirs.address
+    imms, base = len(pair.memory.arrivals), theirs.address
     for number, size in enumerate(sizes):
         theirs.array[HALF:] = np.roll(theirs.array[HALF:], 1)
         source = theirs.array[HALF : HALF + size].copy()
@@ -266,7 +229,7 @@ def rxe_to_ours(pair: RxePair, sizes: Sequence[int] = SIZES) -> None:
         np.testing.assert_array_equal(theirs.array[:size], kept[:size])
         assert [bytes(inbox[:size]) for inbox in inboxes] == [source.tobytes()] * 2
         assert pair.end.responder.arrivals[-2:] == [(size, None), (size, number + 9)]
-        assert pair.memory.imms[-1] == number + 9
+        assert pair.memory.arrivals[-1] == number + 9
 
 
 @pytest.mark.parametrize(
@@ -277,7 +240,7 @@ def test_every_operation_in_both_directions(version: int, mtu: int, faults: str)
     # Without faults a timeout is long: a slow machine must not look like loss. 16: 0.27 s, 20: 4.3 s.
     with rxe_pair(version, 16 if faults else 20, mtu) as pair:
         if faults:
-            impair(pair.link.spaces, faults)
+            impair(pair.spaces, faults)
         for _ in range(3 if faults else 1):
             pair.received.clear()
             ours_to_rxe(pair)
@@ -292,14 +255,14 @@ def test_every_operation_in_both_directions(version: int, mtu: int, faults: str)
 
 def test_a_send_without_memory_gets_rnr_nak_from_both_and_is_repeated() -> None:
     with rxe_pair() as pair:
-        pair.post("send", pair.memory.data[:3000].data, imm=3)
+        pair.post("send", pair.own[:3000].data, imm=3)
         for _ in range(200):
             pair.turn()
             time.sleep(0.0005)
         assert pair.end.counters()["not_ready"] > 0
         pair.peer.post_receive(0, pair.theirs.address, HALF, pair.theirs.lkey)
         pair.work(receives=1)
-        np.testing.assert_array_equal(pair.theirs.array[:3000], pair.memory.data[:3000])
+        np.testing.assert_array_equal(pair.theirs.array[:3000], pair.own[:3000])
         pair.peer.post_send(ib.WR_SEND_IMM, 0, pair.theirs.address, 3000, pair.theirs.lkey, imm=4)
         for _ in range(200):
             pair.turn()
@@ -308,4 +271,4 @@ def test_a_send_without_memory_gets_rnr_nak_from_both_and_is_repeated() -> None:
         inbox = bytearray(4000)
         pair.end.responder.post_receive(memoryview(inbox))
         pair.work(sends=1, arrivals=1)
-        assert bytes(inbox[:3000]) == pair.memory.data[:3000].tobytes()
+        assert bytes(inbox[:3000]) == pair.own[:3000].tobytes()

@@ -19,16 +19,14 @@ from heddle.endpoints.admission.grants import (
     read_entry,
 )
 from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Parser, Received
+from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts import WaitFigures
 from heddle.wire import layout as wire
-
-# the states: whatever the order of grants, data and processing
+from tests.unit.test_rc import parsed
 
 
 @settings(max_examples=150, deadline=None, database=None)
@@ -227,15 +225,6 @@ class Pair:
         self.sender.on_release(self.released.append)
         flow = BACK.with_tos(wire.TOS_DATA) if as_data else BACK
         self.receiver = GrantingReceiver(self.at_receiver, PARAMS, there, flow, as_data, 0x99, ring)
-        self._parser = Parser()
-
-    def parsed(self, frames: list[bytes]) -> Received:
-        buffer = FrameBuffer(8192, slots=16)
-        for i, frame in enumerate(frames):
-            buffer.rows[i, : len(frame)] = np.frombuffer(frame, np.uint8)
-        got = self._parser.parse(buffer, [len(frame) for frame in frames])
-        assert all(got.sounds)
-        return got
 
     def frames_of(self, end: QpEnd, now: float = 0.0) -> list[bytes]:
         """Everything that an end sends now: data, then answers."""
@@ -248,7 +237,8 @@ class Pair:
         return frames
 
     def pass_on(self, frames: list[bytes], end: QpEnd, now: float = 0.0) -> None:
-        got = self.parsed(frames)
+        got = parsed(frames)
+        assert all(got.sounds)
         for i in range(len(frames)):
             end.receive(got, i, now)
 
@@ -266,14 +256,14 @@ def test_a_cts_is_a_write_in_the_reverse_direction_and_releases_its_message(as_d
     pair.receiver.grant(grant_of(3), 1.0)
     assert (pair.receiver.ready, pair.receiver.answering) == (as_data, not as_data)
     frames = pair.frames_of(pair.receiver, 1.0)
-    kind = pair.parsed(frames).kinds[0]
+    kind = parsed(frames).kinds[0]
     assert len(frames) == 1 and kind.opcode == wire.WRITE_ONLY and kind.payload_bytes == CTS_BYTES
     assert kind.tos == (wire.TOS_DATA if as_data else wire.TOS_ANSWER)
     pair.pass_on(frames, pair.sender, 1.0)
     assert pair.released == [message] and pair.sender.idle
     pair.sender.expire(2.0)
     acks = pair.frames_of(pair.sender)
-    assert [k.opcode for k in pair.parsed(acks).kinds] == [wire.ACK]
+    assert [k.opcode for k in parsed(acks).kinds] == [wire.ACK]
     assert not pair.receiver.idle
     pair.pass_on(acks, pair.receiver, 2.0)
     assert pair.receiver.idle and pair.receiver.deadline == NEVER

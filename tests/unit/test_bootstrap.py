@@ -37,16 +37,6 @@ def cloned(place: Path) -> Path:
     return tree
 
 
-def stamped(tree: Path) -> Path:
-    """The stamp of a set-up that is done, with this Python as its venv's."""
-    (tree / ".venv/bin").mkdir(parents=True, exist_ok=True)
-    (tree / ".venv/bin/python").unlink(missing_ok=True)
-    (tree / ".venv/bin/python").symlink_to(sys.executable)
-    stamp = tree / ".venv/heddle-stamp"
-    stamp.write_text(hashlib.sha256((tree / "requirements.lock").read_bytes()).hexdigest() + "\n")
-    return stamp
-
-
 def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     base = {k: v for k, v in os.environ.items() if k not in ("CI", "HEDDLE_PYTHON")}
     return subprocess.run(
@@ -56,12 +46,13 @@ def inv(tree: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]
 
 
 def test_set_up_is_skipped_when_the_stamp_is_right_also_through_symbolic_links(clone: Path, tmp_path: Path) -> None:
-    stamped(clone)
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/python").symlink_to(sys.executable)
+    stamp = hashlib.sha256((clone / "requirements.lock").read_bytes()).hexdigest()
+    (clone / ".venv/heddle-stamp").write_text(f"{stamp}\n")
     done = inv(clone, "up", "a b", "--x=*")
-    assert done.stdout == "['up', 'a b', '--x=*'] /\n"
-    assert done.stderr == ""
+    assert (done.stdout, done.stderr) == ("['up', 'a b', '--x=*'] /\n", "")
     # It works through symbolic links.
-    stamped(clone)
     (tmp_path / "one").symlink_to(clone / "inv")
     (tmp_path / "inv").symlink_to("one")
     assert inv(tmp_path, "x").stdout.startswith("['x']")
@@ -116,17 +107,6 @@ def test_packages_that_cannot_be_had_are_no_traceback(
     assert not (clone / ".venv/heddle-stamp").exists()
 
 
-def test_a_python_too_old_is_named(clone: Path, tmp_path: Path) -> None:
-    old = tmp_path / "bin"
-    old.mkdir()
-    for name in ("python3", "python3.11", "python3.12", "python3.13"):
-        (old / name).write_text('#!/bin/sh\n[ "$1" = -V ] && echo "Python 3.9.2"\nexit 1\n')
-        (old / name).chmod(0o755)
-    done = inv(clone, PATH=f"{old}:/usr/bin:/bin")
-    assert done.returncode == 3
-    assert "Python is 3.9.2, but 3.11 or newer is needed" in done.stderr
-
-
 @pytest.mark.parametrize("named", ["/nowhere/python3", "/bin/true", "no-such-python"])
 def test_an_interpreter_that_is_none_is_not_passed_over(clone: Path, named: str) -> None:
     done = inv(clone, "status", "--format=json", HEDDLE_PYTHON=named)
@@ -135,15 +115,27 @@ def test_an_interpreter_that_is_none_is_not_passed_over(clone: Path, named: str)
     assert json.loads(done.stdout)["error"]["problems"][0]["hint"] == "use another one, or unset HEDDLE_PYTHON"
 
 
-def test_venv_missing_from_python_names_its_package(clone: Path, tmp_path: Path) -> None:
-    """Debian ships python3 without ensurepip; a Python that cannot import it stands for that."""
-    fake = tmp_path / "bin"
-    fake.mkdir()
-    cases = 'case "$2" in *ensurepip*) exit 1 ;; *base*) echo "$0"; exit 0 ;; esac'
-    script = f'#!/bin/sh\n{cases}\nexec "{sys.executable}" "$@"\n'
-    (fake / "python3").write_text(script)
-    (fake / "python3").chmod(0o755)
-    done = inv(clone, PATH=f"{fake}:/usr/bin:/bin")
+# Debian ships python3 without ensurepip; a Python that cannot import it stands for that.
+NO_VENV = f"""case "$2" in *ensurepip*) exit 1 ;; *base*) echo "$0"; exit 0 ;; esac
+exec "{sys.executable}" "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "why", "hint"),
+    [
+        ('[ "$1" = -V ] && echo "Python 3.9.2"\nexit 1\n', "Python is 3.9.2, but 3.11 or newer is needed", ""),
+        (NO_VENV, "python3-venv is missing", "apt-get install python3-venv"),
+    ],
+)
+def test_a_python_that_is_too_old_or_has_no_venv_is_named(
+    script: str, why: str, hint: str, clone: Path, tmp_path: Path
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python3", "python3.11", "python3.12", "python3.13"):
+        (programs / name).write_text(f"#!/bin/sh\n{script}")
+        (programs / name).chmod(0o755)
+    done = inv(clone, PATH=f"{programs}:/usr/bin:/bin")
     assert done.returncode == 3
-    assert "python3-venv is missing" in done.stderr
-    assert "apt-get install python3-venv" in done.stderr
+    assert why in done.stderr and hint in done.stderr

@@ -163,9 +163,6 @@ def test_ports_are_numbered_from_1_as_tc_reads_it_and_too_many_are_refused() -> 
     # A number is written as tc reads it.
     assert (classid(1), classid(31), classid(65535)) == ("0:1", "0:1f", "0:ffff")
     assert row(2, 3) == 19
-
-
-def test_more_ports_than_a_classid_can_name_are_refused_with_both_numbers() -> None:
     fabric = build(ClosSpec(name="wide", racks=256, ctsw=128, hosts_per_rack=1))
     with pytest.raises(InputError, match=r"wide has \d+ ports; the maximum is 65535"):
         port_ids(fabric)

@@ -17,6 +17,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import Done, find_program
+from heddle.base.resources import Installation
 from heddle.host import packages
 from heddle.host.engine import binary, docker, images, release, setup
 from heddle.host.engine.lockfile import locked
@@ -33,19 +34,17 @@ def a_known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "numbers", "more"),
+    ("output", "numbers", "more"),
     [
         ("  LOGO\n\n    version: 0.79.0\n     commit: 1a2b3c\n", (0, 79, 0), ""),
         ("    version: 0.79.0+heddle\n", (0, 79, 0), "+heddle"),
         ("version: v0.48.6\n", (0, 48, 6), ""),
         ("    version: 0.80.0-rc.1\n", (0, 80, 0), "-rc.1"),
-        ("    version: 0.0.0\n", (0, 0, 0), ""),
-        ("bash: cannot execute", None, ""),
         (" rel. notes: https://containerlab.dev/rn/0.79/\n", None, ""),
     ],
 )
-def test_a_version_is_read_from_the_output(said: str, numbers: binary.Version | None, more: str) -> None:
-    assert binary.parse(said) == (numbers, more)
+def test_a_version_is_read_from_the_output(output: str, numbers: binary.Version | None, more: str) -> None:
+    assert binary.parse(output) == (numbers, more)
 
 
 def _program(path: Path, version: str, more: bytes = b"") -> Path:
@@ -131,27 +130,32 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def _obtains(version: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    got: list[str] = []
+def test_setup_installs_once_replaces_its_own_and_never_a_binary_of_the_user(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obtained: list[Path] = []
 
     def obtain(directory: Path, *_: object) -> tuple[Path, str]:
-        got.append(version)
-        return _program(directory / "containerlab", version), "from a test"
+        obtained.append(_program(directory / "containerlab", "0.79.0"))
+        return obtained[-1], "from a test"
 
     monkeypatch.setattr(setup, "_obtain", obtain)
-    return got
-
-
-def test_setup_installs_once(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    got = _obtains("0.79.0", monkeypatch)
+    _program(target, "0.50.0")
+    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not install it(?s:.*)version upgrade"):
+        setup._containerlab(Silent(), None)
+    assert binary.version(target) == (0, 50, 0)
+    assert obtained == []
+    target.unlink()
     first = setup._containerlab(Silent(), None)
     assert first.done
     assert "0.79.0, from a test" in first.detail
-    second = setup._containerlab(Silent(), None)
-    assert not second.done
-    assert got == ["0.79.0"]
+    assert not setup._containerlab(Silent(), None).done
+    assert len(obtained) == 1
     assert setup.is_ours(target)
     assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
+    setup._place(_program(target.parent.parent / "old", "0.50.0"))
+    assert setup._containerlab(Silent(), None).done
+    assert binary.version(target) == (0, 79, 0)
 
 
 def test_a_setup_that_is_killed_leaves_a_file_that_heddle_recognises(
@@ -168,29 +172,15 @@ def test_a_setup_that_is_killed_leaves_a_file_that_heddle_recognises(
     assert sorted(p.name for p in target.parent.iterdir()) == ["containerlab"]
 
 
-def test_setup_replaces_its_own_when_it_is_too_old(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _program(target, "0.50.0")
-    setup._place(_program(target.parent.parent / "old", "0.50.0"))
-    _obtains("0.79.0", monkeypatch)
-    assert setup._containerlab(Silent(), None).done
-    assert binary.version(target) == (0, 79, 0)
-
-
-def test_setup_never_replaces_a_binary_of_the_user(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _program(target, "0.50.0")
-    got = _obtains("0.79.0", monkeypatch)
-    with pytest.raises(MachineError, match=r"0\.50\.0(?s:.*)Heddle did not install it(?s:.*)version upgrade"):
-        setup._containerlab(Silent(), None)
-    assert binary.version(target) == (0, 50, 0)
-    assert got == []
-
-
-def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checkout", [True, False])
+def test_the_release_comes_first_where_it_can_run_and_only_a_checkout_builds(
+    checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[str] = []
 
     def fetch(*_: object) -> Path:
         tried.append("release")
-        raise release.Unreachable("not here")
+        raise release.Unreachable("no route")
 
     def make(directory: Path, *_: object) -> tuple[Path, str]:
         tried.append("build")
@@ -199,13 +189,21 @@ def test_without_modules_no_release_is_tried(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(release, "fetch", fetch)
     monkeypatch.setattr(clabbuild, "build", make)
     monkeypatch.setattr(packages, "missing", lambda _: [])
-    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path)
-    setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
-    assert tried == ["release", "build"]
-    tried.clear()
-    monkeypatch.setattr(binary, "PROC_MODULES", tmp_path / "none")
-    setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
-    assert tried == ["build"]
+    for modules, tries, why in (
+        (tmp_path, ["release"], r"release is not available: no route(?s:.*)containerlab\.dev/install"),
+        (tmp_path / "none", [], r"cannot deploy on this kernel(?s:.*)with module support"),
+    ):
+        tried.clear()
+        monkeypatch.setattr(binary, "PROC_MODULES", modules)
+        if checkout:
+            setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
+            assert tried == [*tries, "build"]
+            continue
+        for module in (setup, binary):
+            monkeypatch.setattr(module, "HERE", Installation(tmp_path / "heddle"))
+        with pytest.raises(MachineError, match=why):
+            setup._obtain(tmp_path, Silent(), None, False, lambda _: False)
+        assert tried == tries
 
 
 def test_setup_refuses_unknown_words() -> None:
@@ -252,25 +250,22 @@ def test_the_base_is_local_then_from_a_registry_then_built_here(
         done.append("pull")
         return "" if pulls else "no such host"
 
+    def refuse(*_: object, **__: object) -> None:
+        raise MachineError(Problem("", "mmdebstrap", "is missing", "apt-get install mmdebstrap"))
+
     monkeypatch.setattr(images, "present", lambda name: name in there)
     monkeypatch.setattr(images, "_pull", pull)
+    monkeypatch.setattr(packages, "ensure", refuse)
+    if "mmdebstrap" in asked:  # without it, both ways are named
+        with pytest.raises(MachineError) as caught:
+            images._base(Silent(), None, False, lambda _: False)
+        assert [p.what for p in caught.value.problems] == [imagenames.PUBLIC_BASE, "mmdebstrap"]
+        assert all(p.hint for p in caught.value.problems)
+        done.clear()
     monkeypatch.setattr(images, "_have_mmdebstrap", lambda *_: None)
     monkeypatch.setattr(images, "_bootstrap", lambda *_: done.append("mmdebstrap"))
     assert images._base(Silent(), None, False, lambda _: False) == base
     assert done == asked
-
-
-def test_no_registry_and_no_mmdebstrap_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise MachineError(Problem("", "mmdebstrap", "is missing", "apt-get install mmdebstrap"))
-
-    monkeypatch.setattr(images, "present", lambda name: False)
-    monkeypatch.setattr(images, "_pull", lambda journal: "no such host")
-    monkeypatch.setattr(packages, "ensure", refuse)
-    with pytest.raises(MachineError) as caught:
-        images._base(Silent(), None, False, lambda _: False)
-    assert [p.what for p in caught.value.problems] == [imagenames.PUBLIC_BASE, "mmdebstrap"]
-    assert all(p.hint for p in caught.value.problems)
 
 
 def test_a_full_disk_is_named_with_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,38 +278,51 @@ def test_a_full_disk_is_named_with_its_directory(monkeypatch: pytest.MonkeyPatch
 # --- the engine
 
 
-def test_a_remote_engine_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "ssh://lab@server")
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The programs that are installed; no engine runs."""
+    installed = ["docker", "dockerd"]
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}" if name in installed else None)
+    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(docker, "SYSTEMD", tmp_path / "systemd")
+    return installed
+
+
+def _trouble() -> Problem:
     wrong = docker.trouble()
     assert wrong is not None
-    assert "not on this machine" in wrong.why
+    return wrong
+
+
+def test_a_remote_engine_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "ssh://lab@server")
+    assert "not on this machine" in _trouble().why
     assert not docker.down(), "starting one here would not help"
     with pytest.raises(MachineError, match="DOCKER_HOST=ssh"):
         docker.docker(["ps"])
 
 
-def test_no_client_no_engine_and_no_daemon_are_three_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "SOCKET", tmp_path / "docker.sock")
-    monkeypatch.setattr(docker, "SYSTEMD", tmp_path / "systemd")
-    monkeypatch.setattr(shutil, "which", lambda name, **_: None)
-    assert _why() == ("docker", "is not installed")
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}" if name == "docker" else None)
-    assert _why() == ("the engine", "is not installed, only its client is")
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
-    assert _why()[1].startswith("is not running")
+def test_no_client_no_engine_no_daemon_and_no_permission_are_four_errors(
+    programs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _trouble().why.startswith("is not running")
     assert docker.down()
-    assert (docker.trouble() or Problem("", "", "")).hint == "./inv setup containerlab"
+    assert _trouble().hint == "./inv setup containerlab"
+    with monkeypatch.context() as wheel:
+        for module in (setup, docker):
+            wheel.setattr(module, "HERE", Installation(tmp_path / "heddle"))
+        with pytest.raises(MachineError, match=r"is not running(?s:.*)service docker start"):
+            setup._daemon(Silent(), stays=True)
+        assert not setup.stop_engine().done
     (tmp_path / "systemd").mkdir()
-    assert (docker.trouble() or Problem("", "", "")).hint == "systemctl start docker"
-
-
-def test_a_missing_permission_is_not_reported_as_a_stopped_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
+    assert _trouble().hint == "systemctl start docker"
+    programs.remove("dockerd")
+    assert _trouble().what == "the engine" and "only its client is" in _trouble().why
+    programs.clear()
+    assert (_trouble().what, _trouble().why) == ("docker", "is not installed")
+    programs.append("docker")
     monkeypatch.setattr(docker, "_connect_error", lambda: PermissionError(13, "Permission denied"))
-    wrong = docker.trouble()
-    assert wrong is not None
-    assert "group docker" in wrong.why
-    assert "sudo" in wrong.hint
+    assert "group docker" in _trouble().why and "sudo" in _trouble().hint
     assert not docker.down()
 
 
@@ -328,10 +336,9 @@ def test_a_missing_permission_is_not_reported_as_a_stopped_daemon(monkeypatch: p
     ],
 )
 def test_a_remote_engine_behind_a_local_socket_is_detected(
-    said: str, why: str, monkeypatch: pytest.MonkeyPatch
+    said: str, why: str, programs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = said.format(kernel=os.uname().release)
-    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
     monkeypatch.setattr(docker, "_connect_error", lambda: None)
     monkeypatch.setattr(docker, "run", lambda argv, **_: Done(tuple(argv), 0, text, "", 0.0))
     wrong = docker.trouble()
@@ -339,18 +346,15 @@ def test_a_remote_engine_behind_a_local_socket_is_detected(
     assert (wrong is None) == (not why)
 
 
-def test_half_an_answer_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_an_answer_is_no_engine(programs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket that accepts connections but never answers is reported within a time limit."""
     with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as door:
         path = Path(name, "docker.sock")
         door.bind(str(path))
         door.listen()
-        monkeypatch.setattr(shutil, "which", lambda name, **_: f"/bin/{name}")
         monkeypatch.setattr(docker, "SOCKET", path)
         monkeypatch.setattr(docker, "_ANSWER_S", 1.0)
-        wrong = docker.trouble()
-        assert wrong is not None
-        assert "did not answer" in wrong.why
+        assert "did not answer" in _trouble().why
         assert not docker.down()
 
 
@@ -378,9 +382,3 @@ def test_locks_outlive_their_file_and_leave_none_open(tmp_path: Path) -> None:
             pass
         assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert waited == ["now"]
-
-
-def _why() -> tuple[str, str]:
-    wrong = docker.trouble()
-    assert wrong is not None
-    return wrong.what, wrong.why

@@ -11,13 +11,18 @@ from typing import Final
 import numpy as np
 import pytest
 
+from heddle.endpoints.congestion.controlled import Controlled, congestion_of
+from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnRule
+from heddle.endpoints.congestion.ratecontrol import CnpRule
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.fastpath import constants, library
-from heddle.endpoints.nic.framebuffer import FrameBuffer
-from heddle.endpoints.nic.frames import SendBatch, ip_checksum
-from heddle.endpoints.nic.parse import Parser
+from heddle.endpoints.fastpath.fastloop import dcqcn_struct, drives
+from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.transports.rcstate import RcParams
+from heddle.fabric.fabricfile import load_fabric
 from heddle.kernel.native.objects import FASTPATH, MACHINES
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from tests.unit import committed
 from tests.unit.fastpath_bench import (
@@ -25,7 +30,6 @@ from tests.unit.fastpath_bench import (
     MTU,
     NS,
     QPS,
-    RKEY,
     TICK_S,
     Bench,
     answer,
@@ -35,51 +39,83 @@ from tests.unit.fastpath_bench import (
     found,
     needs_object,
 )
+from tests.unit.test_rc import RKEY, parsed
+
+
+def control(dice: random.Random) -> Controlled:
+    """Times that are no whole number of ticks: whether a timer expires never depends on a nanosecond."""
+    rule = DcqcnRule(
+        keep=dice.choice([0.5, 1019 / 1024, 0.0]), alpha_ns=3_000_001, first_alpha=1023 / 1024,
+        first_bps=dice.choice([0.0, 600_000.0]), least_factor=dice.choice([0.5, 0.9]), min_bps=10_000.0,
+        cut_divisor=dice.choice([1.0, 2.0]), cut_ns=7_000_003, clamp=dice.random() < 0.5,
+        clamp_after_time=dice.random() < 0.5, time_ns=dice.choice([11_000_001, 90_000_007]),
+        byte_reset=dice.choice([0, 640, 6400]), threshold=dice.choice([1, 3]), ai_bps=5_000.0, hai_bps=50_000.0,
+    )  # fmt: skip
+    gap = dice.choice([0, 5_000_001, 50_000_001])
+    return Controlled("dcqcn", {}, Dcqcn(rule, CnpRule(gap, dice.choice([48, 46]))), dice.choice([4, 64]))
+
+
+def cnp(version: int, qpn: int) -> bytes:
+    batch = SendBatch(0, slots=1, version=version)
+    batch.put_cnp(0, flow(version, qpn, back=True))
+    return bytes(batch.frame(0))
 
 
 @needs_object
+@pytest.mark.parametrize("controlled", [False, True], ids=["plain", "dcqcn"])
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_sender_makes_the_same_packets_for_the_same_events(version: int, seed: int) -> None:
-    """Random messages, ACKs (also of what was never sent), NAKs, time-outs: byte for byte, and in their counters."""
+def test_a_sender_makes_the_same_packets_for_the_same_events(version: int, seed: int, controlled: bool) -> None:
+    """Random messages, CNPs, ACKs (also of what was never sent), NAKs, time-outs: byte for byte, and all counters."""
     dice = random.Random(seed)
-    params = RcParams(MTU, dice.choice([1, 4, 16]), dice.choice([1, 3, 8]), 1.0, 1000)
+    params = RcParams(MTU, dice.choice([1, 4, 16, 64]), dice.choice([1, 3, 8]), 1.0, 1000)
     psn = dice.choice([0, wire.PSN_MASK - 3, 1 << 23])
-    now, ahead = 10.0, [psn] * QPS
-    with both(params, version, psn) as (python, fast):
-        for step in range(300):
-            now += dice.choice([0.0, 0.01, 0.3, 1.5])
-            act = dice.random()
-            if act < 0.25:
-                data = np.frombuffer(dice.randbytes(dice.choice([4, 300, 768, 5000])), np.uint8)
+    delays = dice.choice([(0.0,), (16 * TICK_S, 0.0, 32 * TICK_S)])
+    now, last = 10.0, [(psn - 1) & wire.PSN_MASK] * QPS
+    with both(params, version, psn, MTU, delays, control(dice) if controlled else None) as (python, fast):
+        for step in range(500):
+            now += TICK_S * dice.choice([0, 1, 2, 5, 150, 800])
+            act, which = dice.random(), dice.randrange(QPS)
+            if act < 0.2:
+                data = np.frombuffer(dice.randbytes(dice.choice([4, 300, 768, 5000, 20_000])), np.uint8)
                 for bench in (python, fast):
                     bench.post(data, step << 20, step)
-            elif act < 0.9:
-                which = dice.randrange(QPS)
-                back = dice.choice([-2, -1, 0, 1, 2, 5, 40])
-                syndrome = wire.NAK_SEQUENCE if dice.random() < 0.2 else wire.ACK_NO_LIMIT
-                at = (ahead[which] + back) & wire.PSN_MASK
-                if back in (0, 1, 2) and syndrome == wire.ACK_NO_LIMIT:
-                    ahead[which] = (at + 1) & wire.PSN_MASK
+            elif act < 0.95:
+                frame = cnp(version, 0x100 + which)
+                if not controlled or act > 0.4:
+                    at = (last[which] + dice.choice([-3, -1, 0, 0, 0, 0, 1, 40])) & wire.PSN_MASK
+                    syndrome = wire.NAK_SEQUENCE if dice.random() < 0.15 else wire.ACK_NO_LIMIT
+                    frame = answer(version, 0x100 + which, at, syndrome)
                 for bench in (python, fast):
-                    bench.give(answer(version, 0x100 + which, at, syndrome))
+                    bench.give(frame)
             for bench in (python, fast):
                 bench.work(now, tick=act > 0.9)
             sent = [by_queue_pair(bench.sent(), version) for bench in (python, fast)]
             assert sent[0] == sent[1], f"step {step}"
+            psn_at = wire.LAYOUTS[version].psn_word_at
+            for which in range(QPS):
+                for each in sent[0].get(0x200 + which, []):
+                    last[which] = int.from_bytes(each[psn_at : psn_at + 4], "big") & wire.PSN_MASK
             assert python.idle == fast.idle
         assert python.counters() == fast.counters()
         assert python.standings() == fast.standings()
         assert python.turned_away() == fast.turned_away() == (0, 0, 0)
         assert sum(row[0] for row in fast.counters()) > 50
+        if controlled:
+            assert python.rates() == fast.rates()
+            assert all(row[-1] > 10 for row in fast.counters()[:QPS]), "CNPs have arrived"
+            assert all(len(steps) > 1 for steps in fast.rates()[:QPS])
 
 
-def data_frames(version: int, psn: int, payload: bytes, imm: int, ack_every: int) -> list[list[bytes]]:
+def data_frames(
+    version: int, psn: int, payload: bytes, imm: int, ack_every: int, mark: int = wire.ECT0
+) -> list[list[bytes]]:
     """Per receiving queue pair, the packets of its part of one message."""
     batch, rows = SendBatch(MTU, version=version), []
     for which, (offset, size) in enumerate(part_sizes(len(payload), QPS)):
         part, count = payload[offset : offset + size], max(1, -(-size // MTU))
-        header = flow(version, 0x300 + which, back=True)
+        header = flow(version, 0x300 + which, back=True).with_dscp(wire.DSCP_DATA)
+        header.tos |= mark
         batch.put_write(
             0, header, psn, part, reth=(Bench.BASE + offset, RKEY, size), imm=imm, index=0, count=count,
             ack_every=ack_every,
@@ -88,24 +124,26 @@ def data_frames(version: int, psn: int, payload: bytes, imm: int, ack_every: int
     return rows
 
 
-DELAYS: Final = ((0.0,), (128 * TICK_S, 0.0, 256 * TICK_S))
+RECEIVERS: Final = (((0.0,), False), ((128 * TICK_S, 0.0, 256 * TICK_S), False), ((0.0,), True))
 
 
 @needs_object
-@pytest.mark.parametrize("delays", DELAYS, ids=["at once", "held back"])
+@pytest.mark.parametrize(("delays", "controlled"), RECEIVERS, ids=["at once", "held back", "dcqcn"])
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_receiver_answers_alike_and_writes_the_same(version: int, seed: int, delays: tuple[float, ...]) -> None:
+def test_a_receiver_answers_alike_and_writes_the_same(
+    version: int, seed: int, delays: tuple[float, ...], controlled: bool
+) -> None:
     """Packets that are lost, doubled, out of order, marked and damaged: the same answers, and whole data in the end."""
     dice = random.Random(100 + seed)
     params = RcParams(MTU, 16, dice.choice([1, 3, 8]), 1.0, 7, ack_delay_s=dice.choice([0.0, 10 * TICK_S]))
     psn = dice.choice([0, wire.PSN_MASK - 3, 1 << 23])
     payload = dice.randbytes(9 * MTU * QPS - 40)
     imm = 0x05001002
-    queues = data_frames(version, psn, payload, imm, 4)
+    queues, marked = (data_frames(version, psn, payload, imm, 4, mark) for mark in (wire.ECT0, wire.ECN_CE))
     due = [0] * QPS
-    now = 10.0
-    with both(params, version, psn, len(payload), delays) as (python, fast):
+    now, cnps = 10.0, 0
+    with both(params, version, psn, len(payload), delays, control(dice) if controlled else None) as (python, fast):
         fast.expect(len(payload), imm, QPS)
         for step in range(600):
             now += TICK_S * dice.choice([0, 2, 25])
@@ -117,8 +155,11 @@ def test_a_receiver_answers_alike_and_writes_the_same(version: int, seed: int, d
                 )
                 if not 0 <= index < len(frames):
                     continue
-                frame = mistreated(dice, frames[index], version)
-                intact = frame[wire.UDP_AT :] == frames[index][wire.UDP_AT :]
+                frame, intact = dice.choice((frames, frames, marked[which]))[index], dice.random() > 0.05
+                if not intact:  # one bit behind the IP header changes
+                    made = bytearray(frame)
+                    made[dice.randrange(wire.LAYOUTS[version].udp_at, len(made))] ^= 1 << dice.randrange(8)
+                    frame = bytes(made)
                 for bench in (python, fast):
                     bench.give(frame)
                 due[which] += intact and index == due[which]
@@ -126,6 +167,8 @@ def test_a_receiver_answers_alike_and_writes_the_same(version: int, seed: int, d
                 bench.work(now)
             sent = [by_queue_pair(bench.sent(), version) for bench in (python, fast)]
             assert sent[0] == sent[1], f"step {step}"
+            opcode_at = wire.LAYOUTS[version].ext_at - wire.BTH_BYTES
+            cnps += sum(frame[opcode_at] == wire.CNP for frames in sent[0].values() for frame in frames)
         for which, frames in enumerate(queues):
             for rest in frames[due[which] :]:
                 for bench in (python, fast):
@@ -140,18 +183,7 @@ def test_a_receiver_answers_alike_and_writes_the_same(version: int, seed: int, d
         assert python.standings() == fast.standings()
         assert python.turned_away() == fast.turned_away()
         assert sum(python.turned_away()) > 0
-
-
-def mistreated(dice: random.Random, frame: bytes, version: int) -> bytes:
-    """Some frames are marked on their way, and of some one bit behind the IP header changes."""
-    made, tos_at = bytearray(frame), wire.IP_AT + 1
-    if dice.random() < 0.1 and version == 4:
-        made[tos_at] |= wire.ECN_CE  # ICRC does not cover it, IPv4's own checksum does
-        made[tos_at + 9 : tos_at + 11] = bytes(2)
-        made[tos_at + 9 : tos_at + 11] = ip_checksum(bytes(made[wire.IP_AT : wire.UDP_AT])).to_bytes(2, "big")
-    if dice.random() < 0.05:
-        made[dice.randrange(wire.LAYOUTS[version].udp_at, len(made))] ^= 1 << dice.randrange(8)
-    return bytes(made)
+        assert not controlled or cnps == sum(row[-1] for row in fast.counters()[QPS:]) > 3
 
 
 @needs_object
@@ -195,10 +227,7 @@ def test_writes_outside_the_region_and_with_a_wrong_key_are_refused() -> None:
                 bench.work(1.0)
             answers = [bench.sent() for bench in (python, fast)]
             assert answers[0] == answers[1]
-            got = Parser()
-            buffer = FrameBuffer(200)
-            buffer.mem[buffer.starts[0] : buffer.starts[0] + len(answers[0][0])] = answers[0][0]
-            assert got.parse(buffer, [len(answers[0][0])]).aeth(0)[0] == wire.NAK_ACCESS
+            assert parsed(answers[0][:1]).aeth(0)[0] == wire.NAK_ACCESS
 
 
 @needs_object
@@ -250,3 +279,12 @@ def test_the_header_of_shared_constants_is_what_python_has() -> None:
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")
 def test_the_object_can_be_used_on_this_machine() -> None:
     assert isinstance(found, library.Library), found
+
+
+def test_the_compiled_loop_has_dcqcn_only() -> None:
+    fabric = load_fabric("tiny").fabric
+    dcqcn, swift = (congestion_of(build_plan(fabric, RunOptions(congestion=name))) for name in ("dcqcn", "swift"))
+    assert drives(None) and drives(dcqcn) and not drives(swift)
+    assert swift is not None
+    with pytest.raises(TypeError, match="swift is not compiled"):
+        dcqcn_struct(swift)

@@ -21,7 +21,6 @@ from heddle.base.process import run
 from heddle.endpoints.fastpath import library
 from heddle.kernel.native.objects import FASTPATH, target
 from tests.unit import fastpath_bench
-from tests.unit import test_fast_congestion as congestion
 from tests.unit import test_fastpath as native
 
 SEEDS = range(3)
@@ -62,20 +61,23 @@ def test_the_object_is_of_this_version(program: Path) -> None:
 
 
 CASES: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-    *((native.test_a_sender_makes_the_same_packets_for_the_same_events, (v, s)) for v in VERSIONS for s in SEEDS),
+    # With DCQCN: 64-bit floating point rounds alike on both machines, without contraction.
     *(
-        (native.test_a_receiver_answers_alike_and_writes_the_same, (version, seed, delays))
+        (native.test_a_sender_makes_the_same_packets_for_the_same_events, (version, seed, controlled))
         for version in VERSIONS
         for seed in SEEDS
-        for delays in native.DELAYS
+        for controlled in (False, True)
+    ),
+    *(
+        (native.test_a_receiver_answers_alike_and_writes_the_same, (version, seed, *how))
+        for version in VERSIONS
+        for seed in SEEDS
+        for how in native.RECEIVERS
     ),
     *((native.test_frames_that_are_wrong_are_turned_away_for_the_same_reason, (version,)) for version in VERSIONS),
     *((native.test_the_loop_returns_when_a_message_is_complete, (version,)) for version in VERSIONS),
     (native.test_writes_outside_the_region_and_with_a_wrong_key_are_refused, ()),
     (native.test_a_sender_that_gets_no_answer_gives_up, ()),
-    # 64-bit floating point rounds alike on both machines, without contraction.
-    *((congestion.test_a_sender_waits_alike, (version, version)) for version in VERSIONS),
-    *((congestion.test_a_receiver_notifies_alike, (version, version)) for version in VERSIONS),
 ]
 
 

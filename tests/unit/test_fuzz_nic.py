@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 import pytest
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
@@ -26,7 +25,8 @@ from heddle.traffic.options import Recovery
 from heddle.wire import layout as wire
 from heddle.wire.icrc import icrc
 from tests.marks import deep
-from tests.unit.fastpath_bench import FAR, MTU, NEAR, RKEY, Bench, FastBench, Memory, answer, flow, needs_object
+from tests.unit.fastpath_bench import FAR, MTU, NEAR, Bench, FastBench, FrameLists, answer, flow, needs_object
+from tests.unit.test_rc import RKEY, Memory
 
 QUICK, LONG = 2_000, 30_000
 SENDER, RECEIVER = 0x100, 0x300
@@ -110,26 +110,6 @@ class Source:
         return self.dice.choice(before) if before else None
 
 
-class Given:
-    """A NIC's socket that gives the frames put into it."""
-
-    errno = 0
-
-    def __init__(self, version: int) -> None:
-        self._buffer = FrameBuffer(frame_bytes_for(MTU, version), version=version)
-        self.frames: list[bytes] = []
-
-    def send(self, batch: FrameBuffer, count: int, first: int = 0) -> int:
-        return count
-
-    def recv(self) -> tuple[FrameBuffer, list[int]]:
-        taken, self.frames = self.frames[: self._buffer.slots], self.frames[self._buffer.slots :]
-        for start, frame in zip(self._buffer.starts, taken, strict=False):
-            part = frame[: self._buffer.frame_bytes]
-            self._buffer.mem[start : start + len(part)] = part
-        return self._buffer, [len(frame) for frame in taken]
-
-
 def rc(recovery: Recovery) -> tuple[Callable[..., QpEnd], Callable[..., QpEnd]]:
     params = RcParams(MTU, 64, 8, 1e6, 7, recovery=recovery)
     return lambda qp: RcSender(params, qp), lambda qp, memory: RcReceiver(params, qp, memory)
@@ -179,20 +159,20 @@ def test_the_python_nic_counts_and_ignores_malformed_frames(name: str, version: 
     there = QpInfo(SENDER, header(version, RECEIVER), PSN)
     source = Source(version, len(name), right_frames(version, make_sender(there)))
     source.replays_from = int(name == "rc go-back-0")  # the first packet of a message begins it again
-    sockets = [Given(version), Given(version)]
-    nic = Nic(sockets[0], sockets[1], MTU, version)  # type: ignore[arg-type]
-    memory = Memory(Bench.BASE, bytearray(MESSAGE))
+    sockets = FrameLists(MTU, version), FrameLists(MTU, version)
+    nic = Nic(*sockets, MTU, version)  # type: ignore[arg-type]
+    memory = Memory(bytearray(MESSAGE), base=Bench.BASE)
     here = QpInfo(RECEIVER, flow(version, SENDER), PSN)
     pair = QueuePair(nic, here, make_receiver(here, memory))
     nic.add(pair)
     seen = {"right": 0, "replayed": 0, "malformed": 0}
     for frame, kind in frames(source, count // 2 if version == 6 else count):
         seen[kind] += 1
-        sockets[0].frames.append(frame)
-        if len(sockets[0].frames) == 16 or kind == "right":
+        sockets[0].arriving.append(frame)
+        if len(sockets[0].arriving) == 16 or kind == "right":
             nic.receive(1.0)
             nic.transmit(1.0)
-    while sockets[0].frames:
+    while sockets[0].arriving:
         nic.receive(1.0)
     turned_away = nic.counters.malformed + nic.counters.icrc_errors + nic.counters.stray
     assert turned_away == seen["malformed"] > 0
@@ -208,8 +188,8 @@ def test_the_python_nic_counts_and_ignores_malformed_frames(name: str, version: 
 @pytest.mark.parametrize("name", [name for name in ENDS if name not in ("uc", "all operations")])
 def test_a_sending_end_believes_no_malformed_answer(name: str, count: int) -> None:
     here = QpInfo(SENDER, flow(4, 0x200), PSN)
-    socket, other = Given(4), Given(4)
-    nic = Nic(socket, other, MTU)  # type: ignore[arg-type]
+    socket = FrameLists(MTU, 4)
+    nic = Nic(socket, FrameLists(MTU, 4), MTU)  # type: ignore[arg-type]
     pair = QueuePair(nic, here, ENDS[name][0](here))
     nic.add(pair)
     pair.post(Message(memoryview(PAYLOAD), 0, RKEY, IMM))
@@ -220,7 +200,7 @@ def test_a_sending_end_believes_no_malformed_answer(name: str, count: int) -> No
     malformed = 0
     for frame, kind in frames(source, count):
         malformed += kind == "malformed"
-        socket.frames.append(frame)
+        socket.arriving.append(frame)
         nic.receive(1.0)
         assert pair.end.idle == ((source.next == 39 and kind == "right" and frame == acks[39]) or source.next == 40)
     assert pair.end.idle and pair.end.error == "" and pair.packets == 40
@@ -229,8 +209,8 @@ def test_a_sending_end_believes_no_malformed_answer(name: str, count: int) -> No
 
 def test_a_nic_remembers_the_kinds_of_packets_of_all_its_queue_pairs() -> None:
     """More than a parser keeps by itself: otherwise it clears its cache again and again."""
-    socket = Given(4)
-    nic = Nic(socket, Given(4), MTU)  # type: ignore[arg-type]
+    socket = FrameLists(MTU, 4)
+    nic = Nic(socket, FrameLists(MTU, 4), MTU)  # type: ignore[arg-type]
     numbers = range(0x200, 0x200 + 5000)
     for qpn in numbers:
         here = QpInfo(qpn, flow(4, qpn), PSN)
@@ -238,7 +218,7 @@ def test_a_nic_remembers_the_kinds_of_packets_of_all_its_queue_pairs() -> None:
     met = []
     for psn in (PSN, PSN + 1):
         for qpn in numbers:
-            socket.frames.append(answer(4, qpn, psn, wire.ACK_NO_LIMIT))
+            socket.arriving.append(answer(4, qpn, psn, wire.ACK_NO_LIMIT))
             nic.receive(1.0)
         met.append(len(nic._parser._kinds))
     assert met == [len(numbers)] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -59,10 +60,7 @@ def test_topologies_and_fabric_files_are_told_apart(write: Write, tmp_path: Path
     made, source = blueprint_of(str(own), None, "netns")
     assert isinstance(made, ImportedLab) and source == str(own)
     assert files_of(str(own), None) == files_of(None, str(own)), "what it binds goes with it to another machine"
-    with pytest.raises(InputError, match="changes a key of a fabric file, and a topology has none"):
-        blueprint_of(str(own), None, "netns", overrides=["racks=3"])
     assert isinstance(blueprint_of("zone", None, "netns")[0], Rendered)
-    (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
     assert isinstance(blueprint_of(str(fabric), None, "netns")[0], Rendered)
 
 
@@ -253,18 +251,17 @@ def test_hosts_without_addresses_cannot_run_and_are_named(write: Write) -> None:
 
 def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> None:
     own = str(mini_clos(tmp_path))
-    with pytest.raises(InputError, match="needs a fabric or a containerlab topology"):
-        blueprint_of(None, None, "netns")
-    with pytest.raises(InputError, match="zone is a fabric, and cannot be combined with --topology"):
-        blueprint_of("zone", own, "netns")
-    with pytest.raises(InputError, match="changes a key of a fabric file"):
-        blueprint_of(None, own, "netns", overrides=["racks=3"])
-    with pytest.raises(InputError, match="this one is user-supplied"):
-        blueprint_of(None, own, "netns", dialect="frr")
-    with pytest.raises(InputError, match="is not a valid lab name"):
-        blueprint_of(None, own, "netns", name="../x")
-    with pytest.raises(InputError, match="does not exist"):
-        blueprint_of(None, str(tmp_path / "none.yml"), "netns")
+    wrong: list[tuple[str | None, str | None, dict[str, Any], str]] = [
+        (None, None, {}, "needs a fabric or a containerlab topology"),
+        ("zone", own, {}, "zone is a fabric, and cannot be combined with --topology"),
+        (None, own, {"overrides": ["racks=3"]}, "changes a key of a fabric file, and a topology has none"),
+        (None, own, {"dialect": "frr"}, "this one is user-supplied"),
+        (None, own, {"name": "../x"}, "is not a valid lab name"),
+        (None, str(tmp_path / "none.yml"), {}, "does not exist"),
+    ]
+    for fabric, topology, options, why in wrong:
+        with pytest.raises(InputError, match=why):
+            blueprint_of(fabric, topology, "netns", **options)
     assert blueprint_of(None, own, "netns", name="mine")[0].fabric.name == "mine"
 
 

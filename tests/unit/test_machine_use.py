@@ -14,7 +14,6 @@ from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processo
 from heddle.host.saturation import Cause, Phase, WorkerUse
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.parts import MARK, MachineUse
-from tests.unit import run_samples
 from tests.unit import run_samples as samples
 
 CALM = WorkerUse(1.0, 0.3, 0.02)
@@ -164,6 +163,7 @@ def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     ]
     assert [each["judged"] for each in document["machine"]["phases"]] == [False, True]
     assert document["machine"]["over_budget"] is True
+    assert PacketBudget(11, 10).exceeded and not PacketBudget(10, 10).exceeded
     assert TypeAdapter(tuple[Cause, ...]).validate_python(document["unreliable"]) == use.unreliable
     # A record keeps the reasons and reads older ones.
     use = MachineUse.of([phase(idle=(0.0, 0.5))], 0, BUDGET)
@@ -171,11 +171,6 @@ def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     assert adapter.validate_json(adapter.dump_json(use)) == use
     older = {key: value for key, value in asdict(use).items() if key not in ("phases", "unreliable")}
     assert adapter.validate_python(older).phases == ()
-
-
-@pytest.mark.parametrize(("wanted", "carried", "exceeded"), [(10, 10, False), (11, 10, True)])
-def test_the_budget_has_one_rule(wanted: int, carried: int, exceeded: bool) -> None:
-    assert PacketBudget(wanted, carried).exceeded is exceeded
 
 
 def test_busy_time_has_softirqs_and_stolen_time() -> None:
@@ -221,7 +216,7 @@ LOST = FabricReading((), tuple(f"rtsw{n}: 10.0.0.0/24 has no next hop eth1" for 
 
 def outputs_of(before: FabricReading, after: FabricReading, *changed: str) -> tuple[str, dict[str, object]]:
     state = FabricState(before, after, changed)
-    result = replace(run_samples.result(), before=state.before, fabric_state=state, warnings=tuple(state.warnings()))
+    result = replace(samples.result(), before=state.before, fabric_state=state, warnings=tuple(state.warnings()))
     return result.table(), json.loads(json.dumps(result.to_json()))
 
 
@@ -244,7 +239,7 @@ def test_a_degraded_or_changed_fabric_is_named_above_and_below_the_figures() -> 
     assert "#warning  : the fabric was degraded before the run: rtsw1:eth1  the link is down" in foot
     assert data["fabric_state"]["state"] == "degraded"  # type: ignore[index]
     assert data["warnings"] == ["the fabric was degraded before the run: rtsw1:eth1  the link is down"]
-    short = replace(run_samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
+    short = replace(samples.result(), before=DOWN, fabric_state=FabricState(DOWN, DOWN)).table(short=True)
     assert "#fabric   : degraded before" in short
     # A change during the run is named in both directions.
     text, data = outputs_of(FINE, DOWN, "rtsw1", "ctsw1")

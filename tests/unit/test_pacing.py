@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, CONTROLLERS, Controlled, congestion_of
 from heddle.endpoints.congestion.pacing import Flight, NotifyingReceiver, PacedSender, to_ns, to_seconds
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Parser, Received
+from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
@@ -23,7 +21,7 @@ from heddle.traffic.options import WINDOWED, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from heddle.wire import roce
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_transports import HERE, KINDS, MTU, RELIABLE, THERE, Cable, _planned, carry
 
 LINE = 100e6
@@ -54,13 +52,6 @@ def sender(control: Fixed, packets: int = 1000, window: int = 1000) -> PacedSend
     end = PacedSender(RcSender(RcParams(MTU, window, 8, 1e6), HERE), control, HERE, LINE, 64)
     end.post(Message(memoryview(bytes(packets * MTU)), 0, RKEY, 0))
     return end
-
-
-def parsed(frames: Sequence[bytes]) -> Received:
-    buffer = FrameBuffer(8192, slots=16)
-    for i, frame in enumerate(frames):
-        buffer.mem[buffer.starts[i] : buffer.starts[i] + len(frame)] = frame
-    return Parser().parse(buffer, [len(frame) for frame in frames])
 
 
 def answer(psn: int, syndrome: int = wire.ACK_NO_LIMIT) -> Received:

@@ -46,15 +46,10 @@ WHOLE: Counts = {
 
 def sprayed(counts: Counts, drops: dict[str, int] | None = None) -> Evidence:
     """Ten packets of one QP, spread over both CTSWs."""
-    tables = {
-        switch.name: SwitchCounters(
-            switch.name,
-            tuple(FlowCount(port, *FLOW.key, n, n * 100) for port, n in counts[switch.name]),
-            (),
-            0,
-        )
-        for switch in FABRIC.switches
-    }
+    tables = {}
+    for name in (switch.name for switch in FABRIC.switches):
+        rows = tuple(FlowCount(port, *FLOW.key, n, n * 100) for port, n in counts[name])
+        tables[name] = SwitchCounters(name, rows, (), 0)
     path = predict(FABRIC, fibs(), SPRAY, [FLOW])[0]
     return Evidence(snapshot(fibs(), SPRAY), snapshot(fibs(), SPRAY, tables, drops), tuple(SENT), (path,))
 

@@ -58,23 +58,14 @@ def test_mistakes_of_markers_are_errors_of_the_collection(tmp_path: Path, golden
     golden("testing/bad_markers.txt", text)
 
 
-OWN = """
-import pytest
-
-
-@pytest.fixture
-def heddle_lab():
-    return "my own lab"
-"""
-
-
 def test_a_fixture_of_the_users_with_the_same_name_comes_first_and_what_does_not_fit_is_said(tmp_path: Path) -> None:
     tests = "def test_mine(heddle_lab):\n    assert heddle_lab == 'my own lab'\ndef test_run(heddle_run): ...\n"
-    place = UserPlace.below(tmp_path, conftest=OWN, test_mine=tests)
+    own = "import pytest\n\n\n@pytest.fixture\ndef heddle_lab():\n    return 'my own lab'\n"
+    place = UserPlace.below(tmp_path, conftest=own, test_mine=tests)
     done = place.pytest(*PLUGIN, "-q")
     assert done.returncode == 1 and "1 passed, 1 error" in done.stdout, done.stdout
     said = section(done.stdout, "ERRORS")
-    assert f"{place.path}/conftest.py:5  heddle_lab replaces the fixture of Heddle, and gives a str" in said
+    assert f"{place.path}/conftest.py:4  heddle_lab replaces the fixture of Heddle, and gives a str" in said
     assert "hint: " in said and "Traceback" not in said and "calls.py" not in said
 
 
@@ -108,19 +99,16 @@ def test_loading_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("option", "value", "why"),
     [
-        (["--heddle-labs", "0"], "--heddle-labs 0: at least 1 lab must be up at once"),
-        (
-            ["--heddle-pcap", "test_mine.py"],
-            "--heddle-pcap took test_mine.py as its directory: write --heddle-pcap=DIR",
-        ),
+        ("--heddle-labs", "0", " 0: at least 1 lab must be up at once"),
+        ("--heddle-pcap", "test_mine.py", " took test_mine.py as its directory: write --heddle-pcap=DIR"),
     ],
 )
-def test_options_that_cannot_be_are_refused(tmp_path: Path, words: list[str], said: str) -> None:
-    done = UserPlace.below(tmp_path, test_mine="def test_mine(): ...\n").pytest(*PLUGIN, *words)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, option: str, value: str, why: str) -> None:
+    done = UserPlace.below(tmp_path, test_mine="def test_mine(): ...\n").pytest(*PLUGIN, option, value)
     assert done.returncode == 4
-    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert option + why in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -138,21 +126,12 @@ def as_user() -> Iterator[UserPlace]:
     shutil.rmtree(parent)
 
 
-NEEDS_A_LAB = """
-import pytest
-
-
-@pytest.mark.fabric("tiny")
-def test_mine(heddle_lab): ...
-"""
-
-
 def test_without_root_a_test_is_skipped_with_the_reason_or_fails_on_demand(as_user: UserPlace) -> None:
-    as_user.write(test_mine=NEEDS_A_LAB)
+    as_user.write(test_mine='import pytest\n\n\n@pytest.mark.fabric("tiny")\ndef test_mine(heddle_lab): ...\n')
     done = as_user.pytest(*PLUGIN, "-q", "-rs")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SKIPPED"))
-    assert line.startswith("SKIPPED [1] test_mine.py:5: root: network namespaces need root (run pytest as root")
+    assert line.startswith("SKIPPED [1] test_mine.py:4: root: network namespaces need root (run pytest as root")
     assert re.search(r": sudo -E '?/[^ ].* -m pytest\)$", line), "sudo's PATH may have another Python first"
     assert not as_user.state.exists()
     done = as_user.pytest(*PLUGIN, "-q", "--heddle-no-skip")

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -138,31 +140,22 @@ def test_a_picture_is_drawn_from_what_a_run_prints() -> None:
     assert "url(http" not in svg
 
 
+MAYBE, SURE = Cause("processor", 8, 1, False, ""), Cause("worker", 8, 0, True, "")
+
+
 @pytest.mark.parametrize(
     ("causes", "said"),
     [
         ((), ""),
-        ((Cause("processor", 8, 1, False, ""),), "(The host CPU may have been the bottleneck in at least one run"),
-        (
-            (Cause("processor", 8, 1, False, ""), Cause("worker", 8, 0, True, "")),
-            "(The host CPU was the bottleneck in at least one run",
-        ),
+        ((MAYBE,), "(The host CPU may have been the bottleneck in at least one run"),
+        ((MAYBE, SURE), "(The host CPU was the bottleneck in at least one run"),
     ],
 )
 def test_a_machine_that_was_busy_is_named_after_the_lesson(causes: tuple[Cause, ...], said: str) -> None:
     use = MachineUse(0.5, 0.5, 0.0, 0, 0, wanted_pps=6000, budget_pps=10_000, unreliable=causes)
-
-    class Run:
-        busbw = 1.0
-        machine = use
-
-    class Mmr:
-        bytes = 2.0
-
-    class Paths:
-        mmr = Mmr
-
-    played = tuple(Played(act, Run(), Paths()) for act in ACTS)  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(busbw=1.0, machine=use)
+    paths: Any = SimpleNamespace(mmr=SimpleNamespace(bytes=2.0))
+    played = tuple(Played(act, run, paths) for act in ACTS)
     remarks = [line for line in DemoResult(played, 1.0)._lesson() if "CPU" in line]
     assert len(remarks) == bool(said)
     assert not said or remarks[0].startswith(said)

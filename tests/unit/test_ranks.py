@@ -30,9 +30,10 @@ from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Key, build_schedule
-from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
+from heddle.wire.layout import ACK_NO_LIMIT
 from tests import lineworker
 from tests.machine import patience
+from tests.unit.test_rc import packets_of
 
 PARAMS = RcParams(mtu=256, window=8, ack_every=2, timeout_s=1.0, retries=50)
 
@@ -50,16 +51,9 @@ class Wire:
 
     def turn(self, now: float) -> None:
         self.requester.expire(now)
-        for burst in self.requester.take(self.dice.randint(1, 8), now):
-            for i in range(burst.start, burst.start + burst.packets):
-                if self.dice.random() < self.loss:
-                    continue
-                m = burst.message
-                first, last = i == 0, i == burst.of - 1
-                psn = (burst.psn + i - burst.start) & PSN_MASK
-                reth = (m.va, m.rkey, len(m.payload)) if first else None
-                packet = WritePacket(psn, first, last, True, reth, m.imm if last else None)
-                self.responder.receive(packet, m.payload[i * 256 : (i + 1) * 256], now)
+        for packet, payload in packets_of(self.requester, now, self.dice.randint(1, 8)):
+            if self.dice.random() >= self.loss:
+                self.responder.receive(packet, payload, now)
         self.responder.expire(now)
         answer = self.responder.reply or ((self.responder.acked, ACK_NO_LIMIT) if self.responder.ack_due else None)
         if answer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
 
+from heddle.endpoints.nic.framebuffer import FrameBuffer
+from heddle.endpoints.nic.parse import Parser, Received
 from heddle.endpoints.nic.qpend import NEVER, Message
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
@@ -22,14 +25,23 @@ RKEY = 7
 class Memory:
     data: bytearray
     arrivals: list[int] = field(default_factory=list)
+    base: int = 0
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
-        if rkey != RKEY or va + length > len(self.data):
-            return None
-        return memoryview(self.data)[va : va + length]
+        at = va - self.base
+        fits = rkey == RKEY and at >= 0 and at + length <= len(self.data)
+        return memoryview(self.data)[at : at + length] if fits else None
 
     def arrived(self, imm: int) -> None:
         self.arrivals.append(imm)
+
+
+def parsed(frames: Sequence[bytes]) -> Received:
+    """Frames as a NIC reads them."""
+    buffer = FrameBuffer(8192, slots=max(1, len(frames)))
+    for start, frame in zip(buffer.starts, frames, strict=False):
+        buffer.mem[start : start + len(frame)] = frame
+    return Parser().parse(buffer, [len(frame) for frame in frames])
 
 
 def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[WritePacket, memoryview]]:
@@ -41,7 +53,7 @@ def packets_of(requester: Requester, now: float, limit: int = 64) -> list[tuple[
             first, last = i == 0, i == burst.of - 1
             psn = (burst.psn + i - burst.start) & PSN_MASK
             reth = (message.va, message.rkey, len(message.payload)) if first else None
-            ask = last or psn % PARAMS.ack_every == 0
+            ask = last or i % requester.params.ack_every == 0
             mtu = requester.params.mtu
             packet = WritePacket(psn, first, last, ask, reth, message.imm if last else None)
             out.append((packet, message.payload[i * mtu : (i + 1) * mtu]))

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.endpoints.nic.qpend import NEVER, Message
-from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
+from heddle.endpoints.transports.rcstate import RcParams, Responder, WritePacket
 from heddle.endpoints.transports.recovery import requester_of, responder_of
 from heddle.traffic.options import Recovery
 from heddle.wire.layout import ACK_NO_LIMIT, PSN_MASK
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, packets_of
 
 MTU = 64
 TIMEOUT_S = 1.0
@@ -62,9 +62,6 @@ class Network(Generic[T]):
         return late
 
 
-Data = tuple[WritePacket, bytes]
-
-
 @settings(max_examples=200, deadline=None, database=None)
 @given(parameters, first_psns, lengths, fates, fates)
 def test_every_message_arrives_once_in_order_and_whole(
@@ -77,14 +74,14 @@ def test_every_message_arrives_once_in_order_and_whole(
     for number, payload in enumerate(payloads):
         requester.post(Message(memoryview(payload), va, RKEY, number))
         va += len(payload)
-    there, back = Network[Data](ways), Network[tuple[int, int]](ways_back)
+    there, back = Network[tuple[WritePacket, memoryview]](ways), Network[tuple[int, int]](ways_back)
     now = 0.0
     for _ in range(20_000):
         if requester.idle:
             break
-        arriving = [item for sent in packets(requester, now) for item in there.send(sent)] or there.quiet()
-        for packet, payload in arriving:
-            responder.receive(packet, memoryview(payload), now)
+        arriving = [item for sent in packets_of(requester, now, 1 << 20) for item in there.send(sent)] or there.quiet()
+        for packet, part in arriving:
+            responder.receive(packet, part, now)
         answers = [each for answer in answers_of(responder) for each in back.send(answer)] or back.quiet()
         for acked, syndrome in answers:
             requester.acknowledge(acked, syndrome, now)
@@ -106,21 +103,6 @@ def test_every_message_arrives_once_in_order_and_whole(
         assert counts.retransmitted == counts.timeouts == 0
         assert responder.counters.duplicates == responder.counters.out_of_order == 0
     assert requester.deadline == NEVER
-
-
-def packets(requester: Requester, now: float) -> list[Data]:
-    """All packets that may leave now, as they are on the wire."""
-    found: list[Data] = []
-    for burst in requester.take(1 << 20, now):
-        message = burst.message
-        for number in range(burst.start, burst.start + burst.packets):
-            first, last = number == 0, number == burst.of - 1
-            reth = (message.va, message.rkey, len(message.payload)) if first else None
-            psn = (burst.psn + number - burst.start) & PSN_MASK
-            asks = last or number % requester.params.ack_every == 0
-            payload = bytes(message.payload[number * MTU : (number + 1) * MTU])
-            found.append((WritePacket(psn, first, last, asks, reth, message.imm if last else None), payload))
-    return found
 
 
 def answers_of(responder: Responder) -> list[tuple[int, int]]:

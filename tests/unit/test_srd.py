@@ -8,19 +8,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
-from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.wire import layout as wire
 from heddle.wire.sport import entropy_sports
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_rc_model import FATES, TIMEOUT_S, Network, first_psns
 from tests.unit.test_rc_model import MTU as MODEL_MTU
 
 MTU = 256
+SPORT = 50000
 PARAMS = SrdParams(RcParams(MTU, 32, 8, 1.0, 7, 0.02), 0.2)
 
 
@@ -28,102 +27,13 @@ def info(src: str, dst: str, qpn: int, dqpn: int, psn: int) -> QpInfo:
     return QpInfo(qpn, header_between(src, dst, dqpn), psn)
 
 
-def header_between(src: str, dst: str, dqpn: int, sport: int = 50000) -> FlowHeader:
+def header_between(src: str, dst: str, dqpn: int, sport: int = SPORT) -> FlowHeader:
     macs = ("02:00:00:00:00:01", "02:00:00:00:00:02")
     return FlowHeader(src_mac=macs[0], dst_mac=macs[1], src_ip=src, dst_ip=dst, sport=sport, dqpn=dqpn)
 
 
-class Fabric:
-    """Carries frames between two ends: `shuffle` puts those of a burst in any order, `lose` says which are lost."""
-
-    def __init__(self, total: bytes, psn: int, seed: int) -> None:
-        self.memory = Memory(bytearray(len(total)))
-        self.sender = SrdSender(PARAMS, info("10.0.0.1", "10.0.1.1", 5, 6, psn))
-        self.receiver = SrdReceiver(PARAMS, info("10.0.1.1", "10.0.0.1", 6, 5, psn), self.memory)
-        self.dice = random.Random(seed)
-        self.batch, self.answers = SendBatch(MTU, slots=32), SendBatch(0, slots=1)
-        self.near, self.parser = FrameBuffer(self.batch.frame_bytes, slots=1), Parser()
-        self.sent = 0
-
-    def turn(self, now: float, loss: float) -> None:
-        for end in (self.sender, self.receiver):
-            if end.deadline <= now:
-                end.expire(now)
-                assert end.deadline > now
-        count = self.sender.take(self.batch, 0, 32, now)
-        self.sent += count
-        frames = [bytes(self.batch.frame(i)) for i in range(count)]
-        self.dice.shuffle(frames)
-        for frame in frames:
-            if self.dice.random() >= loss:
-                self.give(frame, self.receiver, now)
-        while self.receiver.answering:
-            self.receiver.answer(self.answers, 0)
-            if self.dice.random() >= loss:
-                self.give(bytes(self.answers.frame(0)), self.sender, now)
-
-    def give(self, frame: bytes, end: SrdSender | SrdReceiver, now: float) -> None:
-        start = self.near.starts[0]
-        self.near.mem[start : start + len(frame)] = frame
-        assert end.receive(self.parser.parse(self.near, [len(frame)]), 0, now)
-
-
-def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
-    fabric = Fabric(bytes(3 * MTU), 0, 1)
-    fabric.sender.post(Message(memoryview(bytes(3 * MTU)), 0, RKEY, 1))
-    fabric.sender.take(fabric.batch, 0, 3, 0.0)
-    frames = [bytes(fabric.batch.frame(i)) for i in range(3)]
-    fabric.give(frames[2], fabric.receiver, 1.0)
-    fabric.receiver.expire(1.0 + PARAMS.rc.ack_delay_s)
-    assert not fabric.receiver.answering and fabric.memory.arrivals == [], "nothing to acknowledge yet"
-    assert fabric.receiver.deadline == 1.0 + PARAMS.overtake_s
-    fabric.receiver.expire(1.0 + PARAMS.overtake_s)
-    asked: list[tuple[int, int]] = []
-    while fabric.receiver.answering:
-        fabric.receiver.answer(fabric.answers, 0)
-        got = fabric.parser.parse(fabric.answers, [int(fabric.answers.lengths[0])])
-        asked.append((got.aeth(0)[0], got.psns[0]))
-    assert asked == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
-
-
-def test_a_request_for_an_ack_stays_open_until_an_ack_covers_its_packet() -> None:
-    fabric = Fabric(bytes(9 * MTU), 0, 1)
-    fabric.sender.post(Message(memoryview(bytes(9 * MTU)), 0, RKEY, 1))
-    fabric.sender.take(fabric.batch, 0, 9, 0.0)
-    frames = [bytes(fabric.batch.frame(i)) for i in range(9)]
-    # The packets 7 and 8 request an ACK (every 8th one, and the last one). 0 to 6 arrive later than an ACK may wait.
-    for number in (8, 7, 0, 1, 2):
-        fabric.give(frames[number], fabric.receiver, 0.01)
-    fabric.receiver.expire(0.01 + PARAMS.rc.ack_delay_s)
-    fabric.receiver.answer(fabric.answers, 0)
-    assert not fabric.receiver.answering
-    for number in (6, 3, 5, 4):
-        fabric.give(frames[number], fabric.receiver, 0.1)
-    assert fabric.memory.arrivals == [1]
-    assert fabric.receiver.deadline == 0.1 + PARAMS.rc.ack_delay_s, "long before the sender's timer"
-    fabric.receiver.expire(0.1 + PARAMS.rc.ack_delay_s)
-    fabric.receiver.answer(fabric.answers, 0)
-    fabric.give(bytes(fabric.answers.frame(0)), fabric.sender, 0.2)
-    assert fabric.sender.idle and fabric.sender.deadline == NEVER
-    assert fabric.receiver.deadline == NEVER
-
-
-def test_a_write_that_does_not_fit_is_refused_and_ends_the_sender() -> None:
-    fabric = Fabric(bytes(MTU), 0, 1)
-    fabric.sender.post(Message(memoryview(bytes(MTU)), 4, RKEY, 1))
-    fabric.turn(0.0, 0.0)
-    assert "refused a write" in fabric.sender.error
-    assert not fabric.sender.ready and fabric.memory.arrivals == []
-
-
-SPORT = 50000
-NEAR, PARSER = FrameBuffer(SendBatch(MODEL_MTU).frame_bytes, slots=1), Parser()
-
-
 def give(frame: bytes, end: QpEnd, now: float) -> None:
-    start = NEAR.starts[0]
-    NEAR.mem[start : start + len(frame)] = frame
-    assert end.receive(PARSER.parse(NEAR, [len(frame)]), 0, now)
+    assert end.receive(parsed([frame]), 0, now)
 
 
 def answers(receiver: SrdReceiver, batch: SendBatch) -> list[bytes]:
@@ -132,6 +42,59 @@ def answers(receiver: SrdReceiver, batch: SendBatch) -> list[bytes]:
         receiver.answer(batch, 0)
         found.append(bytes(batch.frame(0)))
     return found
+
+
+class Pair:
+    """A sender with one message of so many packets, their frames, and its receiver."""
+
+    def __init__(self, count: int, va: int = 0) -> None:
+        self.memory = Memory(bytearray(count * MTU))
+        self.sender = SrdSender(PARAMS, info("10.0.0.1", "10.0.1.1", 5, 6, 0))
+        self.receiver = SrdReceiver(PARAMS, info("10.0.1.1", "10.0.0.1", 6, 5, 0), self.memory)
+        self.sender.post(Message(memoryview(bytes(count * MTU)), va, RKEY, 1))
+        batch = SendBatch(MTU, slots=count)
+        self.sender.take(batch, 0, count, 0.0)
+        self.frames = [bytes(batch.frame(i)) for i in range(count)]
+
+    def give(self, now: float, *numbers: int) -> None:
+        for number in numbers:
+            give(self.frames[number], self.receiver, now)
+
+
+def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
+    pair = Pair(3)
+    pair.give(1.0, 2)
+    pair.receiver.expire(1.0 + PARAMS.rc.ack_delay_s)
+    assert not pair.receiver.answering and pair.memory.arrivals == [], "nothing to acknowledge yet"
+    assert pair.receiver.deadline == 1.0 + PARAMS.overtake_s
+    pair.receiver.expire(1.0 + PARAMS.overtake_s)
+    got = parsed(answers(pair.receiver, SendBatch(0, slots=1)))
+    assert [(got.aeth(i)[0], got.psns[i]) for i in range(2)] == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
+
+
+def test_a_request_for_an_ack_stays_open_until_an_ack_covers_its_packet() -> None:
+    pair, batch = Pair(9), SendBatch(0, slots=1)
+    # The packets 7 and 8 request an ACK (every 8th one, and the last one). 0 to 6 arrive later than an ACK may wait.
+    pair.give(0.01, 8, 7, 0, 1, 2)
+    pair.receiver.expire(0.01 + PARAMS.rc.ack_delay_s)
+    assert len(answers(pair.receiver, batch)) == 1
+    pair.give(0.1, 6, 3, 5, 4)
+    assert pair.memory.arrivals == [1]
+    assert pair.receiver.deadline == 0.1 + PARAMS.rc.ack_delay_s, "long before the sender's timer"
+    pair.receiver.expire(0.1 + PARAMS.rc.ack_delay_s)
+    (frame,) = answers(pair.receiver, batch)
+    give(frame, pair.sender, 0.2)
+    assert pair.sender.idle and pair.sender.deadline == NEVER
+    assert pair.receiver.deadline == NEVER
+
+
+def test_a_write_that_does_not_fit_is_refused_and_ends_the_sender() -> None:
+    pair = Pair(1, va=4)
+    pair.give(0.0, 0)
+    for frame in answers(pair.receiver, SendBatch(0, slots=1)):
+        give(frame, pair.sender, 0.0)
+    assert "refused a write" in pair.sender.error
+    assert not pair.sender.ready and pair.memory.arrivals == []
 
 
 @settings(max_examples=150, deadline=None, database=None)

@@ -12,9 +12,7 @@ from typing import get_args
 
 import pytest
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
@@ -27,7 +25,7 @@ from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import Recovery, RunOptions
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_srd import info
 
 # A transport of the hosts' own stack has no ends: tests/netns/test_rxe.py.
@@ -74,7 +72,6 @@ class Cable:
     def __init__(self, loss: float, seed: int, answer_bytes: int) -> None:
         self._dice, self._loss = random.Random(seed), loss
         self._data, self._answers = SendBatch(MTU, slots=16), SendBatch(answer_bytes, slots=1)
-        self._far, self._parser = FrameBuffer(self._data.frame_bytes, slots=16), Parser()
 
     def turn(self, sender: QpEnd, receiver: QpEnd, now: float) -> None:
         for end in (sender, receiver):
@@ -91,9 +88,7 @@ class Cable:
 
     def _carry(self, batch: SendBatch, count: int, end: QpEnd, now: float) -> None:
         frames = [bytes(batch.frame(i)) for i in range(count) if self._dice.random() >= self._loss]
-        for i, frame in enumerate(frames):
-            self._far.mem[self._far.starts[i] : self._far.starts[i] + len(frame)] = frame
-        got = self._parser.parse(self._far, [len(frame) for frame in frames])
+        got = parsed(frames)
         assert all(got.sounds)
         assert all(end.receive(got, at, now) for at in range(len(frames)))
 
@@ -142,9 +137,9 @@ def test_the_two_ends_report_the_columns_between_them(transport: Transport) -> N
 
 
 def test_an_end_leaves_frames_that_are_not_its_own(transport: Transport) -> None:
-    batch, parser = SendBatch(MTU, slots=1), Parser()
+    batch = SendBatch(MTU, slots=1)
     batch.put_data(0, HERE.flow, wire.SEND_ONLY, 1, b"1234")
-    got = parser.parse(batch, [int(batch.lengths[0])])
+    got = parsed([bytes(batch.frame(0))])
     for end in (transport.sender(HERE), transport.receiver(THERE, Memory(bytearray(8)))):
         assert not end.receive(got, 0, 0.0)
         assert not end.answering

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.endpoints.nic.framebuffer import FrameBuffer
 from heddle.endpoints.nic.frames import SendBatch
-from heddle.endpoints.nic.parse import Parser
 from heddle.endpoints.nic.qpend import NEVER, Message
 from heddle.endpoints.ranks import Waits
 from heddle.endpoints.transports.rcstate import WritePacket
@@ -20,7 +18,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
 from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
-from tests.unit.test_rc import RKEY, Memory
+from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_srd import info
 
 MTU = 64
@@ -104,13 +102,10 @@ def test_its_frames_are_those_of_uc_and_a_lost_one_is_named() -> None:
     sender.post(Message(memoryview(data), 0, RKEY, 9))
     sender.post(Message(memoryview(b"abc"), 1024, RKEY, 10))
     assert sender.ready and not sender.idle and sender.deadline == NEVER
-    batch, parser, near = SendBatch(256, slots=8), Parser(), FrameBuffer(SendBatch(256).frame_bytes, slots=8)
+    batch = SendBatch(256, slots=8)
     assert [sender.take(batch, 0, 3, 0.0), sender.take(batch, 3, 5, 0.0)] == [3, 2]
     assert sender.idle and not sender.ready
-    frames = [bytes(batch.frame(i)) for i in range(5)]
-    for i, frame in enumerate(frames):
-        near.mem[near.starts[i] : near.starts[i] + len(frame)] = frame
-    got = parser.parse(near, [len(frame) for frame in frames])
+    got = parsed([bytes(batch.frame(i)) for i in range(5)])
     names = [wire.OPCODE_NAMES[kind.opcode] for kind in got.kinds]
     assert names == [
         "UC_RDMA_WRITE_FIRST", "UC_RDMA_WRITE_MIDDLE", "UC_RDMA_WRITE_MIDDLE", "UC_RDMA_WRITE_LAST_WITH_IMMEDIATE",

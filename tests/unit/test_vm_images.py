@@ -17,15 +17,16 @@ import pytest
 
 from heddle.base import mounts
 from heddle.base.events import Observer, Silent
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import MachineError
 from heddle.base.process import Done
 from heddle.host.packages import PARTS
 from heddle.places.vm import imagebuild, recipe
-from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, images_dir, remove_images, sweep
+from heddle.places.vm.image import ABOUT, ensure_image, find_image, images, remove_images, sweep
 from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE
 from heddle.places.vm.initramfs import MODULES, ArchivedFile, archive, boot_archive, image_archive
-from heddle.places.vm.kernels import KERNELS, Kernel, kernel_named
+from heddle.places.vm.kernels import KERNELS, Kernel
 from heddle.places.vm.recipe import guest_packages, image_name
+from tests.machine import until
 
 STABLE = KERNELS["stable"]
 
@@ -54,8 +55,6 @@ def hangs(kernel: Kernel, part: Path, observer: Observer) -> str:
 
 
 def slow(kernel: Kernel, part: Path, observer: Observer) -> str:
-    with (images_dir().parent / "builds").open("a") as file:
-        file.write(f"{os.getpid()}\n")
     time.sleep(0.3)
     return small(kernel, part, observer)
 
@@ -102,35 +101,25 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert time.time() - made.used < 60, "a guest that starts keeps its image"
 
 
-class Heard(Silent):
-    """Keeps what a step waits for."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-
-    def waiting(self, step: str, reason: str) -> None:
-        self.reasons.append(reason)
-
-
-def test_a_wait_for_another_process_is_said_only_when_there_is_one(cache: Path) -> None:
-    alone = Heard()
-    ensure_image(STABLE, alone, builder=small)
-    assert alone.reasons == []
+def test_a_wait_for_another_process_is_said_only_when_there_is_one(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: list[str] = []
+    monkeypatch.setattr(Silent, "waiting", lambda _, step, reason: reasons.append(reason))
+    ensure_image(STABLE, Silent(), builder=small)
+    assert reasons == []
     assert list(remove_images())
     process = in_process(slow)
-    while not (cache / f".making-{STABLE.name}").exists():
-        time.sleep(0.01)
-    second = Heard()
-    ensure_image(STABLE, second, builder=forbidden)
+    until((cache / f".making-{STABLE.name}").exists)
+    ensure_image(STABLE, Silent(), builder=forbidden)
     process.join(30)
-    assert second.reasons == ["another process makes an image of the VM"]
+    assert reasons == ["another process makes an image of the VM"]
 
 
 def test_a_killed_build_leaves_a_part_that_the_next_call_removes(cache: Path) -> None:
     process = in_process(hangs)
     part = cache / f".making-{STABLE.name}"
-    while not (part / INITRAMFS).exists():
-        time.sleep(0.01)
+    until((part / INITRAMFS).exists)
     sweep()
     assert part.exists(), "another process is making it"
     assert process.pid
@@ -160,7 +149,7 @@ def test_scratch_of_dead_processes_is_removed_and_that_of_others_is_not(
         assert sorted(tmp_path.glob("*heddle-*")) == sorted([*kept, running])
 
 
-def test_a_build_that_fails_leaves_nothing(cache: Path) -> None:
+def test_a_build_that_fails_leaves_nothing_and_a_damaged_image_is_made_again(cache: Path) -> None:
     def fails(kernel: Kernel, part: Path, observer: Observer) -> str:
         small(kernel, part, observer)
         raise OSError(28, "No space left on device", str(part / DISK))
@@ -168,6 +157,10 @@ def test_a_build_that_fails_leaves_nothing(cache: Path) -> None:
     with pytest.raises(MachineError, match="No space left on device"):
         ensure_image(STABLE, Silent(), builder=fails)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
+    for damage in (DISK, KERNEL_FILE, ABOUT):
+        (ensure_image(STABLE, Silent(), builder=small).path / damage).unlink()
+        assert find_image(STABLE) is None
+        assert (ensure_image(STABLE, Silent(), builder=small).path / damage).exists()
 
 
 @pytest.mark.parametrize(("directory", "hint"), [("cache", "HEDDLE_CACHE_DIR="), ("temporary", "(df -h)")])
@@ -185,14 +178,6 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_made(
     (problem,) = error.value.problems
     assert problem.what == str(tmp_path / directory) and hint in problem.hint
     assert problem.why.startswith("has 1.0 GB free, and an image of the VM needs 2.1 GB there")
-
-
-@pytest.mark.parametrize("damage", [DISK, KERNEL_FILE, ABOUT])
-def test_a_damaged_image_is_made_again(damage: str) -> None:
-    made = ensure_image(STABLE, Silent(), builder=small)
-    (made.path / damage).unlink()
-    assert find_image(STABLE) is None
-    assert (ensure_image(STABLE, Silent(), builder=small).path / damage).exists()
 
 
 def test_images_that_no_guest_uses_are_removed_after_two_weeks(cache: Path) -> None:
@@ -254,16 +239,6 @@ def test_a_disk_that_becomes_full_is_named(full: str, tmp_path: Path, monkeypatc
     assert problem.what == str(part if full == "part" else mounts.TEMPORARY)
     assert problem.why == "is full: the image needs 4 GB while it is made"
     assert ("HEDDLE_CACHE_DIR=" in problem.hint) == (full == "part")
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [("backport", "did you mean backports?"), ("x", "allowed: backports, stable, oldstable")],
-)
-def test_an_unknown_kernel_is_named(typed: str, said: str) -> None:
-    with pytest.raises(InputError) as error:
-        kernel_named(typed)
-    assert f"--kernel {typed} is not a kernel of the VM" in str(error.value) and said in str(error.value)
 
 
 def unpacked(data: bytes) -> dict[str, tuple[int, bytes]]:

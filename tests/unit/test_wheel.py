@@ -26,15 +26,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
     """As `pip install heddle-fabric` makes it: no package of an extra can be imported."""
-    others = (
-        *(each.module for each in EXTRAS.values()),
-        "pytest_timeout",
-        "xdist",
-        "execnet",
-        "_pytest",
-        "PIL",
-        "mpl_toolkits",
-    )
+    extras = [each.module for each in EXTRAS.values()]
+    others = (*extras, "pytest_timeout", "xdist", "execnet", "_pytest", "PIL", "mpl_toolkits")
     return install(wheel, tmp_path_factory.mktemp("with a space") / "the environment", without=others)
 
 
