@@ -46,9 +46,8 @@ def test_a_lab_with_delays_runs_there_until_it_is_taken_down(machine: Machine) -
     """netem delays its links, and soft-RoCE sends in it: this kernel has neither."""
     up = machine.inv("up", "tiny", "--name", "mine", "--set", "link.delay=100ns")
     assert up.returncode == 0, up.stderr
-    for transport in ("rc", "rxe"):
-        run = machine.inv("run", "--size=64K", "--iters=1", "--warmup=0", f"--transport={transport}", "--format=json")
-        assert (run.returncode, json.loads(run.stdout)["results"][0]["wrong"]) == (0, 0), run.stderr
+    run = machine.inv("run", "--size=64K", "--iters=1", "--warmup=0", "--transport=rxe", "--format=json")
+    assert (run.returncode, json.loads(run.stdout)["results"][0]["wrong"]) == (0, 0), run.stderr
     assert "copied" not in run.stderr, "an unchanged project is not copied again"
     paths = machine.inv("paths", "--format", "json")
     assert (paths.returncode, json.loads(paths.stdout)["agree"]) == (0, True), paths.stderr
