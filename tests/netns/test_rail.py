@@ -27,7 +27,7 @@ PLANES = 2
 
 @pytest.fixture(scope="module")
 def lab(borrow: Borrow, runtime: str) -> Lab:
-    """The preset rail with two planes and two uplinks a leaf, in IPv6. One plane in IPv4: tests/unit/test_rail.py."""
+    """The preset rail with two planes and two uplinks a leaf, in IPv6."""
     return borrow("rail", f"planes={PLANES}", f"spines={2 * PLANES}", "family=ipv6", runtime=runtime)
 
 
