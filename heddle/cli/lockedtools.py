@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from heddle.base.problems import MachineError, Problem
@@ -37,6 +36,8 @@ def ensure_tools(out: Console, lock: Path, tools: Sequence[str], what: str) -> N
 
 
 def _installed(tool: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(tool)
     except PackageNotFoundError:
