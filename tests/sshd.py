@@ -34,7 +34,7 @@ Done = subprocess.CompletedProcess[str]
 ASKS = """
 import sys
 from heddle.base.problems import HeddleError
-from heddle.places.address import parse_address
+from heddle.places.call import parse_address
 from heddle.places.ssh import connection
 try:
     with connection(parse_address(sys.argv[1])) as transport:
@@ -177,7 +177,6 @@ def ssh_server(
         *lines,
         f"ListenAddress {address}",
         "PidFile none",
-        "Subsystem sftp internal-sftp",
         f'AuthorizedKeysFile "{spot}/authorized_keys"',
         "StrictModes no",  # below /tmp, which everybody may write
         f"UsePAM {'yes' if _locked(user) else 'no'}",  # without PAM a locked account cannot log in at all

@@ -1,12 +1,22 @@
-"""A verb to run in another place, and the protocol of places."""
+"""A verb to run in another place, the protocol of places, and the address of a server: `ssh:user@host:port`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from ipaddress import AddressValueError, IPv6Address
+from typing import Final, Protocol
 
 from heddle.base.events import Observer
+from heddle.base.problems import InputError, Problem
+
+KEY: Final = "place"  # of the config file
+EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
+_PARTS: Final = re.compile(r"ssh:((?P<user>.*)@)?(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
+# Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
+_HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +46,13 @@ class Call:
 
 
 class Output(Protocol):
-    """The part of the verb's console that a place uses: results go to stdout as they come, remarks to stderr."""
+    """The part of the verb's console that a place uses. json: stdout must be one JSON document."""
 
     @property
-    def json(self) -> bool:
-        """True when stdout must be one JSON document."""
+    def json(self) -> bool: ...  # noqa: D102
 
     @property
-    def observer(self) -> Observer:
-        """Shows the progress of what a place does before the verb runs."""
-
-    def say(self, text: str) -> None:
-        """A remark on stderr."""
+    def observer(self) -> Observer: ...  # noqa: D102
 
     def close(self) -> None:
         """End the live display, so that it does not overwrite later output."""
@@ -58,3 +63,52 @@ class Place(Protocol):
 
     def run(self, call: Call, out: Output) -> int:
         """Run the verb there and return its exit code; MachineError when that is not possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server as the user named it; user and port are None when ~/.ssh/config or a default decides."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    def __str__(self) -> str:
+        """`ssh:user@host:2222`, as the user types it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        user = f"{self.user}@" if self.user else ""
+        return f"ssh:{user}{host}" + (f":{self.port}" if self.port else "")
+
+
+def parse_address(text: str, where: str = "") -> Address:
+    """Read `ssh:[user@]host[:port]`; IPv6 addresses are in brackets. InputError names the mistake."""
+    parts = _PARTS.fullmatch(text)
+    user, typed, port = parts.group("user", "host", "port") if parts else (None, "", None)
+    if user and ":" in user:  # the password is not printed: output ends up in logs
+        shown = f"ssh:{user.partition(':')[0]}:...@{text.rpartition('@')[2]}"
+        why, hint = "contains a password", "remove it; log in with a key, which ssh-copy-id installs"
+        raise place_error(shown, where, why, hint)
+    if user is not None and not _USER.fullmatch(user):
+        raise place_error(text, where, f"has an invalid user name: {user[:60]!r}")
+    if ":" in (port or ""):
+        raise place_error(text, where, "has several colons", "write an IPv6 address in brackets: ssh:user@[::1]:22")
+    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        raise place_error(text, where, f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535")
+    host = typed[1:-1] if typed.startswith("[") and _is_ipv6(typed[1:-1]) else typed
+    if host is typed and not _HOST.fullmatch(host):
+        raise place_error(text, where, f"has an invalid host name: {host[:60]!r}")
+    return Address(host, user, int(port) if port else None)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except AddressValueError:
+        return False
+    return True
+
+
+def place_error(text: str, where: str, why: str, hint: str = EXAMPLE) -> InputError:
+    """The error for a place as it stands in the config file (`where`) or was typed."""
+    shown = "".join(c if c.isprintable() else "?" for c in text[:80])
+    return InputError(Problem(where, f"{KEY}: {shown}" if where else f"--place {shown}", why, hint))

@@ -21,11 +21,12 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from heddle.base import resources
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.places.call import Call
+from heddle.places.channel import AgentChannel, printable
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 FILE_BYTES: Final = 64 << 20  # largest input file
@@ -147,20 +148,7 @@ def output_paths(call: Call) -> dict[str, str]:
     return {name: f"out/{i}/{last or 'out'}" for i, (name, last) in enumerate(lasts.items())}
 
 
-class Source(Protocol):
-    """The agent, which names the files that a verb wrote."""
-
-    def answer(self) -> dict[str, Any]:
-        """The next file: `file`, `size` in bytes, `regular`, `readable`; empty after the last one."""
-
-    def send(self, message: bool) -> None:
-        """Whether this file is to be sent."""
-
-    def read(self, size: int) -> Iterator[bytes]:
-        """Its content, in pieces."""
-
-
-def fetch_outputs(call: Call, source: Source) -> list[str]:
+def fetch_outputs(call: Call, agent: AgentChannel) -> list[str]:
     """Write the files of this call to their names here. Returns the names of other files, which stay there.
 
     MachineError for a file that the server must not write.
@@ -168,7 +156,7 @@ def fetch_outputs(call: Call, source: Source) -> list[str]:
     named = {path: name for name, path in output_paths(call).items()}
     other, new = [], ""
     files_left, bytes_left = OUTPUT_FILES, OUTPUT_BYTES
-    while entry := source.answer():
+    while "file" in (entry := agent.answer()[0]):
         path, size = str(entry.get("file")), entry.get("size")
         files_left -= 1
         top, *inner = parts = path.split("/")
@@ -185,7 +173,7 @@ def fetch_outputs(call: Call, source: Source) -> list[str]:
             target = Path(new)
         else:
             other.append(printable("/".join(inner)))
-            source.send(False)
+            agent.send({"take": False})
             continue
         bytes_left -= size
         for wrong, why in (
@@ -195,10 +183,10 @@ def fetch_outputs(call: Call, source: Source) -> list[str]:
         ):
             if wrong:
                 raise refused(shown, why)
-        source.send(True)
+        agent.send({"take": True})
         with machine_errors(shown):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(target, source.read(size), replace=output is not None)
+            _write(target, agent.read(size), replace=output is not None)
     return other
 
 
@@ -237,11 +225,6 @@ def _write(target: Path, content: Iterator[bytes], *, replace: bool) -> None:
             raise MachineError(Problem("", printable(target.name), why, hint)) from None
     finally:
         copy.unlink(missing_ok=True)
-
-
-def printable(text: str) -> str:
-    """A text of the server, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
 
 
 def refused(name: str, why: str) -> MachineError:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.places.address import parse_address
-from heddle.places.session import Control
+from heddle.places.call import parse_address
+from heddle.places.channel import AgentChannel
 from heddle.places.ssh import connection
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, until
@@ -35,7 +35,7 @@ def connect(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
     def connect(place: str = server.place) -> None:
         with connection(parse_address(place)) as transport:
-            Control(transport, place).end()
+            AgentChannel(transport, place).end()
 
     return connect
 

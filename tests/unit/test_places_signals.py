@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from heddle.places.signals import end_signals
+from heddle.places.session import end_signals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import socket
 import tarfile
@@ -19,9 +18,8 @@ import pytest
 from heddle.base.problems import InputError, MachineError
 from heddle.cli.console import Console
 from heddle.places import sync
-from heddle.places.address import Address
-from heddle.places.call import Call
-from heddle.places.server import HELLO, make_private
+from heddle.places.call import Address, Call
+from heddle.places.server import HELLO, Frames, frame, make_private
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.sync import input_files
@@ -59,7 +57,6 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
             transport = paramiko.Transport(connection)
             self.transports.append(transport)
             transport.add_server_key(KEY)
-            transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Upload, self)
             transport.start_server(server=self)
 
     def check_auth_none(self, username: str) -> int:
@@ -69,63 +66,40 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
         return int(paramiko.OPEN_SUCCEEDED)
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        task = self._give if command.endswith(f"give {SESSION}".encode()) else self._serve
-        threading.Thread(target=self._answer, args=(channel, task), daemon=True).start()
+        threading.Thread(target=self._answer, args=(channel,), daemon=True).start()
         return True
 
-    def _answer(self, channel: paramiko.Channel, task: Callable[..., None]) -> None:
-        file = channel.makefile("r")
-        channel.sendall(b"welcome\n" + HELLO)
+    def _answer(self, channel: paramiko.Channel) -> None:
+        frames = Frames()
+        messages: list[tuple[dict[str, Any], bytes]] = []
 
-        def say(**message: Any) -> None:
-            channel.sendall(json.dumps(message).encode() + b"\n")
+        def say(data: bytes = b"", **message: Any) -> None:
+            channel.sendall(frame(message, data))
 
-        def ask() -> Any:
-            while (line := file.readline()) == "\n":
-                pass  # a sign of life
-            if not line:
-                raise EOFError
-            return json.loads(line)
+        def ask() -> tuple[dict[str, Any], bytes]:
+            while not messages:
+                data = channel.recv(1 << 16)
+                if not data:
+                    raise EOFError
+                messages.extend(found for found in frames.feed(data) if found[0])  # not a sign of life
+            return messages.pop(0)
 
         with contextlib.suppress(OSError, EOFError):  # the client may have gone
-            task(channel, say, ask)
+            channel.sendall(b"welcome\n" + HELLO)
+            channel.sendall_stderr(b"noise")
+            ask()
+            say(session=SESSION, have=self.have)
+            _, self.sent = ask()
+            say(same=True)
+            say(b"done\n", stream=1)
+            say(code=0)
+            for name, content in self.files.items():
+                say(**{"file": name, "size": len(content), "regular": True, "readable": True, **self.changed})
+                if ask()[0]["take"] and content:
+                    say(content)
+            say(end=True)
             channel.send_exit_status(0)
             channel.close()
-
-    def _serve(self, channel: paramiko.Channel, say: Callable[..., None], ask: Callable[[], Any]) -> None:
-        wanted = ask()["hash"]
-        say(session=SESSION, have=self.have)
-        if "size" in ask():
-            say()
-            ask()
-        say(hash=wanted)
-        channel.sendall(b"done\n")
-        channel.sendall_stderr(b"noise" + HELLO)
-
-    def _give(self, channel: paramiko.Channel, say: Callable[..., None], ask: Callable[[], Any]) -> None:
-        for name, content in self.files.items():
-            say(**{"file": name, "size": len(content), "regular": True, "readable": True, **self.changed})
-            if ask():
-                channel.sendall(content)
-        say()
-
-
-class Upload(paramiko.SFTPServerInterface):  # type: ignore[misc]  # paramiko has no types
-    """Takes what a client copies to a Liar."""
-
-    def __init__(self, server: Liar, *rest: Any) -> None:
-        self.server = server
-
-    def stat(self, path: str) -> Any:
-        found = paramiko.SFTPAttributes()
-        found.st_size = len(self.server.sent)
-        return found
-
-    def open(self, path: str, flags: int, attr: Any) -> Any:
-        handle = paramiko.SFTPHandle(flags)
-        handle.writefile = io.BytesIO()
-        handle.close = lambda: setattr(self.server, "sent", handle.writefile.getvalue())
-        return handle
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""The agent on a server (server.py), and the messages to it and from it in an SSH channel."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import paramiko
+
+from heddle.base.problems import MachineError, Problem, trouble
+from heddle.places import server
+from heddle.places.ssh import FAILURES
+
+_BEAT: Final = 5.0  # seconds between signs of life
+_STEP: Final = 300.0  # seconds to wait for an answer: another verb may be copying the project
+_END: Final = 10.0  # seconds for the exit code that follows the end of the output, on a busy server
+_NOISE: Final = 1 << 20  # bytes that a login may print before the agent
+_ANSWER: Final = 16 << 20  # largest message, bytes: a manifest of all files there
+_OLD: Final = 65  # the exit code when Python is too old
+_NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
+
+
+def command() -> str:
+    """What the server's shell runs: always the same text, without a character of the user's."""
+    text = base64.b64encode(zlib.compress(Path(server.__file__).read_bytes(), 9)).decode()
+    load = f"sys.version_info<(3,9) and sys.exit({_OLD});exec(zlib.decompress(base64.b64decode('{text}')))"
+    return f"exec python3 -c {shlex.quote(f'import base64,sys,zlib;{load}')}"
+
+
+class Broken(Exception):  # noqa: N818  (the caller, which knows the current step, reports it to the user)
+    """The connection ended before the verb did, or the server sent something else than messages."""
+
+
+@contextmanager
+def _breaks() -> Iterator[None]:
+    """Turn exceptions of paramiko, and those of a message that cannot be read, into Broken."""
+    try:
+        yield
+    except (*FAILURES, ValueError, RecursionError) as error:
+        raise Broken from error
+
+
+class AgentChannel:
+    """The agent on a server, and its channel. `what` names the place in errors. heard: when it sent something."""
+
+    def __init__(self, transport: paramiko.Transport, what: str) -> None:
+        self.what, self.frames, self._lock = what, server.Frames(_ANSWER), threading.Lock()
+        self.messages: list[tuple[dict[str, Any], bytes]] = []
+        output = b""
+        try:
+            self.channel = transport.open_session(timeout=15)
+            self.channel.settimeout(_STEP)
+            self.channel.exec_command(command())
+            while server.HELLO not in output and len(output) <= _NOISE and (data := self.channel.recv(1 << 16)):
+                output += data
+        except FAILURES as error:
+            raise self._start_failure(-1, str(error) or type(error).__name__) from None
+        _, hello, rest = output.partition(server.HELLO)
+        if not hello:
+            ended = len(output) <= _NOISE and self.channel.status_event.wait(_END)
+            output += self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b""
+            last = output.decode(errors="replace").strip().rpartition("\n")[2]
+            raise self._start_failure(self.channel.exit_status if ended else -1, last or "it printed nothing")
+        self.heard = time.monotonic()
+        with _breaks():
+            self.messages += self.frames.feed(rest)
+        threading.Thread(target=self._live, daemon=True).start()
+
+    def ask(self, message: Mapping[str, Any], data: bytes = b"") -> dict[str, Any]:
+        """The answer to a message; MachineError when it is a problem."""
+        self.send(message, data)
+        return self.answer()[0]
+
+    def send(self, message: Mapping[str, Any], data: bytes = b"") -> None:
+        """Send a message and its bytes."""
+        text = server.frame({**message}, data)
+        with _breaks(), self._lock:
+            for at in range(0, len(text), 1 << 20):  # sendall copies the rest for each packet
+                self.channel.sendall(text[at : at + (1 << 20)])
+
+    def receive(self) -> None:
+        """Wait for the agent to send something, and add its messages to `messages`."""
+        with _breaks():
+            if not (data := self.channel.recv(1 << 16)):
+                raise Broken
+            self.heard = time.monotonic()
+            self.messages += [found for found in self.frames.feed(data) if found[0]]
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """The next message, and its bytes; MachineError when it is a problem."""
+        while not self.messages:
+            self.receive()
+        message, data = self.messages.pop(0)
+        if "problem" in message:
+            raise self._problem(message["problem"])
+        return message, data
+
+    def read(self, size: int) -> Iterator[bytes]:
+        """The bytes of the next messages, which are `size` together."""
+        while size > 0:
+            _, data = self.answer()
+            size -= len(data)
+            if not data or size < 0:
+                raise Broken
+            yield data
+
+    def end(self) -> None:
+        """End the call, and wait until the agent has removed its files."""
+        with suppress(*FAILURES):
+            self.channel.shutdown_write()
+            self.channel.status_event.wait(_END)
+
+    def _live(self) -> None:
+        with suppress(*FAILURES):
+            while not self.channel.status_event.wait(_BEAT):
+                with self._lock:
+                    self.channel.sendall(b"\n")
+
+    def _start_failure(self, code: int, last: str) -> MachineError:
+        """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
+        why = f"does not run commands: exit code {code}, {printable(last)}"
+        hint = "see the output of ssh HOST python3 -V, and ForceCommand and MaxSessions in the server's sshd_config"
+        if code == _NOT_FOUND:
+            why, hint = "has no python3", "install it on the server: apt-get install python3 python3-venv"
+        elif code == _OLD:
+            why, hint = "has a python3 that is too old", "install Python 3.11 or newer on the server"
+        return MachineError(Problem("", self.what, why, hint))
+
+    def _problem(self, fields: Any) -> MachineError:
+        """A problem of the agent as an error with a hint."""
+        if not isinstance(fields, list) or len(fields) != 3:
+            raise Broken
+        what, why, number = printable(str(fields[0])) or "the project", printable(str(fields[1])), fields[2]
+        error = trouble(OSError(number if isinstance(number, int) else 0, why), what, "run df -h and ls -ld there")
+        return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
+
+
+def printable(text: str) -> str:
+    """A text of the server, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:200]
