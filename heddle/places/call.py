@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import AddressValueError, IPv6Address
 from typing import Final, Protocol
 
 from heddle.base.events import Observer
@@ -13,9 +12,9 @@ from heddle.base.problems import InputError, Problem
 
 KEY: Final = "place"  # of the config file
 EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
-_PARTS: Final = re.compile(r"ssh:((?P<user>.*)@)?(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_IPV6: Final = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\](?:(:)(.*))?", re.DOTALL)
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\+-]{0,63}")
 
 
@@ -82,30 +81,22 @@ class Address:
 
 def parse_address(text: str, where: str = "") -> Address:
     """Read `ssh:[user@]host[:port]`; IPv6 addresses are in brackets. InputError names the mistake."""
-    parts = _PARTS.fullmatch(text)
-    user, typed, port = parts.group("user", "host", "port") if parts else (None, "", None)
-    if user and ":" in user:  # the password is not printed: output ends up in logs
-        shown = f"ssh:{user.partition(':')[0]}:...@{text.rpartition('@')[2]}"
-        why, hint = "contains a password", "remove it; log in with a key, which ssh-copy-id installs"
-        raise place_error(shown, where, why, hint)
-    if user is not None and not _USER.fullmatch(user):
-        raise place_error(text, where, f"has an invalid user name: {user[:60]!r}")
-    if ":" in (port or ""):
-        raise place_error(text, where, "has several colons", "write an IPv6 address in brackets: ssh:user@[::1]:22")
-    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        raise place_error(text, where, f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535")
-    host = typed[1:-1] if typed.startswith("[") and _is_ipv6(typed[1:-1]) else typed
-    if host is typed and not _HOST.fullmatch(host):
-        raise place_error(text, where, f"has an invalid host name: {host[:60]!r}")
-    return Address(host, user, int(port) if port else None)
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        IPv6Address(text)
-    except AddressValueError:
-        return False
-    return True
+    user, at, rest = text.removeprefix("ssh:").rpartition("@")
+    bracketed = _IPV6.fullmatch(rest)
+    host, colon, port = bracketed.groups("") if bracketed else rest.partition(":")
+    bad_port = colon and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535)
+    if ":" in user:  # the password is not printed: output ends up in logs
+        text = f"ssh:{user.partition(':')[0]}:...@{rest}"
+    for wrong, why, hint in (
+        (":" in user, "contains a password", "remove it; log in with a key, which ssh-copy-id installs"),
+        (at and not _USER.fullmatch(user), f"has an invalid user name: {user[:60]!r}", EXAMPLE),
+        (":" in port, "has several colons", "write an IPv6 address in brackets: ssh:user@[::1]:22"),
+        (bad_port, f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535"),
+        (not bracketed and not _HOST.fullmatch(host), f"has an invalid host name: {host[:60]!r}", EXAMPLE),
+    ):
+        if wrong:
+            raise place_error(text, where, why, hint)
+    return Address(host, user or None, int(port) if colon else None)
 
 
 def place_error(text: str, where: str, why: str, hint: str = EXAMPLE) -> InputError:

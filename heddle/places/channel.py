@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import paramiko
 
-from heddle.base.problems import MachineError, Problem, trouble
+from heddle.base.problems import MachineError, Problem
 from heddle.places import server
 from heddle.places.ssh import FAILURES
 
@@ -23,14 +23,12 @@ _STEP: Final = 300.0  # seconds to wait for an answer: another verb may be copyi
 _END: Final = 10.0  # seconds for the exit code that follows the end of the output, on a busy server
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent
 _ANSWER: Final = 16 << 20  # largest message, bytes: a manifest of all files there
-_OLD: Final = 65  # the exit code when Python is too old
-_NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
 
 
 def command() -> str:
     """What the server's shell runs: always the same text, without a character of the user's."""
     text = base64.b64encode(zlib.compress(Path(server.__file__).read_bytes(), 9)).decode()
-    load = f"sys.version_info<(3,9) and sys.exit({_OLD});exec(zlib.decompress(base64.b64decode('{text}')))"
+    load = f"sys.version_info<(3,9) and sys.exit(sys.version);exec(zlib.decompress(base64.b64decode('{text}')))"
     return f"exec python3 -c {shlex.quote(f'import base64,sys,zlib;{load}')}"
 
 
@@ -99,7 +97,8 @@ class AgentChannel:
             self.receive()
         message, data = self.messages.pop(0)
         if "problem" in message:
-            raise self._problem(message["problem"])
+            why, hint = printable(str(message["problem"])), "free some space there, or let this user write there"
+            raise MachineError(Problem("", self.what, f"cannot be used: {why}", hint))
         return message, data
 
     def read(self, size: int) -> Iterator[bytes]:
@@ -124,22 +123,11 @@ class AgentChannel:
                     self.channel.sendall(b"\n")
 
     def _start_failure(self, code: int, last: str) -> MachineError:
-        """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
-        why = f"does not run commands: exit code {code}, {printable(last)}"
-        hint = "see the output of ssh HOST python3 -V, and ForceCommand and MaxSessions in the server's sshd_config"
-        if code == _NOT_FOUND:
-            why, hint = "has no python3", "install it on the server: apt-get install python3 python3-venv"
-        elif code == _OLD:
-            why, hint = "has a python3 that is too old", "install Python 3.11 or newer on the server"
+        """The agent did not start: there is no Python, or an old one, or the login runs no commands."""
+        why = f"does not run python3: exit code {code}, {printable(last)}"
+        hint = "install python3 (3.11 or newer) and python3-venv there, and see the output of ssh HOST python3 -V;\n"
+        hint += "the account must be allowed to run commands: ForceCommand and MaxSessions in the server's sshd_config"
         return MachineError(Problem("", self.what, why, hint))
-
-    def _problem(self, fields: Any) -> MachineError:
-        """A problem of the agent as an error with a hint."""
-        if not isinstance(fields, list) or len(fields) != 3:
-            raise Broken
-        what, why, number = printable(str(fields[0])) or "the project", printable(str(fields[1])), fields[2]
-        error = trouble(OSError(number if isinstance(number, int) else 0, why), what, "run df -h and ls -ld there")
-        return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
 
 
 def printable(text: str) -> str:

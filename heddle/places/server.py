@@ -185,15 +185,13 @@ def serve(caller: Caller) -> None:
                     shutil.rmtree(old, ignore_errors=True)
             (session / "here").mkdir(mode=0o700, parents=True)  # the verb's working directory
             have = manifest_there(base)
-            same = digest_of(have) == request["hash"]
-            caller.say(session=str(session), have=None if same else have)
+            caller.say(session=str(session), have=None if digest_of(have) == request["hash"] else have)
             order, bundle = caller.ask("argv")
             remove(base / "project", order["remove"])
             unpack(bundle, base)
-            same = same or digest_of(manifest_there(base)) == request["hash"]
         for name in order["directories"]:
             (session / name).mkdir(parents=True, exist_ok=True)
-        caller.say(same=same)
+        caller.say(copied=True)
         caller.say(code=run(caller, RunningVerb(session, order), order["lasting"]))
         give(caller, session)
     finally:
@@ -314,8 +312,8 @@ def give(caller: Caller, session: Path) -> None:
     for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
         path = session / name
         status = os.lstat(path)
-        readable = os.access(path, os.R_OK)
-        caller.say(file=name, size=status.st_size, regular=stat.S_ISREG(status.st_mode), readable=readable)
+        readable = stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+        caller.say(file=name, size=status.st_size, readable=readable)
         if caller.ask("take")[0]["take"]:
             with path.open("rb") as file:
                 for block in iter(lambda: file.read(1 << 20), b""):
@@ -333,8 +331,7 @@ def main() -> None:
     except Gone:
         pass
     except (OSError, ValueError, tarfile.TarError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        caller.say(problem=[str(getattr(error, "filename", None) or ""), why, getattr(error, "errno", 0)])
+        caller.say(problem=str(error))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import paramiko
 
 from heddle.base import progname
 from heddle.base.files import PLACE, VARIABLE
-from heddle.base.problems import MachineError, Problem
+from heddle.base.problems import MachineError, Problem, trouble
 from heddle.base.tables import written
 from heddle.places import server, sync
 from heddle.places.call import Address, Call, Output
@@ -54,12 +54,18 @@ class SshPlace:
         manifest = sync.manifest_of(sync.project())
         with connection(self.address, self.target) as transport:
             session = Session(self.address, call, out, transport)
-            session.copy(manifest, files)
-            return session.run()
+            why, hint = "while the project was copied there", "run the same line again: it continues with the copy"
+            try:
+                session.copy(manifest, files)
+                after = "continues there" if call.lasting else "was ended there"
+                why, hint = f"during {call.verb}", f"{call.verb} {after}; ./inv status --place {self.address} shows it"
+                return session.run()
+            except Broken:
+                raise MachineError(Problem("", str(self.address), f"lost the connection {why}", hint)) from None
 
 
 class Session:
-    """One verb on a server."""
+    """One verb on a server. Broken when the connection ends before the verb."""
 
     def __init__(self, address: Address, call: Call, out: Output, transport: paramiko.Transport) -> None:
         self.address, self.call, self.out = address, call, out
@@ -68,14 +74,6 @@ class Session:
 
     def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         """Bring the project on the server up to date, and copy the verb's files; the verb begins then."""
-        try:
-            self._copy(manifest, files)
-        except Broken:
-            hint = "run the same line again: files already copied are not sent again"
-            why = "lost the connection while the project was copied there"
-            raise MachineError(Problem("", str(self.address), why, hint)) from None
-
-    def _copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         answer = self.agent.ask({"id": sync.checkout_id(sync.project()), "hash": server.digest_of(manifest)})
         have, directory = answer.get("have"), answer.get("session")
         if not isinstance(have, dict | None) or not isinstance(directory, str):
@@ -90,12 +88,10 @@ class Session:
             for path in dict.fromkeys(files.values()):
                 sync.add(tar, path, f"{Path(directory).name}/in{path}")
         order = self._order(directory, files) | {"remove": gone + changed}
-        same = self.agent.ask(order, bundle.getvalue()).get("same")
+        self.agent.ask(order, bundle.getvalue())
         if changed:
             count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
             self.out.observer.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
-        if not same:
-            self.out.observer.say(f"{self.address}: files changed while they were copied")
 
     def _order(self, directory: str, files: Mapping[str, Path]) -> dict[str, Any]:
         outs = output_paths(self.call)
@@ -119,24 +115,22 @@ class Session:
         self.out.close()
         where = progname.as_started(f"./inv status --place {self.address}")
         left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
-        try:
-            with end_signals(left) as signals, _raw_terminal() if self.at_terminal else nullcontext():
-                code = self._follow(signals)
-            for name in fetch_outputs(self.call, self.agent):
-                print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
-        except Broken:
-            after = "continues there" if self.call.lasting else "was ended there"
-            why = f"lost the connection during {self.call.verb}"
-            hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
-            raise MachineError(Problem("", str(self.address), why, hint)) from None
+        with noted_signals(left) as signals, _raw_terminal() if self.at_terminal else nullcontext():
+            code = self._follow(signals)
+        for name in fetch_outputs(self.call, self.agent):
+            print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
         self.agent.end()
-        return 128 + signals.ending if signals.ending else code
+        ends = [number for number in signals if number in (signal.SIGTERM, signal.SIGHUP)]
+        return 128 + ends[-1] if ends else code
 
-    def _follow(self, signals: EndSignals) -> int:
+    def _follow(self, signals: list[int]) -> int:
         """Show the verb's output until it ends; send it stdin, and the signals of this process."""
         agent, stdin, waiting, document = self.agent, self.call.typed_in, 0, bytearray()
+        passed = 0  # signals that the server knows of
         while True:
-            self._pass_on(signals)
+            for number in signals[passed:]:
+                passed += 1
+                self._pass_on(number)
             sources = [agent.channel, 0] if stdin and waiting < _TYPED else [agent.channel]
             ready = select.select(sources, [], [], 0.2)[0]
             if 0 in ready:
@@ -162,15 +156,15 @@ class Session:
                 else:
                     raise Broken
 
-    def _pass_on(self, signals: EndSignals) -> None:
-        """Send the server what has happened to this process and to its terminal."""
-        if (signals.interrupts or signals.ending) and not self.ending:
+    def _pass_on(self, number: int) -> None:
+        """Tell the server of a signal to this process."""
+        if number == signal.SIGWINCH:
+            if self.at_terminal:
+                self.agent.send({"terminal": _terminal_size()})
+        elif not self.ending:
             self.ending = True
-            self.agent.send({"signal": signal.SIGHUP if signals.ending else signal.SIGINT})
+            self.agent.send({"signal": signal.SIGINT if number == signal.SIGINT else signal.SIGHUP})
             print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
-        if signals.resized and self.at_terminal:
-            signals.resized = False
-            self.agent.send({"terminal": _terminal_size()})
 
 
 def _show(stream: TextIO, data: bytes) -> None:
@@ -181,38 +175,19 @@ def _show(stream: TextIO, data: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        hint = "check that the disk of the output file is not full"
-        why = f"cannot be written: {error.strerror}"
-        raise MachineError(Problem("", stream.name.strip("<>"), why, hint)) from None
-
-
-@dataclass(slots=True)
-class EndSignals:
-    """Signals to this process. interrupts: the number of SIGINT. ending: the last other signal; 0: none came.
-
-    resized: the terminal has another size.
-    """
-
-    interrupts: int = 0
-    ending: int = 0
-    resized: bool = False
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes the rest at its end
+        raise trouble(error, stream.name.strip("<>")) from None
 
 
 @contextmanager
-def end_signals(left: str) -> Iterator[EndSignals]:
-    """Note signals. The second Ctrl-C leaves at once, and `left` is printed on stderr."""
-    seen = EndSignals()
+def noted_signals(left: str) -> Iterator[list[int]]:
+    """Note the numbers of signals. The second Ctrl-C leaves at once, and `left` is printed on stderr."""
+    seen: list[int] = []
 
     def come(number: int, frame: object) -> None:
-        if number == signal.SIGWINCH:
-            seen.resized = True
-        elif number != signal.SIGINT:
-            seen.ending = number
-        else:
-            seen.interrupts += 1
-            if seen.interrupts > 1:
-                raise KeyboardInterrupt
+        if number == signal.SIGINT and number in seen:
+            raise KeyboardInterrupt
+        seen.append(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
     before = {number: signal.signal(number, come) for number in numbers}

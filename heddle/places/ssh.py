@@ -18,11 +18,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
@@ -126,21 +125,33 @@ def connection(address: Address, target: Target | None = None) -> Iterator[param
 
 def _connect(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> paramiko.Transport:
     """before: the hosts that are reached through this one, by name."""
-    if target.jumps:
-        sock = _through(address, target, opened, (*before, address.host))
-    elif target.proxy:
-        sock = _proxied(target.proxy, opened)
-    else:
-        sock = _dial(address, target)
-    transport = paramiko.Transport(sock)
-    opened.callback(transport.close)
-    _greet(transport, address, target)
+    way, place = "", (target.host, target.port)
+    try:
+        if target.jumps:
+            way = f" through {target.jumps[-1]}"
+            jump = _jump_host(target, opened, (*before, address.host))
+            sock = jump.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=TIMEOUT)
+        elif target.proxy:
+            way = f" through its ProxyCommand, {target.proxy}"
+            sock = _proxied(target.proxy, opened)
+        else:
+            sock = socket.create_connection(place, timeout=TIMEOUT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport = paramiko.Transport(sock)
+        opened.callback(transport.close)
+        _check_host_key(transport, address, target)
+    except (*FAILURES, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        hint = f"run ssh -v {target.login(address.host)}; check the name and port, sshd, and that no firewall blocks it"
+        hint += "\nthe sshd_config of the jump host must have AllowTcpForwarding yes" * bool(target.jumps)
+        why = f"cannot be reached at {target.host} port {target.port}{way}: {reason}"
+        raise MachineError(Problem("", str(address), why, hint)) from None
     _log_in(transport, address, target)
     return transport
 
 
-def _through(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> Any:
-    """A channel to the server through its last jump host, which is reached through those before it."""
+def _jump_host(target: Target, opened: ExitStack, before: tuple[str, ...]) -> paramiko.Transport:
+    """The last jump host, which is reached through those before it."""
     *first, last = target.jumps
     jump = parse_address("ssh:" + last.removeprefix("ssh://"), "~/.ssh/config")
     hop = target_of(jump)
@@ -148,13 +159,7 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
         hop = replace(hop, jumps=tuple(first), proxy="")
     elif jump.host in before:  # `Host *` with ProxyJump is about the jump host too
         hop = replace(hop, jumps=())
-    transport = _connect(jump, hop, opened, before)
-    try:
-        return transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=TIMEOUT)
-    except FAILURES as error:
-        why = f"cannot be reached through {jump}, at {target.host} port {target.port}: {error or type(error).__name__}"
-        hint = "check that this jump host reaches it, and AllowTcpForwarding in the sshd_config of the jump host"
-        raise MachineError(Problem("", str(address), why, hint)) from None
+    return _connect(jump, hop, opened, before)
 
 
 def _proxied(command: str, opened: ExitStack) -> socket.socket:
@@ -173,19 +178,7 @@ def _proxied(command: str, opened: ExitStack) -> socket.socket:
     return ours
 
 
-def _dial(address: Address, target: Target) -> socket.socket:
-    try:
-        sock = socket.create_connection((target.host, target.port), timeout=TIMEOUT)
-    except (OSError, UnicodeError) as error:
-        why = f"cannot be reached at {target.host} port {target.port}: {getattr(error, 'strerror', None) or error}"
-        hint = "check the name and the port, that sshd runs on the server, and that no firewall blocks the port"
-        raise MachineError(Problem("", str(address), why, hint)) from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def _greet(transport: paramiko.Transport, address: Address, target: Target) -> None:
-    """Exchange keys, and check the server's host key."""
+def _check_host_key(transport: paramiko.Transport, address: Address, target: Target) -> None:
     known = known_keys(target)
     # A server presents one key: the first type of the client's list that it has. So the types of known keys come first.
     types = {key.get_name() for marker, _, key in known if not marker}
@@ -193,47 +186,30 @@ def _greet(transport: paramiko.Transport, address: Address, target: Target) -> N
     options = transport.get_security_options()
     options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in wanted)
     transport.banner_timeout = transport.handshake_timeout = TIMEOUT
-    try:
-        transport.start_client(timeout=2 * TIMEOUT)
-        key = transport.get_remote_server_key()
-    except FAILURES as error:
-        by_hand = f"run its ProxyCommand of ~/.ssh/config by hand: {target.proxy}" if target.proxy else ""
-        hint = by_hand or f"run ssh -v {target.login()}, and check that sshd listens at this port"
-        why = f"does not speak SSH correctly at port {target.port}: {str(error) or type(error).__name__}"
-        raise MachineError(Problem("", str(address), why, hint)) from None
-    if problem := host_key_problem(address, target, key, known):
+    transport.start_client(timeout=2 * TIMEOUT)
+    if problem := host_key_problem(address, target, transport.get_remote_server_key(), known):
         raise MachineError(problem)
 
 
 def known_keys(target: Target) -> list[tuple[str, str, paramiko.PKey]]:
     """Marker, file and line, and key of each line of known_hosts for this server; @revoked lines for every server.
 
-    Lines that cannot be read and unreadable files are ignored, as in ssh, and so are certificate authorities. Not
-    paramiko's HostKeys.load: it fails at the first line with a marker.
+    Lines that cannot be read and unreadable files are ignored, as in ssh; certificate authorities and patterns, too.
+    Not paramiko's HostKeys.load: it fails at the first line with a marker.
     """
-    found = []
+    found, name = [], target.known_name
     for file in target.known_hosts:
         with suppress(OSError):
             for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
                 marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
                 with suppress(InvalidHostKey, paramiko.SSHException, ValueError, IndexError, AssertionError):
                     entry = HostKeyEntry.from_line(" ".join(rest.split()[:3]))
-                    ours = entry and (marker == "@revoked" or _names(entry.hostnames, target.known_name))
-                    if ours and entry.key and marker in ("", "@revoked"):
+                    names = entry.hostnames if entry and "!" not in rest.split()[0] else []
+                    hashed = [HostKeys.hash_host(name, each) for each in names if each.startswith("|1|")]
+                    ours = not marker and not {name, *hashed}.isdisjoint(names)
+                    if entry and (ours or marker == "@revoked"):
                         found.append((marker, f"{file}:{number}", entry.key))
     return found
-
-
-def _names(patterns: Sequence[str], name: str) -> bool:
-    """Whether the names, hashed names, and patterns of a line mean this server. `!pattern` excludes."""
-
-    def matches(pattern: str) -> bool:
-        if pattern.startswith("|1|"):
-            return bool(HostKeys.hash_host(name, pattern) == pattern)
-        # Only * and ? are special: brackets are part of [host]:port.
-        return fnmatchcase(name, pattern.lower().replace("[", "[[]"))
-
-    return any(map(matches, patterns)) and not any(matches(p[1:]) for p in patterns if p.startswith("!"))
 
 
 def host_key_problem(
@@ -309,18 +285,18 @@ def _keys(target: Target, hints: list[str]) -> Iterator[tuple[str, paramiko.PKey
                 yield f"{key.comment or key.get_name()} of the agent", key
     for path in (path for path in target.keys if public[path] not in offered):
         try:
-            yield _short(path), paramiko.PKey.from_path(str(path))
+            yield str(path), paramiko.PKey.from_path(str(path))
         except FileNotFoundError:
             continue
         except (paramiko.PasswordRequiredException, TypeError):  # TypeError of cryptography: no passphrase
             locked.append(path)
         except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
-            hints.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
+            hints.append(f"{path} cannot be used: {getattr(error, 'strerror', None) or error}")
     for path in locked:
         hints.append(f"run ssh-add {shlex.quote(str(path))}, because it needs its passphrase")
-        for typed in _typed(f"Passphrase for {_short(path)}: "):
+        for typed in _typed(f"Passphrase for {path}: "):
             with suppress(paramiko.SSHException, ValueError, TypeError):
-                yield _short(path), paramiko.PKey.from_path(str(path), typed.encode())  # it has str, but needs bytes
+                yield str(path), paramiko.PKey.from_path(str(path), typed.encode())  # it has str, but needs bytes
                 break
 
 
@@ -337,7 +313,3 @@ def _public(path: Path) -> bytes:
         return bytes(paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob)
     except (OSError, ValueError):
         return b""
-
-
-def _short(path: Path) -> str:
-    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)

@@ -20,6 +20,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -93,24 +94,17 @@ def files_of(root: Path) -> dict[str, Path]:
 
 
 def _names(root: Path) -> list[str]:
-    known = _git(root)
-    # A checkout inside another repository that ignores it: git does not list its files.
-    if known is None or resources.FRONT_DOOR not in known:
-        return [n for n in walk(root) if n.split("/")[0] != "out"]
-    return sorted(name for name in known if not is_kept(name))
-
-
-def _git(root: Path) -> set[str] | None:
-    """Files that git tracks, and untracked files that it does not ignore; None without git."""
+    """Files that git tracks, and untracked files that it does not ignore; without git, all but those of tools."""
     argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    try:
-        done = subprocess.run(argv, capture_output=True, env=env, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode:
-        return None
-    return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+    known: set[str] = set()
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(argv, capture_output=True, env=env, timeout=30, check=True).stdout
+        known = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    # A checkout inside another repository that ignores it: git does not list its files.
+    if resources.FRONT_DOOR not in known:
+        return [n for n in walk(root) if n.split("/")[0] != "out"]
+    return sorted(name for name in known if not is_kept(name))
 
 
 def input_files(names: Sequence[str]) -> dict[str, Path]:
@@ -126,15 +120,11 @@ def input_files(names: Sequence[str]) -> dict[str, Path]:
         with machine_errors(name):
             status = path.stat()
         left -= status.st_size
-        if path.is_dir():
-            why, hint = "is a directory", "name the .yml file in it"
-        elif not stat.S_ISREG(status.st_mode):
-            why, hint = "is not a regular file", "copy its content to a file"
-        elif status.st_size > FILE_BYTES:
-            why, hint = f"is larger than {FILE_BYTES >> 20} MiB", "check the name"
-        elif left < 0:
-            why = f"and the files before it are larger than {INPUT_BYTES >> 20} MiB together"
-            hint = "bind fewer or smaller files"
+        if not stat.S_ISREG(status.st_mode):
+            why, hint = "is not a regular file", "name a file, or copy its content to one"
+        elif status.st_size > FILE_BYTES or left < 0:
+            why = f"is too large: the limit is {FILE_BYTES >> 20} MiB, and {INPUT_BYTES >> 20} MiB for all files"
+            hint = "check the name; bind fewer or smaller files"
         else:
             found[name] = Path(os.path.abspath(path))  # noqa: PTH100  (not through links: relative paths stay valid)
             continue
@@ -177,8 +167,7 @@ def fetch_outputs(call: Call, agent: AgentChannel) -> list[str]:
             continue
         bytes_left -= size
         for wrong, why in (
-            (not entry.get("regular"), "is not a regular file there"),
-            (not entry.get("readable"), "cannot be read there"),
+            (not entry.get("readable"), "is not a regular file there, or cannot be read"),
             (bytes_left < 0, f"is too large: the limit is {OUTPUT_BYTES >> 20} MiB"),
         ):
             if wrong:
