@@ -101,5 +101,9 @@ def parse_address(text: str, where: str = "") -> Address:
 
 def place_error(text: str, where: str, why: str, hint: str = EXAMPLE) -> InputError:
     """The error for a place as it stands in the config file (`where`) or was typed."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[:80])
-    return InputError(Problem(where, f"{KEY}: {shown}" if where else f"--place {shown}", why, hint))
+    return InputError(Problem(where, (f"{KEY}: " if where else "--place ") + printable(text), why, hint))
+
+
+def printable(text: str) -> str:
+    """A text of someone else, shortened and without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:200]

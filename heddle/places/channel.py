@@ -16,6 +16,7 @@ import paramiko
 
 from heddle.base.problems import MachineError, Problem
 from heddle.places import server
+from heddle.places.call import printable
 from heddle.places.ssh import FAILURES
 
 _BEAT: Final = 5.0  # seconds between signs of life
@@ -50,7 +51,6 @@ class AgentChannel:
 
     def __init__(self, transport: paramiko.Transport, what: str) -> None:
         self.what, self.frames, self._lock = what, server.Frames(_ANSWER), threading.Lock()
-        self.messages: list[tuple[dict[str, Any], bytes]] = []
         output = b""
         try:
             self.channel = transport.open_session(timeout=15)
@@ -68,13 +68,8 @@ class AgentChannel:
             raise self._start_failure(self.channel.exit_status if ended else -1, last or "it printed nothing")
         self.heard = time.monotonic()
         with _breaks():
-            self.messages += self.frames.feed(rest)
+            self.frames.feed(rest)
         threading.Thread(target=self._live, daemon=True).start()
-
-    def ask(self, message: Mapping[str, Any], data: bytes = b"") -> dict[str, Any]:
-        """The answer to a message; MachineError when it is a problem."""
-        self.send(message, data)
-        return self.answer()[0]
 
     def send(self, message: Mapping[str, Any], data: bytes = b"") -> None:
         """Send a message and its bytes."""
@@ -84,18 +79,18 @@ class AgentChannel:
                 self.channel.sendall(text[at : at + (1 << 20)])
 
     def receive(self) -> None:
-        """Wait for the agent to send something, and add its messages to `messages`."""
+        """Wait for the agent to send something; `frames` has its messages then."""
         with _breaks():
             if not (data := self.channel.recv(1 << 16)):
                 raise Broken
             self.heard = time.monotonic()
-            self.messages += [found for found in self.frames.feed(data) if found[0]]
+            self.frames.feed(data)
 
     def answer(self) -> tuple[dict[str, Any], bytes]:
         """The next message, and its bytes; MachineError when it is a problem."""
-        while not self.messages:
+        while not self.frames.messages:
             self.receive()
-        message, data = self.messages.pop(0)
+        message, data = self.frames.messages.pop(0)
         if "problem" in message:
             why, hint = printable(str(message["problem"])), "free some space there, or let this user write there"
             raise MachineError(Problem("", self.what, f"cannot be used: {why}", hint))
@@ -128,8 +123,3 @@ class AgentChannel:
         hint = "install python3 (3.11 or newer) and python3-venv there, and see the output of ssh HOST python3 -V;\n"
         hint += "the account must be allowed to run commands: ForceCommand and MaxSessions in the server's sshd_config"
         return MachineError(Problem("", self.what, why, hint))
-
-
-def printable(text: str) -> str:
-    """A text of the server, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]

@@ -113,15 +113,15 @@ def frame(message: dict[str, Any], data: bytes = b"") -> bytes:
 
 
 class Frames:
-    """Finds the messages in a stream. limit: of a line, and of the bytes after it."""
+    """Finds the messages in a stream, and their bytes. limit: of a line, and of the bytes after it."""
 
     def __init__(self, limit: int = 1 << 40) -> None:
         self.limit, self.rest = limit, bytearray()
+        self.messages: list[tuple[dict[str, Any], bytes]] = []
 
-    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """The messages that are complete now; an empty line is an empty one. ValueError for other text."""
+    def feed(self, data: bytes) -> None:
+        """Add the messages that are complete now; an empty line is none. ValueError for other text."""
         self.rest += data
-        found = []
         while (end := self.rest.find(b"\n")) >= 0:
             message = json.loads(self.rest[:end] or b"{}")
             size = message.get("bytes", 0) if isinstance(message, dict) else -1
@@ -129,27 +129,25 @@ class Frames:
                 raise ValueError("not a message")
             if len(self.rest) <= end + size:
                 break
-            found.append((message, bytes(self.rest[end + 1 : end + 1 + size])))
+            if message:
+                self.messages.append((message, bytes(self.rest[end + 1 : end + 1 + size])))
             del self.rest[: end + 1 + size]
         if end < 0 and len(self.rest) > self.limit:
             raise ValueError("not a message")
-        return found
 
 
-class Caller:
+class Caller(Frames):
     """Messages from and to the caller. last: when it has sent something."""
 
-    def __init__(self) -> None:
-        self.frames, self.last = Frames(), time.monotonic()
-        self.messages: list[tuple[dict[str, Any], bytes]] = []
+    last = time.monotonic()
 
-    def hear(self) -> list[tuple[dict[str, Any], bytes]]:
-        """The messages in what stdin has now (an empty one is only a sign of life); Gone at its end."""
+    def hear(self) -> None:
+        """Read what stdin has now; Gone at its end."""
         data = os.read(0, 1 << 16)
         if not data:
             raise Gone
         self.last = time.monotonic()
-        return self.frames.feed(data)
+        self.feed(data)
 
     def ask(self, key: str) -> tuple[dict[str, Any], bytes]:
         """Wait for the message with this key, and drop others; Gone after the end, or after SILENCE."""
@@ -160,7 +158,7 @@ class Caller:
                     return message, data
             if not select.select([0], [], [], SILENCE)[0]:
                 raise Gone
-            self.messages += self.hear()
+            self.hear()
 
     def say(self, data: bytes = b"", **message: Any) -> None:
         """Write a message."""
@@ -228,10 +226,8 @@ class RunningVerb:
             self.signal(message["signal"])
         elif "terminal" in message:
             self.resize(message["terminal"])
-        elif "typed" in message:
+        else:
             self.typed, self.end = self.typed + data, not data
-        else:  # a sign of life for one
-            self.out += b"\n"
 
     def type(self) -> None:
         """Write to the verb's stdin, which can take some."""
@@ -283,8 +279,11 @@ def run(caller: Caller, verb: RunningVerb, lasting: bool) -> int:
         wait = 0.1 if verb.sources else 0.01
         ready, writable, _ = select.select(reading + [0] * (not gone), writing, [], wait)
         try:
-            for message, data in caller.hear() if 0 in ready else ():
-                verb.hear(message, data)
+            if 0 in ready:
+                caller.hear()
+                verb.out += b"\n"  # a sign of life for one
+            while caller.messages:
+                verb.hear(*caller.messages.pop(0))
             if 1 in writable:
                 verb.out = verb.out[os.write(1, verb.out) :]
             if not gone and time.monotonic() - caller.last > SILENCE:

@@ -74,7 +74,8 @@ class Session:
 
     def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         """Bring the project on the server up to date, and copy the verb's files; the verb begins then."""
-        answer = self.agent.ask({"id": sync.checkout_id(sync.project()), "hash": server.digest_of(manifest)})
+        self.agent.send({"id": sync.checkout_id(sync.project()), "hash": server.digest_of(manifest)})
+        answer, _ = self.agent.answer()
         have, directory = answer.get("have"), answer.get("session")
         if not isinstance(have, dict | None) or not isinstance(directory, str):
             raise Broken
@@ -86,9 +87,9 @@ class Session:
             sync.pack(sync.project(), changed, tar)
             copied = tar.offset
             for path in dict.fromkeys(files.values()):
-                sync.add(tar, path, f"{Path(directory).name}/in{path}")
-        order = self._order(directory, files) | {"remove": gone + changed}
-        self.agent.ask(order, bundle.getvalue())
+                sync.add(tar, path.resolve(), f"{Path(directory).name}/in{path}")
+        self.agent.send({**self._order(directory, files), "remove": gone + changed}, bundle.getvalue())
+        self.agent.answer()
         if changed:
             count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
             self.out.observer.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
@@ -141,7 +142,7 @@ class Session:
                 agent.receive()
             elif time.monotonic() - agent.heard > SILENCE:
                 raise Broken
-            while agent.messages:
+            while agent.frames.messages:
                 message, data = agent.answer()
                 if self.out.json and message.get("stream") == 1:
                     document += data

@@ -218,17 +218,16 @@ def host_key_problem(
     """Why the server's key is not accepted. No key is ever added: the user must verify a new one."""
     what, kind, file = str(address), key.get_name(), shlex.quote(str(target.known_hosts[0]))
     shown = f"{kind} {key.fingerprint}"
-    for marker, where, other in known:
-        if marker and other == key:
-            hint = "do not trust this key: ask the administrator of the server"
-            return Problem(where, what, f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
-    plain = [(where, other) for marker, where, other in known if not marker]
-    if any(other == key for _, other in plain):
+    if revoked := [where for marker, where, other in known if marker and other == key]:
+        hint = "do not trust this key: ask the administrator of the server"
+        return Problem(revoked[0], what, f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
+    plain = {where: other for marker, where, other in known if not marker}
+    if key in plain.values():
         return None
     if plain:
         why = f"PRESENTS A HOST KEY THAT DIFFERS FROM THE KNOWN ONE: {shown}. This may be a man-in-the-middle attack"
         hint = "ask the administrator of the server whether its key is new. Only if it is, remove the old one:\n"
-        return Problem(plain[0][0], what, why, f"{hint}ssh-keygen -f {file} -R {shlex.quote(target.known_name)}")
+        return Problem(next(iter(plain)), what, why, f"{hint}ssh-keygen -f {file} -R {shlex.quote(target.known_name)}")
     word = next((w for w in ("ed25519", "ecdsa", "rsa") if w in kind), kind)
     port = f"-p {target.port} " if target.port != PORT else ""
     accept = f"ssh-keyscan {port}-t {word} {shlex.quote(target.host)} >> {file}"
@@ -242,7 +241,6 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
     """Log in with each key of the user's, then with a password. MachineError when the server accepts none of them."""
     user = target.user
     tried: list[str] = []
-    hints: list[str] = []
     left: Sequence[str] = ()  # the methods that the server accepts now; none when it is satisfied
     transport.auth_timeout = 2 * TIMEOUT
 
@@ -256,7 +254,7 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
             return left
 
     left = attempt("no key", partial(transport.auth_none, user))
-    for name, key in _keys(target, hints) if "publickey" in left else ():
+    for name, key in _keys(target, tried) if "publickey" in left else ():
         left = attempt(name, partial(transport.auth_publickey, user, key))
         if "publickey" not in left or not transport.is_active():  # too many keys for its MaxAuthTries
             break
@@ -267,15 +265,15 @@ def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> 
             break
     if not transport.is_authenticated():
         why = f"refuses the login of {user}; tried: {', '.join(dict.fromkeys(tried)) or 'no key'}"
-        hints.append(f"run ssh-copy-id {target.login()} to install your key; ssh-keygen -t ed25519 makes one")
-        hints += ["run it at a terminal, where Heddle asks for the password"] * asks
-        raise MachineError(Problem("", str(address), f"{why}; it accepts: {', '.join(left)}", "\n".join(hints)))
+        hint = f"run ssh-copy-id {target.login()} to install your key, or ssh-keygen -t ed25519 to make one;\n"
+        hint += "run ssh-add KEY for a key with a passphrase, or run it at a terminal, where Heddle asks"
+        raise MachineError(Problem("", str(address), f"{why}; it accepts: {', '.join(left)}", hint))
 
 
-def _keys(target: Target, hints: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+def _keys(target: Target, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
     """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase.
 
-    hints: what to do about files that cannot be used is added.
+    tried: files that cannot be used are added.
     """
     public, offered, locked = {path: _public(path) for path in target.keys}, set(), []
     with suppress(paramiko.SSHException, OSError):
@@ -291,9 +289,9 @@ def _keys(target: Target, hints: list[str]) -> Iterator[tuple[str, paramiko.PKey
         except (paramiko.PasswordRequiredException, TypeError):  # TypeError of cryptography: no passphrase
             locked.append(path)
         except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
-            hints.append(f"{path} cannot be used: {getattr(error, 'strerror', None) or error}")
+            tried.append(f"{path} ({getattr(error, 'strerror', None) or error})")
     for path in locked:
-        hints.append(f"run ssh-add {shlex.quote(str(path))}, because it needs its passphrase")
+        tried.append(f"{path} (it needs its passphrase)")
         for typed in _typed(f"Passphrase for {path}: "):
             with suppress(paramiko.SSHException, ValueError, TypeError):
                 yield str(path), paramiko.PKey.from_path(str(path), typed.encode())  # it has str, but needs bytes

@@ -26,8 +26,8 @@ from typing import Final
 
 from heddle.base import resources
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
-from heddle.places.call import Call
-from heddle.places.channel import AgentChannel, printable
+from heddle.places.call import Call, printable
+from heddle.places.channel import AgentChannel
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 FILE_BYTES: Final = 64 << 20  # largest input file
@@ -66,12 +66,12 @@ def pack(root: Path, names: Sequence[str], tar: tarfile.TarFile) -> None:
     """Add these files of the project."""
     files = files_of(root)
     for name in names:
-        add(tar, files[name], f"project/{name}", link=True, program=_is_wheel(root) and name == resources.FRONT_DOOR)
+        add(tar, files[name], f"project/{name}", program=_is_wheel(root) and name == resources.FRONT_DOOR)
 
 
-def add(tar: tarfile.TarFile, path: Path, name: str, *, link: bool = False, program: bool = False) -> None:
+def add(tar: tarfile.TarFile, path: Path, name: str, *, program: bool = False) -> None:
     """Add a file, or a link; MachineError when it cannot be read. program: executable, whatever its mode is here."""
-    if link and path.is_symlink():
+    if path.is_symlink():
         tar.add(path, name)
         return
     with machine_errors(str(path)), path.open("rb") as file:

@@ -179,7 +179,7 @@ def test_a_passphrase_is_asked_for_at_a_terminal_and_nowhere_else(servers: Row) 
     try:
         seen = servers.type_at_a_terminal("ssh:gate", f"Passphrase for {servers.ssh}/locked: ", "wrong", "a passphrase")
         assert "answer" in seen and "a passphrase" not in seen
-        assert f"run ssh-add '{servers.ssh}/locked', because it needs" in servers.ask("ssh:gate")
+        assert f"{servers.ssh}/locked (it needs its passphrase)" in servers.ask("ssh:gate")
     finally:
         (gate.spot / "authorized_keys").write_text(before)
 
@@ -191,4 +191,4 @@ def test_a_password_is_asked_for_at_a_terminal_and_nowhere_else(servers: Row) ->
     assert "answer" in seen and "a password" not in seen
     refused = servers.ask("ssh:lab")
     assert "error ssh:lab refuses the login" in refused
-    assert "run it at a terminal, where Heddle asks for the password" in refused
+    assert "run it at a terminal, where Heddle asks" in refused

@@ -84,7 +84,7 @@ def test_keys_that_are_refused_locked_or_missing_are_named(
         env = {**server.env, "SSH_AUTH_SOCK": str(agent)}
         subprocess.run(["ssh-add", "-q", str(own)], env=env, check=True)
         with changed(own, None):
-            assert f"run ssh-add '{locked}', because it needs its passphrase" in refused()
+            assert f"{locked} (it needs its passphrase)" in refused()
             monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
             connect()
     finally:

@@ -71,18 +71,17 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
 
     def _answer(self, channel: paramiko.Channel) -> None:
         frames = Frames()
-        messages: list[tuple[dict[str, Any], bytes]] = []
 
         def say(data: bytes = b"", **message: Any) -> None:
             channel.sendall(frame(message, data))
 
         def ask() -> tuple[dict[str, Any], bytes]:
-            while not messages:
+            while not frames.messages:
                 data = channel.recv(1 << 16)
                 if not data:
                     raise EOFError
-                messages.extend(found for found in frames.feed(data) if found[0])  # not a sign of life
-            return messages.pop(0)
+                frames.feed(data)
+            return frames.messages.pop(0)
 
         with contextlib.suppress(OSError, EOFError):  # the client may have gone
             channel.sendall(b"welcome\n" + HELLO)
