@@ -10,8 +10,7 @@ from typing import Final, Protocol
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem
 
-KEY: Final = "place"  # of the config file
-EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
+_EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
 # Names can be aliases of ~/.ssh/config. No character that a shell or ssh could read as a flag or a command.
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 _IPV6: Final = re.compile(r"\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\](?:(:)(.*))?", re.DOTALL)
@@ -89,19 +88,19 @@ def parse_address(text: str, where: str = "") -> Address:
         text = f"ssh:{user.partition(':')[0]}:...@{rest}"
     for wrong, why, hint in (
         (":" in user, "contains a password", "remove it; log in with a key, which ssh-copy-id installs"),
-        (at and not _USER.fullmatch(user), f"has an invalid user name: {user[:60]!r}", EXAMPLE),
+        (at and not _USER.fullmatch(user), f"has an invalid user name: {user[:60]!r}", _EXAMPLE),
         (":" in port, "has several colons", "write an IPv6 address in brackets: ssh:user@[::1]:22"),
         (bad_port, f"has an invalid port: {port[:20]!r}", "use a number from 1 to 65535"),
-        (not bracketed and not _HOST.fullmatch(host), f"has an invalid host name: {host[:60]!r}", EXAMPLE),
+        (not bracketed and not _HOST.fullmatch(host), f"has an invalid host name: {host[:60]!r}", _EXAMPLE),
     ):
         if wrong:
             raise place_error(text, where, why, hint)
     return Address(host, user or None, int(port) if colon else None)
 
 
-def place_error(text: str, where: str, why: str, hint: str = EXAMPLE) -> InputError:
+def place_error(text: str, where: str, why: str, hint: str = _EXAMPLE) -> InputError:
     """The error for a place as it stands in the config file (`where`) or was typed."""
-    return InputError(Problem(where, (f"{KEY}: " if where else "--place ") + printable(text), why, hint))
+    return InputError(Problem(where, ("place: " if where else "--place ") + printable(text), why, hint))
 
 
 def printable(text: str) -> str:

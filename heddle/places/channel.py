@@ -105,12 +105,6 @@ class AgentChannel:
                 raise Broken
             yield data
 
-    def end(self) -> None:
-        """End the call, and wait until the agent has removed its files."""
-        with suppress(*FAILURES):
-            self.channel.shutdown_write()
-            self.channel.status_event.wait(_END)
-
     def _live(self) -> None:
         with suppress(*FAILURES):
             while not self.channel.status_event.wait(_BEAT):

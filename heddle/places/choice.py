@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.extras import SSH, require
-from heddle.base.problems import Problems, nearest
-from heddle.places.call import EXAMPLE, KEY, Place, parse_address, place_error
+from heddle.base.problems import InputError, Problem
+from heddle.places.call import Place, parse_address, place_error
 
 HERE: Final = "here"
 VARIABLE: Final = "HEDDLE_CONFIG"
+_KEY: Final = "place"
 _ALONE: Final = frozenset({"vm"})  # kinds that need nothing after their name
 
 
@@ -57,14 +58,12 @@ def place_for(typed: str | None) -> Place | None:
 
 def _place_named(text: str, where: str) -> Place | None:
     """The place that a text names, None for `here`; InputError for any other text. where: its file and line."""
-    kind, colon, rest = text.partition(":")
+    kind, colon, _ = text.partition(":")
     if text == HERE:
         return None
     if kind in KINDS and (colon or kind in _ALONE):
         return KINDS[kind](text, where)
-    near = nearest(kind, KINDS if colon else [HERE, *_ALONE])
-    guess = f"{near}{colon}{rest}" if near else f"ssh:{text}" if "@" in text or "." in kind else ""
-    raise place_error(text, where, "is not a place", f"did you mean {guess}?" if guess else EXAMPLE)
+    raise place_error(text, where, "is not a place")
 
 
 def _config_path() -> Path | None:
@@ -81,19 +80,16 @@ def _config_path() -> Path | None:
 
 def _configured(path: Path) -> Place | None:
     """The place in a config file; InputError has the problems of the file, with their lines."""
-    from heddle.spec.yamlfile import ReadOptions, parse, read_text
+    from heddle.spec.yamlfile import parse, read_text
 
-    reading = ReadOptions(kind="config file", example="docs/places.md")
-    text = read_text(path, str(path), reading)
+    text = read_text(path, str(path))
     if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
         return None  # comments only
-    document = parse(text, str(path), reading)
-    problems = Problems()
-    for key in (key for key in document.data if key != KEY):
-        why, hint = "is not a key of the config file", f"its only key is {KEY}"
-        problems.add(where=document.where((key,)), what=key, why=why, hint=hint)
-    problems.raise_if_any()
-    value, where = document.data.get(KEY, HERE), document.where((KEY,))
+    document = parse(text, str(path))
+    if unknown := [key for key in document.data if key != _KEY]:
+        why, hint = "is not a key of the config file", f"its only key is {_KEY}"
+        raise InputError(*[Problem(document.where((key,)), key, why, hint) for key in unknown])
+    value, where = document.data.get(_KEY, HERE), document.where((_KEY,))
     if not isinstance(value, str):
-        raise place_error(document.text((KEY,)), where, "is not a text")
+        raise place_error(document.text((_KEY,)), where, "is not a text")
     return _place_named(value, where)

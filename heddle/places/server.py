@@ -1,11 +1,8 @@
 """The agent on a lab server. Its text is in the command line of the channel, and the server's python3 runs it.
 
 So it uses the standard library only, and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
-What both sides must know, the project's manifest and the form of messages, is here too.
-
-One channel serves one call. The agent compares the project with the caller's, unpacks what the caller sends, runs the
-verb, passes on what is typed, its output and signals, and gives the caller the files that the verb wrote. The end of
-stdin, or silence, means that the caller has gone.
+It brings the project up to date, runs the verb, and gives the caller the files that it wrote. The end of stdin, or
+silence, means that the caller has gone. What both sides must know is here too: the manifest, and the form of messages.
 """
 
 from __future__ import annotations

@@ -120,7 +120,6 @@ class Session:
             code = self._follow(signals)
         for name in fetch_outputs(self.call, self.agent):
             print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
-        self.agent.end()
         ends = [number for number in signals if number in (signal.SIGTERM, signal.SIGHUP)]
         return 128 + ends[-1] if ends else code
 

@@ -35,7 +35,7 @@ def connect(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
     def connect(place: str = server.place) -> None:
         with connection(parse_address(place)) as transport:
-            AgentChannel(transport, place).end()
+            AgentChannel(transport, place)
 
     return connect
 
