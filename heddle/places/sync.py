@@ -19,15 +19,14 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.places.call import Call, printable
-from heddle.places.channel import AgentChannel
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 FILE_BYTES: Final = 64 << 20  # largest input file
@@ -138,15 +137,16 @@ def output_paths(call: Call) -> dict[str, str]:
     return {name: f"out/{i}/{last or 'out'}" for i, (name, last) in enumerate(lasts.items())}
 
 
-def fetch_outputs(call: Call, agent: AgentChannel) -> list[str]:
+def fetch_outputs(call: Call, files: Iterable[Mapping[str, Any]], take: Callable[[int], Iterator[bytes]]) -> list[str]:
     """Write the files of this call to their names here. Returns the names of other files, which stay there.
 
+    files: what the server says of each. take: the content of the last one, in pieces.
     MachineError for a file that the server must not write.
     """
     named = {path: name for name, path in output_paths(call).items()}
     other, new = [], ""
     files_left, bytes_left = OUTPUT_FILES, OUTPUT_BYTES
-    while "file" in (entry := agent.answer()[0]):
+    for entry in files:
         path, size = str(entry.get("file")), entry.get("size")
         files_left -= 1
         top, *inner = parts = path.split("/")
@@ -163,7 +163,6 @@ def fetch_outputs(call: Call, agent: AgentChannel) -> list[str]:
             target = Path(new)
         else:
             other.append(printable("/".join(inner)))
-            agent.send({"take": False})
             continue
         bytes_left -= size
         for wrong, why in (
@@ -172,10 +171,9 @@ def fetch_outputs(call: Call, agent: AgentChannel) -> list[str]:
         ):
             if wrong:
                 raise refused(shown, why)
-        agent.send({"take": True})
         with machine_errors(shown):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(target, agent.read(size), replace=output is not None)
+            _write(target, take(size), replace=output is not None)
     return other
 
 

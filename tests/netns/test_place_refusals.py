@@ -17,7 +17,7 @@ import pytest
 
 from heddle.base.problems import MachineError
 from heddle.places.call import parse_address
-from heddle.places.channel import AgentChannel
+from heddle.places.session import AgentChannel
 from heddle.places.ssh import connection
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, until
