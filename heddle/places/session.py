@@ -101,6 +101,12 @@ class AgentChannel:
             for at in range(0, len(text), 1 << 20):  # sendall copies the rest for each packet
                 self.channel.sendall(text[at : at + (1 << 20)])
 
+    def is_ready(self) -> bool:
+        """Whether the agent has sent something, or has ended. What a login printed to stderr is dropped."""
+        if self.channel.recv_stderr_ready():
+            self.channel.recv_stderr(1 << 16)
+        return bool(self.channel.recv_ready() or self.channel.eof_received or self.channel.closed)
+
     def receive(self) -> None:
         """Wait for the agent to send something; `frames` has its messages then."""
         with _breaks():
@@ -248,7 +254,7 @@ class Session:
                 typed = os.read(0, 1 << 16)
                 stdin, waiting = bool(typed), waiting + len(typed)
                 agent.send({"typed": True}, typed)
-            if agent.channel in ready:
+            if agent.is_ready():
                 agent.receive()
             elif time.monotonic() - agent.heard > SILENCE:
                 raise Broken
