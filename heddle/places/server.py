@@ -244,7 +244,7 @@ class RunningVerb:
         if data:
             self.out += frame({"stream": self.sources[source]}, data)
         else:
-            del self.sources[source]
+            self.sources.pop(source, None)
 
     def signal(self, number: int) -> None:
         """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
@@ -287,6 +287,8 @@ def run(caller: Caller, verb: RunningVerb, lasting: bool) -> int:
                 raise Gone
         except (Gone, OSError, ValueError):
             gone, verb.typed, verb.end = True, b"", True
+            if verb.sources.pop(verb.keys, None):
+                os.close(verb.keys)  # a terminal hangs up: its foreground job may be in another group
             if not lasting:
                 verb.signal(signal.SIGHUP)
         if verb.typed and verb.keys in writable:

@@ -170,9 +170,9 @@ class SshPlace:
         files = input_files(call.files_in)
         manifest = sync.manifest_of(sync.project())
         with connection(self.address, self.target) as transport:
-            session = Session(self.address, call, out, transport)
             why, hint = "while the project was copied there", "run the same line again: it continues with the copy"
             try:
+                session = Session(self.address, call, out, transport)
                 session.copy(manifest, files)
                 after = "continues there" if call.lasting else "was ended there"
                 why, hint = f"during {call.verb}", f"{call.verb} {after}; ./inv status --place {self.address} shows it"

@@ -238,15 +238,11 @@ def test_input_files_are_regular_and_limited(tmp_path: Path, monkeypatch: pytest
 
 
 def test_files_copied_to_a_server_are_not_writable_by_others(tmp_path: Path) -> None:
-    before = os.umask(0o000)
-    try:
-        make_private(tmp_path / "there")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "there").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o777)  # as a user may have left it
-    make_private(tmp_path / "there")
-    assert (tmp_path / "there").stat().st_mode & 0o777 == 0o700
+    for name in ("there", "new"):
+        make_private(tmp_path / name)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o700
     (tmp_path / "link").symlink_to(tmp_path / "there")
     with pytest.raises(PermissionError, match="another user's"):
         make_private(tmp_path / "link")
