@@ -34,7 +34,7 @@ Done = subprocess.CompletedProcess[str]
 ASKS = """
 import sys
 from heddle.base.problems import HeddleError
-from heddle.places.address import parse_address
+from heddle.places.call import parse_address
 from heddle.places.ssh import connection
 try:
     with connection(parse_address(sys.argv[1])) as transport:
@@ -147,15 +147,12 @@ def ssh_server(
     spot: Path,
     *,
     project: Path = ROOT,
-    host_keys: Sequence[str] = ("ed25519",),
-    set_up: bool = True,
     address: str = "127.0.0.1",
     before: Sequence[str] = (),
     lines: Sequence[str] = (),
 ) -> Iterator[SshServer]:
-    """A server below `spot`, and a client that knows it and may log in.
+    """A server below `spot`, and a client that knows it and may log in. It has a .venv for the project already.
 
-    set_up: the server has a .venv for the project already, so that no test but the one for it waits for that.
     before: words before sshd, such as those of a network namespace that has this address. lines: first in its settings.
     """
     program = sshd_path()
@@ -167,17 +164,15 @@ def ssh_server(
     settings = {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
     settings.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
     settings |= {"XDG_CACHE_HOME": str(cache), "HEDDLE_STATE_DIR": str(state)}
-    if set_up:
-        there = cache / "heddle" / "place" / checkout_id(project) / "project"
-        there.mkdir(parents=True)
-        (there / ".venv").symlink_to(sys.prefix)
+    there = cache / "heddle" / "place" / checkout_id(project) / "project"
+    there.mkdir(parents=True)
+    (there / ".venv").symlink_to(sys.prefix)
     public = key(home / ".ssh" / "id_ed25519")
     (spot / "authorized_keys").write_text(public)
     lines = [
         *lines,
         f"ListenAddress {address}",
         "PidFile none",
-        "Subsystem sftp internal-sftp",
         f'AuthorizedKeysFile "{spot}/authorized_keys"',
         "StrictModes no",  # below /tmp, which everybody may write
         f"UsePAM {'yes' if _locked(user) else 'no'}",  # without PAM a locked account cannot log in at all
@@ -186,9 +181,8 @@ def ssh_server(
         "KbdInteractiveAuthentication no",
         "SetEnv " + " ".join(f'"{name}={value}"' for name, value in settings.items()),
     ]
-    for kind in host_keys:
-        key(spot / f"host_{kind}", kind)
-        lines.append(f'HostKey "{spot}/host_{kind}"')
+    host_key = key(spot / "host_ed25519")
+    lines.append(f'HostKey "{spot}/host_ed25519"')
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd shuts its unprivileged half in
     port = _free_port()
     (spot / "sshd_config").write_text("\n".join([*lines, f"Port {port}"]) + "\n")
@@ -199,11 +193,7 @@ def ssh_server(
         try:
             assert until(lambda: "Server listening" in (spot / "sshd.log").read_text() or process.poll() is not None)
             assert process.poll() is None, (spot / "sshd.log").read_text()
-            known = "".join(
-                f"[{address}]:{port} {' '.join((spot / f'host_{kind}.pub').read_text().split()[:2])}\n"
-                for kind in host_keys
-            )
-            (home / ".ssh" / "known_hosts").write_text(known)
+            (home / ".ssh" / "known_hosts").write_text(f"[{address}]:{port} {' '.join(host_key.split()[:2])}\n")
             env = {k: v for k, v in os.environ.items() if not k.startswith(("SSH_", "HEDDLE_", "XDG_"))}
             env |= {"HOME": str(home), "HEDDLE_STATE_DIR": str(spot / "client state")}
             env.pop("CI", None)

@@ -3,13 +3,9 @@
 In:  what was typed, and the user's config file.
 Out: None (here), or a Place that runs the same verb elsewhere and returns its exit code.
 
-choice.py       the place that the user chose, the config file, the kinds of places
-call.py         a verb to run in another place, and the protocol of places
-address.py      the text of a place -> Address, or the mistake in it
-ssh.py          ~/.ssh/config, jump hosts, login
-hostkeys.py     check the server's host key
+choice.py       the place that the user chose: its text, the config file, the kinds of places
+ssh.py          ~/.ssh/config, jump hosts, the server's host key, login
 sync.py         the files that travel: the project and the verb's input, and what the verb wrote
-session.py      one verb on a server: its streams, signals, files and exit code
-signals.py      this machine's terminal and signals meanwhile
+session.py      one verb on a server: its streams, this machine's terminal and signals, files and exit code
 server.py       runs on the server; it is sent with each call
 """

@@ -1,13 +1,8 @@
-"""The agent on a lab server. Its text is in the command line of each channel, and the server's python3 runs it.
+"""The agent on a lab server. Its text is in the command line of the channel, and the server's python3 runs it.
 
 So it uses the standard library only, and the syntax of Python 3.9: `./inv` itself reports that it needs a newer one.
-What both sides must know of the project (its manifest) is here too.
-
-    (no word)      one call: lines of JSON on stdin and stdout. It compares the project with the caller's, unpacks what
-                   the caller has copied, runs the verb on its own stdout and stderr, and ends with its exit code. Its
-                   stdin sends signals; the end of stdin, or silence, means that the caller has gone.
-    become DIR     become a verb that reads stdin; the call of DIR has the signals
-    give DIR       send the files that a verb wrote, those that the caller takes
+It brings the project up to date, runs the verb, and gives the caller the files that it wrote. The end of stdin, or
+silence, means that the caller has gone. What both sides must know is here too: the manifest, and the form of messages.
 """
 
 from __future__ import annotations
@@ -15,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -22,15 +18,16 @@ import select
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tarfile
+import termios
 import time
 from pathlib import Path
 from typing import Any
 
-HELLO = b"\0heddle agent 3\0"  # the output of a login (`echo` in .bashrc) comes before it
-ABANDONED = 600.0  # seconds after which the files of a call that has ended are removed, if the caller has not
+HELLO = b"\0heddle agent 4\0"  # the output of a login (`echo` in .bashrc) comes before it
 SILENCE = 30.0  # seconds without a sign of life after which the connection counts as ended
 # Directories of tools in a checkout. They are neither copied nor removed on the server.
 KEPT = frozenset({".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"})
@@ -69,23 +66,8 @@ def digest_of(manifest: Manifest) -> str:
 
 
 def manifest_there(base: Path) -> Manifest:
-    """The project below `base`. Only files that have changed since the last call are read."""
-    record, project = base / "record.json", base / "project"
-    try:
-        known = json.loads(record.read_text())
-    except (OSError, ValueError):
-        known = {}
-    found: dict[str, Any] = {}
-    for name in walk(project):
-        status = os.lstat(f"{project}/{name}")
-        stamp = [status.st_size, status.st_ctime_ns, status.st_mode]
-        old = known.get(name, [None])
-        found[name] = old if old[0] == stamp else [stamp, manifest_entry(project / name)]
-    if found != known:
-        fresh = record.with_suffix(".new")
-        fresh.write_text(json.dumps(found))
-        fresh.replace(record)
-    return {name: entry for name, (_, entry) in found.items()}
+    """The project below `base`."""
+    return {name: manifest_entry(base / "project" / name) for name in walk(base / "project")}
 
 
 def remove(project: Path, names: list[str]) -> None:
@@ -101,9 +83,9 @@ def remove(project: Path, names: list[str]) -> None:
             parent.rmdir()
 
 
-def unpack(bundle: Path, root: Path) -> None:
+def unpack(bundle: bytes, root: Path) -> None:
     """Unpack a tar, with its links."""
-    with tarfile.open(bundle) as tar:
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as tar:
         # Debian 12's first Python has no filters; the default of Python 3.14 refuses links to other places.
         safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
         tar.extractall(root, **safe)  # noqa: S202  (it is the user's own)
@@ -122,178 +104,232 @@ def make_private(directory: Path) -> None:
         directory.chmod(0o700)
 
 
-class Caller:
-    """Lines of JSON from and to the caller. last: when it has sent something."""
+def frame(message: dict[str, Any], data: bytes = b"") -> bytes:
+    """A message as it is sent: a line of JSON, then the bytes that its `bytes` counts."""
+    return json.dumps({**message, "bytes": len(data)}).encode() + b"\n" + data
 
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.rest, self.last = b"", time.monotonic()
 
-    def hear(self) -> list[Any]:
-        """The messages in what stdin has now (an empty line is only a sign of life); Gone at its end."""
+class Frames:
+    """Finds the messages in a stream, and their bytes. limit: of a line, and of the bytes after it."""
+
+    def __init__(self, limit: int = 1 << 40) -> None:
+        self.limit, self.rest = limit, bytearray()
+        self.messages: list[tuple[dict[str, Any], bytes]] = []
+
+    def feed(self, data: bytes) -> None:
+        """Add the messages that are complete now; an empty line is none. ValueError for other text."""
+        self.rest += data
+        while (end := self.rest.find(b"\n")) >= 0:
+            message = json.loads(self.rest[:end] or b"{}")
+            size = message.get("bytes", 0) if isinstance(message, dict) else -1
+            if not isinstance(size, int) or not 0 <= size <= self.limit:
+                raise ValueError("not a message")
+            if len(self.rest) <= end + size:
+                break
+            if message:
+                self.messages.append((message, bytes(self.rest[end + 1 : end + 1 + size])))
+            del self.rest[: end + 1 + size]
+        if end < 0 and len(self.rest) > self.limit:
+            raise ValueError("not a message")
+
+
+class Caller(Frames):
+    """Messages from and to the caller. last: when it has sent something."""
+
+    last = time.monotonic()
+
+    def hear(self) -> None:
+        """Read what stdin has now; Gone at its end."""
         data = os.read(0, 1 << 16)
         if not data:
             raise Gone
-        *lines, self.rest = (self.rest + data).split(b"\n")
         self.last = time.monotonic()
-        return [json.loads(line) for line in lines if line]
+        self.feed(data)
 
-    def ask(self) -> Any:
-        """Wait for the next message; Gone after the end, or after SILENCE."""
-        while not self.messages:
+    def ask(self, key: str) -> tuple[dict[str, Any], bytes]:
+        """Wait for the message with this key, and drop others; Gone after the end, or after SILENCE."""
+        while True:
+            while self.messages:
+                message, data = self.messages.pop(0)
+                if key in message:
+                    return message, data
             if not select.select([0], [], [], SILENCE)[0]:
                 raise Gone
-            self.messages += self.hear()
-        return self.messages.pop(0)
+            self.hear()
 
-    def say(self, **message: Any) -> None:
+    def say(self, data: bytes = b"", **message: Any) -> None:
         """Write a message."""
-        sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+        sys.stdout.buffer.write(frame(message, data))
         sys.stdout.buffer.flush()
 
 
-def serve(caller: Caller) -> int:
-    """Serve one call: bring the project and the verb's files up to date, then run the verb; its exit code."""
-    request = caller.ask()
+def serve(caller: Caller) -> None:
+    """Serve one call: bring the project and the verb's files up to date, run the verb, give what it wrote."""
+    request, _ = caller.ask("hash")
     cache = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     base = root / "heddle/place" / request["id"]
     for directory in (root / "heddle", base.parent, base, base / "project"):
         make_private(directory)
-    session, order = base / f"s{os.getpid()}-{secrets.token_hex(4)}", {}
+    session = base / f"s{os.getpid()}-{secrets.token_hex(4)}"
     try:
         with (base / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for old in base.glob("s[0-9]*-*"):
-                running = Path("/proc", old.name[1:].partition("-")[0]).exists()
-                if not running and time.time() - old.stat().st_mtime > ABANDONED:
+                if not Path("/proc", old.name[1:].partition("-")[0]).exists():  # its agent was killed
                     shutil.rmtree(old, ignore_errors=True)
             (session / "here").mkdir(mode=0o700, parents=True)  # the verb's working directory
             have = manifest_there(base)
             caller.say(session=str(session), have=None if digest_of(have) == request["hash"] else have)
-            order, now = caller.ask(), request["hash"]
-            if "size" in order:
-                with (session / "bundle").open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, order["size"])  # SFTP has no error for a full disk
-                caller.say()
-                gone, order = order["remove"], caller.ask()
-                remove(base / "project", gone)
-                unpack(session / "bundle", base)
-                now = digest_of(manifest_there(base))
+            order, bundle = caller.ask("argv")
+            remove(base / "project", order["remove"])
+            unpack(bundle, base)
         for name in order["directories"]:
             (session / name).mkdir(parents=True, exist_ok=True)
-        (session / "order").write_text(json.dumps(order))
-        caller.say(hash=now)
-        return wait(caller, session) if order["input"] else run(caller, session, order)
+        caller.say(copied=True)
+        caller.say(code=run(caller, RunningVerb(session, order), order["lasting"]))
+        give(caller, session)
     finally:
-        if not order.get("fetch"):
-            shutil.rmtree(session, ignore_errors=True)
+        shutil.rmtree(session, ignore_errors=True)
 
 
-def wait(caller: Caller, session: Path) -> int:
-    """Send the caller's signals to a verb that has a channel of its own, until the caller has gone."""
-    try:
-        while True:
-            send_signal(session, caller.ask())
-    finally:
-        send_signal(session, "hang up")
+class RunningVerb:
+    """The verb, in a session of its own, with a terminal of the caller's size if the caller has one.
+
+    typed: bytes for its stdin, and `end` when no more will come. out: messages for the caller.
+    """
+
+    def __init__(self, session: Path, order: dict[str, Any]) -> None:
+        self.typed, self.end, self.out = b"", not order["input"], b""
+        self.keys, inner = os.openpty() if order["terminal"] else (-1, subprocess.PIPE)
+        if order["terminal"]:
+            self.resize(order["terminal"])
+        self.child = subprocess.Popen(
+            order["argv"], executable=str(session.parent / "project/inv"), cwd=session / "here",
+            env={**os.environ, **order["env"]}, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
+            preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if order["terminal"] else None,  # noqa: PLW1509
+        )  # fmt: skip
+        outputs = ((1, self.child.stdout), (2, self.child.stderr))
+        self.sources = {pipe.fileno(): stream for stream, pipe in outputs if pipe} or {self.keys: 1}
+        if self.child.stdin:
+            self.keys = self.child.stdin.fileno()
+        else:
+            os.close(inner)
+        os.set_blocking(self.keys, False)
+
+    def hear(self, message: dict[str, Any], data: bytes) -> None:
+        """Do what the caller asks for."""
+        if "signal" in message:
+            self.signal(message["signal"])
+        elif "terminal" in message:
+            self.resize(message["terminal"])
+        else:
+            self.typed, self.end = self.typed + data, not data
+
+    def type(self) -> None:
+        """Write to the verb's stdin, which can take some."""
+        try:
+            taken = os.write(self.keys, self.typed)
+        except OSError:  # it does not read
+            taken = len(self.typed)
+        self.typed = self.typed[taken:]
+        self.out += frame({"taken": taken})
+
+    def read(self, source: int) -> None:
+        """Read from the verb, which has written some, or has ended."""
+        try:
+            data = os.read(source, 1 << 15)
+        except OSError:  # EIO: no process has the terminal any more
+            data = b""
+        if data:
+            self.out += frame({"stream": self.sources[source]}, data)
+        else:
+            self.sources.pop(source, None)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
+        try:
+            os.killpg(self.child.pid, number)
+        except ProcessLookupError:  # it has ended
+            pass
+        except PermissionError:  # it is sudo, which passes the signal on to the verb that runs as root
+            argv = ["sudo", "-n", "kill", f"-{number:d}", str(self.child.pid)]
+            subprocess.run(argv, stdin=subprocess.DEVNULL, check=False)
+
+    def resize(self, size: list[int]) -> None:
+        """Set columns and rows of its terminal; its processes get SIGWINCH."""
+        fcntl.ioctl(self.keys, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
 
 
-def run(caller: Caller, session: Path, order: dict[str, Any]) -> int:
-    """Run the verb in a process group of its own; its exit code. It gets the caller's signals.
+def run(caller: Caller, verb: RunningVerb, lasting: bool) -> int:
+    """Pass on what the caller and the verb send until the verb ends; its exit code.
 
     After the caller has gone, a lasting verb continues, and its output is dropped. Any other verb gets SIGHUP.
+    Gone, when the verb has ended then.
     """
-    os.write(2, HELLO)
-    child = subprocess.Popen(
-        order["argv"], executable=str(session.parent / "project/inv"), cwd=session / "here",
-        env={**os.environ, **order["env"]}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,
-    )  # fmt: skip
-    (session / "group").write_text(str(child.pid))
-    targets = {pipe.fileno(): target for target, pipe in ((1, child.stdout), (2, child.stderr)) if pipe}
-    pending, gone, ready = {1: b"", 2: b""}, False, [0]
-    for target in pending:
-        os.set_blocking(target, False)
+    gone, ready = False, [0]
+    os.set_blocking(1, False)
     # Processes that the verb left running may hold its stdout open.
-    while ready or any(pending.values()) or child.poll() is None:
-        reading = [pipe for pipe, target in targets.items() if not pending[target]]
-        writing = [target for target, data in pending.items() if data]
-        ready, writable, _ = select.select(reading + [0] * (not gone), writing, [], 0.1 if targets else 0.01)
+    while ready or verb.out or verb.child.poll() is None:
+        reading = [] if verb.out else list(verb.sources)
+        writing = [1] * bool(verb.out) + [verb.keys] * bool(verb.typed)
+        wait = 0.1 if verb.sources else 0.01
+        ready, writable, _ = select.select(reading + [0] * (not gone), writing, [], wait)
         try:
-            for message in caller.hear() if 0 in ready else ():
-                send_signal(session, message)
-            for target in writable:
-                pending[target] = pending[target][os.write(target, pending[target]) :]
+            if 0 in ready:
+                caller.hear()
+                verb.out += b"\n"  # a sign of life for one
+            while caller.messages:
+                verb.hear(*caller.messages.pop(0))
+            if 1 in writable:
+                verb.out = verb.out[os.write(1, verb.out) :]
             if not gone and time.monotonic() - caller.last > SILENCE:
                 raise Gone
         except (Gone, OSError, ValueError):
-            gone, pending, order["fetch"] = True, {1: b"", 2: b""}, False
-            if not order["lasting"]:
-                send_signal(session, "hang up")
-        for pipe in set(ready).intersection(reading):
-            data = os.read(pipe, 1 << 15)
-            pending[targets[pipe]] = b"" if gone else data
-            if not data:
-                del targets[pipe]
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def send_signal(session: Path, message: str) -> None:
-    """Send a signal to the verb and its children. After SIGINT or SIGHUP a verb undoes unfinished work."""
-    number = signal.SIGINT if message == "interrupt" else signal.SIGHUP
-    try:
-        group = int((session / "group").read_text())
-        os.killpg(group, number)
-    except (FileNotFoundError, ProcessLookupError):  # not started, or ended
-        pass
-    except PermissionError:  # it is sudo, which passes the signal on to the verb that runs as root
-        subprocess.run(["sudo", "-n", "kill", f"-{number:d}", str(group)], stdin=subprocess.DEVNULL, check=False)
-
-
-def become(session: Path) -> None:
-    """Become the verb: it has this channel's stdin, stdout, stderr, and its terminal if there is one."""
-    order = json.loads((session / "order").read_text())
-    (session / "group").write_text(str(os.getpgrp()))
-    if not os.isatty(2):
-        os.write(2, HELLO)
-    os.chdir(session / "here")
-    os.execve(session.parent / "project/inv", order["argv"], {**os.environ, **order["env"]})  # noqa: S606
+            gone, verb.typed, verb.end = True, b"", True
+            if verb.sources.pop(verb.keys, None):
+                os.close(verb.keys)  # a terminal hangs up: its foreground job may be in another group
+            if not lasting:
+                verb.signal(signal.SIGHUP)
+        if verb.typed and verb.keys in writable:
+            verb.type()
+        if verb.end and not verb.typed and verb.child.stdin:
+            verb.child.stdin.close()
+        for source in set(ready).intersection(reading):
+            verb.read(source)
+        verb.out = b"" if gone else verb.out
+    os.set_blocking(1, True)
+    if gone:
+        raise Gone
+    code = int(verb.child.returncode)
+    return code if code >= 0 else 128 - code
 
 
 def give(caller: Caller, session: Path) -> None:
-    """Name each file that the verb wrote, and send those that the caller takes; then remove them."""
-    try:
-        for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
-            path = session / name
-            status = os.lstat(path)
-            readable = os.access(path, os.R_OK)
-            caller.say(file=name, size=status.st_size, regular=stat.S_ISREG(status.st_mode), readable=readable)
-            if caller.ask():
-                with path.open("rb") as file:
-                    shutil.copyfileobj(file, sys.stdout.buffer)
-        caller.say()
-    finally:
-        shutil.rmtree(session, ignore_errors=True)
+    """Name each file that the verb wrote, and send those that the caller takes."""
+    for name in [f"{top}/{name}" for top in ("out", "here") for name in walk(session / top)]:
+        path = session / name
+        status = os.lstat(path)
+        readable = stat.S_ISREG(status.st_mode) and os.access(path, os.R_OK)
+        caller.say(file=name, size=status.st_size, readable=readable)
+        if caller.ask("take")[0]["take"]:
+            with path.open("rb") as file:
+                for block in iter(lambda: file.read(1 << 20), b""):
+                    caller.say(block)
+    caller.say(end=True)
 
 
 def main() -> None:
     """What a channel runs."""
     signal.signal(signal.SIGHUP, lambda number, frame: None)  # not ignored: the verb would inherit that
-    caller, (task, *words) = Caller(), sys.argv[1:] or ["serve"]
     os.write(1, HELLO)
+    caller = Caller()
     try:
-        if task == "become":
-            become(Path(words[0]))
-        elif task == "give":
-            give(caller, Path(words[0]))
-        else:
-            sys.exit(serve(caller))
+        serve(caller)
     except Gone:
         pass
     except (OSError, ValueError, tarfile.TarError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        caller.say(problem=[str(getattr(error, "filename", None) or ""), why, getattr(error, "errno", 0)])
+        caller.say(problem=str(error))
 
 
 if __name__ == "__main__":

@@ -2,30 +2,31 @@
 
 In:  a Call, and the Console that called.
 Out: the verb's exit code. MachineError when the server cannot be used, or the connection breaks.
-A call is one SSH channel of the agent (server.py): lines of JSON, then the verb's stdout, stderr and exit code. A verb
-that reads stdin has a second channel for its streams, which can be a terminal.
+A call is one SSH channel of the agent (server.py), with messages in both directions.
 """
 
 from __future__ import annotations
 
 import base64
-import errno
+import io
 import json
 import os
 import select
 import shlex
 import shutil
+import signal
 import sys
 import tarfile
-import tempfile
+import termios
 import threading
 import time
+import tty
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 import paramiko
 
@@ -34,160 +35,127 @@ from heddle.base.files import PLACE, VARIABLE
 from heddle.base.problems import MachineError, Problem, trouble
 from heddle.base.tables import written
 from heddle.places import server, sync
-from heddle.places.address import Address
-from heddle.places.call import Call, Output
+from heddle.places.call import Address, Call, Output, printable
 from heddle.places.server import HELLO, SILENCE
-from heddle.places.signals import EndSignals, end_signals, raw_terminal, terminal_size
 from heddle.places.ssh import FAILURES, Target, connection
-from heddle.places.sync import fetch_outputs, input_files, output_paths, printable
+from heddle.places.sync import fetch_outputs, input_files, output_paths
 
 PASSED: Final = ("CI", "HEDDLE_DEBUG", "HEDDLE_KEEP_BYTES", "HEDDLE_KEEP_RUNS", "NO_COLOR", "TERM")  # variables
 _BEAT: Final = 5.0  # seconds between signs of life
 _STEP: Final = 300.0  # seconds to wait for an answer: another verb may be copying the project
 _END: Final = 10.0  # seconds for the exit code that follows the end of the output, on a busy server
 _NOISE: Final = 1 << 20  # bytes that a login may print before the agent
-_ANSWER: Final = 16 << 20  # largest answer, bytes: a manifest of all files there
-_OLD: Final = 65  # the exit code when Python is too old
-_NOT_FOUND: Final = 127  # a shell's exit code when there is no such command
+_ANSWER: Final = 16 << 20  # largest message, bytes: a manifest of all files there
+_TYPED: Final = 1 << 20  # bytes of stdin on the way to the verb
 
 
 def command() -> str:
     """What the server's shell runs: always the same text, without a character of the user's."""
     text = base64.b64encode(zlib.compress(Path(server.__file__).read_bytes(), 9)).decode()
-    load = f"sys.version_info<(3,9) and sys.exit({_OLD});exec(zlib.decompress(base64.b64decode('{text}')))"
+    load = f"sys.version_info<(3,9) and sys.exit(sys.version);exec(zlib.decompress(base64.b64decode('{text}')))"
     return f"exec python3 -c {shlex.quote(f'import base64,sys,zlib;{load}')}"
 
 
 class Broken(Exception):  # noqa: N818  (the caller, which knows the current step, reports it to the user)
-    """The connection ended before the verb did."""
+    """The connection ended before the verb did, or the server sent something else than messages."""
 
 
 @contextmanager
-def breaks() -> Iterator[None]:
-    """Turn paramiko's exceptions into Broken."""
+def _breaks() -> Iterator[None]:
+    """Turn exceptions of paramiko, and those of a message that cannot be read, into Broken."""
     try:
         yield
-    except FAILURES as error:
+    except (*FAILURES, ValueError, RecursionError) as error:
         raise Broken from error
 
 
-class Control:
-    """A channel of the agent, for one of its tasks; none: a call. `what` names the place in messages.
+class AgentChannel:
+    """The agent on a server, and its channel. `what` names the place in errors. heard: when it sent something."""
 
-    terminal: type, columns and rows of the terminal that the channel has.
-    """
-
-    def __init__(
-        self, transport: paramiko.Transport, what: str, *task: str, terminal: tuple[str, int, int] | None = None
-    ) -> None:
-        self.what, self.rest, self.heard, self._lock = what, b"", time.monotonic(), threading.Lock()
+    def __init__(self, transport: paramiko.Transport, what: str) -> None:
+        self.what, self.frames, self._lock, self.taken = what, server.Frames(_ANSWER), threading.Lock(), False
+        output = b""
         try:
             self.channel = transport.open_session(timeout=15)
             self.channel.settimeout(_STEP)
-            if terminal:
-                self.channel.get_pty(*terminal)
-            self.channel.exec_command(" ".join([command(), *map(shlex.quote, task)]))
+            self.channel.exec_command(command())
+            while HELLO not in output and len(output) <= _NOISE and (data := self.channel.recv(1 << 16)):
+                output += data
         except FAILURES as error:
-            why = f"does not run commands: {_reason(error)}"
-            hint = "allow the account to run commands: see ForceCommand and MaxSessions in the server's sshd_config"
-            raise MachineError(Problem("", what, why, hint)) from None
-        if not self._read_until(HELLO, _NOISE):
-            raise self._start_failure()
-        if not task:
-            threading.Thread(target=self._live, args=(transport,), daemon=True).start()
+            raise self._start_failure(-1, str(error) or type(error).__name__) from None
+        _, hello, rest = output.partition(HELLO)
+        if not hello:
+            ended = len(output) <= _NOISE and self.channel.status_event.wait(_END)
+            output += self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b""
+            last = output.decode(errors="replace").strip().rpartition("\n")[2]
+            raise self._start_failure(self.channel.exit_status if ended else -1, last or "it printed nothing")
+        self.heard = time.monotonic()
+        with _breaks():
+            self.frames.feed(rest)
+        threading.Thread(target=self._live, daemon=True).start()
 
-    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a message; MachineError when it is a problem."""
-        self.send(message)
-        return self.answer()
+    def send(self, message: Mapping[str, Any], data: bytes = b"") -> None:
+        """Send a message and its bytes."""
+        text = server.frame({**message}, data)
+        with _breaks(), self._lock:
+            for at in range(0, len(text), 1 << 20):  # sendall copies the rest for each packet
+                self.channel.sendall(text[at : at + (1 << 20)])
 
-    def send(self, message: Any) -> None:
-        """Send a message."""
-        with breaks(), self._lock:
-            self.channel.sendall(json.dumps(message).encode() + b"\n")
+    def is_ready(self) -> bool:
+        """Whether the agent has sent something, or has ended. What a login printed to stderr is dropped."""
+        if self.channel.recv_stderr_ready():
+            self.channel.recv_stderr(1 << 16)
+        return bool(self.channel.recv_ready() or self.channel.eof_received or self.channel.closed)
 
-    def answer(self) -> dict[str, Any]:
-        """The next message of the agent; MachineError when it is a problem."""
-        with breaks():
-            try:
-                answer = json.loads(self._read_until(b"\n", _ANSWER))
-            except (ValueError, RecursionError):
-                raise Broken from None
-        if not isinstance(answer, dict):
-            raise Broken
-        if "problem" in answer:
-            raise self._problem(answer["problem"])
-        return answer
-
-    def read(self, size: int) -> Iterator[bytes]:
-        """The next bytes, in pieces."""
-        while size > 0:
-            with breaks():
-                data = self.rest[:size] or self.channel.recv(min(size, 1 << 15))
-            if not data:
+    def receive(self) -> None:
+        """Wait for the agent to send something; `frames` has its messages then."""
+        with _breaks():
+            if not (data := self.channel.recv(1 << 16)):
                 raise Broken
-            self.rest = self.rest[size:]
+            self.heard = time.monotonic()
+            self.frames.feed(data)
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """The next message, and its bytes; MachineError when it is a problem."""
+        while not self.frames.messages:
+            self.receive()
+        message, data = self.frames.messages.pop(0)
+        if "problem" in message:
+            why, hint = printable(str(message["problem"])), "free some space there, or let this user write there"
+            raise MachineError(Problem("", self.what, f"cannot be used: {why}", hint))
+        return message, data
+
+    def files(self) -> Iterator[dict[str, Any]]:
+        """What the agent says of each file that the verb wrote."""
+        while "file" in (entry := self.answer()[0]):
+            self.taken = False
+            yield entry
+            if not self.taken:
+                self.send({"take": False})
+
+    def take(self, size: int) -> Iterator[bytes]:
+        """The content of the last file, in pieces."""
+        self.taken = True
+        self.send({"take": True})
+        while size > 0:
+            _, data = self.answer()
             size -= len(data)
+            if not data or size < 0:
+                raise Broken
             yield data
 
-    def end(self) -> None:
-        """End the call, and wait until the agent has removed its files."""
-        with suppress(*FAILURES):
-            self.channel.shutdown_write()
-            self.channel.status_event.wait(_END)
-
-    def _live(self, transport: paramiko.Transport) -> None:
+    def _live(self) -> None:
         with suppress(*FAILURES):
             while not self.channel.status_event.wait(_BEAT):
                 with self._lock:
                     self.channel.sendall(b"\n")
-                transport.global_request("keepalive@openssh.com")  # waits for sshd's answer
-                self.heard = time.monotonic()
 
-    def _read_until(self, mark: bytes, most: int) -> bytes:
-        """The bytes before the mark and the mark; none when the channel ends first, or `most` bytes have no mark."""
-        while mark not in self.rest and len(self.rest) <= most:
-            data = self.channel.recv(1 << 16)
-            if not data:
-                return b""
-            self.rest += data
-        found, mark, self.rest = self.rest.partition(mark) if mark in self.rest else (b"", b"", self.rest)
-        return found + mark
-
-    def _start_failure(self) -> MachineError:
-        """Why the agent did not start: no Python, an old one, or a login that runs no commands."""
-        code = self.channel.exit_status if self.channel.status_event.wait(_END) else -1
-        if len(self.rest) > _NOISE:
-            why = f"does not run commands: its login printed more than {_NOISE >> 20} MiB first"
-            hint = "see the output of ssh HOST true"
-        elif code < 0:
-            why, hint = "closed the connection at once", "see the log of its sshd"
-        elif code == _NOT_FOUND:
-            why, hint = "has no python3", "install it on the server: apt-get install python3 python3-venv"
-        elif code == _OLD:
-            why = "has a python3 that is too old: Heddle needs 3.11"
-            hint = "install python3.11 on the server, or use a newer system"
-        else:
-            output = self.rest + (self.channel.recv_stderr(4096) if self.channel.recv_stderr_ready() else b"")
-            lines = [line.strip() for line in output.decode(errors="replace").split("\n") if line.strip()]
-            last = printable(lines[-1]) if lines else "it printed nothing"
-            why = f"does not run commands: python3 ended with exit code {code}: {last}"
-            hint = "see the output of ssh HOST python3 -V"
+    def _start_failure(self, code: int, last: str) -> MachineError:
+        """The agent did not start: there is no Python, or an old one, or the login runs no commands."""
+        why = f"does not run python3: exit code {code}, {printable(last)}"
+        hint = "install python3 (3.11 or newer) and python3-venv there, and see the output of ssh HOST python3 -V;\n"
+        hint += "the account must be allowed to run commands: ForceCommand and MaxSessions in the server's sshd_config"
         return MachineError(Problem("", self.what, why, hint))
-
-    def _problem(self, fields: Any) -> MachineError:
-        """A problem of the agent as an error with a hint."""
-        if not isinstance(fields, list) or len(fields) != 3:
-            raise Broken
-        what, why, number = printable(str(fields[0])) or "the project", printable(str(fields[1])), fields[2]
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOENT):
-            error = trouble(OSError(number, why), what, "run df -h and ls -ld on the server")
-            return MachineError(*[Problem(self.what, p.what, p.why, p.hint) for p in error.problems])
-        return MachineError(Problem(self.what, what, f"could not be copied to the server: {why}", "try again"))
-
-
-def _reason(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,70 +170,51 @@ class SshPlace:
         files = input_files(call.files_in)
         manifest = sync.manifest_of(sync.project())
         with connection(self.address, self.target) as transport:
-            session = Session(self.address, call, out, transport)
-            session.copy(manifest, files)
-            return session.run()
+            why, hint = "while the project was copied there", "run the same line again: it continues with the copy"
+            try:
+                session = Session(self.address, call, out, transport)
+                session.copy(manifest, files)
+                after = "continues there" if call.lasting else "was ended there"
+                why, hint = f"during {call.verb}", f"{call.verb} {after}; ./inv status --place {self.address} shows it"
+                return session.run()
+            except Broken:
+                raise MachineError(Problem("", str(self.address), f"lost the connection {why}", hint)) from None
 
 
 class Session:
-    """One verb on a server."""
+    """One verb on a server. Broken when the connection ends before the verb."""
 
     def __init__(self, address: Address, call: Call, out: Output, transport: paramiko.Transport) -> None:
-        self.address, self.call, self.out, self.transport = address, call, out, transport
-        self.control = Control(transport, str(address))
-        self.directory, self.ending = "", False  # directory: of this call, on the server
+        self.address, self.call, self.out = address, call, out
+        self.agent, self.ending = AgentChannel(transport, str(address)), False
         self.at_terminal = call.typed_in and not out.json and sys.stdin.isatty() and sys.stdout.isatty()
-        self.fetches = bool(call.files_out or call.endings_here)
 
     def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
-        """Bring the project on the server up to date, and copy the verb's files."""
-        try:
-            self._copy(manifest, files)
-        except Broken:
-            hint = "run the same line again: files already copied are not sent again"
-            why = "lost the connection while the project was copied there"
-            raise MachineError(Problem("", str(self.address), why, hint)) from None
-
-    def _copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
-        wanted = server.digest_of(manifest)
-        answer = self.control.ask({"id": sync.checkout_id(sync.project()), "hash": wanted})
-        have, self.directory = answer.get("have"), answer.get("session", "")
-        if not isinstance(have, dict | None) or not isinstance(self.directory, str):
+        """Bring the project on the server up to date, and copy the verb's files; the verb begins then."""
+        self.agent.send({"id": sync.checkout_id(sync.project()), "hash": server.digest_of(manifest)})
+        answer, _ = self.agent.answer()
+        have, directory = answer.get("have"), answer.get("session")
+        if not isinstance(have, dict | None) or not isinstance(directory, str):
             raise Broken
         # Only names of the manifest are sent, whatever the server has answered.
         changed = [] if have is None else [n for n, entry in manifest.items() if have.get(n) != entry]
-        gone = [] if have is None else [n for n in have if n not in manifest]
-        if changed or gone or files:
-            with tempfile.TemporaryFile() as bundle:
-                with tarfile.open(fileobj=bundle, mode="w:gz") as tar:
-                    sync.pack(sync.project(), changed, tar)
-                    copied = tar.offset
-                    for path in dict.fromkeys(files.values()):
-                        sync.add(tar, path, f"{Path(self.directory).name}/in{path}")
-                size = bundle.tell()
-                self.control.ask({"size": size, "remove": gone + changed})
-                bundle.seek(0)
-                self._send(bundle)
-            if changed:
-                count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
-                self.out.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
-        if self.control.ask(self._order(files)).get("hash") != wanted:
-            self.out.say(f"{self.address}: files changed while they were copied")
+        gone = [n for n in have or () if n not in manifest]
+        bundle = io.BytesIO()
+        with tarfile.open(fileobj=bundle, mode="w:gz") as tar:
+            sync.pack(sync.project(), changed, tar)
+            copied = tar.offset
+            for path in dict.fromkeys(files.values()):
+                sync.add(tar, path.resolve(), f"{Path(directory).name}/in{path}")
+        self.agent.send({**self._order(directory, files), "remove": gone + changed}, bundle.getvalue())
+        self.agent.answer()
+        if changed:
+            count = f"{len(changed)} file{'' if len(changed) == 1 else 's'}"
+            self.out.observer.say(f"{self.address}: {count} copied ({copied / 1000:.0f} kB)")
 
-    def _send(self, bundle: IO[bytes]) -> None:
-        try:
-            sftp = self.transport.open_sftp_client()
-        except FAILURES as error:
-            hint = "add the line Subsystem sftp internal-sftp to its sshd_config"
-            raise MachineError(Problem("", str(self.address), f"has no SFTP: {_reason(error)}", hint)) from None
-        with breaks(), sftp:
-            sftp.get_channel().settimeout(_STEP)
-            sftp.putfo(bundle, f"{self.directory}/bundle")
-
-    def _order(self, files: Mapping[str, Path]) -> dict[str, Any]:
+    def _order(self, directory: str, files: Mapping[str, Path]) -> dict[str, Any]:
         outs = output_paths(self.call)
-        names = {name: f"{self.directory}/in{path}" for name, path in files.items()}
-        names |= {name: f"{self.directory}/{path}" for name, path in outs.items()}
+        names = {name: f"{directory}/in{path}" for name, path in files.items()}
+        names |= {name: f"{directory}/{path}" for name, path in outs.items()}
         env = {name: os.environ[name] for name in PASSED if name in os.environ}
         if sys.stdout.isatty() or sys.stderr.isatty():
             env["COLUMNS"] = str(shutil.get_terminal_size().columns)
@@ -276,108 +225,112 @@ class Session:
             "directories": [str(Path(path).parent) for path in outs.values()],
             "lasting": self.call.lasting,
             "input": self.call.typed_in,
-            "fetch": self.fetches,
+            "terminal": _terminal_size() if self.at_terminal else None,
         }
 
     def run(self) -> int:
-        """Run the verb, and copy back what it wrote; its exit code."""
+        """Show the verb's output, and copy back what it wrote; its exit code."""
         self.out.close()
         where = progname.as_started(f"./inv status --place {self.address}")
         left = f"left; {self.call.verb} may still be running there: {where} shows the labs"
-        try:
-            with end_signals(left) as signals, raw_terminal() if self.at_terminal else nullcontext():
-                code = self._follow(signals)
-            if self.fetches:
-                files = Control(self.transport, str(self.address), "give", self.directory)
-                for name in fetch_outputs(self.call, files):
-                    print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
-                files.end()
-        except Broken:
-            after = "continues there" if self.call.lasting else "was ended there"
-            why = f"lost the connection during {self.call.verb}"
-            hint = f"{self.call.verb} {after}; ./inv status --place {self.address} shows what is there"
-            raise MachineError(Problem("", str(self.address), why, hint)) from None
-        self.control.end()
-        return 128 + signals.ending if signals.ending else code
+        with noted_signals(left) as signals, _raw_terminal() if self.at_terminal else nullcontext():
+            code = self._follow(signals)
+        for name in fetch_outputs(self.call, self.agent.files(), self.agent.take):
+            print(f"{name}: written there and not copied back: no --out names it", file=sys.stderr)
+        ends = [number for number in signals if number in (signal.SIGTERM, signal.SIGHUP)]
+        return 128 + ends[-1] if ends else code
 
-    def _follow(self, signals: EndSignals) -> int:
+    def _follow(self, signals: list[int]) -> int:
         """Show the verb's output until it ends; send it stdin, and the signals of this process."""
-        verb, stdin, typed, active = self.control, self.call.typed_in, b"", time.monotonic()
-        if stdin:
-            terminal = (os.environ.get("TERM", "vt100"), *terminal_size()) if self.at_terminal else None
-            verb = Control(self.transport, str(self.address), "become", self.directory, terminal=terminal)
-        channel, results, remarks = (
-            verb.channel,
-            _Stream(sys.stdout, whole=self.out.json),
-            _Stream(sys.stderr, noisy=True),
-        )
-        results.take(verb.rest)
-        while not self._is_over(channel, time.monotonic() - active):
-            self._pass_on(channel, signals)
-            sources = [channel, 0] if stdin and not typed else [channel]
-            ready = select.select(sources, [], [], 0.02 if typed else 0.2)[0]
+        agent, stdin, waiting, document = self.agent, self.call.typed_in, 0, bytearray()
+        passed = 0  # signals that the server knows of
+        while True:
+            for number in signals[passed:]:
+                passed += 1
+                self._pass_on(number)
+            sources = [agent.channel, 0] if stdin and waiting < _TYPED else [agent.channel]
+            ready = select.select(sources, [], [], 0.2)[0]
             if 0 in ready:
-                typed = os.read(0, 1 << 15)
-                stdin = bool(typed)
-                if not stdin:
-                    channel.shutdown_write()
-            if typed and channel.send_ready():
-                with breaks():
-                    typed = typed[channel.send(typed) :]
-            if channel.recv_ready() or channel.recv_stderr_ready():
-                active = time.monotonic()
-                results.take(channel.recv(1 << 15) if channel.recv_ready() else b"")
-                remarks.take(channel.recv_stderr(1 << 15) if channel.recv_stderr_ready() else b"")
-            elif channel.eof_received:  # select returns at once
-                channel.status_event.wait(0.2)
-        if self.out.json and results.kept:
-            written(results.kept.decode(errors="replace"), verbatim=True)
-        return int(channel.exit_status)
+                typed = os.read(0, 1 << 16)
+                stdin, waiting = bool(typed), waiting + len(typed)
+                agent.send({"typed": True}, typed)
+            if agent.is_ready():
+                agent.receive()
+            elif time.monotonic() - agent.heard > SILENCE:
+                raise Broken
+            while agent.frames.messages:
+                message, data = agent.answer()
+                if self.out.json and message.get("stream") == 1:
+                    document += data
+                elif "stream" in message:
+                    _show(sys.stdout if message["stream"] == 1 else sys.stderr, data)
+                elif isinstance(taken := message.get("taken"), int):
+                    waiting -= taken
+                elif isinstance(code := message.get("code"), int):
+                    if document:
+                        written(document.decode(errors="replace"), verbatim=True)
+                    return code
+                else:
+                    raise Broken
 
-    def _is_over(self, channel: paramiko.Channel, idle_s: float) -> bool:
-        """Whether the verb has ended and all its output is here; Broken when the connection has ended before."""
-        if channel.recv_ready() or channel.recv_stderr_ready():
-            return False
-        # Processes that the verb left running may hold its stdout open.
-        if channel.exit_status >= 0 and (channel.closed or channel.eof_received or idle_s > 2):
-            return True
-        # The server may be silent behind a jump host, whose connection is alive.
-        if channel.closed or not self.transport.is_active() or time.monotonic() - self.control.heard > SILENCE:
-            raise Broken
-        return False
-
-    def _pass_on(self, channel: paramiko.Channel, signals: EndSignals) -> None:
-        """Send the server what has happened to this process and to its terminal."""
-        if (signals.interrupts or signals.ending) and not self.ending:
+    def _pass_on(self, number: int) -> None:
+        """Tell the server of a signal to this process."""
+        if number == signal.SIGWINCH:
+            if self.at_terminal:
+                self.agent.send({"terminal": _terminal_size()})
+        elif not self.ending:
             self.ending = True
-            self.control.send("hang up" if signals.ending else "interrupt")
+            self.agent.send({"signal": signal.SIGINT if number == signal.SIGINT else signal.SIGHUP})
             print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
-        if signals.resized and self.at_terminal:
-            signals.resized = False
-            with breaks():
-                channel.resize_pty(*terminal_size())
 
 
-class _Stream:
-    """A stream of the verb. noisy: a login prints to it before HELLO. whole: it is kept (a JSON document)."""
+def _show(stream: TextIO, data: bytes) -> None:
+    """Write what the verb wrote; MachineError when that is not possible."""
+    try:
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # Python writes the rest at its end
+        raise trouble(error, stream.name.strip("<>")) from None
 
-    def __init__(self, stream: TextIO, *, noisy: bool = False, whole: bool = False) -> None:
-        self.stream, self.noisy, self.whole, self.kept = stream, noisy, whole, b""
 
-    def take(self, data: bytes) -> None:
-        if self.noisy:
-            before, mark, data = (self.kept + data).partition(HELLO)
-            self.noisy, self.kept = not mark, b"" if mark else before[-_NOISE:]
-        if self.whole:
-            self.kept += data
-        elif data:
-            try:
-                self.stream.buffer.write(data)
-                self.stream.buffer.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-                hint = "check that the disk of the output file is not full"
-                name = self.stream.name.strip("<>")
-                raise MachineError(Problem("", name, f"cannot be written: {error.strerror}", hint)) from None
+@contextmanager
+def noted_signals(left: str) -> Iterator[list[int]]:
+    """Note the numbers of signals. The second Ctrl-C leaves at once, and `left` is printed on stderr."""
+    seen: list[int] = []
+
+    def come(number: int, frame: object) -> None:
+        if number == signal.SIGINT and number in seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+    before = {number: signal.signal(number, come) for number in numbers}
+    try:
+        yield seen
+    except KeyboardInterrupt:
+        # Not in the handler: it may interrupt a write to stderr, whose buffer refuses another one meanwhile.
+        print(left, file=sys.stderr)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    """The terminal on stdin passes every key unchanged, Ctrl-C too."""
+    modes = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, modes)
+
+
+def _terminal_size() -> tuple[int, int]:
+    """Columns and rows of the terminal on stdin; not LINES and COLUMNS, which any program sets for its children."""
+    size = os.get_terminal_size(0)
+    return size.columns, size.lines

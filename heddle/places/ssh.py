@@ -19,15 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import paramiko
+from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
 from heddle.base.problems import InputError, MachineError, Problem, trouble
-from heddle.places.address import Address, parse_address
-from heddle.places.hostkeys import PORT, SYSTEM, HostKeyState, algorithms, judge, known_name, read_known
+from heddle.places.call import Address, parse_address
 
+PORT: Final = 22
+SYSTEM: Final = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
 TIMEOUT: Final = 10.0  # seconds for each of: the TCP connection, the banner, the key exchange
 _USUAL: Final = ("id_ed25519", "id_ecdsa", "id_rsa")
 _ASKED: Final = 3  # attempts for a passphrase or a password
@@ -51,6 +54,11 @@ class Target:
     known_hosts: tuple[Path, ...]
     jumps: tuple[str, ...] = ()
     proxy: str = ""
+
+    @property
+    def known_name(self) -> str:
+        """The server's name in known_hosts: `host`, or `[host]:port` where the port is not 22."""
+        return self.name.lower() if self.port == PORT else f"[{self.name.lower()}]:{self.port}"
 
     def login(self, host: str = "") -> str:
         """What ssh, ssh-copy-id and the like take: `-p 2222 user@host`."""
@@ -117,21 +125,33 @@ def connection(address: Address, target: Target | None = None) -> Iterator[param
 
 def _connect(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> paramiko.Transport:
     """before: the hosts that are reached through this one, by name."""
-    if target.jumps:
-        sock = _through(address, target, opened, (*before, address.host))
-    elif target.proxy:
-        sock = _proxied(target.proxy, opened)
-    else:
-        sock = _dial(address, target)
-    transport = paramiko.Transport(sock)
-    opened.callback(transport.close)
-    _greet(transport, address, target)
-    _Login(transport, address, target).run()
+    way, place = "", (target.host, target.port)
+    try:
+        if target.jumps:
+            way = f" through {target.jumps[-1]}"
+            jump = _jump_host(target, opened, (*before, address.host))
+            sock = jump.open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=TIMEOUT)
+        elif target.proxy:
+            way = f" through its ProxyCommand, {target.proxy}"
+            sock = _proxied(target.proxy, opened)
+        else:
+            sock = socket.create_connection(place, timeout=TIMEOUT)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport = paramiko.Transport(sock)
+        opened.callback(transport.close)
+        _check_host_key(transport, address, target)
+    except (*FAILURES, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        hint = f"run ssh -v {target.login(address.host)}; check the name and port, sshd, and that no firewall blocks it"
+        hint += "\nthe sshd_config of the jump host must have AllowTcpForwarding yes" * bool(target.jumps)
+        why = f"cannot be reached at {target.host} port {target.port}{way}: {reason}"
+        raise MachineError(Problem("", str(address), why, hint)) from None
+    _log_in(transport, address, target)
     return transport
 
 
-def _through(address: Address, target: Target, opened: ExitStack, before: tuple[str, ...]) -> Any:
-    """A channel to the server through its last jump host, which is reached through those before it."""
+def _jump_host(target: Target, opened: ExitStack, before: tuple[str, ...]) -> paramiko.Transport:
+    """The last jump host, which is reached through those before it."""
     *first, last = target.jumps
     jump = parse_address("ssh:" + last.removeprefix("ssh://"), "~/.ssh/config")
     hop = target_of(jump)
@@ -139,13 +159,7 @@ def _through(address: Address, target: Target, opened: ExitStack, before: tuple[
         hop = replace(hop, jumps=tuple(first), proxy="")
     elif jump.host in before:  # `Host *` with ProxyJump is about the jump host too
         hop = replace(hop, jumps=())
-    transport = _connect(jump, hop, opened, before)
-    try:
-        return transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=TIMEOUT)
-    except FAILURES as error:
-        why = f"cannot be reached through {jump}, at {target.host} port {target.port}: {error or type(error).__name__}"
-        hint = "check that this jump host reaches it, and AllowTcpForwarding in the sshd_config of the jump host"
-        raise MachineError(Problem("", str(address), why, hint)) from None
+    return _connect(jump, hop, opened, before)
 
 
 def _proxied(command: str, opened: ExitStack) -> socket.socket:
@@ -164,201 +178,136 @@ def _proxied(command: str, opened: ExitStack) -> socket.socket:
     return ours
 
 
-def _dial(address: Address, target: Target) -> socket.socket:
-    what, where = str(address), f"port {target.port}" + (f" of {target.host}" if target.host != address.host else "")
-    try:
-        sock = socket.create_connection((target.host, target.port), timeout=TIMEOUT)
-    except (socket.gaierror, UnicodeError) as error:
-        why = f"cannot be resolved: {target.host}: {getattr(error, 'strerror', None) or error}"
-        hint = "check the name; a Host of ~/.ssh/config can be used, too"
-    except ConnectionRefusedError:
-        why, hint = f"refuses connections at {where}", "start sshd on the server, or name its port: ssh:user@host:PORT"
-    except TimeoutError:
-        why = f"does not answer at {where} within {TIMEOUT:g} s"
-        hint = "check that the server is running and that no firewall blocks the port"
-    except OSError as error:
-        why = f"cannot be reached at {where}: {error.strerror or error}"
-        hint = "check that this machine has a route: ip route get ADDRESS"
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    raise MachineError(Problem("", what, why, hint))
-
-
-def _greet(transport: paramiko.Transport, address: Address, target: Target) -> None:
-    """Exchange keys, and check the server's host key."""
-    known = read_known(target.known_hosts)
+def _check_host_key(transport: paramiko.Transport, address: Address, target: Target) -> None:
+    known = known_keys(target)
+    # A server presents one key: the first type of the client's list that it has. So the types of known keys come first.
+    types = {key.get_name() for marker, _, key in known if not marker}
+    wanted = types | {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in types else types
     options = transport.get_security_options()
-    options.key_types = algorithms(known, target.name, target.port, options.key_types)
+    options.key_types = sorted(options.key_types, key=lambda algorithm: algorithm not in wanted)
     transport.banner_timeout = transport.handshake_timeout = TIMEOUT
-    try:
-        transport.start_client(timeout=2 * TIMEOUT)
-        key = transport.get_remote_server_key()
-    except FAILURES as error:
-        hint = f"run ssh -v {target.login()}, and check that sshd listens at this port"
-        if target.proxy:
-            hint = f"run its ProxyCommand of ~/.ssh/config by hand: {target.proxy}"
-        why = f"does not speak SSH correctly at port {target.port}: {str(error) or type(error).__name__}"
-        raise MachineError(Problem("", str(address), why, hint)) from None
-    state, where = judge(known, target.name, target.port, key)
-    if state is not HostKeyState.KNOWN:
-        raise MachineError(_bad_host_key(address, target, key, state, where))
+    transport.start_client(timeout=2 * TIMEOUT)
+    if problem := host_key_problem(address, target, transport.get_remote_server_key(), known):
+        raise MachineError(problem)
 
 
-def _bad_host_key(address: Address, target: Target, key: paramiko.PKey, state: HostKeyState, where: str) -> Problem:
-    kind = key.get_name()
+def known_keys(target: Target) -> list[tuple[str, str, paramiko.PKey]]:
+    """Marker, file and line, and key of each line of known_hosts for this server; @revoked lines for every server.
+
+    Lines that cannot be read and unreadable files are ignored, as in ssh; certificate authorities and patterns, too.
+    Not paramiko's HostKeys.load: it fails at the first line with a marker.
+    """
+    found, name = [], target.known_name
+    for file in target.known_hosts:
+        with suppress(OSError):
+            for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+                marker, rest = line.split(None, 1) if line.startswith("@") and " " in line else ("", line)
+                with suppress(InvalidHostKey, paramiko.SSHException, ValueError, IndexError, AssertionError):
+                    entry = HostKeyEntry.from_line(" ".join(rest.split()[:3]))
+                    names = entry.hostnames if entry and "!" not in rest.split()[0] else []
+                    hashed = [HostKeys.hash_host(name, each) for each in names if each.startswith("|1|")]
+                    ours = not marker and not {name, *hashed}.isdisjoint(names)
+                    if entry and (ours or marker == "@revoked"):
+                        found.append((marker, f"{file}:{number}", entry.key))
+    return found
+
+
+def host_key_problem(
+    address: Address, target: Target, key: paramiko.PKey, known: Sequence[tuple[str, str, paramiko.PKey]]
+) -> Problem | None:
+    """Why the server's key is not accepted. No key is ever added: the user must verify a new one."""
+    what, kind, file = str(address), key.get_name(), shlex.quote(str(target.known_hosts[0]))
     shown = f"{kind} {key.fingerprint}"
-    file = shlex.quote(str(target.known_hosts[0]))
-    if state is HostKeyState.REVOKED:
+    if revoked := [where for marker, where, other in known if marker and other == key]:
         hint = "do not trust this key: ask the administrator of the server"
-        return Problem(where, str(address), f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
-    if state is HostKeyState.CHANGED:
+        return Problem(revoked[0], what, f"PRESENTS A REVOKED HOST KEY: {shown}", hint)
+    plain = {where: other for marker, where, other in known if not marker}
+    if key in plain.values():
+        return None
+    if plain:
         why = f"PRESENTS A HOST KEY THAT DIFFERS FROM THE KNOWN ONE: {shown}. This may be a man-in-the-middle attack"
-        hint = (
-            f"ask the administrator of the server whether its key is new. Only if it is, remove the old one:\n"
-            f"ssh-keygen -f {file} -R {shlex.quote(known_name(target.name, target.port))}"
-        )
-        return Problem(where, str(address), why, hint)
+        hint = "ask the administrator of the server whether its key is new. Only if it is, remove the old one:\n"
+        return Problem(next(iter(plain)), what, why, f"{hint}ssh-keygen -f {file} -R {shlex.quote(target.known_name)}")
     word = next((w for w in ("ed25519", "ecdsa", "rsa") if w in kind), kind)
     port = f"-p {target.port} " if target.port != PORT else ""
     accept = f"ssh-keyscan {port}-t {word} {shlex.quote(target.host)} >> {file}"
     if target.name != target.host or target.jumps or target.proxy:
         accept = f"ssh {target.login(address.host)}, and answer yes"
     hint = f"on the server, run ssh-keygen -lf /etc/ssh/ssh_host_{word}_key.pub; if it prints the same key, run here:\n"
-    return Problem("", str(address), f"is not a known host; it presents {shown}", hint + accept)
+    return Problem("", what, f"is not a known host; it presents {shown}", hint + accept)
 
 
-class _Login:
-    """Log in to one server, with each key of the user's, then with a password.
+def _log_in(transport: paramiko.Transport, address: Address, target: Target) -> None:
+    """Log in with each key of the user's, then with a password. MachineError when the server accepts none of them."""
+    user = target.user
+    tried: list[str] = []
+    left: Sequence[str] = ()  # the methods that the server accepts now; none when it is satisfied
+    transport.auth_timeout = 2 * TIMEOUT
 
-    refused: keys that the server did not accept. unusable: what to do about keys that could not be tried.
-    left: the methods that the server still accepts; none when it is satisfied. partly: it accepted a key, wants more.
-    """
-
-    def __init__(self, transport: paramiko.Transport, address: Address, target: Target) -> None:
-        self.transport, self.address, self.target = transport, address, target
-        self.refused: list[str] = []
-        self.unusable: list[str] = []
-        self.left: list[str] = []
-        self.partly = False
-        transport.auth_timeout = 2 * TIMEOUT
-
-    def run(self) -> None:
-        """MachineError when the server does not let the user in."""
-        user, done = self.target.user, self._try("", partial(self.transport.auth_none, self.target.user))
-        if not done and "publickey" in self.left:
-            for key, name in self._keys():
-                done = self._try(name, partial(self.transport.auth_publickey, user, key))
-                if done or self.partly or not self.transport.is_active():  # too many keys for its MaxAuthTries
-                    break
-        for _ in range(0 if done else _ASKED):
-            if not (self._asks and self.transport.is_active() and _at_terminal()):
-                break
-            if not (typed := getpass.getpass(f"Password for {user}@{self.target.host}: ", sys.stderr)):
-                break
-            if done := self._try("the password", partial(self.transport.auth_password, user, typed)):
-                break
-        if not done:
-            raise MachineError(self._problem())
-
-    @property
-    def _asks(self) -> bool:
-        return not {"password", "keyboard-interactive"}.isdisjoint(self.left)
-
-    def _try(self, name: str, login: Callable[[], list[str]]) -> bool:
-        """Whether this logs in."""
+    def attempt(name: str, login: Callable[[], Sequence[str]]) -> Sequence[str]:
         try:
-            self.left = login()
+            return login()
         except paramiko.BadAuthenticationType as error:
-            if not name:
-                self.left = list(error.allowed_types)
-            return False
+            return list(error.allowed_types)
         except (*FAILURES, ValueError) as error:
-            plain = isinstance(error, paramiko.AuthenticationException)
-            self.refused.append(name if plain else f"{name} ({str(error) or type(error).__name__})".strip())
-            return False
-        self.partly = bool(self.left)
-        return not self.left
+            tried.append(name if isinstance(error, paramiko.AuthenticationException) else f"{name} ({error})")
+            return left
 
-    def _keys(self) -> Iterator[tuple[paramiko.PKey, str]]:
-        """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase."""
-        offered, locked = set(), []
-        named = {blob for path in self.target.keys for blob in _public(path)}
-        try:
-            agent: Sequence[paramiko.AgentKey] = paramiko.Agent().get_keys()
-        except (paramiko.SSHException, OSError):
-            agent = ()
-        for key in agent:
-            if not self.target.only_these or key.asbytes() in named:
-                offered.add(key.asbytes())
-                yield key, f"{key.comment or key.get_name()} of the agent"
-        for path in self.target.keys:
-            if offered.intersection(_public(path)):
-                continue
-            try:
-                yield paramiko.PKey.from_path(str(path)), _short(path)
-            except FileNotFoundError:
-                continue
-            except (paramiko.PasswordRequiredException, TypeError):  # TypeError of cryptography: no passphrase
-                locked.append(path)
-            except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
-                self.unusable.append(f"{_short(path)} cannot be used: {getattr(error, 'strerror', None) or error}")
-        hints = [f"run ssh-add {_typed(path)}, because {_short(path)} needs its passphrase" for path in locked]
-        self.unusable[:0] = hints
-        for path, hint in zip(locked, hints, strict=True):
-            if key := _unlocked(path):
-                self.unusable.remove(hint)
-                yield key, _short(path)
-
-    def _problem(self) -> Problem:
-        ask = ["run it at a terminal, where Heddle asks for the password"] if self._asks else []
-        copy = f"run ssh-copy-id {self.target.login()} to install your key"
-        if self.partly:
-            why = f"requires more than a key: {', '.join(self.left)}"
-            hint = "; or ".join([*ask, "allow this user to log in with a key alone"])
-        elif self.left and "publickey" not in self.left:
-            why = f"does not accept keys from {self.target.user}, only: {', '.join(self.left)}"
-            hint = "; or ".join([*ask, "set PubkeyAuthentication yes in its sshd_config"])
-        elif self.refused:
-            why = f"refuses the login of {self.target.user}; keys tried: {', '.join(dict.fromkeys(self.refused))}"
-            hint = "\n".join([*self.unusable, copy, *ask])
-        elif self.unusable:
-            why, hint = "refuses the login: no key of this machine can be used", "\n".join([*self.unusable, *ask])
-        else:
-            looked = ", ".join(map(_short, self.target.keys))
-            why = f"refuses the login: there is no key in an SSH agent, nor at {looked}"
-            hint = "\n".join([f"run ssh-keygen -t ed25519 to make a key, then {copy}", *ask])
-        return Problem("", str(self.address), why, hint)
-
-
-def _unlocked(path: Path) -> paramiko.PKey | None:
-    """The key, when a user at a terminal types its correct passphrase; else None."""
-    for _ in range(_ASKED if _at_terminal() else 0):
-        typed = getpass.getpass(f"Passphrase for {_short(path)}: ", sys.stderr)
-        if not typed:
+    left = attempt("no key", partial(transport.auth_none, user))
+    for name, key in _keys(target, tried) if "publickey" in left else ():
+        left = attempt(name, partial(transport.auth_publickey, user, key))
+        if "publickey" not in left or not transport.is_active():  # too many keys for its MaxAuthTries
             break
-        with suppress(paramiko.SSHException, ValueError, TypeError):
-            return paramiko.PKey.from_path(str(path), typed.encode())  # paramiko has str, but needs bytes
-    return None
+    asks = not {"password", "keyboard-interactive"}.isdisjoint(left)
+    for typed in _typed(f"Password for {user}@{target.host}: ") if asks and transport.is_active() else ():
+        left = attempt("the password", partial(transport.auth_password, user, typed))
+        if not left or not transport.is_active():
+            break
+    if not transport.is_authenticated():
+        why = f"refuses the login of {user}; tried: {', '.join(dict.fromkeys(tried)) or 'no key'}"
+        hint = f"run ssh-copy-id {target.login()} to install your key, or ssh-keygen -t ed25519 to make one;\n"
+        hint += "run ssh-add KEY for a key with a passphrase, or run it at a terminal, where Heddle asks"
+        raise MachineError(Problem("", str(address), f"{why}; it accepts: {', '.join(left)}", hint))
 
 
-def _at_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+def _keys(target: Target, tried: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
+    """Keys to try, with their names: first those of the agent, then files, last files that need a passphrase.
+
+    tried: files that cannot be used are added.
+    """
+    public, offered, locked = {path: _public(path) for path in target.keys}, set(), []
+    with suppress(paramiko.SSHException, OSError):
+        for key in paramiko.Agent().get_keys():
+            if not target.only_these or key.asbytes() in public.values():
+                offered.add(key.asbytes())
+                yield f"{key.comment or key.get_name()} of the agent", key
+    for path in (path for path in target.keys if public[path] not in offered):
+        try:
+            yield str(path), paramiko.PKey.from_path(str(path))
+        except FileNotFoundError:
+            continue
+        except (paramiko.PasswordRequiredException, TypeError):  # TypeError of cryptography: no passphrase
+            locked.append(path)
+        except (paramiko.SSHException, paramiko.UnknownKeyType, ValueError, OSError) as error:
+            tried.append(f"{path} ({getattr(error, 'strerror', None) or error})")
+    for path in locked:
+        tried.append(f"{path} (it needs its passphrase)")
+        for typed in _typed(f"Passphrase for {path}: "):
+            with suppress(paramiko.SSHException, ValueError, TypeError):
+                yield str(path), paramiko.PKey.from_path(str(path), typed.encode())  # it has str, but needs bytes
+                break
 
 
-def _public(path: Path) -> Sequence[bytes]:
+def _typed(prompt: str) -> Iterator[str]:
+    """What the user types at the prompt, up to three times; nothing without a terminal, or after an empty line."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        with suppress(EOFError):
+            yield from islice(iter(partial(getpass.getpass, prompt, sys.stderr), ""), _ASKED)
+
+
+def _public(path: Path) -> bytes:
     """The public half of a key file, if KEY.pub exists."""
     try:
-        return [paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob]
+        return bytes(paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob)
     except (OSError, ValueError):
-        return ()
-
-
-def _typed(path: Path) -> str:
-    """A path as a word for a shell, with ~ unquoted."""
-    home, tilde, rest = _short(path).partition("~/")
-    return f"~/{shlex.quote(rest)}" if tilde and not home else shlex.quote(str(path))
-
-
-def _short(path: Path) -> str:
-    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
+        return b""

@@ -19,13 +19,14 @@ import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
-from heddle.places.call import Call
+from heddle.places.call import Call, printable
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 FILE_BYTES: Final = 64 << 20  # largest input file
@@ -64,12 +65,12 @@ def pack(root: Path, names: Sequence[str], tar: tarfile.TarFile) -> None:
     """Add these files of the project."""
     files = files_of(root)
     for name in names:
-        add(tar, files[name], f"project/{name}", link=True, program=_is_wheel(root) and name == resources.FRONT_DOOR)
+        add(tar, files[name], f"project/{name}", program=_is_wheel(root) and name == resources.FRONT_DOOR)
 
 
-def add(tar: tarfile.TarFile, path: Path, name: str, *, link: bool = False, program: bool = False) -> None:
+def add(tar: tarfile.TarFile, path: Path, name: str, *, program: bool = False) -> None:
     """Add a file, or a link; MachineError when it cannot be read. program: executable, whatever its mode is here."""
-    if link and path.is_symlink():
+    if path.is_symlink():
         tar.add(path, name)
         return
     with machine_errors(str(path)), path.open("rb") as file:
@@ -92,24 +93,17 @@ def files_of(root: Path) -> dict[str, Path]:
 
 
 def _names(root: Path) -> list[str]:
-    known = _git(root)
-    # A checkout inside another repository that ignores it: git does not list its files.
-    if known is None or resources.FRONT_DOOR not in known:
-        return [n for n in walk(root) if n.split("/")[0] != "out"]
-    return sorted(name for name in known if not is_kept(name))
-
-
-def _git(root: Path) -> set[str] | None:
-    """Files that git tracks, and untracked files that it does not ignore; None without git."""
+    """Files that git tracks, and untracked files that it does not ignore; without git, all but those of tools."""
     argv = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    try:
-        done = subprocess.run(argv, capture_output=True, env=env, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if done.returncode:
-        return None
-    return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}
+    known: set[str] = set()
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(argv, capture_output=True, env=env, timeout=30, check=True).stdout
+        known = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    # A checkout inside another repository that ignores it: git does not list its files.
+    if resources.FRONT_DOOR not in known:
+        return [n for n in walk(root) if n.split("/")[0] != "out"]
+    return sorted(name for name in known if not is_kept(name))
 
 
 def input_files(names: Sequence[str]) -> dict[str, Path]:
@@ -125,15 +119,11 @@ def input_files(names: Sequence[str]) -> dict[str, Path]:
         with machine_errors(name):
             status = path.stat()
         left -= status.st_size
-        if path.is_dir():
-            why, hint = "is a directory", "name the .yml file in it"
-        elif not stat.S_ISREG(status.st_mode):
-            why, hint = "is not a regular file", "copy its content to a file"
-        elif status.st_size > FILE_BYTES:
-            why, hint = f"is larger than {FILE_BYTES >> 20} MiB", "check the name"
-        elif left < 0:
-            why = f"and the files before it are larger than {INPUT_BYTES >> 20} MiB together"
-            hint = "bind fewer or smaller files"
+        if not stat.S_ISREG(status.st_mode):
+            why, hint = "is not a regular file", "name a file, or copy its content to one"
+        elif status.st_size > FILE_BYTES or left < 0:
+            why = f"is too large: the limit is {FILE_BYTES >> 20} MiB, and {INPUT_BYTES >> 20} MiB for all files"
+            hint = "check the name; bind fewer or smaller files"
         else:
             found[name] = Path(os.path.abspath(path))  # noqa: PTH100  (not through links: relative paths stay valid)
             continue
@@ -147,28 +137,16 @@ def output_paths(call: Call) -> dict[str, str]:
     return {name: f"out/{i}/{last or 'out'}" for i, (name, last) in enumerate(lasts.items())}
 
 
-class Source(Protocol):
-    """The agent, which names the files that a verb wrote."""
-
-    def answer(self) -> dict[str, Any]:
-        """The next file: `file`, `size` in bytes, `regular`, `readable`; empty after the last one."""
-
-    def send(self, message: bool) -> None:
-        """Whether this file is to be sent."""
-
-    def read(self, size: int) -> Iterator[bytes]:
-        """Its content, in pieces."""
-
-
-def fetch_outputs(call: Call, source: Source) -> list[str]:
+def fetch_outputs(call: Call, files: Iterable[Mapping[str, Any]], take: Callable[[int], Iterator[bytes]]) -> list[str]:
     """Write the files of this call to their names here. Returns the names of other files, which stay there.
 
+    files: what the server says of each. take: the content of the last one, in pieces.
     MachineError for a file that the server must not write.
     """
     named = {path: name for name, path in output_paths(call).items()}
     other, new = [], ""
     files_left, bytes_left = OUTPUT_FILES, OUTPUT_BYTES
-    while entry := source.answer():
+    for entry in files:
         path, size = str(entry.get("file")), entry.get("size")
         files_left -= 1
         top, *inner = parts = path.split("/")
@@ -185,20 +163,17 @@ def fetch_outputs(call: Call, source: Source) -> list[str]:
             target = Path(new)
         else:
             other.append(printable("/".join(inner)))
-            source.send(False)
             continue
         bytes_left -= size
         for wrong, why in (
-            (not entry.get("regular"), "is not a regular file there"),
-            (not entry.get("readable"), "cannot be read there"),
+            (not entry.get("readable"), "is not a regular file there, or cannot be read"),
             (bytes_left < 0, f"is too large: the limit is {OUTPUT_BYTES >> 20} MiB"),
         ):
             if wrong:
                 raise refused(shown, why)
-        source.send(True)
         with machine_errors(shown):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(target, source.read(size), replace=output is not None)
+            _write(target, take(size), replace=output is not None)
     return other
 
 
@@ -237,11 +212,6 @@ def _write(target: Path, content: Iterator[bytes], *, replace: bool) -> None:
             raise MachineError(Problem("", printable(target.name), why, hint)) from None
     finally:
         copy.unlink(missing_ok=True)
-
-
-def printable(text: str) -> str:
-    """A text of the server, without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
 
 
 def refused(name: str, why: str) -> MachineError:

@@ -139,10 +139,10 @@ def test_a_server_behind_jump_hosts_is_reached_by_each_setting_of_openssh(server
     servers.config(mid=f"ProxyCommand {command}", lab="ProxyJump mid")
     assert "10.77.2.1" in servers.ask("ssh:lab")
     servers.config(mid="ProxyCommand exit 1")
-    assert "run its ProxyCommand of ~/.ssh/config by hand: exit 1" in servers.ask("ssh:mid")
+    assert "through its ProxyCommand, exit 1: " in servers.ask("ssh:mid")
     servers.config(lab="ProxyJump gate")
     refused = servers.ask("ssh:lab")
-    assert "ssh:lab cannot be reached through ssh:gate, at 10.77.2.2 port" in refused
+    assert "ssh:lab cannot be reached at 10.77.2.2 port" in refused and "through gate: " in refused
     assert "AllowTcpForwarding" in refused
 
 
@@ -177,9 +177,9 @@ def test_a_passphrase_is_asked_for_at_a_terminal_and_nowhere_else(servers: Row) 
     before = (gate.spot / "authorized_keys").read_text()
     (gate.spot / "authorized_keys").write_text(public)
     try:
-        seen = servers.type_at_a_terminal("ssh:gate", "Passphrase for ~/.ssh/locked: ", "wrong", "a passphrase")
+        seen = servers.type_at_a_terminal("ssh:gate", f"Passphrase for {servers.ssh}/locked: ", "wrong", "a passphrase")
         assert "answer" in seen and "a passphrase" not in seen
-        assert "run ssh-add ~/.ssh/locked, because ~/.ssh/locked needs its passphrase" in servers.ask("ssh:gate")
+        assert f"{servers.ssh}/locked (it needs its passphrase)" in servers.ask("ssh:gate")
     finally:
         (gate.spot / "authorized_keys").write_text(before)
 
@@ -191,4 +191,4 @@ def test_a_password_is_asked_for_at_a_terminal_and_nowhere_else(servers: Row) ->
     assert "answer" in seen and "a password" not in seen
     refused = servers.ask("ssh:lab")
     assert "error ssh:lab refuses the login" in refused
-    assert "run it at a terminal, where Heddle asks for the password" in refused
+    assert "run it at a terminal, where Heddle asks" in refused

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.places.address import parse_address
-from heddle.places.session import Control
+from heddle.places.call import parse_address
+from heddle.places.session import AgentChannel
 from heddle.places.ssh import connection
 from tests.machine import patience
 from tests.sshd import ASKS, NEEDS, ROOT, SshServer, key, until
@@ -35,7 +35,7 @@ def connect(server: SshServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
     def connect(place: str = server.place) -> None:
         with connection(parse_address(place)) as transport:
-            Control(transport, place).end()
+            AgentChannel(transport, place)
 
     return connect
 
@@ -71,11 +71,11 @@ def test_keys_that_are_refused_locked_or_missing_are_named(
 ) -> None:
     with changed(server.spot / "authorized_keys", ""):
         text = refused()
-    assert f"refuses the login of {server.user}; keys tried: ~/.ssh/id_ed25519\n" in text
+    assert f"refuses the login of {server.user}; tried: {server.client_ssh}/id_ed25519" in text
     assert f"run ssh-copy-id -p {server.port} {server.user}@127.0.0.1 to install your key" in text
     own, locked, agent = server.client_ssh / "id_ed25519", server.client_ssh / "id_ecdsa", server.spot / "agent"
     with changed(own, None):
-        assert "no key in an SSH agent, nor at ~/.ssh/id_ed25519, ~/.ssh/id_ecdsa, ~/.ssh/id_rsa" in refused()
+        assert "tried: no key" in refused()
     key(locked, "ecdsa", "a passphrase")
     process = subprocess.Popen(["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL)
     try:
@@ -84,7 +84,7 @@ def test_keys_that_are_refused_locked_or_missing_are_named(
         env = {**server.env, "SSH_AUTH_SOCK": str(agent)}
         subprocess.run(["ssh-add", "-q", str(own)], env=env, check=True)
         with changed(own, None):
-            assert "run ssh-add ~/.ssh/id_ecdsa, because ~/.ssh/id_ecdsa needs its passphrase" in refused()
+            assert f"{locked} (it needs its passphrase)" in refused()
             monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
             connect()
     finally:
@@ -123,10 +123,9 @@ def test_settings_of_openssh_and_the_config_file_are_used(server: SshServer, tmp
     own.write_text("place: ssh:lab\n")
     env, before = {**server.env, "HEDDLE_CONFIG": str(own)}, server.log.count("Accepted")
     try:
-        for words, logins in ((["status"], 1), (["status", "--place=here"], 1)):
-            argv = [str(server.project / "inv"), *words]
-            assert subprocess.run(argv, env=env, capture_output=True, check=False).returncode == 0
-            assert server.log.count("Accepted") == before + logins
+        for words in (["status"], ["status", "--place=here"]):
+            subprocess.run([str(server.project / "inv"), *words], env=env, capture_output=True, check=True)
+            assert server.log.count("Accepted") == before + 1
     finally:
         config.unlink()
 
@@ -140,13 +139,12 @@ def test_a_server_that_does_not_answer_is_reported(server: SshServer, refused: C
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         without_route, behind_a_wall = (both.submit(alone, server, prepared) for prepared in ("true", wall))
-        assert f"refuses connections at port {closed.getsockname()[1]}" in refused(
-            f"ssh:127.0.0.1:{closed.getsockname()[1]}"
-        )
-        assert "does not speak SSH correctly" in refused(f"ssh:127.0.0.1:{silent.getsockname()[1]}")
-        assert "cannot be resolved: no.such.host.invalid" in refused("ssh:no.such.host.invalid")
-        assert "cannot be reached at port 22: Network is unreachable" in without_route.result()
-        assert "does not answer at port 22 within 10 s" in behind_a_wall.result()
+        port = closed.getsockname()[1]
+        assert f"cannot be reached at 127.0.0.1 port {port}: Connection refused" in refused(f"ssh:127.0.0.1:{port}")
+        assert "Error reading SSH protocol banner" in refused(f"ssh:127.0.0.1:{silent.getsockname()[1]}")
+        assert "cannot be reached at no.such.host.invalid" in refused("ssh:no.such.host.invalid")
+        assert "port 22: Network is unreachable" in without_route.result()
+        assert "port 22: timed out" in behind_a_wall.result()
 
 
 def alone(server: SshServer, prepared: str) -> str:
@@ -160,7 +158,7 @@ def alone(server: SshServer, prepared: str) -> str:
 
 
 @pytest.mark.needs("mount")
-def test_a_server_without_disk_space_python_sftp_or_commands_is_reported(
+def test_a_server_without_disk_space_python_or_commands_is_reported(
     server: SshServer, connect: Callable[..., None], refused: Refused
 ) -> None:
     cache = server.cache / "heddle" / "place"
@@ -174,33 +172,23 @@ def test_a_server_without_disk_space_python_sftp_or_commands_is_reported(
     assert "free some space there" in problem["hint"]
     keys, config = server.spot / "authorized_keys", server.spot / "sshd_config"
     for command, why in (
-        ("exit 127", "has no python3"),
-        ("exit 65", "has a python3 that is too old"),
-        (
-            "echo This account is not available.; exit 1",
-            "python3 ended with exit code 1: This account is not available.",
-        ),
-        ("yes", "does not run commands: its login printed more than 1 MiB first"),
+        ("exit 127", "does not run python3: exit code 127"),
+        ("echo This account is not available.; exit 1", "exit code 1, This account is not available."),
+        ("yes", "does not run python3"),
     ):
         with changed(keys, f'command="{command}" ' + keys.read_text()):
             assert why in refused()
     with changed(keys, 'command="echo welcome; echo hi >&2; eval \\"$SSH_ORIGINAL_COMMAND\\"" ' + keys.read_text()):
         done = server.inv("status")
         assert (done.stdout.startswith("no lab is running"), done.stderr) == (True, ""), "a login's output is left out"
-    with reread(server, "MaxSessions 0\n" + config.read_text()):
-        assert until(lambda: "see ForceCommand and MaxSessions" in refused(), 20)
-    (server.project / "docs/new.md").write_text("new\n")
-    with reread(server, config.read_text().replace("Subsystem sftp", "# ")):
-        assert until(lambda: "add the line Subsystem sftp internal-sftp" in server.inv("status").stderr, 60)
-    (server.project / "docs/new.md").unlink()
+    with changed(config, "MaxSessions 0\n" + config.read_text()):
+        reread(server)
+        assert "ForceCommand and MaxSessions" in refused()
+    reread(server)
 
 
-@contextlib.contextmanager
-def reread(server: SshServer, settings: str) -> Iterator[None]:
-    """Other settings of sshd, for a while."""
-    with changed(server.spot / "sshd_config", settings):
-        os.kill(server.process.pid, signal.SIGHUP)
-        yield
+def reread(server: SshServer) -> None:
+    """Let sshd read its settings again."""
     count = server.log.count("Server listening")
     os.kill(server.process.pid, signal.SIGHUP)
     assert until(lambda: server.log.count("Server listening") > count, 20)

@@ -189,7 +189,7 @@ def test_files_go_there_and_come_back_under_the_names_typed_and_nothing_is_left(
     (tmp_path / "wrong.yml").write_text("name: wrong\nracks: none\nctsw: 1\n")
     wrong = server.inv("up", "../wrong.yml", "--explain", cwd=spot)
     assert (wrong.returncode, wrong.stderr.startswith("../wrong.yml:2  racks: none ")) == (2, True), wrong.stderr
-    assert [p.name for p in server.brought().parent.iterdir() if p.name.startswith("s")] == []
+    assert until(lambda: not list(server.brought().parent.glob("s*")))
 
 
 @pytest.mark.deep

@@ -15,7 +15,7 @@ from heddle.base.problems import HeddleError, InputError, MachineError
 from heddle.cli.console import Console
 from heddle.cli.vm_verb import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
-from heddle.places.hostkeys import HostKeyState, judge, read_known
+from heddle.places.ssh import Target, known_keys
 from heddle.places.vm import guest, hardware, qemu
 from heddle.places.vm.bootkeys import know_host, make_keys
 from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
@@ -80,10 +80,9 @@ def test_keys_are_private_and_the_guest_is_known_at_its_port_only(tmp_path: Path
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     host = paramiko.ECDSAKey.from_private_key_file(str(keys.host_key))
     user = paramiko.ECDSAKey.from_private_key_file(str(keys.user_key))
-    known = read_known((keys.known_hosts,))
-    assert judge(known, HOST, 40001, host)[0] is HostKeyState.KNOWN
-    assert judge(known, HOST, 40001, user)[0] is HostKeyState.CHANGED
-    assert judge(known, HOST, 40002, host)[0] is HostKeyState.UNKNOWN
+    at_port, elsewhere = (Target(HOST, HOST, n, "root", (), True, (keys.known_hosts,)) for n in (40001, 40002))
+    assert [key for _, _, key in known_keys(at_port)] == [host]
+    assert known_keys(elsewhere) == []
     assert keys.authorized.read_text() == f"{user.get_name()} {user.get_base64()} heddle\n"
     assert make_keys(tmp_path).user_key.read_text() != user.get_base64(), "each boot has new keys"
 

@@ -140,8 +140,7 @@ def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tm
     )
     done = subprocess.run([str(installed.python), "-P", "-c", asked], cwd=tmp_path, capture_output=True, check=True)
     manifest: Mapping[str, list[str]] = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "bundle").write_bytes(done.stdout)
-    unpack(tmp_path / "bundle", tmp_path)
+    unpack(done.stdout, tmp_path)
     project = tmp_path / "project"
     assert manifest_there(tmp_path) == manifest
     for name in manifest:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
-from heddle.places.address import Address
-from heddle.places.call import Call, Output
+from heddle.places.call import Address, Call, Output
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.vm import qemu
