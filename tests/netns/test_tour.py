@@ -23,7 +23,6 @@ from heddle.base.events import Silent
 from heddle.cli import demo as stage
 from heddle.cli.demo import demo
 from heddle.cli.tour_verb import STEPS
-from heddle.lab.lab import Lab
 from tests.machine import patience
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,5 +210,6 @@ def test_a_reader_that_goes_away_leaves_no_lab(
     assert leftovers(name) == []
 
 
-def test_a_running_lab_of_the_same_name_is_left_alone(tiny: Lab) -> None:
-    assert stage.free_name(tiny.name) == f"{tiny.name}2"
+def test_a_running_lab_called_demo_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.state, "read_record", {"demo": "a record"}.get)
+    assert stage.free_name("demo") == "demo2"
