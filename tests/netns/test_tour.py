@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base import state
 from heddle.base.events import Silent
 from heddle.cli import demo as stage
 from heddle.cli.demo import demo
@@ -211,5 +212,5 @@ def test_a_reader_that_goes_away_leaves_no_lab(
 
 
 def test_a_running_lab_called_demo_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.state, "read_record", {"demo": "a record"}.get)
+    monkeypatch.setattr(state, "read_record", {"demo": "a record"}.get)
     assert stage.free_name("demo") == "demo2"
