@@ -24,14 +24,17 @@ if TYPE_CHECKING:
 
 LIVE: Final = "live fabrics"
 CONTAINERS: Final = "containers"
-# Modules of tests/netns whose verdicts follow from states, texts and files, never from a rate, a depth or a delay: they
-# wait for processes most of their time. They may run beside a fabric that measures. The longest ones are first.
+# Modules of tests/netns whose verdicts follow from states, texts, files and counters, never from a rate, a depth or a
+# delay. They may run beside a fabric that measures, and beside each other. The longest ones are first.
 BESIDE: Final = tuple(
     f"tests/netns/test_{each}.py"
     for each in (
-        "workshop_units", "place_ssh", "plugin", "lab_life", "tour", "wheel_job", "example_pipeline",
-        "place_refusals", "place_jumps", "bring_your_own", "rail", "lab_trouble", "mcp", "runs_kept", "repair",
-        "pool", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees", "forecast_live",
+        "workshop_units", "place_ssh", "plugin", "bring_your_own", "lab_life", "faults", "transports_live",
+        "trouble_midrun", "tour", "wheel_job", "example_pipeline", "dashboard_live", "place_refusals", "place_jumps",
+        "rail", "lab_trouble", "mcp", "runs_kept", "repair", "pool", "killed", "validate", "topology_examples",
+        "inspect", "ipv6", "trees", "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring",
+        "capture", "second_transport", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live",
+        "paths_proof", "wrong_paths",
     )
 )  # fmt: skip
 # The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.

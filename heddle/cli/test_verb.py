@@ -49,7 +49,8 @@ _FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
 _AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "vm"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
-_WORKERS: Final = 2
+_PROCESSORS: Final = 2  # that workers need
+_WORKERS: Final = 3  # tests wait a third of their time
 _ALONE: Final = frozenset({"clab", "browser", "vm"})
 # pytest's words that select tests, need the terminal, or choose workers.
 _PLAIN: Final = frozenset(
@@ -167,13 +168,13 @@ def run_tests(out: Console, suite: str, extra: Sequence[str]) -> None:
 
 
 def _workers(suites: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Two processes for whole suites (tests/workers.py): tests that measure in one, everything else in the other.
+    """Processes for whole suites (tests/workers.py): tests that measure in one, everything else in the others.
 
     None for a suite whose tests share one engine or guest, nor for a selection of tests, whose output and debugger stay
     plain so; none when the user chose with -n.
     """
     whole = not any(_is_plain(word) for word in extra)
-    enough = len(os.sched_getaffinity(0)) >= _WORKERS and find_spec("xdist") is not None
+    enough = len(os.sched_getaffinity(0)) >= _PROCESSORS and find_spec("xdist") is not None
     return ["-n", str(_WORKERS)] if whole and enough and not _ALONE.issuperset(suites) else []
 
 
