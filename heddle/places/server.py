@@ -267,14 +267,16 @@ def run(caller: Caller, verb: RunningVerb, lasting: bool) -> int:
     After the caller has gone, a lasting verb continues, and its output is dropped. Any other verb gets SIGHUP.
     Gone, when the verb has ended then.
     """
-    gone, ready = False, [0]
+    gone = ended = quiet = False
     os.set_blocking(1, False)
-    # Processes that the verb left running may hold its stdout open.
-    while ready or verb.out or verb.child.poll() is None:
+    # Until all is read that the verb wrote before its end. Processes that it left running may hold its stdout open.
+    while not (ended and quiet):
+        ended = verb.child.poll() is not None
         reading = [] if verb.out else list(verb.sources)
         writing = [1] * bool(verb.out) + [verb.keys] * bool(verb.typed)
         wait = 0.1 if verb.sources else 0.01
         ready, writable, _ = select.select(reading + [0] * (not gone), writing, [], wait)
+        quiet = not (ready or writing)
         try:
             if 0 in ready:
                 caller.hear()
