@@ -66,8 +66,23 @@ def digest_of(manifest: Manifest) -> str:
 
 
 def manifest_there(base: Path) -> Manifest:
-    """The project below `base`."""
-    return {name: manifest_entry(base / "project" / name) for name in walk(base / "project")}
+    """The project below `base`. Only files that have changed since the last call are read."""
+    record, project = base / "record.json", base / "project"
+    try:
+        known = json.loads(record.read_text())
+    except (OSError, ValueError):
+        known = {}
+    found: dict[str, Any] = {}
+    for name in walk(project):
+        status = os.lstat(f"{project}/{name}")
+        stamp = [status.st_size, status.st_ctime_ns, status.st_mode]
+        old = known.get(name, [None])
+        found[name] = old if old[0] == stamp else [stamp, manifest_entry(project / name)]
+    if found != known:
+        fresh = record.with_suffix(".new")
+        fresh.write_text(json.dumps(found))
+        fresh.replace(record)
+    return {name: entry for name, (_, entry) in found.items()}
 
 
 def remove(project: Path, names: list[str]) -> None:

@@ -22,6 +22,7 @@ from heddle.base.files import place_flag, real, result_name
 from heddle.base.problems import InputError
 from heddle.cli.argv import Parameter, Verb, parse, words_of
 from heddle.lab.imported.choose import files_of
+from heddle.places import server
 from heddle.places.call import Address, parse_address
 from heddle.places.choice import place_for
 from heddle.places.server import manifest_there, remove, unpack
@@ -227,6 +228,15 @@ def bring(project: Path, base: Path) -> list[str]:
     unpack(bundle.getvalue(), base)
     assert manifest_there(base) == manifest
     return sorted(changed)
+
+
+def test_unchanged_files_are_not_read_again(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(project, tmp_path / "there")
+    known = manifest_there(tmp_path / "there")
+    monkeypatch.setattr(server, "manifest_entry", lambda path: ["x", path.name])
+    assert manifest_there(tmp_path / "there") == known
+    (tmp_path / "there/project/tasks.py").write_text("two\n")
+    assert manifest_there(tmp_path / "there") == known | {"tasks.py": ["x", "tasks.py"]}
 
 
 def test_a_sync_sends_what_differs_and_removes_what_is_gone(project: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The compiled object of switches: the layouts of switch.h, and the types of its functions.
 
 In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
-Out: the object, or the reason why there is none: then Python code does the same, with more CPU time.
+Out: the object, or the reason why there is none: then Python reads the rows, with more CPU time, and PFC cannot run.
 """
 
 from __future__ import annotations
