@@ -203,3 +203,8 @@ def test_a_sender_waits_for_the_time_in_the_rnr_nak_and_no_timer_counts_it_as_a_
         assert len(requester.take(8, 1.0)) == 1
     assert requester.not_ready == 2 * PARAMS.retries
     assert requester.error == "" and requester.counters.timeouts == 0
+    # A copy of the packet has found memory, and its ACK arrives during the wait: what was posted since may leave.
+    requester.post(Operation(memoryview(bytearray(10)), 0, 0, 1, "send"))
+    requester.acknowledge(0, wire.RNR_NAK | RNR_CODE, 2.0)
+    requester.acknowledge(0, wire.ACK_NO_LIMIT, 2.0001)
+    assert [burst.psn for burst in requester.take(8, 2.0001)] == [1]

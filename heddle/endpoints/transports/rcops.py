@@ -126,6 +126,12 @@ class OpRequester(Requester):
         self._asked_again = False
         super().expire(now)
 
+    def _advance(self, una: int, now: float) -> None:
+        """As for every requester; progress ends the wait for the receiver, which has memory for the refused packet."""
+        before = self.una
+        super()._advance(una, now)
+        self._waits = self._waits and self.una == before
+
     def _ask_again(self, now: float) -> None:
         """Go back once for each gap in the responses."""
         if not self._asked_again:
