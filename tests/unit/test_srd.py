@@ -70,6 +70,18 @@ def test_a_gap_is_asked_for_only_when_it_has_lasted() -> None:
     pair.receiver.expire(1.0 + PARAMS.overtake_s)
     got = parsed(answers(pair.receiver, SendBatch(0, slots=1)))
     assert [(got.aeth(i)[0], got.psns[i]) for i in range(2)] == [(wire.NAK_SEQUENCE, 0), (wire.NAK_SEQUENCE, 1)]
+    # Each packet has its own time: what is in flight when a lost one is requested is not requested with it.
+    pair = Pair(32)
+    pair.give(1.0, *range(1, 10))  # packet 0 is lost
+    pair.give(1.15, 20)  # it overtakes 10 to 19
+    asked = []
+    for now in (1.2, 1.349, 1.35, 1.4):  # 0 is requested again, and at last the others
+        assert pair.receiver.deadline <= now or now == 1.349
+        pair.receiver.expire(now)
+        asked.append(parsed(answers(pair.receiver, SendBatch(0, slots=1))).psns)
+        if now == 1.2:
+            pair.give(1.21, *range(10, 18))
+    assert asked == [[0], [], [18, 19], [0]]
 
 
 def test_a_request_for_an_ack_stays_open_until_an_ack_covers_its_packet() -> None:

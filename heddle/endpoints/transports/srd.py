@@ -4,8 +4,9 @@ Every packet is a separate RDMA WRITE with its own address (RETH). So the receiv
 at once, records its PSN, and announces messages in order. NICs for sprayed fabrics do the same (AWS SRD, "A
 Cloud-Optimized Transport Protocol for Elastic and Scalable HPC", IEEE Micro 2020; UEC's RUD; RoCE NICs that place
 WRITEs out of order).
-A gap alone does not mean loss. Only when a packet has been missing for longer than reordering can last, the receiver
-requests that one packet (a NAK of its PSN), and the sender retransmits only that one.
+A gap alone does not mean loss. A packet is missing from the arrival of the first later packet on. When it has been
+missing for longer than reordering can last, the receiver requests that one packet (a NAK of its PSN), and the sender
+retransmits only that one. Packets that have been missing for a shorter time are not requested with it.
 With several entropy values the sender sprays: packets use the UDP source ports of the QP in turn, so switches that
 hash 5-tuples send them by different paths. A repeated packet uses the next port, not that of the lost one.
 The window, its acknowledgements and the sender's timer are those of `rc`.
@@ -13,10 +14,10 @@ The window, its acknowledgements and the sender's timer are those of `rc`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
@@ -27,8 +28,6 @@ from heddle.endpoints.transports.rc import COLUMNS, RcSender, connection_params,
 from heddle.endpoints.transports.rcstate import Burst, RcParams, last_good
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
-
-_NAKS: Final = 16  # maximum number of packets to request at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class SrdReceiver(QpEnd):
         self._due = qp.psn  # unbounded: the oldest PSN that has not arrived
         self._beyond = qp.psn  # one past the latest PSN that has arrived
         self._early: dict[int, int | None] = {}  # PSNs that arrived early -> immediate to announce in order
-        self._missing_since = NEVER  # since when `_due` has been missing while later PSNs have arrived
+        self._missing: OrderedDict[int, float] = OrderedDict()  # PSN -> since when, or when it was requested last
         self._replies: deque[tuple[int, int]] = deque()  # NAKs to send: (PSN, syndrome)
         self._ack_due = False
         self._ack_at = NEVER
@@ -105,7 +104,7 @@ class SrdReceiver(QpEnd):
     @property
     def deadline(self) -> float:
         """The latest time for a pending ACK, or the time when a missing packet counts as lost."""
-        return min(self._ack_at, self._missing_since + self._params.overtake_s)
+        return min(self._ack_at, next(iter(self._missing.values()), NEVER) + self._params.overtake_s)
 
     def answer(self, batch: SendBatch, slot: int) -> None:
         """Write a NAK, or the ACK of all packets before the first gap."""
@@ -129,6 +128,8 @@ class SrdReceiver(QpEnd):
             self._duplicates += 1
             self._ack_due = True  # its ACK was lost, or the sender's timer expired too early
             return True
+        if psn >= self._due + self._params.rc.window:
+            return True  # no sender with this window sends it
         payload, (va, rkey, length) = got.payload(index), got.reth(index)
         target = self._memory.resolve(va, rkey, length) if length == len(payload) else None
         if target is None:
@@ -136,9 +137,13 @@ class SrdReceiver(QpEnd):
             return True
         target[:] = payload
         self._early[psn] = got.imm(index) if opcode == wire.WRITE_ONLY_IMM else None
-        self._out_of_order += psn < self._beyond
-        self._beyond = max(self._beyond, psn + 1)
-        self._settle(now)
+        if psn < self._beyond:
+            self._out_of_order += 1
+            del self._missing[psn]
+        else:
+            self._missing |= dict.fromkeys(range(self._beyond, psn), now)
+            self._beyond = psn + 1
+        self._settle()
         self._unacked += 1
         if got.ackreqs[index]:
             self._asked = max(self._asked, psn + 1)
@@ -156,28 +161,25 @@ class SrdReceiver(QpEnd):
             elif self._ack_at == NEVER:
                 self._ack_at = now + self._params.rc.ack_delay_s
 
-    def _settle(self, now: float) -> None:
-        """Announce complete messages in order, and record since when a packet is missing."""
-        before = self._due
+    def _settle(self) -> None:
+        """Announce complete messages in order."""
         while self._due in self._early:
             imm = self._early.pop(self._due)
             self._due += 1
             if imm is not None:
                 self._msn = (self._msn + 1) & wire.PSN_MASK
                 self._memory.arrived(imm)
-        if not self._early:
-            self._missing_since = NEVER
-        elif self._missing_since == NEVER or self._due != before:
-            self._missing_since = now
 
     def expire(self, now: float) -> None:
         """Make a pending ACK due, and request packets that have been missing for too long."""
         if self._ack_at <= now:
             self._ack_at, self._ack_due = NEVER, True
-        if self._missing_since + self._params.overtake_s <= now:
-            missing = [psn for psn in range(self._due, self._beyond) if psn not in self._early]
-            self._replies.extend((psn, wire.NAK_SEQUENCE) for psn in missing[:_NAKS])
-            self._missing_since = now
+        for psn, since in tuple(self._missing.items()):  # oldest first
+            if since + self._params.overtake_s > now:
+                break
+            self._replies.append((psn, wire.NAK_SEQUENCE))
+            self._missing[psn] = now
+            self._missing.move_to_end(psn)
 
     def counters(self) -> Mapping[str, int]:
         """Packets that arrived after a later one, and packets that arrived twice."""
