@@ -68,7 +68,8 @@ def cnp(version: int, qpn: int) -> bytes:
 def test_a_sender_makes_the_same_packets_for_the_same_events(version: int, seed: int, controlled: bool) -> None:
     """Random messages, CNPs, ACKs (also of what was never sent), NAKs, time-outs: byte for byte, and all counters."""
     dice = random.Random(seed)
-    params = RcParams(MTU, dice.choice([1, 4, 16, 64]), dice.choice([1, 3, 8]), 1.0, 1000)
+    timeout_s = dice.choice([1.0, 3 * TICK_S])  # the second is shorter than the usual grid of timers
+    params = RcParams(MTU, dice.choice([1, 4, 16, 64]), dice.choice([1, 3, 8]), timeout_s, 1000)
     psn = dice.choice([0, wire.PSN_MASK - 3, 1 << 23])
     delays = dice.choice([(0.0,), (16 * TICK_S, 0.0, 32 * TICK_S)])
     now, last = 10.0, [(psn - 1) & wire.PSN_MASK] * QPS
@@ -184,6 +185,14 @@ def test_a_receiver_answers_alike_and_writes_the_same(
         assert python.turned_away() == fast.turned_away()
         assert sum(python.turned_away()) > 0
         assert not controlled or cnps == sum(row[-1] for row in fast.counters()[QPS:]) > 3
+        # At the end of a run, what arrives counts, and no answer leaves: the peer may have stopped.
+        before, _ = fast.counters()[QPS], fast.sent()
+        fast.give(marked[0][0])
+        for at in (now, now + 3600):
+            fast.code.hd_take(fast.engine, round(at * NS))
+        assert fast.sent() == []
+        changes = [new - old for new, old in zip(fast.counters()[QPS], before, strict=True)]
+        assert changes[2:] == [1, 0, 1, *[0] * controlled], "a mark, and a packet received again"
 
 
 @needs_object

@@ -191,8 +191,9 @@ def test_rc_gets_its_parameters_from_the_plan_and_its_timers_a_grid() -> None:
         "ack_delay_s": pytest.approx(16 * 8 * 4154 / 100e6), "recovery": "go-back-n",
     }  # fmt: skip
     assert _planned("rc")[1].parameters()["ack_every"] == 8
-    # Timers of rc run out on a grid and never early.
-    sender, batch = RcSender(RcParams(timeout_s=0.001), HERE), SendBatch(MTU, slots=1)
-    sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
-    sender.take(batch, 0, 1, 7.013)
-    assert sender.deadline == pytest.approx(7.02)
+    # Timers of rc run out on a grid, never early, and before twice the timeout.
+    for timeout_s, expires in ((0.05, 7.08), (0.001, 7.014), (0.004, 7.02)):
+        sender, batch = RcSender(RcParams(timeout_s=timeout_s), HERE), SendBatch(MTU, slots=1)
+        sender.post(Message(memoryview(b"x"), 0, RKEY, 0))
+        sender.take(batch, 0, 1, 7.0125)
+        assert sender.deadline == pytest.approx(expires)

@@ -90,7 +90,8 @@ class GrantingReceiver(WrappedEnd):
     @property
     def deadline(self) -> float:
         """The end's deadline, or that of the CTS packets without an acknowledgement."""
-        return min(self._end.deadline, timer_after(self._requester.deadline))
+        own = timer_after(self._requester.deadline, self._requester.params.timeout_s)
+        return min(self._end.deadline, own)
 
     @property
     def idle(self) -> bool:

@@ -272,8 +272,8 @@ class FastLoop(NicLoop):
     def take_rest(self) -> None:
         """Receive all remaining frames, also those that wait for their delay."""
         for _ in range(REST_TURNS):
-            self.code.hd_pass(self.engine, time.monotonic_ns(), 0)
-        self.code.hd_pass(self.engine, time.monotonic_ns() + round(REST_S * _NS), 0)
+            self.code.hd_take(self.engine, time.monotonic_ns())
+        self.code.hd_take(self.engine, time.monotonic_ns() + round(REST_S * _NS))
 
     def idle(self) -> bool:
         """Nothing to send, nothing unacknowledged."""

@@ -241,19 +241,22 @@ static void serve(struct engine *e, i64 now)
 	}
 }
 
-/* One pass at time `now`: receive, check timers, send. For tests: hd_run without its clock. */
-API void hd_pass(struct engine *e, i64 now, int tick)
+/* Receive and check timers at time `now`, and send nothing: for the end of a run, when peers may have stopped. */
+API void hd_take(struct engine *e, i64 now)
 {
 	for (u32 i = 0; i < e->count; i++)
 		receive(e->nics[i], now);
-	for (u32 i = 0; i < e->count; i++) {
-		struct nic *n = e->nics[i];
+	for (u32 i = 0; i < e->count; i++)
+		expire(e->nics[i], now);
+}
 
-		expire(n, now);
-		if (tick) {
-			n->blocked = 0;
-			n->eager = 1;
-		}
+/* One pass at time `now`: receive, check timers, send. For tests: hd_run without its clock. */
+API void hd_pass(struct engine *e, i64 now, int tick)
+{
+	hd_take(e, now);
+	for (u32 i = 0; i < e->count && tick; i++) {
+		e->nics[i]->blocked = 0;
+		e->nics[i]->eager = 1;
 	}
 	serve(e, now);
 }

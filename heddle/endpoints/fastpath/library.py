@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.kernel.native import native
 
-VERSION: Final = 4
+VERSION: Final = 5
 # libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
@@ -71,6 +71,7 @@ _SIGNATURES: Final[native.Signatures] = {
     "hd_post": (c_int, (
         _ENGINE, c_uint32, c_void_p, c_void_p, c_uint32, c_uint32, c_uint64, c_uint32, c_uint32,
     )),
+    "hd_take": (None, (_ENGINE, c_int64)),
     "hd_pass": (None, (_ENGINE, c_int64, c_int)),
     "hd_run": (c_int, (_ENGINE, c_int64, c_int, c_int64, _EVENTS, c_int)),
     "hd_drain": (c_int, (_ENGINE, _EVENTS, c_int)),

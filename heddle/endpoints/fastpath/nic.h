@@ -226,16 +226,16 @@ static inline int answering(const struct qp *q)
 }
 
 /* The time when `expire` must look at a sender. */
-static inline i64 sender_deadline(const struct qp *q)
+static inline i64 sender_deadline(const struct rc *rc, const struct qp *q)
 {
-	return q->pace && q->pace->waits ? pace_deadline(q->pace) : round_up_deadline(q->s.deadline);
+	return q->pace && q->pace->waits ? pace_deadline(q->pace) : round_up_deadline(rc, q->s.deadline);
 }
 
 /* Queue a QP if it has frames to send, and register its timer. */
 static inline void update_queue(struct nic *n, struct qp *q)
 {
 	if (q->kind == SENDER) {
-		i64 at = sender_deadline(q);
+		i64 at = sender_deadline(&n->engine->rc, q);
 
 		if (ready(q))
 			wake(n, q);

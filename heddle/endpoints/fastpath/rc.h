@@ -132,9 +132,11 @@ static inline void acknowledge(const struct rc *rc, struct sender *s, u32 psn, u
 	}
 }
 
-static inline i64 round_up_deadline(i64 deadline)
+static inline i64 round_up_deadline(const struct rc *rc, i64 deadline)
 {
-	return deadline == NEVER ? NEVER : (deadline + TIMER_NS - 1) / TIMER_NS * TIMER_NS;
+	i64 step = rc->timeout_ns < TIMER_NS ? rc->timeout_ns : TIMER_NS;
+
+	return deadline == NEVER ? NEVER : (deadline + step - 1) / step * step;
 }
 
 static inline void expire_sender(const struct rc *rc, struct sender *s, i64 now)

@@ -159,6 +159,30 @@ static inline int receive(struct nic *n, i64 now)
 	return taken;
 }
 
+/* Apply the timers of one queue pair, but that of its delayed acknowledgement. */
+static inline void expire_end(struct nic *n, struct qp *q, i64 now)
+{
+	struct engine *e = n->engine;
+
+	if (q->kind != SENDER) {
+		if (!q->notify || q->notify->deadline == FAR_NS)
+			return;
+		if (q->notify->deadline + LATE_NS <= now)
+			cnp_due(&e->congestion, q->notify, now);
+	} else if (sender_deadline(&e->rc, q) <= now) {
+		if (!(q->pace && q->pace->waits)) {
+			expire_sender(&e->rc, &q->s, now);
+			if (q->s.failure)
+				qp_failed(n, q);
+		}
+		if (q->pace) {
+			expire_rate(&e->congestion, q->pace, now);
+			rate_changed(&e->congestion, q->pace, now);
+		}
+	}
+	update_queue(n, q);
+}
+
 /* Call the ends whose timers have expired. Timers stop while the port accepts nothing, as when it is paused: the
  * packets that they wait for are still in its queue, and a retransmission would only duplicate them. */
 static inline void expire(struct nic *n, i64 now)
@@ -179,31 +203,10 @@ static inline void expire(struct nic *n, i64 now)
 		q->r.ack_due = 1;
 		update_queue(n, q);
 	}
-	if (now < n->timer)
-		return;
-	n->timer = NEVER;
-	for (u32 i = 0; i < n->count; i++) {
-		q = n->qps[i];
-		if (q->kind != SENDER) {
-			if (q->notify && q->notify->deadline != FAR_NS) {
-				if (q->notify->deadline + LATE_NS <= now)
-					cnp_due(&n->engine->congestion, q->notify, now);
-				update_queue(n, q);
-			}
-			continue;
-		}
-		if (sender_deadline(q) <= now) {
-			if (!(q->pace && q->pace->waits)) {
-				expire_sender(&n->engine->rc, &q->s, now);
-				if (q->s.failure)
-					qp_failed(n, q);
-			}
-			if (q->pace) {
-				expire_rate(&n->engine->congestion, q->pace, now);
-				rate_changed(&n->engine->congestion, q->pace, now);
-			}
-		}
-		update_queue(n, q);
+	while (n->timer <= now) { /* again if the timer of a transport, which stood while its packets waited, is due, too */
+		n->timer = NEVER;
+		for (u32 i = 0; i < n->count; i++)
+			expire_end(n, n->qps[i], now);
 	}
 }
 

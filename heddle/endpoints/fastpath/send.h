@@ -116,7 +116,7 @@ static inline void fill(struct nic *n, i64 now)
 		struct qp *q = pop(&n->round);
 		u32 most = FILL - slot < TURN ? FILL - slot : TURN;
 		u32 count = (q->pace ? build_paced : build_batch)(n->engine, q, box, slot, most, now);
-		i64 at = sender_deadline(q);
+		i64 at = sender_deadline(&n->engine->rc, q);
 
 		slot += count;
 		if (at < n->timer)

@@ -22,7 +22,7 @@ from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
-TIMER_S: Final = 0.02  # resolution of retransmission timers: with less, a busy machine would look like loss
+TIMER_S: Final = 0.02  # resolution of retransmission timers; that of a shorter timeout is the timeout
 _ACK_EVERY: Final = 8
 _ACK_DELAY_FRAMES: Final = 16  # frames that the slowest NIC sends while an acknowledgement waits
 _ACK_DELAY_S: Final = 0.02
@@ -36,9 +36,13 @@ COLUMNS: Final = (
 )
 
 
-def timer_after(exact: float) -> float:
-    """When a retransmission timer for this time expires: rounded up to its resolution; NEVER for NEVER."""
-    return exact if exact == NEVER else -(-exact // TIMER_S) * TIMER_S
+def timer_after(exact: float, timeout_s: float) -> float:
+    """When a retransmission timer for this time expires: rounded up to its resolution; NEVER for NEVER.
+
+    So it expires before twice the timeout. IBTA vol. 1, section 9.7.6.1.3, allows four times.
+    """
+    step = min(TIMER_S, timeout_s)
+    return exact if exact == NEVER else -(-exact // step) * step
 
 
 @passes_on("_requester", "idle", "error", "post", "expire", "hold")
@@ -59,7 +63,7 @@ class RcSender(QpEnd):
     @property
     def deadline(self) -> float:
         """When the retransmission timer expires, rounded up to its resolution."""
-        return timer_after(self._requester.deadline)
+        return timer_after(self._requester.deadline, self._requester.params.timeout_s)
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write the next packets, new or retransmitted."""
