@@ -59,6 +59,10 @@ class WaitingSender(QpEnd):
         return not self._messages
 
     @property
+    def in_flight(self) -> int:
+        return int(self._waits)
+
+    @property
     def error(self) -> str:
         if self._tries <= _RETRIES:
             return ""

@@ -127,7 +127,7 @@ class Worker:
                 header = _header(ends[src], ends[dst], q.flow.sport, q.flow.qpn, TOS_DATA)
                 sprayed = tuple(_header(ends[src], ends[dst], sport, q.flow.qpn, TOS_DATA) for sport in q.sports[1:])
                 more = (header, *sprayed) if sprayed else ()
-                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more)
+                here = QpInfo(q.src_qpn, header, q.psn, q.window, q.delay_s, more, q.rtt_s)
                 paths[src][dst].append(loop.sender(src, here))
         for members in plan.communicators:
             # In a communicator ranks are numbered from 0, as in patterns.

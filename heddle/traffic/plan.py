@@ -43,6 +43,7 @@ class Qp:
     psn: int  # 24 bits, the first that the sender uses
     window: int  # unacknowledged packets that it may have
     delay_s: float  # the NIC at the end delays frames by the path's propagation; 0 if links do, or none is modelled
+    rtt_s: float  # propagation of the path there and back, emulated
     answer_sport: int  # UDP source port of the receiver's answers
     sports: tuple[int, ...]  # UDP source ports of data, used in turn; the first is that of the flow
 
@@ -136,14 +137,16 @@ def build_plan(
     propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns)
     windows = windows_of(options, propagation.bdp_packets)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
-        delay_s = 0.0 if fabric.policy.delayed_on_links else delay_ns * fabric.policy.k * 1e-9
+        one_way_s = delay_ns * fabric.policy.k * 1e-9
+        delay_s, rtt_s = 0.0 if fabric.policy.delayed_on_links else one_way_s, 2 * one_way_s
         for index in range(options.qps):
             own, peer = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, options.entropy)
             answer_sport = _source_port(options.source_ports, index, peer, own)
             flow = _flow(endpoints[src], endpoints[dst], sport, peer)
-            qps.append(Qp(flow, index, own, numbers.psn(src, own), windows[index], delay_s, answer_sport, sports))
+            psn, window = numbers.psn(src, own), windows[index]
+            qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, propagation, fan_in, slowest.rtt_s)

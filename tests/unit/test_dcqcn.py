@@ -157,15 +157,15 @@ def test_a_receiver_reports_the_first_mark_and_then_one_per_gap() -> None:
 
 
 def test_values_of_hardware_are_scaled() -> None:
-    made = Dcqcn.of({each.name: each.default for each in Dcqcn.tunables}, 4000, 4154, 0)
+    made = Dcqcn.of({each.name: each.default for each in Dcqcn.tunables}, 4000, 4154)
     rule = made.rule
     assert (rule.alpha_ns, rule.cut_ns, rule.time_ns) == (4_000_000, 16_000_000, 1_200_000_000)
     assert (rule.ai_bps, rule.hai_bps, rule.min_bps) == (1250.0, 12_500.0, 250.0)
     assert (rule.keep, rule.first_alpha, rule.cut_divisor, rule.least_factor) == (1019 / 1024, 1023 / 1024, 2.0, 0.5)
     assert rule.byte_reset == 32767 * 64
     assert (made.cnp.gap_ns, made.cnp.dscp) == (16_000_000, 48)
-    swift = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154, 7_000)
-    assert (swift.rule.base_ns, swift.rule.fs_ns) == (16_007_000, 16_000_000)
+    swift = Swift.of({each.name: each.default for each in Swift.tunables}, 4000, 4154)
+    assert (swift.rule.base_ns, swift.rule.fs_ns) == (16_000_000, 16_000_000)
     assert (swift.rule.frame_bits, swift.cnp.gap_ns) == (33232, 16_000_000)
 
 
@@ -206,49 +206,78 @@ def test_the_record_of_a_rate_is_bounded_and_keeps_the_course() -> None:
 
 # frame_bits / base: the line of 1 Gb/s carries 10 packets of 1,000 bits in the base target of 10 us.
 SWIFT_RULE = SwiftRule(
-    base_ns=10_000, fs_ns=0, fs_min=0.1, fs_max=100.0, ai=1.0, beta=0.8, max_mdf=0.5, least=0.01, frame_bits=1000
+    base_ns=10_000,
+    fs_ns=0,
+    fs_min=0.1,
+    fs_max=100.0,
+    ai=1.0,
+    beta=0.8,
+    max_mdf=0.5,
+    least=0.01,
+    resets=3,
+    frame_bits=1000,
 )
 SWIFT_LINE = 1e9
 
 
 def test_the_window_follows_the_target_delay() -> None:
-    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
-    assert (control.packets, control.window, control.rate_bps) == (10.0, 10.0, SWIFT_LINE)
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE, 0)
+    assert (control.window, control.rate_bps) == (10.0, SWIFT_LINE)
     control.acknowledged(5, 4_000, 100_000)  # below the target: + 5 / 10
-    assert control.packets == 10.5
+    assert control.window == 10.5
     control.acknowledged(1, 16_000, 200_000)  # above: x (1 - 0.8 x 6 / 16)
-    assert control.packets == pytest.approx(10.5 * 0.7)
+    assert control.window == pytest.approx(10.5 * 0.7)
     control.acknowledged(1, 16_000, 215_999)  # within one round trip (16,000): no second decrease
-    assert control.packets == pytest.approx(10.5 * 0.7)
+    assert control.window == pytest.approx(10.5 * 0.7)
     control.acknowledged(1, 100_000, 216_000)  # 1 - 0.8 x 0.9 = 0.28 is limited to 1 - max_mdf
-    assert control.packets == pytest.approx(10.5 * 0.7)  # the new delay is the round trip: 100,000
+    assert control.window == pytest.approx(10.5 * 0.7)  # the new delay is the round trip: 100,000
     control.acknowledged(1, 100_000, 300_000)
-    assert control.packets == pytest.approx(10.5 * 0.7 * 0.5)
+    assert control.window == pytest.approx(10.5 * 0.7 * 0.5)
     control.acknowledged(3, None, 500_000)  # no delay is known of packets that were sent again
-    assert control.packets == pytest.approx(10.5 * 0.7 * 0.5)
+    assert control.window == pytest.approx(10.5 * 0.7 * 0.5)
+    # A target has the propagation of its own path, and so has the first window.
+    near, far = (SwiftControl(SWIFT_RULE, SWIFT_LINE, rtt) for rtt in (2_000, 6_000))
+    assert (near.window, far.window) == (12.0, 16.0)
+    for each in (near, far):
+        each.acknowledged(1, 14_000, 50_000)
+    assert near.window == pytest.approx(12.0 * (1 - 0.8 * 2 / 14)) and far.window == 16.0 + 1 / 16
+
+
+def test_losses_reduce_the_window_of_swift() -> None:
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE, 0)
+    assert control.rate_bps == SWIFT_LINE
+    control.lost(False, 100_000)  # a NAK: 1 - max_mdf
+    control.lost(False, 109_999)  # in the same round trip
+    assert (control.window, control.rate_bps) == (5.0, SWIFT_LINE / 2)
+    for at in (200_000, 300_000, 400_000):
+        control.lost(True, at)
+        control.acknowledged(1, None, at + 1)
+    assert control.window == 5.0 / 8, "timeouts that are not in a row"
+    for at in (500_000, 500_001, 500_002):
+        control.lost(True, at)
+    assert control.window == SWIFT_RULE.least
 
 
 def test_a_cnp_counts_as_twice_the_target_and_small_windows_are_rates() -> None:
-    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE, 0)
     control.notified(0)  # 1 - 0.8 / 2
-    assert control.packets == pytest.approx(6.0)
+    assert control.window == pytest.approx(6.0)
     control.notified(9_999)
-    assert control.packets == pytest.approx(6.0)
+    assert control.window == pytest.approx(6.0)
     control.notified(10_000)
-    assert control.packets == pytest.approx(3.6)
+    assert control.window == pytest.approx(3.6)
     # A window below one packet is a rate.
-    control = SwiftControl(SWIFT_RULE, SWIFT_LINE)
+    control = SwiftControl(SWIFT_RULE, SWIFT_LINE, 0)
     for step in range(10):
         control.notified(step * 10_000)
-    assert control.packets == pytest.approx(10 * 0.6**10)
-    assert control.window == 1.0
+    assert control.window == pytest.approx(10 * 0.6**10)
     assert control.rate_bps == pytest.approx(10 * 0.6**10 * 1000 / 10e-6)
     control.acknowledged(1, 5_000, 200_000)  # below 1, a packet adds ai
-    assert control.packets == pytest.approx(10 * 0.6**10 + 1.0)
+    assert control.window == pytest.approx(10 * 0.6**10 + 1.0)
 
 
 def test_small_windows_have_larger_targets() -> None:
-    rule = SwiftRule(10_000, 3_000, 0.25, 100.0, 1.0, 0.8, 0.5, 0.01, 1000)
+    rule = SwiftRule(10_000, 3_000, 0.25, 100.0, 1.0, 0.8, 0.5, 0.01, 5, 1000)
     a = 3_000 / (1 / sqrt(0.25) - 1 / sqrt(100))  # 3,000 / 1.9
     assert rule.target_ns(100.0) == pytest.approx(10_000)
     assert rule.target_ns(400.0) == pytest.approx(10_000)
@@ -260,15 +289,16 @@ def test_small_windows_have_larger_targets() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
     dice = random.Random(seed)
-    control, now = SwiftControl(SWIFT_RULE, SWIFT_LINE), 0
+    control, now = SwiftControl(SWIFT_RULE, SWIFT_LINE, 0), 0
     for _ in range(2000):
         now += dice.choice([0, 1, 999, 50_000])
         delay = dice.choice([None, 0, 1, 9_999, 10_001, 10**9])
         if dice.random() < 0.3:
             control.notified(now)
+        elif dice.random() < 0.1:
+            control.lost(dice.random() < 0.5, now)
         else:
             control.acknowledged(dice.randrange(20), delay, now)
-        assert SWIFT_RULE.least <= control.packets <= 4096
-        assert control.window >= 1
+        assert SWIFT_RULE.least <= control.window <= 4096
         assert 0 < control.rate_bps <= SWIFT_LINE
         assert control.deadline_ns == FAR_NS

@@ -129,6 +129,7 @@ def hops(built: Fabric, switch: str, leaf: str) -> frozenset[str]:
 def test_delays_are_those_of_hardware_times_k() -> None:
     plan = planned("zone", SHAPE)
     by_ends = {(qp.flow.src, qp.flow.dst): qp.delay_s for qp in plan.qps}
+    assert all(qp.rtt_s == 2 * qp.delay_s for qp in plan.qps)
     assert plan.k == 8_000
     assert by_ends["host1", "host2"] == pytest.approx(1000e-9 * 8_000)
     assert by_ends["host2", "host3"] == pytest.approx(3000e-9 * 8_000)

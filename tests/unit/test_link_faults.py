@@ -226,6 +226,7 @@ def test_with_delay_at_link_the_delay_is_on_each_link_and_no_nic_adds_it(given: 
     at_link, at_nic = (build_plan(each, RunOptions()) for each in (there, here))
     assert {qp.delay_s for qp in at_link.qps} == {0.0}
     assert 0.0 not in {qp.delay_s for qp in at_nic.qps}
+    assert [qp.rtt_s for qp in at_link.qps] == [2 * qp.delay_s for qp in at_nic.qps]
     assert at_link.propagation == at_nic.propagation, "window and timeout follow the same path"
     assert at_link.timeout_s == at_nic.timeout_s
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, CONTROLLERS, Controlled, congestion_of
-from heddle.endpoints.congestion.pacing import Flight, NotifyingReceiver, PacedSender, to_ns, to_seconds
+from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, SendTimes, to_ns, to_seconds
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
@@ -16,8 +18,9 @@ from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
 from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.srd import SrdParams, SrdSender
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.options import WINDOWED, RunOptions
+from heddle.traffic.options import WINDOWED, Recovery, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from heddle.wire import roce
@@ -44,12 +47,19 @@ class Fixed:
     def acknowledged(self, packets: int, delay_ns: int | None, now_ns: int) -> None:
         self.told.append(("acknowledged", (packets, delay_ns)))
 
+    def lost(self, timed_out: bool, now_ns: int) -> None:
+        self.told.append(("lost", timed_out))
+
     def expire(self, now_ns: int) -> None:
         pass
 
 
-def sender(control: Fixed, packets: int = 1000, window: int = 1000) -> PacedSender:
-    end = PacedSender(RcSender(RcParams(MTU, window, 8, 1e6), HERE), control, HERE, LINE, 64)
+def sender(
+    control: Fixed, packets: int = 1000, window: int = 1000, kind: Recovery | Literal["srd"] = "go-back-n"
+) -> PacedSender:
+    params = RcParams(MTU, window, 8, 1e6)
+    inner = SrdSender(SrdParams(params), HERE) if kind == "srd" else RcSender(replace(params, recovery=kind), HERE)
+    end = PacedSender(inner, control, HERE, LINE, 64)
     end.post(Message(memoryview(bytes(packets * MTU)), 0, RKEY, 0))
     return end
 
@@ -146,29 +156,60 @@ def test_a_window_limits_what_is_unacknowledged_also_after_a_timeout() -> None:
     assert control.told[-1] == ("acknowledged", (2, 250_000_000))
     assert end.take(batch, 0, 16, 2.0) == 2 and not end.ready
     assert end.receive(answer(first + 2, wire.NAK_SEQUENCE), 0, 2.5) == 1  # go back: three packets again
+    assert control.told[-1:] == [("lost", False)]
     assert end.ready and end.take(batch, 0, 16, 3.0) == 3
     assert end.receive(answer(first + 4), 0, 3.5) == 1
     assert control.told[-1] == ("acknowledged", (3, None)), "no delay of packets that were sent twice"
     assert end.receive(answer(first + 4), 0, 3.6) == 1
     assert control.told[-1][1] == (3, None), "an acknowledgement of nothing is not told"
     # After a timeout the window counts from zero.
-    end = PacedSender(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), Fixed(window=2.0), HERE, LINE, 64)
+    control = Fixed(window=2.0)
+    end = PacedSender(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), control, HERE, LINE, 64)
     end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
     batch = SendBatch(MTU, slots=16)
     assert end.take(batch, 0, 16, 1.0) == 2 and not end.ready
     end.expire(end.deadline)
     assert end.ready and end.take(batch, 0, 16, 3.0) == 2
-    assert end.counters()["timeouts"] == 1
+    assert end.counters()["timeouts"] == 1 and control.told.count(("lost", True)) == 1
 
 
-def test_flights_count_psns_across_the_wrap() -> None:
-    flight = Flight(wire.PSN_MASK)
-    flight.add(wire.PSN_MASK, 10)
-    flight.add(0, 20)
-    flight.add(1, 30)
-    assert flight.acknowledge(wire.PSN_MASK - 5, 40) == (0, None)
-    assert flight.acknowledge(0, 50) == (2, 30)
-    assert len(flight) == 1
+@pytest.mark.parametrize("kind", ["srd", "selective-repeat"])
+def test_a_request_for_one_packet_opens_no_new_window(kind: Recovery | Literal["srd"]) -> None:
+    """The other packets stay in flight. What is requested leaves also when the window has become smaller."""
+    control = Fixed(window=10.0)
+    end, batch = sender(control, kind=kind), SendBatch(MTU, slots=16)
+    assert end.take(batch, 0, 16, 1.0) == 10 and not end.ready
+    control.window = 5.0  # what the loss does
+    for lost in (3, 5, 7):
+        assert end.receive(answer(HERE.psn + lost, wire.NAK_SEQUENCE), 0, 1.1)
+    assert control.told[-3:] == [("lost", False)] * 3
+    assert end.take(batch, 0, 16, 1.2) == 3 and not end.ready
+    assert [parsed([bytes(batch.frame(i))]).psns[0] - HERE.psn & wire.PSN_MASK for i in range(3)] == [3, 5, 7]
+    assert end.receive(answer(HERE.psn + 2), 0, 1.3) and not end.ready, "7 are in flight"
+    assert control.told[-1] == ("acknowledged", (3, 300_000_000))
+    assert end.receive(answer(HERE.psn + 9), 0, 1.4)
+    assert control.told[-1:] == [("acknowledged", (7, None))], "some of them were sent twice"
+    assert end.take(batch, 0, 16, 1.5) == 5
+
+
+def test_packets_of_a_window_leave_at_once_and_below_one_packet_the_rate_counts() -> None:
+    control = Fixed(FRAME_BITS / 10.0, window=3.0)
+    end, batch = sender(control), SendBatch(MTU, slots=16)
+    assert end.take(batch, 0, 16, 100.0) == 3 and end.rates() == ((100_000_000_000, FRAME_BITS / 10.0),)
+    control.window = 0.5
+    assert end.receive(answer(HERE.psn + 2), 0, 101.0)
+    assert end.take(batch, 0, 16, 101.0) == 1
+    assert end.receive(answer(HERE.psn + 3), 0, 102.0) and not end.ready and 110.9 < end.deadline < 111.1
+
+
+def test_send_times_have_psns_across_the_wrap() -> None:
+    times = SendTimes(wire.PSN_MASK)
+    times.add(wire.PSN_MASK, 10)
+    times.add(0, 20)
+    times.add(1, 30)
+    assert times.acknowledge(wire.PSN_MASK - 5, 40) == (0, None)
+    assert times.acknowledge(0, 50) == (2, 30)
+    assert times.acknowledge(1, 50) == (1, 20)
 
 
 def receiver(gap_ns: int = 1_000_000_000, dscp: int = 48) -> NotifyingReceiver:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender
+from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, to_ns
 from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
@@ -41,7 +41,7 @@ class Controlled:
 
     def sender(self, end: QpEnd, qp: QpInfo, line_bps: float) -> QpEnd:
         """The sending end of a NIC with this line rate, under control."""
-        return PacedSender(end, self.congestion.control(line_bps), qp, line_bps, self.steps)
+        return PacedSender(end, self.congestion.control(line_bps, to_ns(qp.rtt_s)), qp, line_bps, self.steps)
 
     def receiver(self, end: QpEnd, qp: QpInfo) -> QpEnd:
         """The receiving end, which reports marks."""
@@ -57,7 +57,4 @@ def congestion_of(plan: Plan) -> Controlled | None:
     line_bps = min(each.rate_bps for each in plan.endpoints)
     values = values_of(options.congestion, kind.tunables, options.congestion_set, line_bps * plan.k / _MBIT)
     frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
-    rtt_ns = round(plan.propagation.rtt_s * 1e9)
-    return Controlled(
-        options.congestion, values, kind.of(values, plan.k, frame, rtt_ns), steps_for(len(plan.qps))
-    )  # fmt: skip
+    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps_for(len(plan.qps)))

@@ -140,6 +140,9 @@ class DcqcnControl:
     def acknowledged(self, packets: int, delay_ns: int | None, now_ns: int) -> None:
         """Acknowledgements say nothing about marks."""
 
+    def lost(self, timed_out: bool, now_ns: int) -> None:
+        """Losses change nothing: only CNPs reduce the rate."""
+
     def expire(self, now_ns: int) -> None:
         """Apply alpha updates, cuts and timer events up to now, in order of time, in this order at equal times."""
         rule = self._rule
@@ -212,8 +215,8 @@ class Dcqcn:
     )
 
     @classmethod
-    def of(cls, values: Mapping[str, float], k: int, frame_bytes: int, rtt_ns: int) -> Self:
-        """Hardware units scaled by k. DCQCN needs neither packet size nor delay."""
+    def of(cls, values: Mapping[str, float], k: int, frame_bytes: int) -> Self:
+        """Hardware units scaled by k. DCQCN does not need the packet size."""
         v = values
 
         def time(name: str) -> int:
@@ -233,6 +236,6 @@ class Dcqcn:
         )  # fmt: skip
         return cls(rule, CnpRule(time("min_time_between_cnps"), int(v["cnp_dscp"])))
 
-    def control(self, line_bps: float) -> DcqcnControl:
-        """A reaction point."""
+    def control(self, line_bps: float, rtt_ns: int) -> DcqcnControl:
+        """A reaction point. DCQCN does not need the delay."""
         return DcqcnControl(self.rule, line_bps)

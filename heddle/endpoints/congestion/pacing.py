@@ -36,11 +36,11 @@ def to_seconds(ns: int) -> float:
     return NEVER if ns >= FAR_NS else (ns + LATE_NS) / _PER_S
 
 
-class Flight:
-    """The unacknowledged packets of a sender with a window, by PSN, and the delay of their acknowledgements.
+class SendTimes:
+    """When the unacknowledged packets of a sender left, by PSN: for the delays of their acknowledgements.
 
-    Packets count as in flight until they are acknowledged. After a NAK or a timeout the count starts from 0, and no
-    delay is measured for packets that were sent before (Karn and Partridge, SIGCOMM 1987).
+    An acknowledgement of packets of which one was sent more than once gives no delay: it is not known which copy it
+    answers (Karn and Partridge, SIGCOMM 1987), and the others may have waited at the receiver for that one.
     """
 
     __slots__ = ("_beyond", "_sent")
@@ -48,9 +48,6 @@ class Flight:
     def __init__(self, first: int) -> None:
         self._sent: dict[int, int | None] = {}  # PSN -> when it was sent, None when not for the first time
         self._beyond = first  # one past the highest PSN sent
-
-    def __len__(self) -> int:
-        return len(self._sent)
 
     def add(self, psn: int, now_ns: int) -> None:
         """A packet leaves."""
@@ -62,26 +59,21 @@ class Flight:
     def acknowledge(self, psn: int, now_ns: int) -> tuple[int, int | None]:
         """Remove all packets up to `psn`; return their number, and the delay of the newest in ns if it is known."""
         done = [each for each in self._sent if wire.psn_after(psn, each) >= 0]
-        sent = [self._sent.pop(each) for each in done]
-        newest = sent[-1] if sent else None
-        return len(sent), None if newest is None else now_ns - newest
-
-    def restart(self) -> None:
-        """Count from 0: packets are sent again."""
-        self._sent.clear()
+        once = [at for each in done if (at := self._sent.pop(each)) is not None]
+        return len(done), now_ns - once[-1] if once and len(once) == len(done) else None
 
 
 class PacedSender(WrappedEnd):
     """A sending end whose packets leave at the rate and within the window of its congestion control."""
 
     __slots__ = (
-        "_at", "_bits", "_cnps", "_control", "_flight", "_line", "_psn_at", "_record", "_since", "_start", "_waits",
+        "_at", "_bits", "_cnps", "_control", "_line", "_psn_at", "_record", "_since", "_start", "_times", "_waits",
     )  # fmt: skip
 
     def __init__(self, end: QpEnd, control: SendControl, qp: QpInfo, line_bps: float, steps: int) -> None:
         super().__init__(end)
         self._control, self._line = control, line_bps
-        self._flight = Flight(qp.psn) if control.window != math.inf else None
+        self._times = SendTimes(qp.psn) if control.window != math.inf else None
         self._psn_at = qp.flow.layout.psn_word_at
         self._record = RateRecord(steps)
         self._cnps = 0
@@ -108,7 +100,7 @@ class PacedSender(WrappedEnd):
         while taken < limit and not self._waits:
             control.expire(now_ns)
             most = min(limit - taken, int(min(limit, self._room)))
-            paced = control.rate_bps < self._line
+            paced = self._paced
             count = self._end.take(batch, slot + taken, 1 if paced else most, now) if most > 0 else 0
             if not count:
                 break
@@ -119,10 +111,10 @@ class PacedSender(WrappedEnd):
     def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int, paced: bool) -> None:
         """Account for the frames in these slots."""
         size = int(batch.lengths[slot : slot + count].sum())
-        if self._flight is not None:
+        if self._times is not None:
             for each in range(slot, slot + count):
                 word = wire.WORD.unpack_from(batch.mem, batch.starts[each] + self._psn_at)[0]
-                self._flight.add(word & wire.PSN_MASK, now_ns)
+                self._times.add(word & wire.PSN_MASK, now_ns)
         self._control.sent(size, now_ns)
         if paced:
             self._start, self._bits = max(self._at, now_ns - CATCH_UP_NS), 8 * size
@@ -131,9 +123,8 @@ class PacedSender(WrappedEnd):
 
     def _schedule(self, now_ns: int) -> None:
         """Compute the time of the next packet from the rate that holds now."""
-        rate = self._control.rate_bps
-        self._at = self._start + int(self._bits * _PER_S / rate)
-        waits = rate < self._line and self._at > now_ns
+        self._at = self._start + int(self._bits * _PER_S / self._control.rate_bps)
+        waits = self._paced and self._at > now_ns
         if waits and not self._waits:
             self._since = now_ns
         elif self._waits and not waits:
@@ -141,8 +132,15 @@ class PacedSender(WrappedEnd):
         self._waits = waits
 
     @property
+    def _paced(self) -> bool:
+        """Whether packets leave one by one: at the line rate the port sets the pace, and else a window from 1 on."""
+        return self._control.rate_bps < self._line and not 1 <= self._control.window < math.inf
+
+    @property
     def _room(self) -> float:
-        return math.inf if self._flight is None else int(self._control.window) - len(self._flight)
+        if self._times is None:
+            return math.inf
+        return max(max(1, int(self._control.window)) - self._end.in_flight, self._end.requested)
 
     def receive(self, got: Received, index: int, now: float) -> bool:
         """Take a CNP, or pass the frame on and learn from acknowledgements."""
@@ -153,19 +151,16 @@ class PacedSender(WrappedEnd):
             self._changed(now_ns)
             return True
         taken = self._end.receive(got, index, now)
-        if self._flight is not None and opcode == wire.ACK and taken:
-            self._acknowledged(self._flight, got, index, now_ns)
+        if self._times is not None and opcode == wire.ACK and taken:
+            syndrome, _ = got.aeth(index)
+            if syndrome == wire.NAK_SEQUENCE:
+                self._control.lost(False, now_ns)
+            elif not syndrome & wire.SYNDROME_KIND:
+                packets, delay_ns = self._times.acknowledge(got.psns[index], now_ns)
+                if packets:
+                    self._control.acknowledged(packets, delay_ns, now_ns)
             self._changed(now_ns)
         return taken
-
-    def _acknowledged(self, flight: Flight, got: Received, index: int, now_ns: int) -> None:
-        syndrome, _ = got.aeth(index)
-        if syndrome & 0x60:
-            flight.restart()
-            return
-        packets, delay_ns = flight.acknowledge(got.psns[index], now_ns)
-        if packets:
-            self._control.acknowledged(packets, delay_ns, now_ns)
 
     def _changed(self, now_ns: int) -> None:
         """The rate may have changed."""
@@ -177,9 +172,10 @@ class PacedSender(WrappedEnd):
         """Apply timers of the end and of the control, and find out whether it is time for the next packet."""
         now_ns = to_ns(now)
         if not self._waits and self._end.deadline <= now:
+            before = self._end.in_flight
             self._end.expire(now)
-            if self._flight is not None:
-                self._flight.restart()
+            if self._end.in_flight < before:  # it was the timer of an answer
+                self._control.lost(True, now_ns)
         self._control.expire(now_ns)
         self._changed(now_ns)
 

@@ -29,11 +29,14 @@ class SendControl(Protocol):
 
     @property
     def rate_bps(self) -> float:
-        """The rate at which packets may leave now, from the smallest rate to the line rate."""
+        """The rate now, from the smallest rate to the line rate: of packets that leave one by one, or of the window."""
 
     @property
     def window(self) -> float:
-        """The number of packets that may be unacknowledged; infinite if the controller has no window."""
+        """The number of packets that may be unacknowledged; infinite if the controller has no window.
+
+        From 1 on, packets of a window leave at once. Below 1, one packet may be unacknowledged, at the rate.
+        """
 
     @property
     def deadline_ns(self) -> int:
@@ -48,8 +51,11 @@ class SendControl(Protocol):
     def acknowledged(self, packets: int, delay_ns: int | None, now_ns: int) -> None:
         """An acknowledgement of so many packets has arrived.
 
-        delay_ns: from sending the newest of them to now; None if it was sent more than once.
+        delay_ns: from sending the newest of them to now; None if one of them was sent more than once.
         """
+
+    def lost(self, timed_out: bool, now_ns: int) -> None:
+        """Packets are lost: the receiver requests them, or no acknowledgement has arrived in time (`timed_out`)."""
 
     def expire(self, now_ns: int) -> None:
         """Apply all timers up to now."""
@@ -106,19 +112,18 @@ class Congestion(Protocol):
     tunables: ClassVar[tuple[Tunable, ...]]
 
     @classmethod
-    def of(cls, values: Mapping[str, float], k: int, frame_bytes: int, rtt_ns: int) -> Self:
+    def of(cls, values: Mapping[str, float], k: int, frame_bytes: int) -> Self:
         """From a complete set of values in hardware units.
 
-        k: rates are divided by it, times multiplied. frame_bytes: of a full packet. rtt_ns: of the longest path,
-        propagation only.
+        k: rates are divided by it, times multiplied. frame_bytes: of a full packet.
         """
 
     @property
     def cnp(self) -> CnpRule:
         """The rule of receivers."""
 
-    def control(self, line_bps: float) -> SendControl:
-        """The control of one sending queue pair of a NIC with this rate."""
+    def control(self, line_bps: float, rtt_ns: int) -> SendControl:
+        """The control of one sending queue pair of a NIC with this rate. rtt_ns: its path's propagation, both ways."""
 
 
 def steps_for(qps: int) -> int:

@@ -48,6 +48,7 @@ class QpInfo:
     delay_s: propagation delay of the path from the peer to this end. A frame of this QP, data or answer, counts as
     arrived that many seconds after the kernel has delivered it.
     sprayed: for a sending end that sprays, the headers to use in turn: `flow` with different UDP source ports.
+    rtt_s: propagation of the path there and back, whether NICs or links delay frames.
     """
 
     qpn: int
@@ -56,6 +57,7 @@ class QpInfo:
     window: int = 0
     delay_s: float = 0.0
     sprayed: tuple[FlowHeader, ...] = ()
+    rtt_s: float = 0.0
 
 
 class QpEnd:
@@ -86,6 +88,16 @@ class QpEnd:
     def idle(self) -> bool:
         """Whether everything that was posted has reached the peer, as far as this transport can know."""
         return True
+
+    @property
+    def in_flight(self) -> int:
+        """Packets of a sending end that are not acknowledged, without those that it will send again."""
+        return 0
+
+    @property
+    def requested(self) -> int:
+        """Packets that the peer has requested one by one: `take` sends them first, and no window delays them."""
+        return 0
 
     @property
     def error(self) -> str:

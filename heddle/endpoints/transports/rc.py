@@ -45,7 +45,7 @@ def timer_after(exact: float, timeout_s: float) -> float:
     return exact if exact == NEVER else -(-exact // step) * step
 
 
-@passes_on("_requester", "idle", "error", "post", "expire", "hold")
+@passes_on("_requester", "idle", "error", "post", "expire", "hold", "in_flight", "requested")
 class RcSender(QpEnd):
     """A requester and its frames."""
 

@@ -116,6 +116,16 @@ class Requester:
         """The number of packets that may be sent now."""
         return 0 if self.error else min(self._tail, self.una + self.params.window) - self.next
 
+    @property
+    def requested(self) -> int:
+        """Packets that the peer has requested one by one."""
+        return 0
+
+    @property
+    def in_flight(self) -> int:
+        """Packets that are not acknowledged, without those that will be sent again."""
+        return self.next - self.una - self.requested
+
     def post(self, message: Message) -> None:
         """Queue a message; it is sent in order, when the window allows."""
         packets = max(1, -(-len(message.payload) // self.params.mtu))

@@ -94,6 +94,11 @@ class SelectiveRequester(Requester):
         """The number of packets that may be sent now."""
         return 0 if self.error else len(self._again) + super().ready
 
+    @property
+    def requested(self) -> int:
+        """Packets to send again; a timeout counts as a request, too."""
+        return len(self._again)
+
     def take(self, limit: int, now: float) -> list[Burst]:
         """Up to `limit` packets to send now, requested ones first."""
         bursts = [self._repeat(psn) for psn in list(self._again)[:limit] if not self.error]
