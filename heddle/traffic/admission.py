@@ -7,8 +7,11 @@ A receiver has `channels`, each with a buffer of `buffsize` bytes that is cut in
 its sender with a CTS (clear to send) when a slot is free, and a message is at most a slot. So the data in flight to a
 receiver never exceeds channels x buffsize.
 
-NCCL's defaults are NCCL_BUFFSIZE 4 MiB and NCCL_STEPS 8. The default buffer here is 48 KiB: switches of the presets
-have 1 MB of packet buffer and pause a port from 60 KB on, and the budget should be below that.
+NCCL's defaults are NCCL_BUFFSIZE 4 MiB and NCCL_STEPS 8. They are of the connections of rings and trees. NCCL's
+operations between two ranks, of which all-to-all and gather consist, share a buffer of 16 chunks for each channel
+(NCCL_SHARED_STEPS in src/transport/net.cc, NCCL_P2P_NET_CHUNKSIZE). Here every collective has the first form. The
+default buffer is 48 KiB: switches of the presets have 1 MB of packet buffer and pause a port from 60 KB on, and the
+budget should be below that.
 """
 
 from __future__ import annotations

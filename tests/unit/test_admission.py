@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle.endpoints.admission.admitted import RankWants
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
 from heddle.endpoints.admission.grants import (
     CTS_BYTES,
@@ -25,26 +27,31 @@ from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts import WaitFigures
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import run_options
+from heddle.traffic.schedule import build_schedule
 from heddle.wire import layout as wire
 from tests.unit.test_rc import parsed
 
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(
-    st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 3), min_size=1, max_size=40),
-    st.lists(st.integers(0, 9), max_size=400), st.integers(0, 40),
+    st.integers(1, 20), st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8),
+    st.lists(st.integers(0, 9), max_size=400),
 )  # fmt: skip
 def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
-    channels: int, steps: int, senders: list[int], choices: list[int], first_ready: int
+    count: int, senders: list[int], size: int, choices: list[int]
 ) -> None:
     """A receiver, its senders, and a network and a processor that choose what happens next. Messages have a slot each.
 
-    A sender has a message ready only when the receiver has processed all messages before `first_ready` of its order and
-    every message that is `steps` places before: dependencies that lead back to earlier messages, as in a collective.
+    `size` messages are a round. A sender has a message ready only when the receiver has processed all of the rounds
+    before: dependencies that lead back to earlier messages, as in a collective.
     """
-    rings: Slots[int] = Slots(channels, steps)
+    slots: Slots[int] = Slots(count)
     gates: list[GrantGate[int]] = [GrantGate(0.0) for _ in range(4)]
-    rings.post(range(len(senders)))
+    for start in range(0, len(senders), size):
+        part = [*enumerate(senders)][start : start + size]
+        slots.post([{peer: [n for n, sender in part if sender == peer] for _, peer in part}])
     cts: deque[int] = deque()  # written, not arrived
     data: list[int] = []  # sent, not arrived
     arrived: list[int] = []  # not processed
@@ -57,21 +64,16 @@ def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
         return picks.popleft() % count if picks else 0
 
     def grant() -> None:
-        fresh = rings.granted()
+        fresh = slots.granted()
         granted.update(fresh)
         cts.extend(fresh)
-        in_flight = granted - done
-        assert len(in_flight) <= channels * steps, "the budget"
-        assert rings.outstanding == len(in_flight)
-
-    def may_be_ready(number: int) -> bool:
-        return number < first_ready or (number - steps - 1 < 0 or number - steps - 1 in done)
+        assert slots.outstanding == len(granted - done) <= count, "the budget"
 
     grant()
     for _ in range(20 * len(senders)):
         if len(done) == len(senders):
             break
-        waiting = [n for n in range(len(senders)) if n not in ready and may_be_ready(n)]
+        waiting = [n for n in range(len(senders)) if n not in ready and done >= {*range(n // size * size)}]
         moves = [name for name, some in (("ready", waiting), ("cts", cts), ("data", data), ("work", arrived)) if some]
         assert moves, "no step is possible: a deadlock"
         move = moves[pick(len(moves))]
@@ -91,34 +93,43 @@ def test_all_messages_arrive_and_never_more_than_the_budget_is_in_flight(
         else:
             number = arrived.pop(pick(len(arrived)))
             done.add(number)
-            rings.consumed(number)
+            slots.consumed(number)
             grant()
     assert done == set(range(len(senders)))
-    assert rings.outstanding == rings.waiting == 0
+    assert slots.outstanding == slots.waiting == 0
     assert all(gate.held == 0 for gate in gates)
 
 
-def test_slots_are_rings_that_are_freed_in_order() -> None:
-    rings: Slots[str] = Slots(channels=1, steps=2)
-    rings.post("abcd")
-    assert rings.granted() == ["a", "b"]
-    rings.consumed("b")
-    assert rings.granted() == [], "slot 0 still has a"
-    rings.consumed("a")
-    assert rings.granted() == ["c", "d"]
+def test_peers_are_granted_in_turn_and_a_slow_one_holds_only_its_share() -> None:
+    slots: Slots[str] = Slots(4)
+    slots.post([{1: ["a1", "a2", "a3"], 2: ["b1", "b2", "b3"], 3: ["c1"]}, {1: ["d1"]}])
+    assert slots.granted() == ["a1", "b1", "c1", "a2"]
+    slots.consumed("b1")
+    assert slots.granted() == ["b2"]
+    slots.consumed("b2")  # rank 1 has not processed anything, and holds its share of 2
+    assert slots.granted() == ["b3"]
+    slots.consumed("c1")
+    assert slots.granted() == ["a3"], "the only peer with messages: all slots"
     with pytest.raises(KeyError):
-        rings.consumed("a")
+        slots.consumed("c1")
+    assert slots.granted() == [] and slots.waiting == 1
+    slots.consumed("b3")
+    assert slots.granted() == ["d1"], "the next round"
 
 
-def test_messages_go_to_the_channels_in_turn() -> None:
-    rings: Slots[int] = Slots(channels=2, steps=1)
-    rings.post(range(4))
-    assert rings.granted() == [0, 1]
-    rings.consumed(1)
-    assert rings.granted() == [3]
-    rings.post([4, 5])
-    rings.consumed(3)
-    assert rings.granted() == [5], "message 2 and its channel wait for message 0"
+@pytest.mark.parametrize(("collective", "most"), [("incast", 15), ("all-to-all", 2), ("all-reduce", 1)])
+def test_peers_whose_messages_wait_for_no_other_have_slots_at_the_same_time(collective: str, most: int) -> None:
+    options = run_options(collective=collective, admission="on", admission_set=["buffsize=128K", "steps=32"])
+    pattern = find_pattern(options.collective, options.algorithm)
+    schedule = build_schedule(pattern, 16, 0, 1 << 16, 4096)
+    wants, peers = RankWants(options.admitted, pattern.at_once(16)), []  # type: ignore[arg-type]
+    for peer in range(16):
+        end = SimpleNamespace(grant=lambda grant, now, peer=peer: peers.append(peer))
+        wants.add(peer, end, SimpleNamespace(changed=lambda: None))  # type: ignore[arg-type]
+    wants.begin(0, schedule)
+    assert len(peers) == min(32, len(schedule.receives))
+    turns = [*dict.fromkeys(peers)]
+    assert len(turns) >= most and peers[: 2 * most] == turns[:most] * 2
 
 
 def test_a_gate_measures_the_wait_behind_the_previous_message() -> None:

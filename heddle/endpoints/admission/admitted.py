@@ -2,9 +2,8 @@
 
 In:  a plan with admission; ranks that begin iterations and process messages; messages to send.
 Out: CTS packets, and messages that leave after theirs.
-A rank is ready for the messages of an iteration when it begins it, and grants them in the order of the steps. So ranks
-cannot wait for each other in a circle: of all missing messages, the one with the lowest step has its data at the sender
-and a slot at the receiver.
+A rank is ready for the messages of an iteration when it begins it. The steps that a pattern has under way at once are a
+round of grants.py.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from heddle.endpoints.ranks import address_of, announced_by, rkey_of
 from heddle.endpoints.transports.rc import connection_params
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.traffic.admission import Admission
+from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan, Qp
 from heddle.traffic.schedule import Key, Schedule
@@ -44,10 +44,14 @@ def cts_timeout_s(plan: Plan, admission: Admission) -> float:
 
 
 class RankWants:
-    """The receiving half of one rank: its slots, and the ends that send its CTS packets, by the peer's number."""
+    """The receiving half of one rank: its slots, and the ends that send its CTS packets, by the peer's number.
 
-    def __init__(self, admission: Admission, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots: Slots[tuple[int, Key]] = Slots(admission.channels, admission.steps)
+    at_once: steps of the pattern that are a round.
+    """
+
+    def __init__(self, admission: Admission, at_once: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots: Slots[tuple[int, Key]] = Slots(admission.slots)
+        self._at_once = at_once
         self._ends: dict[int, tuple[GrantingReceiver, QueuePair]] = {}
         self._schedules: dict[int, Schedule] = {}  # of epochs with messages that are not processed
         self._clock = clock
@@ -59,7 +63,10 @@ class RankWants:
     def begin(self, epoch: int, schedule: Schedule) -> None:
         """The rank begins an epoch: all earlier messages are processed."""
         self._schedules = {epoch: schedule}
-        self._slots.post((epoch, key) for key in schedule.receives)
+        rounds: dict[int, dict[int, list[tuple[int, Key]]]] = {}
+        for key, receive in schedule.receives.items():
+            rounds.setdefault(key[0] // self._at_once, {}).setdefault(receive.peer, []).append((epoch, key))
+        self._slots.post(rounds.values())
         self._grant()
 
     def used(self, epoch: int, key: Key) -> None:
@@ -109,6 +116,7 @@ class Admitted:
 
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan, self._admission = plan, admission
+        self._at_once = find_pattern(plan.options.collective, plan.options.algorithm).at_once(plan.size)
         rc = connection_params(plan)
         # A window for all slots, since slots limit CTS packets.
         self._params = RcParams(
@@ -122,7 +130,7 @@ class Admitted:
 
     def wants(self, rank: int) -> RankWants:
         """The receiving half of a rank."""
-        return self._wants.setdefault(rank, RankWants(self._admission))
+        return self._wants.setdefault(rank, RankWants(self._admission, self._at_once))
 
     def sender(self, rank: int, qp: QpInfo, end: QpEnd) -> QpEnd:
         """The sending end of a queue pair: behind a gate if it is the first one of its connection."""

@@ -4,9 +4,12 @@ Entry: the CTS message, which a receiver writes into its sender's memory. It has
 `struct ncclIbSendFifo`: address, size, four remote keys, number of requests, tag, index, padding; little-endian, as the
 hosts of NCCL write it. The tag is the immediate data of the granted message, the index counts the entries of a
 connection from 1. NCCL uses one entry per request and a ring of entries, as here.
-Slots: which of the expected messages may be sent now. Messages go to the channels in turn, and a channel grants its
-messages in order. Its slots are a ring, as in NCCL: message n uses the slot of message n - steps, and waits until that
-one is processed. So at most channels x steps messages are granted and not processed.
+Slots: which of the expected messages may be sent now. No more messages than slots are granted and not processed. Peers
+that have messages are granted one each in turn, as NCCL does for the peers of one operation (recvProxyProgress in
+src/transport/net.cc): so an incast stays one. A peer has at most its share of the slots, so that a slow one does not
+hold all of them. Messages that depend on others belong to a later round, which begins when the earlier ones are
+granted. So receivers cannot wait for each other in a circle: of all missing messages, those of the earliest round have
+their data at the sender, and only such messages hold the slots that others of this round wait for.
 Gate: it keeps messages until they are granted. A grant names its message, so grants and messages may come in any order.
 A message waits from the time when it is ready and its predecessor was released: as in NCCL, whose proxy looks for the
 CTS of one message after the other.
@@ -16,8 +19,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import deque
-from collections.abc import Hashable, Iterable
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from heddle.endpoints.admission.waits import WaitRecord
@@ -60,61 +63,53 @@ def cts_psn(psn: int) -> int:
     return (psn ^ 0x800000) & 0xFFFFFF
 
 
-class _Channel(Generic[Item]):
-    """The ring of one channel: `held` has the messages from the oldest slot on, granted and not yet free."""
-
-    __slots__ = ("done", "held", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[Item] = deque()
-        self.held: deque[Item] = deque()
-        self.done: set[Item] = set()  # of `held`: processed, but an older one is not
-
-
 class Slots(Generic[Item]):
-    """All channels of a receiver. Messages must differ as long as they are not processed."""
+    """The slots of a receiver. Messages must differ as long as they are not processed."""
 
-    __slots__ = ("_channels", "_posted", "_steps", "_where")
+    __slots__ = ("_count", "_held", "_peers", "_rounds")
 
-    def __init__(self, channels: int, steps: int) -> None:
-        self._channels: list[_Channel[Item]] = [_Channel() for _ in range(channels)]
-        self._steps = steps
-        self._posted = 0
-        self._where: dict[Item, _Channel[Item]] = {}  # of granted messages that are not processed
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._rounds: deque[dict[int, deque[Item]]] = deque()  # messages without a slot, by peer
+        self._peers: dict[Item, int] = {}  # of granted messages that are not processed
+        self._held: Counter[int] = Counter()  # their number, by peer
 
-    def post(self, items: Iterable[Item]) -> None:
-        """The receiver expects these messages, in this order."""
-        for item in items:
-            self._channels[self._posted % len(self._channels)].waiting.append(item)
-            self._posted += 1
+    def post(self, rounds: Iterable[Mapping[int, Iterable[Item]]]) -> None:
+        """The receiver expects these messages. A round has the messages of each peer, in order."""
+        self._rounds.extend({peer: deque(items) for peer, items in each.items()} for each in rounds)
 
     def granted(self) -> list[Item]:
         """The messages that have a slot now and had none before: send a CTS for each."""
         found: list[Item] = []
-        for channel in self._channels:
-            while channel.waiting and len(channel.held) < self._steps:
-                item = channel.waiting.popleft()
-                channel.held.append(item)
-                self._where[item] = channel
-                found.append(item)
+        while self._rounds and self.outstanding < self._count:
+            waiting = self._rounds[0]
+            share = -(-self._count // len(waiting))
+            peer = next((each for each in waiting if self._held[each] < share), None)
+            if peer is None:
+                break
+            items = waiting.pop(peer)
+            found.append(items.popleft())
+            self._peers[found[-1]] = peer
+            self._held[peer] += 1
+            if items:
+                waiting[peer] = items  # its next turn comes after those of the others
+            elif not waiting:
+                self._rounds.popleft()
         return found
 
     def consumed(self, item: Item) -> None:
         """The receiver has processed a message. KeyError if it was not granted, or was processed before."""
-        channel = self._where.pop(item)
-        channel.done.add(item)
-        while channel.held and channel.held[0] in channel.done:
-            channel.done.remove(channel.held.popleft())
+        self._held[self._peers.pop(item)] -= 1
 
     @property
     def outstanding(self) -> int:
         """Messages that are granted and not processed."""
-        return len(self._where)
+        return len(self._peers)
 
     @property
     def waiting(self) -> int:
         """Messages that are expected and have no slot yet."""
-        return sum(len(channel.waiting) for channel in self._channels)
+        return sum(len(items) for each in self._rounds for items in each.values())
 
 
 class GrantGate(Generic[Held]):

@@ -51,6 +51,10 @@ class StaggeredAllToAll(Pattern):
         width = hi - lo
         return [Piece(source * width, (source + 1) * width, source, lo) for source in range(ranks)]
 
+    def at_once(self, ranks: int) -> int:
+        """Two rounds."""
+        return UNDER_WAY
+
     def connections(self, ranks: int) -> int:
         """One for each pair of ranks in each direction."""
         return ranks * (ranks - 1)

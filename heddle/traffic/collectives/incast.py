@@ -44,6 +44,10 @@ class DirectIncast(Pattern):
         chunks = ((r, chunk_range(r, ranks, count)) for r in range(ranks))
         return [Piece(lo, hi, r, lo) for r, (lo, hi) in chunks]
 
+    def at_once(self, ranks: int) -> int:
+        """The chunks of all ranks, steps 1 to n-1."""
+        return ranks
+
     def receivers(self, ranks: int) -> int:
         """Rank 0."""
         return 1

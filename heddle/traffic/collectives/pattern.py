@@ -78,6 +78,10 @@ class Pattern:
         """How many ranks receive data at the same time, each busbw_factor x its array."""
         return ranks
 
+    def at_once(self, ranks: int) -> int:
+        """How many steps a rank may receive at once: steps [i n, (i + 1) n) never wait for each other."""
+        return 1
+
     def whole(self, ranks: int, count: int) -> int:
         """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few.
 
