@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.ethernet import CLASSES
-from heddle.checks.subject import Found, NothingError, Subject
+from heddle.checks.subject import Answer, Found, NothingError, Subject
 from heddle.fabric.model import Role
 from heddle.lab import health
 from heddle.lab.lab import Lab
-from heddle.lab.thresholds import own_queues, own_settings, wanted_policies
+from heddle.lab.thresholds import late_marks, own_queues, own_settings, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
@@ -72,7 +72,7 @@ def programs(subject: Subject) -> Found:
     return f"attached on {len(ids)} ports, each with its number", faults
 
 
-def thresholds(subject: Subject) -> Found:
+def thresholds(subject: Subject) -> Answer:
     """Compare classes by DSCP and every threshold in the BPF maps with what was set last."""
     import numpy as np
 
@@ -92,7 +92,8 @@ def thresholds(subject: Subject) -> Found:
         faults += [f"DSCP {n} maps to class {classes[n]}, not {wanted_class[n]}" for n in moved]
     changed = sum(bool(values) for values in own_settings(lab).values())
     note = f", with values set at run time on {changed} nodes" if changed else ""
-    return f"{len(queues.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}", faults
+    said = f"{len(queues.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}"
+    return Answer(said, faults, late_marks(lab))
 
 
 def _difference(now: Any, wanted: Any) -> str:

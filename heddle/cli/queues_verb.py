@@ -60,7 +60,7 @@ def queues(
     where = open_lab(lab)
     wanted = _wanted(where, switch, port, class_, all_)
     if action == "set":
-        _set(where, setting, switch, watch)
+        _set(out, where, setting, switch, watch)
     elif setting:
         raise InputError(Problem("", setting[0], "is an unexpected word", "./inv queues set PATH=VALUE"))
     if action == "reset":
@@ -151,8 +151,8 @@ def _ports(typed: Sequence[str]) -> tuple[str, ...]:
     return tuple(each if ":" in each else f"{each}:*" for each in typed)
 
 
-def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool) -> None:
-    from heddle.lab.thresholds import set_queues
+def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool) -> None:
+    from heddle.lab.thresholds import late_marks, set_queues
 
     if not settings:
         hint = f"./inv queues set ecn.kmax=800KB --switch '{lab.fabric.levels[2].word}*'"
@@ -162,6 +162,8 @@ def _set(lab: Lab, settings: Sequence[str], switches: Sequence[str], watch: bool
             Problem("", "queues set and --watch", "exclude each other", "first set, then run ./inv queues --watch")
         )
     set_queues(lab, settings, _split(switches))
+    for each in late_marks(lab):
+        out.observer.warn(each)
 
 
 def _reset(lab: Lab) -> None:

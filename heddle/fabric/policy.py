@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from heddle.base.ethernet import DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
+from heddle.base.units import shown
 from heddle.spec.impairments import NO_FAULT, LinkFault
 
 # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file.
@@ -213,6 +214,17 @@ class QueuePolicy:
     def paused(self) -> tuple[int, ...]:
         """Classes that PFC may pause."""
         return self.lossless if self.pfc.enabled else ()
+
+    @property
+    def late_marks(self) -> tuple[str, ...]:
+        """A sentence for each class that PFC pauses, at a port, from fewer bytes on than ECN marks it, in a queue."""
+        xoff, kmins = self.pfc.xoff, {n: self.ecn.curve(n)[0] for n in self.paused if self.ecn.enabled}
+        return tuple(
+            f"class {number}: PFC acts before ECN: pfc.xoff pauses a port from {shown(xoff)} on that came in by it, and"
+            f" ecn.kmin marks a queue from {shown(kmin)} on; use an ecn.kmin below pfc.xoff"
+            for number, kmin in kmins.items()
+            if kmin >= xoff
+        )
 
     @property
     def class_of_dscp(self) -> tuple[int, ...]:

@@ -87,6 +87,8 @@ def up(
             return _resumed(running, observer, timeout, clock, repairing=repair)
         for note in lab.blueprint.notes:
             observer.say(note)
+        for warning in lab.fabric.policy.queues.late_marks:
+            observer.warn(warning)
         preflight(lab.fabric, daemons=engine.daemons_here)
         switch.check(lab.fabric)
         with clock.step("prepare"):

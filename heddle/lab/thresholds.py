@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
+from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Level
@@ -62,6 +63,16 @@ def own_settings(lab: Lab) -> dict[str, dict[str, QueueSetting]]:
         rows = nested_values(_as_file(lab.fabric, queues))
         found[node] = {path: value for path, value in rows.items() if usual.get(path) != value}
     return found
+
+
+def late_marks(lab: Lab) -> tuple[str, ...]:
+    """The sentences of QueuePolicy.late_marks for the switches of a lab, as set last."""
+    own, usual, found = own_queues(lab), lab.fabric.policy.queues, dict[str, list[str]]()
+    for node in lab.fabric.switches:
+        for each in own.get(node.name, usual).late_marks:
+            found.setdefault(each, []).append(node.name)
+    every = len(lab.fabric.switches)
+    return tuple(each if len(names) == every else f"{some_of(names)}: {each}" for each, names in found.items())
 
 
 def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) -> list[str]:

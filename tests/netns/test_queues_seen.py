@@ -169,7 +169,11 @@ def test_thresholds_change_under_a_run_and_no_packet_is_lost(lab: Lab) -> None:
         kmax = {node: int(live.policies()[row(live.ids[node, "eth1"], 3)]["kmax"]) for node in ("ctsw1", "rtsw1")}
     assert kmax == {"ctsw1": 800_000, "rtsw1": 160_000}
     assert failed(lab, "thresholds") == {}, "what was set is what should be"
-    set_queues(lab, ["ecn.kmax=160KB"])
+    said = inv(lab, "queues", "set", "ecn.kmin=100KB", "--switch", "ctsw*")
+    assert "ctsw1, ctsw2: class 3: PFC acts before ECN: pfc.xoff pauses a port from 60KB on" in said.stderr
+    (checked,) = [each for each in validate(lab, {"thresholds"}) if each.name == "thresholds"]
+    assert checked.ok and "ecn.kmin marks a queue from 100KB on" in "".join(checked.notes)
+    set_queues(lab, ["ecn.kmax=160KB", "ecn.kmin=40KB"])
     assert read_queues(lab).settings == {}
 
 

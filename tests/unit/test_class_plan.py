@@ -51,6 +51,19 @@ def test_dscps_are_of_the_class_that_their_upper_bits_name_where_there_is_one() 
     assert plan.class_of_dscp[40:48] == (5,) * 8
 
 
+def test_thresholds_with_which_pfc_acts_before_ecn_are_named_with_both_numbers() -> None:
+    usual = QueuePolicy()
+    late = replace(usual, ecn=EcnPolicy(kmin=400_000, kmax=1_600_000))
+    assert late.late_marks == (
+        "class 3: PFC acts before ECN: pfc.xoff pauses a port from 60KB on that came in by it, and ecn.kmin marks a"
+        " queue from 400KB on; use an ecn.kmin below pfc.xoff",
+    )
+    for part, fields in (("ecn", {"enabled": False}), ("pfc", {"enabled": False}), ("pfc", {"xoff": 500_000})):
+        assert replace(late, **{part: replace(getattr(late, part), **fields)}).late_marks == ()
+    assert usual.late_marks == replace(late, lossless=()).late_marks == ()
+    assert len(replace(usual, lossless=(3, 4), ecn=EcnPolicy(classes={4: ClassCurve(kmin=60_000)})).late_marks) == 1
+
+
 def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
     queues = fabric().policy.queues
     one = 25_000_000 * 10 // 8000 + 2 * 4214  # 10 ms at the port's rate, and two frames
