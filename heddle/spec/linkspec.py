@@ -91,10 +91,10 @@ Length = Annotated[int, BeforeValidator(read_length), PlainSerializer(format_len
 
 
 class DelaySpec(Strict):
-    """Delays of host links and of links between switches. `shape`: that of the fabric's shape; 0: none is modelled."""
+    """Delays of host links and of links between switches. 0: none is modelled; `shape`: that of the fabric's shape."""
 
-    host: Delay = SHAPE
-    fabric: Delay = SHAPE
+    host: Delay = 0
+    fabric: Delay = 0
 
 
 class LengthSpec(Strict):
