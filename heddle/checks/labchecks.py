@@ -227,10 +227,11 @@ def polarisation(subject: Subject) -> Found:
         raise NothingError("; ".join(map(first_line, error.problems))) from None
     if not found.pairs:
         raise NothingError(found.reason)
-    if few := [pair.switch for pair in found.pairs if pair.too_few]:
-        raise NothingError(f"too few to judge: {flows_needed(fabric)} flows over the equal-cost paths of {few[0]}")
-    bits = max(pair.dependence.bits for pair in found.pairs)
     polarised = [pair for pair in found.pairs if pair.polarised]
+    if not polarised and (few := [pair for pair in found.pairs if pair.too_few]):
+        seen = f"{few[0].dependence.flows} distinct hash inputs for the equal-cost paths of {few[0].switch}"
+        raise NothingError(f"too few to judge: {seen}")
+    bits = max(pair.dependence.bits for pair in found.pairs)
     wrong = [pair.text() for pair in polarised]
     seeded = hashmodes.MODES.keys() - hashmodes.TABLED - hashmodes.SPREADING  # other modes do not use the seed
     modes = [mode for pair in polarised if (mode := rules[pair.switch].mode) in seeded]

@@ -3,6 +3,7 @@
 In:  the current next hops of a fabric and the current rules of its switches; some thousand synthetic flows.
 Out: for each switch that chooses after another one, the mutual information of the two choices, and how many of its next
 hops it uses for the flows that reach it.
+The test of independence needs independent observations. Flows that agree in all that both switches hash are one.
 Polarisation is not imbalance: few flows are uneven by chance, and independent hashes are not polarised, however uneven
 they are. So both choices are computed for the same flows, also those that the first choice sends elsewhere: two
 functions of a packet, independent or not. Why the same hash twice is not a second choice: Cao, Wang, Zegura,
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from heddle.base.arrays import I32, Bools
+from heddle.base.arrays import I32, I64, Bools
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.predict.flowarrays import FlowArrays, FlowTable
@@ -67,7 +68,8 @@ class Pair:
 
     def text(self) -> str:
         """`ctsw1 uses 1 of its 2 next hops: ...`."""
-        bits = f"{self.dependence.bits:.2f} bits of mutual information over {self.dependence.flows} flows"
+        over = f"{self.dependence.flows} distinct hash inputs"
+        bits = f"{self.dependence.bits:.2f} bits of mutual information over {over}"
         return (
             f"{self.switch} uses {self.used} of its {self.next_hops} next hops: {self.before} and switches like it "
             f"have already sorted the flows by the same rule ({bits}, {self.dependence.by_chance:.4f} by chance)"
@@ -121,8 +123,9 @@ def polarisation_of(
         if hops.fan[choosing, step].any():
             spread = True
             choosing &= ~hops.fan[:, step]
+        before = here, ports[:, step], group, rules.inputs(flows, np.maximum(here, 0), destination)
         for switch, rows in _behind(forwarding, group, choosing):
-            pair = _pair(forwarding, rules, flows, destination, (here, ports[:, step], group), switch, rows)
+            pair = _pair(forwarding, rules, flows, destination, before, switch, rows)
             if pair is None:
                 continue
             if isinstance(pair, bool):
@@ -154,15 +157,15 @@ def _pair(
     rules: FabricRules,
     flows: FlowArrays,
     destination: I32,
-    before: tuple[I32, I32, I32],
+    before: tuple[I32, I32, I32, I64],
     switch: int,
     rows: npt.NDArray[np.intp],
 ) -> Pair | bool | None:
     """The choices of some flows before a switch, and its own choices for them; None if it has no choice.
 
-    before: switch, port and group of each flow at the step before. True if the switch spreads packets.
+    before: switch, port, group and hash input of each flow at the step before. True if the switch spreads packets.
     """
-    here, port, group = before
+    here, port, group, inputs = before
     next_group = forwarding.group[switch, destination[rows]]
     rows = rows[forwarding.width[next_group] > 1]
     if not len(rows):
@@ -177,8 +180,10 @@ def _pair(
     index = _place(forwarding, group[rows], port[rows])
     next_index = _place(forwarding, next_groups, chosen)
     comes = forwarding.peer[port[rows]] == switch
-    found = dependence(index, next_index)
-    could = min(entropy_bits(np.bincount(index)), entropy_bits(np.bincount(next_index)))
+    second = rules.inputs(flows.take(rows), asked[rows], destination[rows])
+    one = np.unique(inputs[rows] << 32 | second, return_index=True)[1]
+    found = dependence(index[one], next_index[one])
+    could = min(entropy_bits(np.bincount(index[one])), entropy_bits(np.bincount(next_index[one])))
     share = max(0.0, found.bits - found.by_chance) / could if could else 0.0
     return Pair(
         switch=forwarding.switches[switch],

@@ -54,6 +54,13 @@ class HashingRule:
             return None
         return e_ecmp_words(flows, self.udf)
 
+    def value(self, flows: FlowArrays, seed: U32) -> U32 | None:
+        """The hash of each flow; None if packets of one flow differ in what is hashed."""
+        if not self.by_program:
+            return kernel_hash(flows, seed, self.policy, self.fields)
+        words = self.words(flows)
+        return None if words is None else jhash2(words, seed)
+
     def problem(self, switch: str, seed: int) -> Problem | None:
         """The reason that a switch's choice cannot be computed; None when it can."""
         if self.mode not in MODES or self.policy not in POLICIES:
@@ -212,13 +219,10 @@ class FabricRules:
     ) -> I32:
         """The choice by hash, for flows that are not steered, or steered to a port that is not a live next hop."""
         seed = self.seed[here]
-        if not rule.by_program:
-            return forwarding.choose(group, kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
-        words = rule.words(flows)
-        if words is None:
+        value = rule.value(flows, seed)
+        if value is None:
             return np.full(len(here), FAN, dtype=np.int32)
-        value = jhash2(words, seed)
-        if not rule.resilient or self.steering is None:
+        if not rule.by_program or not rule.resilient or self.steering is None:
             return forwarding.choose(group, value >> np.uint32(1))
         kept = self.steering.bucket(here, destination, value.astype(np.int64) % rule.buckets)
         again = jhash2(value[:, None], seed)  # if a bucket's port is dead, its flows are spread over the live ports
@@ -226,3 +230,18 @@ class FabricRules:
         # Without a steering group, the first value counts.
         second = np.where(kept >= 0, again, value)
         return np.where(live, kept, forwarding.choose(group, second >> np.uint32(1))).astype(np.int32)
+
+    def inputs(self, flows: FlowArrays, here: I32, destination: I32) -> I64:
+        """What decides each flow's choice at its switch, below 2^32: flows with one number choose alike.
+
+        The hash; in mode `pinned` the destination. Zeros where packets are spread.
+        """
+        found = np.zeros(len(here), dtype=np.int64)
+        kinds = self.kind[here]
+        for kind in np.unique(kinds):
+            rows, rule = np.flatnonzero(kinds == kind), self.rules[kind]
+            if rule.mode == "pinned" and self.steering is not None:
+                found[rows] = destination[rows]
+            elif (value := rule.value(flows.take(rows), self.seed[here[rows]])) is not None:
+                found[rows] = value
+        return found

@@ -140,9 +140,11 @@ def fibs_of(fabric: Fabric, dead: tuple[str, ...] = (), weights: tuple[int, ...]
     return found
 
 
-def asked(fabric: Fabric, mode: str = "e-ecmp", count: int | None = 4096, **fibs: tuple[object, ...]) -> Polarisation:
+def asked(
+    fabric: Fabric, mode: str = "e-ecmp", count: int | None = 4096, fields: int = 0x37, **fibs: tuple[object, ...]
+) -> Polarisation:
     policy = 3 if mode == "flow" else 1
-    hashing = {n.name: SwitchHashing(n.name, mode, n.hash_seed or 1, policy, 0x37) for n in fabric.switches}
+    hashing = {n.name: SwitchHashing(n.name, mode, n.hash_seed or 1, policy, fields) for n in fabric.switches}
     return polarisation(fabric, fibs_of(fabric, **fibs), hashing, count)  # type: ignore[arg-type]
 
 
@@ -176,8 +178,8 @@ def test_the_message_has_the_numbers() -> None:
     pair = asked(fabric_of(2, "shared")).pairs[0]
     assert pair.text() == (
         f"ctsw1 uses 1 of its 2 next hops: {pair.before} and switches like it have already sorted the flows by the "
-        f"same rule ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} flows, "
-        f"{pair.dependence.by_chance:.4f} by chance)"
+        f"same rule ({pair.dependence.bits:.2f} bits of mutual information over {pair.dependence.flows} distinct hash "
+        f"inputs, {pair.dependence.by_chance:.4f} by chance)"
     )
     assert pair.before in {"rtsw1", "rtsw2"}
     assert pair.to_json()["polarised"] is True
@@ -215,6 +217,24 @@ def test_few_flows_give_no_verdict_and_two_tiers_have_nothing_to_polarise() -> N
     found = asked(fabric_of(2, "shared"), "spray")
     assert found.pairs == ()
     assert "spread" in found.reason
+
+
+@pytest.mark.parametrize("fields", [0x3, 0x2, 0x1])  # both addresses, destination, source
+def test_flows_that_hash_alike_count_once(fields: int) -> None:
+    """Thousands of flows over a few pairs of addresses are few observations: no verdict, and never a false one."""
+    random = np.random.default_rng(4)
+    for hosts in (2, 8):
+        fabric = build(ClosSpec(name="dc", zones=2, racks=2, hosts_per_rack=hosts, ctsw=2, atsw=2))
+        for _ in range(5):
+            seeds = random.integers(1, 1 << 32, len(fabric.nodes))
+            nodes = tuple(replace(n, hash_seed=int(seed)) for n, seed in zip(fabric.nodes, seeds, strict=True))
+            found = asked(replace(fabric, nodes=nodes), "flow", fields=fields)
+            assert not any(pair.polarised for pair in found.pairs)
+            assert max(pair.dependence.flows for pair in found.pairs) <= 2 * (2 * hosts) ** 2
+            assert hosts == 8 or all(pair.too_few for pair in found.pairs if pair.switch.startswith("ctsw"))
+    spec = ClosSpec(name="dc", zones=2, racks=2, hosts_per_rack=8, ctsw=2, atsw=2, routing=RoutingSpec(seed="shared"))
+    shared = asked(build(spec), "flow", fields=0x3)
+    assert {pair.dependence.flows for pair in shared.pairs if pair.polarised} == {256}
 
 
 def test_the_synthetic_flows_are_the_same_every_time_and_cross_zones() -> None:
