@@ -109,6 +109,19 @@ class SteeringTables:
         """slot[bucket % n], or -1."""
         return self._at(self.slot_start, self.slot, here, destination, bucket)
 
+    def heaviest(self, forwarding: Forwarding, here: I32, destination: I32, live: I32, value: U32, seed: U32) -> I32:
+        """The member with the highest weight, jhash2 of hash and index, among the next hops of `live`; or -1."""
+        group = self.group[here, destination]
+        size = np.where(group >= 0, self.start[group + 1] - self.start[group], 0)
+        best = np.full(len(group), NO_PORT, dtype=np.int32)
+        most = np.full(len(group), -1, dtype=np.int64)
+        for at in range(int(size.max(initial=0))):
+            port = np.where(at < size, self.member[np.where(at < size, self.start[group] + at, 0)], NO_PORT)
+            weight = jhash2(np.column_stack([value, np.full_like(value, at)]), seed).astype(np.int64)
+            better = forwarding.holds(live, port) & (weight > most)
+            best[better], most[better] = port[better], weight[better]
+        return best
+
     def exact(self, here: I32, destination: I32, sport: U32) -> I32:
         """The table's port for each (switch, destination, source port), or -1."""
         found = np.full(len(here), NO_PORT, dtype=np.int32)
@@ -225,11 +238,16 @@ class FabricRules:
         if not rule.by_program or not rule.resilient or self.steering is None:
             return forwarding.choose(group, value >> np.uint32(1))
         kept = self.steering.bucket(here, destination, value.astype(np.int64) % rule.buckets)
-        again = jhash2(value[:, None], seed)  # if a bucket's port is dead, its flows are spread over the live ports
-        live = forwarding.holds(group, kept)
-        # Without a steering group, the first value counts.
-        second = np.where(kept >= 0, again, value)
-        return np.where(live, kept, forwarding.choose(group, second >> np.uint32(1))).astype(np.int32)
+        rest = np.flatnonzero(~forwarding.holds(group, kept))
+        if not len(rest):
+            return kept
+        # If a bucket's port is dead, each of its flows goes to the live member with the highest weight. Without a live
+        # member the kernel chooses by another hash; without a steering group by the first one.
+        group, value, seed, had = group[rest], value[rest], seed[rest], kept[rest] >= 0
+        by_weight = self.steering.heaviest(forwarding, here[rest], destination[rest], group, value, seed)
+        by_kernel = forwarding.choose(group, np.where(had, jhash2(value[:, None], seed), value) >> np.uint32(1))
+        kept[rest] = np.where(by_weight >= 0, by_weight, by_kernel)
+        return kept
 
     def inputs(self, flows: FlowArrays, here: I32, destination: I32) -> I64:
         """What decides each flow's choice at its switch, below 2^32: flows with one number choose alike.

@@ -317,21 +317,27 @@ class _Choice:
         return value
 
     def _bucket(self, value: int) -> str | int:
-        """The port of the value's bucket if it is live; else the value of the second hash."""
-        table = self._hashing.steering
+        """The port of the value's bucket, or of the heaviest live member; without one the value of the second hash."""
+        table, seed = self._hashing.steering, self._hashing.seed
         prefix = Fib("", dict.fromkeys(table.prefixes, ())).match(self._address)
         if prefix is None or not table.slots[table.prefixes[prefix].group]:
             self._add(f"{self._address} has no buckets: by threshold")
             return value
-        slots = table.slots[table.prefixes[prefix].group]
+        number = table.prefixes[prefix].group
+        slots, live = table.slots[number], [hop.port for hop in self._live]
         bucket = value % len(slots)
         port = slots[bucket]
-        live = port in [hop.port for hop in self._live]
         text = f"bucket {value} mod {len(slots)} = {bucket}, which belongs to {port}"
-        self._add(f"{text}, {'a live next hop' if live else 'no live next hop'}", bucket=bucket, port=port, live=live)
-        if live:
+        words = "a live next hop" if port in live else "no live next hop"
+        self._add(f"{text}, {words}", bucket=bucket, port=port, live=port in live)
+        if port in live:
             return port
-        rows, again = jhash_steps([value], self._hashing.seed)
+        weights = {each: jhash_steps([value, at], seed)[1] for at, each in enumerate(table.groups[number])}
+        if best := max((each for each in weights if each in live), key=weights.__getitem__, default=""):
+            text = ", ".join(f"{each} {weight:08x}" for each, weight in weights.items() if each in live)
+            self._add(f"weights, jhash2 of the hash and the member's number: {text}: {best}", port=best)
+            return best
+        rows, again = jhash_steps([value], seed)
         self._add("once more: jhash2 of the hash: a b c", rows, hash=again)
         return again
 

@@ -87,13 +87,14 @@ def values(lab: StaticLab, flows: Sequence[Flow], seed: int, udf: Udf | None = N
     return hashed
 
 
-def link(lab: StaticLab, state: str) -> None:
-    """Set the far end of rtsw1:eth2 up or down, and wait until routes know: the kernel tells them a little later."""
-    port = lab.fabric.by_name["rtsw1"].port("eth2")
+def link(lab: StaticLab, state: str, name: str = "eth2") -> None:
+    """Set the far end of a port of rtsw1 up or down, and wait until routes know: the kernel tells them later."""
+    port = lab.fabric.by_name["rtsw1"].port(name)
     lab.ip(port.peer_node, "link", "set", port.peer_port, state)
     (prefix,) = (str(p) for p, ports in lab.fabric.expected_next_hops["rtsw1"].items() if len(ports) == 4)
     show = ["ip", f"-{lab.fabric.policy.ip_version}", "-n", lab.handle("rtsw1").netns.name, "route", "show", prefix]
-    until(lambda: ("linkdown" in run(show).out) == (state == "down"))
+    until(lambda: any(f"dev {name} " in line and "linkdown" in line for line in run(show).out.splitlines())
+          == (state == "down"))  # fmt: skip
 
 
 def statistics(lab: StaticLab) -> Counter[str]:
@@ -353,23 +354,34 @@ def test_a_new_rule_forgets_the_flowlets_of_the_previous_one(lab: StaticLab) -> 
 
 
 @pytest.mark.parametrize("mode", ["flow", "e-ecmp"])
-def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else(lab: StaticLab, mode: str) -> None:
+def test_resilient_hashing_moves_what_used_the_dead_and_nothing_else(lab: StaticLab, mode: str) -> None:
     seed = set_mode(lab, mode, resilient=True)
     flows = flows_of(lab, 100)
     frames = [frame_of(lab, flow) for flow in flows]
     hashed = values(lab, [replace(f, qpn=0) for f in flows] if mode == "flow" else flows, seed)
-    homes = [UPLINKS[value % 256 % 4] for value in hashed]
-    assert ports(lab, frames) == homes
+    weights = [jhash2(np.array([[v, at] for at in range(4)], dtype=np.uint32), seed).tolist() for v in hashed]
+    dead: set[str] = set()
+
+    def wanted() -> list[str]:
+        live = [at for at, name in enumerate(UPLINKS) if name not in dead]
+        homes = [value % 256 % 4 for value in hashed]
+        at = [home if home in live else max(live, key=w.__getitem__) for home, w in zip(homes, weights, strict=True)]
+        return [UPLINKS[each] for each in at]
+
+    was = ports(lab, frames)
+    assert was == wanted()
     try:
-        link(lab, "down")
-        during = runs(lab, frames)
-        names = port_names(lab.handle("rtsw1"))
-        assert [names.get(r.cb[1]) for r in during] == [None if home == "eth2" else home for home in homes]
-        again = jhash2(np.array([[v] for v in hashed], dtype=np.uint32), seed).tolist()
-        assert [r.cb[0] for r in during if not r.cb[1]] == [v for v, h in zip(again, homes, strict=True) if h == "eth2"]
+        for name, state in (("eth2", "down"), ("eth4", "down"), ("eth2", "up"), ("eth4", "up")):
+            link(lab, state, name)
+            dead ^= {name}
+            now = ports(lab, frames)
+            assert now == wanted()
+            gone = [was, now][state == "up"]
+            assert {g for w, n, g in zip(was, now, gone, strict=True) if w != n} == {name}
+            was = now
     finally:
-        link(lab, "up")
-    assert ports(lab, frames) == homes
+        for name in dead:
+            link(lab, "up", name)
 
 
 def test_a_dead_member_falls_back_to_ecmp_and_comes_back(lab: StaticLab) -> None:

@@ -33,18 +33,19 @@ from heddle.switch.hashing.steering import PrefixRule, Steering, steering_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 
-LEAVES, SPINES, HOSTS = 2, 3, 2
-SEEDS = {f"leaf{i}": 11 + i for i in range(LEAVES)} | {f"spine{i}": 21 + i for i in range(SPINES)}
+LEAVES = 2
+SEEDS = {f"leaf{i}": 11 + i for i in range(LEAVES)} | {f"spine{i}": 21 + i for i in range(6)}
 
 
 def clos(weights: tuple[int, ...] = (1, 1, 1), dead: tuple[int, ...] = ()) -> Forwarding:
-    """Two leaves, three spines; a destination is a leaf. dead: uplinks of leaf0 that are down."""
-    names = list(SEEDS)
-    ports = [f"leaf{leaf}:up{spine}" for leaf in range(LEAVES) for spine in range(SPINES)]
-    ports += [f"spine{spine}:down{leaf}" for spine in range(SPINES) for leaf in range(LEAVES)]
+    """Two leaves, a spine for each weight; a destination is a leaf. dead: uplinks of leaf0 that are down."""
+    spines = len(weights)
+    names = list(SEEDS)[: LEAVES + spines]
+    ports = [f"leaf{leaf}:up{spine}" for leaf in range(LEAVES) for spine in range(spines)]
+    ports += [f"spine{spine}:down{leaf}" for spine in range(spines) for leaf in range(LEAVES)]
     ports += [f"leaf{leaf}:host" for leaf in range(LEAVES)]
-    peer = [LEAVES + spine for _ in range(LEAVES) for spine in range(SPINES)]
-    peer += [leaf for _ in range(SPINES) for leaf in range(LEAVES)] + [-1] * LEAVES
+    peer = [LEAVES + spine for _ in range(LEAVES) for spine in range(spines)]
+    peer += [leaf for _ in range(spines) for leaf in range(LEAVES)] + [-1] * LEAVES
     groups: list[tuple[list[int], list[int], bool]] = []
     table = np.full((len(names), LEAVES), -1, dtype=np.int32)
 
@@ -53,10 +54,10 @@ def clos(weights: tuple[int, ...] = (1, 1, 1), dead: tuple[int, ...] = ()) -> Fo
         return len(groups) - 1
 
     for leaf in range(LEAVES):
-        alive = [spine for spine in range(SPINES) if leaf or spine not in dead]
-        table[leaf, 1 - leaf] = group([leaf * SPINES + spine for spine in alive], [weights[spine] for spine in alive])
+        alive = [spine for spine in range(spines) if leaf or spine not in dead]
+        table[leaf, 1 - leaf] = group([leaf * spines + spine for spine in alive], [weights[spine] for spine in alive])
         table[leaf, leaf] = group([ports.index(f"leaf{leaf}:host")], [1])
-        for spine in range(SPINES):
+        for spine in range(spines):
             table[LEAVES + spine, leaf] = group([ports.index(f"spine{spine}:down{leaf}")], [1])
     return forwarding_of(names, ports, peer, table, groups)
 
@@ -132,14 +133,20 @@ def test_pinned_takes_the_member_of_its_slice_and_the_hash_where_that_is_dead() 
         go(clos(), HashingRule("pinned", 1), 60, steering_like(clos()))
 
 
-def test_resilient_hashing_moves_what_was_at_home_with_the_dead_and_nothing_else() -> None:
-    rule = HashingRule("e-ecmp", 1, resilient=True, buckets=256)
-    homes = steering_like(clos())
-    whole = go(clos(), rule, 3000, homes).ports[:, 0]
-    after = go(clos(dead=(1,)), rule, 3000, homes).ports[:, 0]
-    assert (after[whole != 1] == whole[whole != 1]).all()
-    moved = after[whole == 1]
-    assert set(moved.tolist()) == {0, 2} and 0.4 < (moved == 0).mean() < 0.6
+def test_resilient_hashing_moves_what_used_the_dead_and_nothing_else_at_each_failure_and_return() -> None:
+    rule, equal = HashingRule("e-ecmp", 1, resilient=True, buckets=256), (1,) * 6
+    homes = steering_like(clos(equal))
+    before, down = go(clos(equal), rule, 3000, homes).ports[:, 0], set[int]()
+    for port in (1, 4, 0, 4, 3, 1, 0, 3):  # down or, the second time, up
+        down ^= {port}
+        after = go(clos(equal, tuple(down)), rule, 3000, homes).ports[:, 0]
+        moved = before != after
+        assert ((before if port in down else after)[moved] == port).all()
+        assert port not in down or (before[~moved] != port).all()
+        share = np.bincount(after, minlength=6) / 3000
+        assert all(abs(share[at] - (at not in down) / (6 - len(down))) < 0.05 for at in range(6))
+        before = after
+    assert (before == go(clos(equal), rule, 3000, homes).ports[:, 0]).all()
     threshold = (
         go(clos(), HashingRule("e-ecmp", 1), 3000).ports[:, 0],
         go(clos(dead=(1,)), HashingRule("e-ecmp", 1), 3000).ports[:, 0],

@@ -64,8 +64,52 @@ INLINE int set_hash(struct __sk_buff *skb, __u32 value)
 	return TC_ACT_UNSPEC;
 }
 
-/* Forward by hash, through the buckets of a resilient group. Packets in the bucket of a dead member are hashed again,
- * over the live members; no other packets move. */
+struct ranking {
+	__u32 value;
+	__u32 seed;
+	__u32 most; /* the highest weight so far */
+	__u32 port; /* its port; 0: none yet */
+};
+
+/* Compare one member's weight. A separate function, as consider(). */
+OUTLINE int rank(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u32 number,
+		 struct ranking *ranking)
+{
+	struct fib_lookup fib;
+	__u32 weight, port;
+
+	if (!flow || !group || !ranking)
+		return 0;
+	weight = jhash_2(ranking->value, number, ranking->seed);
+	port = port_at(group->first_member + number);
+	if ((ranking->port && weight <= ranking->most) || !port || !is_next_hop(skb, flow, port, &fib))
+		return 0;
+	ranking->most = weight;
+	ranking->port = port;
+	return 1;
+}
+
+/* The live member with the highest weight for a hash (rendezvous hashing: Thaler and Ravishankar, IEEE/ACM ToN 1998).
+ * Weights do not depend on the other members. So a member that dies or comes back moves only packets from or to it. */
+OUTLINE __u32 heaviest(struct __sk_buff *skb, const struct roce *flow, const struct group *group, __u32 value,
+		       __u32 seed)
+{
+	struct ranking ranking = {value, seed, 0, 0};
+	__u32 i;
+
+	if (!flow || !group)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (i = 0; i < MAX_MEMBERS; i++) {
+		if (i >= group->members)
+			break;
+		rank(skb, flow, group, i, &ranking);
+	}
+	return ranking.port;
+}
+
+/* Forward by hash, through the buckets of a resilient group. Packets in the bucket of a dead member go to the live
+ * member with the highest weight; no other packets move. Without a live member the kernel chooses by another hash. */
 OUTLINE int forward_by_hash(struct __sk_buff *skb, const struct rule *rule, const struct roce *flow,
 			    const struct group *group, __u32 value)
 {
@@ -77,6 +121,10 @@ OUTLINE int forward_by_hash(struct __sk_buff *skb, const struct rule *rule, cons
 		port = port_at(group->first_slot + value % group->slots);
 		if (steer(skb, flow, port))
 			return send_to(skb, port);
+		port = heaviest(skb, flow, group, value, rule->seed);
+		if (steer(skb, flow, port))
+			return send_to(skb, port);
+		count_one(skb, STAT_FELL_BACK);
 		value = jhash_1(value, rule->seed);
 	}
 	return set_hash(skb, value);
@@ -172,6 +220,7 @@ OUTLINE int forward_by_rule(struct __sk_buff *skb, const struct rule *rule, __u3
 		return forward_by_hash(skb, rule, flow, group, value);
 	}
 	if (!steer(skb, flow, port)) {
+		count_one(skb, STAT_FELL_BACK);
 		if (flowlet)
 			flowlet->port = 0; /* the port is dead: the next packet chooses again */
 		return forward_by_hash(skb, rule, flow, group, value);

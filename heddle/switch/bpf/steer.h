@@ -108,10 +108,8 @@ OUTLINE int steer(struct __sk_buff *skb, const struct roce *flow, __u32 port)
 		return 0;
 	/* Broadcast, multicast, packets for other hosts or of a VLAN, IP options, an expiring TTL: left to the kernel. */
 	if (!port || skb->pkt_type != PACKET_HOST || skb->vlan_present || !flow->plain || flow->ttl <= 1 ||
-	    !is_next_hop(skb, flow, port, &fib) || !is_best(skb, flow, fib.tos_flow) || !rewrite(skb, flow, &fib)) {
-		count_one(skb, STAT_FELL_BACK);
+	    !is_next_hop(skb, flow, port, &fib) || !is_best(skb, flow, fib.tos_flow) || !rewrite(skb, flow, &fib))
 		return 0;
-	}
 	skb->cb[1] = port; /* for BPF_PROG_TEST_RUN, as cb[0] */
 	count_one(skb, STAT_STEERED);
 	return 1;
