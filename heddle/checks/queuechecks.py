@@ -19,7 +19,7 @@ from heddle.lab.thresholds import late_marks, own_queues, own_settings, wanted_p
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
-from heddle.switch.queues.attached import expected, read_attached, read_closed
+from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.portids import numbered_ports, port_ids, row
 
 if TYPE_CHECKING:
@@ -33,24 +33,15 @@ _AGAIN_S: Final = 0.15  # wait before the second look: a gate that is about to o
 
 def shapers(subject: Subject) -> Found:
     """Rate, burst, scheduler and queues of every port, in the kernel. Only this check reports foreign root qdiscs."""
-    lab, foreign = subject.lab, subject.now.foreign_roots
+    lab, now = subject.lab, subject.now
     setup = queues.Setup.of(lab.fabric)
+    faults = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.foreign_queues(now)]
+    faults += [f"{ref} {why}" for ref, why in health.port_faults(lab.fabric, now).queues.items()]
     own = own_queues(lab) if setup.curves else {}
-    faults: list[str] = []
-    for node in lab.fabric.nodes:
-        found = queues.read(subject.handles[node.name].netns, [port.name for port in node.ports])
-        for port in node.ports:
-            shaper = found.get(port.name)
-            if port.ref in foreign:
-                faults.append(health.foreign_root(port.ref, foreign[port.ref]))
-            elif shaper is None:
-                faults.append(f"{port.ref} has no shaper")
-            else:
-                faults += setup.faults(port, shaper)
-        if setup.curves and node.role is Role.SWITCH:
-            curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))
-            given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
-            faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
+    for node in lab.fabric.switches if setup.curves else ():
+        curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))
+        given = {(port.name, number): curve for port in node.ports for number, curve in curves.items()}
+        faults += [f"{node.name}:{line}" for line in red.differences(subject.handles[node.name].netns, given)]
     rates = sorted({port.rate_bps for node in lab.fabric.nodes for port in node.ports})
     count = sum(len(node.ports) for node in lab.fabric.nodes)
     classes = ", ".join(f"{n} {setup.queues.kind(n)}" for n in setup.queues.numbers)
@@ -60,16 +51,8 @@ def shapers(subject: Subject) -> Found:
 
 def programs(subject: Subject) -> Found:
     """BPF programs at each port: which, in which order, and each with the number of its port."""
-    lab = subject.lab
-    ids = port_ids(lab.fabric)
-    faults: list[str] = []
-    for node in lab.fabric.nodes:
-        for port, found in read_attached(subject.handles[node.name].netns, [each.name for each in node.ports]).items():
-            wanted = expected(node, ids[node.name, port])
-            if found != wanted:
-                now, should = (", ".join(each.text() for each in some) for some in (found, wanted))
-                faults.append(f"{node.name}:{port} has {now or 'no program'}, not {should}")
-    return f"attached on {len(ids)} ports, each with its number", faults
+    faults = [f"{ref} {why}" for ref, why in health.port_faults(subject.lab.fabric, subject.now).programs.items()]
+    return f"attached on {len(port_ids(subject.lab.fabric))} ports, each with its number", faults
 
 
 def thresholds(subject: Subject) -> Answer:
@@ -141,14 +124,9 @@ def _blind(subject: Subject) -> dict[str, str]:
     Other checks report that port. Packets that it forwards are missing in the counters of the other ports of both
     nodes, so the counters of both cannot be checked.
     """
-    ids, foreign = port_ids(subject.lab.fabric), subject.now.foreign_roots
-    found: dict[str, str] = {}
-    for node in subject.lab.fabric.nodes:
-        programs = read_attached(subject.handles[node.name].netns, [port.name for port in node.ports])
-        for port in node.ports:
-            if port.ref in foreign or programs[port.name] != expected(node, ids[node.name, port.name]):
-                found |= dict.fromkeys((port.node, port.peer_node), port.ref)
-    return found
+    odd = {*health.port_faults(subject.lab.fabric, subject.now).programs, *subject.now.foreign_roots}
+    ports = (port for node in subject.lab.fabric.nodes for port in node.ports if port.ref in odd)
+    return {node: port.ref for port in ports for node in (port.node, port.peer_node)}
 
 
 @dataclass(frozen=True)

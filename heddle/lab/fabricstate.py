@@ -7,10 +7,11 @@ A link that went down and came up again between the two snapshots is not detecte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from heddle.base.problems import first_lines
+from heddle.base.problems import HeddleError, Problem, first_lines
 from heddle.base.tables import some_of
 
 if TYPE_CHECKING:  # readers of kept runs need nothing of a running lab
@@ -22,7 +23,7 @@ Word = Literal["converged", "degraded", "changed"]
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """A fabric at one moment, as `status` reports it. faults: daemons, links and foreign routes, a line each.
+    """A fabric at one moment, as `status` reports it. faults: of daemons, ports, links and routes, a line each.
 
     gaps: routes that are missing, or have other next hops. link_faults: what links do to packets on request, a line
     each; a fabric with them can be converged.
@@ -38,8 +39,10 @@ class FabricReading:
         from heddle.lab import health
         from heddle.lab.impairments import fault_lines
 
-        found = [*health.silent_daemons(now), *health.lost_agent(lab), *health.down_or_drained(lab, now)]
-        found += health.wrong_routes(lab, now)
+        try:
+            found: Sequence[Problem] = health.problems(lab, now)
+        except HeddleError as error:  # a part that could not be read: a host may have ended before the run did
+            found = error.problems
         return cls(first_lines(found), tuple(lab.blueprint.gaps(now)), fault_lines(lab))
 
     @property
@@ -102,8 +105,7 @@ class FabricState:
 
 
 def state_parts(lab: Lab) -> LabPart:
-    """The parts of a snapshot that a reading needs, of switches only. Queues are checked before a run starts."""
+    """The parts of a snapshot that a reading needs."""
     from heddle.lab import health
-    from heddle.lab.snapshot import LabPart
 
-    return (health.parts(lab) | lab.blueprint.gap_parts) & ~LabPart.ROOTS
+    return health.parts(lab) | lab.blueprint.gap_parts

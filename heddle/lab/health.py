@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
-from typing import Final
+from typing import Final, NamedTuple
 
 from heddle.base.events import Observer
 from heddle.base.families import Network
@@ -33,9 +33,8 @@ from heddle.lab.thresholds import own_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 from heddle.switch.pfc import control as pfc
-from heddle.switch.queues import portqueues
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues.attached import expected, read_attached
+from heddle.switch.queues.attached import expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class ForeignRoute:
 def parts(lab: Lab) -> LabPart:
     """The parts of a snapshot that `problems` needs. An imported topology defines neither links to be up nor routes."""
     rendered = LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS if lab.blueprint.rendered else LabPart(0)
-    return LabPart.SILENT | LabPart.ROOTS | rendered
+    return LabPart.SILENT | LabPart.PORTS | rendered
 
 
 def faults(lab: Lab) -> list[Problem]:
@@ -80,7 +79,7 @@ def faults(lab: Lab) -> list[Problem]:
 def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
     return [
-        *silent_daemons(now), *foreign_queues(now), *lost_agent(lab), *down_or_drained(lab, now),
+        *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *down_or_drained(lab, now),
         *wrong_routes(lab, now),
     ]  # fmt: skip
 
@@ -107,15 +106,42 @@ def wrong_routes(lab: Lab, now: Snapshot) -> list[Problem]:
 
 
 def foreign_queues(now: Snapshot) -> list[Problem]:
-    """Ports whose root qdisc is not Heddle's: `tc`, or `containerlab tools netem`, replaced it. Part: ROOTS."""
+    """Ports whose root qdisc is not Heddle's: `tc`, or `containerlab tools netem`, replaced it. Part: PORTS."""
     installs = repair_hint(now.lab, "installs it again")
     recreate = f"./inv down {now.lab}, then up again"
     return [Problem(ref, *_root(kind), installs if kind else recreate) for ref, kind in now.foreign_roots.items()]
 
 
-def foreign_root(ref: str, kind: str) -> str:
-    """One entry of `foreign_queues` as a line. kind: a value of `Snapshot.foreign_roots`."""
-    return f"{ref}: {' '.join(_root(kind))}"
+def wrong_ports(lab: Lab, now: Snapshot) -> list[Problem]:
+    """Ports whose queues, shaper or programs differ from those of the fabric file. Part: PORTS."""
+    installs = repair_hint(lab.name, "installs it again")
+    changed = [
+        Problem(ref, "the port", why, installs) for part in port_faults(lab.fabric, now) for ref, why in part.items()
+    ]
+    return [*foreign_queues(now), *changed]
+
+
+class PortFaults(NamedTuple):
+    """Ports with Heddle's root qdisc that differ otherwise: `rtsw1:eth1` -> `is shaped to 1mbit, not 25mbit`."""
+
+    queues: Mapping[str, str]
+    programs: Mapping[str, str]
+
+
+def port_faults(fabric: Fabric, now: Snapshot) -> PortFaults:
+    """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS."""
+    setup, foreign = queues.Setup.of(fabric), now.foreign_roots
+    wrong: dict[str, str] = {}
+    odd: dict[str, str] = {}
+    for node in fabric.nodes:
+        for port in node.ports:
+            has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
+            if port.ref not in foreign and (lines := setup.faults(port, now.shapers.get(port.ref))):
+                wrong[port.ref] = "; ".join(lines)
+            if has != wanted and foreign.get(port.ref) != "":
+                current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
+                odd[port.ref] = f"has {current or 'no program'}, not {should}"
+    return PortFaults(wrong, odd)
 
 
 def _root(kind: str) -> tuple[str, str]:
@@ -137,7 +163,7 @@ def check_ports(lab: Lab) -> None:
     """MachineError for nodes that do not run, CheckError for foreign queues: a measurement would be wrong."""
     if lost := lab.missing_nodes():
         raise MachineError(*lost)
-    if foreign := foreign_queues(lab.snapshot(LabPart.ROOTS)):
+    if foreign := foreign_queues(lab.snapshot(LabPart.PORTS)):
         raise CheckError(*foreign)
 
 
@@ -250,7 +276,7 @@ def _check_repairable(lab: Lab) -> None:
     lost = lab.missing_nodes()
     found = [Problem(each.where, each.what, each.why, recreate) for each in lost]
     if not found:
-        roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+        roots = lab.snapshot(LabPart.PORTS).foreign_roots
         found = [
             Problem(ref, "the port", "is missing: it was removed", recreate) for ref, kind in roots.items() if not kind
         ]
@@ -293,23 +319,15 @@ def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
 
 def _ports(lab: Lab) -> list[str]:
     """Reinstall queues and programs on ports where they differ from the expected ones."""
-    setup = portqueues.Setup.of(lab.fabric)
-    roots = lab.snapshot(LabPart.ROOTS).foreign_roots
+    now = lab.snapshot(LabPart.PORTS)
+    wrong, odd = port_faults(lab.fabric, now)
     broken: dict[str, list[Port]] = {}
     why: dict[str, list[str]] = {}
-    for node in lab.fabric.nodes:
-        netns, names = lab.handle(node.name).netns, [port.name for port in node.ports]
-        queues, programs = portqueues.read(netns, names), read_attached(netns, names)
-        for port in node.ports:
-            shaper = queues.get(port.name)
-            parts = []
-            if port.ref in roots or shaper is None or setup.faults(port, shaper):
-                parts.append("queues")
-            if programs[port.name] != expected(node, setup.ids[node.name, port.name]):
-                parts.append("programs")
-            if parts:
-                broken.setdefault(node.name, []).append(port)
-                why.setdefault(" and ".join(parts), []).append(port.ref)
+    for port in (port for node in lab.fabric.nodes for port in node.ports):
+        parts = ["queues"] * (port.ref in wrong or port.ref in now.foreign_roots) + ["programs"] * (port.ref in odd)
+        if parts:
+            broken.setdefault(port.node, []).append(port)
+            why.setdefault(" and ".join(parts), []).append(port.ref)
     if broken:
         install.reinstall(lab.fabric, lab.handles(), broken, own_queues(lab))
     return [f"{some_of(refs)}: {parts} installed again" for parts, refs in why.items()]

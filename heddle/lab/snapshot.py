@@ -27,7 +27,8 @@ from heddle.lab.daemons import Daemons
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.queues.portqueues import foreign_roots, refused_by_qdiscs
+from heddle.switch.queues.attached import Attached, read_attached
+from heddle.switch.queues.portqueues import PortQueue, foreign_roots, read_shapers, refused_by_qdiscs
 
 if TYPE_CHECKING:
     from heddle.switch.queues.queuestate import QueueState
@@ -36,7 +37,7 @@ _ASKED_AT_ONCE: Final = 8  # daemons; each answers in about a millisecond
 
 
 class LabPart(Flag):
-    """The parts of a snapshot. Hosts are read for ROOTS only; all other parts are of switches."""
+    """The parts of a snapshot. Hosts are read for PORTS only; all other parts are of switches."""
 
     FIBS = auto()  # main routing tables
     HASHING = auto()  # modes, seeds, options and tables; epochs and statistics of the program
@@ -44,13 +45,13 @@ class LabPart(Flag):
     DROPS = auto()  # packets dropped, by port, and by this machine's receive backlog
     QUEUES = auto()  # the maps of all queues
     CARRIER = auto()  # ports without carrier
-    ROOTS = auto()  # ports without Heddle's queues
+    PORTS = auto()  # queues, shapers and programs of ports
     SESSIONS = auto()  # states of BGP sessions
     DRAINED = auto()  # whether BGP drains the switch
     SILENT = auto()  # daemons that do not answer
 
 
-_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
+_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS
 _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
 
 
@@ -60,7 +61,7 @@ class NotReadError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """One node. A field is None where its part was not read. drops, down, foreign: keys are the node's port names.
+    """One node. A field is None where its part was not read. drops to programs: keys are the node's port names.
 
     class_drops: the same drops by port and class; classes without drops are omitted. Also None in older evidence.
     sessions: also None where bgpd does not answer; hosts are not asked.
@@ -77,6 +78,8 @@ class NodeSnapshot:
     class_drops: Mapping[str, Mapping[int, int]] | None = None
     down: Mapping[str, bool] | None = None
     foreign: Mapping[str, str] | None = None
+    shapers: Mapping[str, PortQueue] | None = None
+    programs: Mapping[str, tuple[Attached, ...]] | None = None
     sessions: Mapping[str, str] | None = None
     drained: bool | None = None
     silent: tuple[str, ...] | None = None
@@ -159,8 +162,20 @@ class Snapshot:
     @cached_property
     def foreign_roots(self) -> Mapping[str, str]:
         """`rtsw1:eth2`, for each port without Heddle's queues -> its root qdisc; '' where the port is missing."""
-        self._check(LabPart.ROOTS)
+        self._check(LabPart.PORTS)
         return {f"{name}:{port}": k for name, each in self.nodes.items() for port, k in (each.foreign or {}).items()}
+
+    @cached_property
+    def shapers(self) -> Mapping[str, PortQueue]:
+        """`rtsw1:eth2`, for each port with Heddle's queues -> its shaper and queues."""
+        self._check(LabPart.PORTS)
+        return {f"{name}:{port}": q for name, each in self.nodes.items() for port, q in (each.shapers or {}).items()}
+
+    @cached_property
+    def programs(self) -> Mapping[str, tuple[Attached, ...]]:
+        """`rtsw1:eth2` -> the programs of each port, in the order in which they run."""
+        self._check(LabPart.PORTS)
+        return {f"{name}:{port}": p for name, each in self.nodes.items() for port, p in (each.programs or {}).items()}
 
     @cached_property
     def sessions(self) -> Mapping[str, Mapping[str, str] | None]:
@@ -182,7 +197,8 @@ class Snapshot:
 
     def with_counters(self, counters: Mapping[str, SwitchCounters]) -> Snapshot:
         """A copy with other counters, by switch."""
-        return replace(self, nodes={name: replace(each, counters=counters[name]) for name, each in self.nodes.items()})
+        nodes = {name: replace(each, counters=counters.get(name)) for name, each in self.nodes.items()}
+        return replace(self, nodes=nodes)
 
     def _check(self, part: LabPart) -> None:
         if part not in self.parts:
@@ -206,7 +222,7 @@ def take(
     """
     reading = _Reading(fabric, handles, parts, keep_errors=keep_errors)
     chosen = [node for node in fabric.nodes if nodes is None or node.name in nodes]
-    found = {node.name: reading.kernel(node) for node in chosen if node.role is Role.SWITCH or LabPart.ROOTS in parts}
+    found = {node.name: reading.kernel(node) for node in chosen if node.role is Role.SWITCH or LabPart.PORTS in parts}
     switches = [node for node in chosen if node.role is Role.SWITCH]
     if parts & _OF_DAEMONS:
         if daemons is None:
@@ -237,17 +253,20 @@ class _Reading:
         return part in self._parts and part not in self._failed
 
     def kernel(self, node: Node) -> NodeSnapshot:
-        """Read a node's kernel and maps; for hosts only the root qdiscs."""
+        """Read a node's kernel and maps; for hosts only their ports."""
         found = NodeSnapshot(node.name, node.role)
         if not self._parts & _IN_KERNELS:
             return found
         netns = self._handles[node.name].netns
-        with self._guarded(_IN_KERNELS), inside(netns), RouteSocket(netns, here=True) as netlink:
+        of_node = _IN_KERNELS if node.role is Role.SWITCH else LabPart.PORTS
+        with self._guarded(of_node), inside(netns), RouteSocket(netns, here=True) as netlink:
             names = read_names(netlink)
-            if self._wants(LabPart.ROOTS):
-                with self._guarded(LabPart.ROOTS):
+            if self._wants(LabPart.PORTS):
+                with self._guarded(LabPart.PORTS):
                     ports = [port.name for port in node.ports]
-                    found = replace(found, foreign=foreign_roots(netlink, names, ports))
+                    foreign, shapers = foreign_roots(netlink, names, ports), read_shapers(netlink, names, ports)
+                    programs = read_attached(netlink, names, ports)
+                    found = replace(found, foreign=foreign, shapers=shapers, programs=programs)
             if node.role is Role.SWITCH:
                 found = self._switch(found, netlink, names)
         return found

@@ -45,7 +45,7 @@ class RunningLab(Protocol):
     def handles(self) -> Mapping[str, NodeHandle]:
         """The handle of every node."""
 
-    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None) -> Snapshot:
+    def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once."""
 
 
@@ -88,7 +88,8 @@ def collect_after(
     """
     _wait_until_counted(lab, before, sent)
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
-    now = lab.snapshot(PARTS | more)  # after the oracle, so that changes during its lookups are seen
+    # After the oracle, so that changes during its lookups are seen.
+    now = lab.snapshot(PARTS | more, keep_errors=True)
     return Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
 
 

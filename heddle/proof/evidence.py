@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import SwitchCounters
@@ -150,7 +151,7 @@ def _with_sports(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _snapshot(found: Snapshot, known: Mapping[str, NodeSnapshot]) -> dict[str, Any]:
-    rows = [_node(each, known.get(name)) for name, each in found.nodes.items()]
+    rows = [_node(each, known.get(name)) for name, each in found.nodes.items() if each.role is Role.SWITCH]
     return {"lab": found.lab, "backlog": found.backlog_drops, "nodes": rows}
 
 

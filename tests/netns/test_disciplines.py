@@ -19,9 +19,9 @@ from heddle.base.units import parse_rate
 from heddle.fabric.model import Port
 from heddle.fabric.policy import QueuePolicy
 from heddle.kernel.namespace import inside
+from heddle.lab import health
 from heddle.lab.snapshot import LabPart
 from heddle.switch.pfc.gates import Gates
-from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.disciplines import DISCIPLINES, chosen, ets_missing
@@ -183,10 +183,8 @@ def test_a_switch_with_ets_has_all_counters_and_they_balance() -> None:
         burst(made, 100)
         assert made.cell()["out_bytes"] - before == 100 * SIZE
         made.at_rest()
-        netns = made.lab.handle(made.egress.node).netns
-        (queue,) = queues.read(netns, [made.egress.name]).values()
-        assert queues.Setup.of(made.lab.fabric).faults(made.egress, queue) == []
-        assert made.lab.snapshot(LabPart.ROOTS).foreign_roots == {}
+        assert health.port_faults(made.lab.fabric, now := made.lab.snapshot(LabPart.PORTS)) == ({}, {})
+        assert now.foreign_roots == {}
 
 
 @pytest.mark.skipif(not NO_RED, reason="this kernel has sch_red")

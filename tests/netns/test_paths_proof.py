@@ -22,7 +22,6 @@ from heddle.proof.verdict import lookup_paths, prove
 from heddle.switch.counters import SwitchCounters, read_counters, rows_for
 from heddle.switch.hashing import hashing
 from heddle.switch.queues import portqueues as queues
-from heddle.switch.queues.attached import read_attached
 from heddle.switch.queues.disciplines import LEAF_LIMIT
 from heddle.traffic.flow import Flow
 from heddle.views.pathstext import paths_text
@@ -188,9 +187,9 @@ def test_counters_that_earlier_runs_have_filled_have_room_for_the_next() -> None
 def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() -> None:
     with static_fabric("e-ecmp", (1, 1), link={"host": "25mbit", "fabric": "10gbit"}) as lab:
         rtsw = lab.fabric.by_name["rtsw1"]
-        found = queues.read(lab.handle("rtsw1").netns, [p.name for p in rtsw.ports])
+        found = lab.snapshot(LabPart.PORTS)
         for port in rtsw.ports:
-            row = found[port.name]
+            row = found.shapers[port.ref]
             assert (row.rate_bps, row.ceil_bps) == (port.rate_bps, port.rate_bps)
             assert port.mtu <= row.burst <= 2 * port.mtu
             frame = port.mtu + 14
@@ -200,7 +199,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
                 6: queues.Leaf("bfifo", LEAF_LIMIT, frame, 0),
             }
         for node, words in (("rtsw1", "dequeue hash count enqueue"), ("host1", "dequeue nic enqueue")):
-            assert [each.program for each in read_attached(lab.handle(node).netns, ["eth1"])["eth1"]] == words.split()
+            assert [each.program for each in found.programs[f"{node}:eth1"]] == words.split()
         now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
         assert read_counters(lab.fabric)["rtsw1"].misses == 0

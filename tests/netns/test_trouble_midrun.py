@@ -19,6 +19,7 @@ from heddle.base.problems import CheckError, HeddleError, InputError, MachineErr
 from heddle.checks.validate import validate
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
+from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.outages import link_down
@@ -210,12 +211,16 @@ def test_the_label_of_a_run_is_the_state_of_the_fabric(own: Lab) -> None:
     assert labelled(own, run(own, SHORT, Silent()))["state"] == "converged", "the label goes with the fault"
 
     # By hand: a fault of Heddle's waits for the lock that the run holds.
-    link = ["nsenter", f"--net={own.handle('rtsw1').netns}", "ip", "link", "set", "eth1"]
-    result = run_and(own, LONG, lambda: process.run([*link, "down"]))
-    process.run([*link, "up"])
+    def break_two() -> None:
+        own.output("ctsw2", ["tc", "qdisc", "del", "dev", "eth1", "root"])
+        own.output("rtsw1", ["ip", "link", "set", "eth1", "down"])
+
+    result = run_and(own, LONG, break_two)
+    repair(own, Silent())
     state = labelled(own, result)
     assert state["before"]["converged"] and not state["after"]["converged"] and state["changed"]
-    assert result.warnings[0].startswith("the fabric changed during the run, and is degraded now: rtsw1:eth1")
+    missing = "ctsw2:eth1  the root qdisc is missing; rtsw1:eth1  the link is down"
+    assert result.warnings[0].startswith(f"the fabric changed during the run, and is degraded now: {missing}")
 
     own.wait()
     os.kill(int(own.output("ctsw1", ["cat", "/run/frr/bgpd.pid"])), signal.SIGKILL)
@@ -234,16 +239,24 @@ def test_a_wrong_route_that_stays_is_found_though_all_paths_agree(own: Lab) -> N
     stray = f"{address.ip}/32"
     process.run([*route, "add", stray, "via", "169.254.0.1", "dev", "eth2", "onlink"])
     said = f"{stray} over eth2 is not a route of the fabric and overrides 10.0.1.0/24"
+    for node, words in (
+        ("rtsw1", "class change dev eth3 parent 1: classid 1:1 htb rate 20mbit burst 8400b"),
+        ("ctsw1", "filter del dev eth1 egress pref 20"),
+    ):
+        own.output(node, ["tc", *words.split()])
     (row,) = status(own.name)
-    assert not row.converged and row.faults == (f"rtsw1  {said}",)
+    slow, bare = "is shaped to 20mbit, not 100mbit", "has ingress:dequeue as port "
+    faults = (f"rtsw1:eth3  the port {slow}", f"ctsw1:eth1  the port {bare}", f"rtsw1  {said}")
+    assert not row.converged and all(map(str.startswith, row.faults, faults)) and len(row.faults) == 3
     (check,) = [each for each in validate(own, ["routes"]) if each.name == "routes"]
     assert not check.ok and check.detail.startswith(f"rtsw1: {said}; run ./inv exec ")
     result = run(own, replace(SHORT, placement="cyclic"), Silent())
     proof = paths_of(own)
     assert proof.agree and any("10.0.1.0/24" in note for note in proof.notes), "a path uses it, and is proven"
     state = labelled(own, result)
-    assert (state["state"], state["before"]["faults"]) == ("degraded", [f"rtsw1  {said}"])
-    assert f"#fabric   : degraded before this run (rtsw1  {said})" in result.table()
+    assert (state["state"], state["before"]["faults"]) == ("degraded", list(row.faults))
+    assert f"#fabric   : degraded before this run (rtsw1:eth3  the port {slow}; ctsw1:eth1" in result.table()
+    assert state["after"]["faults"] == state["before"]["faults"]
     with pytest.raises(CheckError, match="is not a route of the fabric"):
         life.up(load_fabric("tiny", name=own.name), repair=True)
     process.run([*route, "del", stray])

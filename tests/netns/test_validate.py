@@ -93,7 +93,7 @@ WEIGHT = f"tc class change dev eth1 parent 1:1 classid 1:40 htb {LEAF} quantum {
     ("command", "wrong", "right", "said"),
     [
         (CLASS, "7mbit", "100mbit", "rtsw1:eth1 is shaped to 7mbit"),
-        deep(WEIGHT, "4214", "16856", "rtsw1:eth1, class 3: tbf limit 1073741824b, quantum 4214 prio 1, not"),
+        deep(WEIGHT, "4214", "16856", "rtsw1:eth1 has tbf limit 1073741824b, quantum 4214 prio 1 for class 3, not"),
     ],
     ids=["rate", "weight"],
 )
@@ -160,7 +160,7 @@ def test_routes_that_change_during_a_run_are_reported(tiny: Lab) -> None:
         inside(tiny, "rtsw1", "ip", "route", "del", "192.0.2.0/24")
 
 
-IN_KERNELS = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.ROOTS
+IN_KERNELS = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_how_switches_were_set_comes_back_typed_and_a_strange_record_is_named(
         (LabPart.DROPS, "backlog_drops"),
         (LabPart.QUEUES, "queues"),
         (LabPart.CARRIER, "down"),
-        (LabPart.ROOTS, "foreign_roots"),
+        (LabPart.PORTS, "foreign_roots"),
         (LabPart.SESSIONS, "sessions"),
         (LabPart.DRAINED, "drained"),
         (LabPart.SILENT, "silent"),

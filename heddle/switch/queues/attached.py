@@ -6,7 +6,7 @@ In:  a node; a namespace and its ports. Out: values; nothing is changed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,25 +73,29 @@ def expected(node: Node, number: int) -> tuple[Attached, ...]:
     return tuple(Attached(each.hook, each.name, number if each.numbered else 0) for each in programs_of(node))
 
 
-def read_attached(netns: Path, ports: Iterable[str]) -> dict[str, tuple[Attached, ...]]:
-    """Port -> its programs in the order in which they run, ingress first; an empty tuple if it has no programs."""
+def read_attached(
+    netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]
+) -> dict[str, tuple[Attached, ...]]:
+    """Port -> its programs in the order in which they run, ingress first; an empty tuple if it has no programs.
+
+    names: ifindex -> interface name.
+    """
+    indexes = {name: index for index, name in names.items()}
     found: dict[str, tuple[Attached, ...]] = {}
-    with RouteSocket(netns) as netlink:
-        names = {name: index for index, name in read_names(netlink).items()}
-        for port in ports:
-            rows: list[tuple[int, int, Attached]] = []
-            for place, (hook, parent) in enumerate(_HOOKS.items()):
-                request = TCMSG.pack(0, names.get(port, 0), 0, parent, 0)
-                for body in netlink.dump(RTM_GETTFILTER, request):
-                    priority = TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
-                    attrs = attributes(body, TCMSG.size)
-                    if attrs.get(TCA_KIND) == b"bpf\0" and TCA_OPTIONS in attrs:
-                        options = attributes(attrs[TCA_OPTIONS], 0)
-                        name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
-                        number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
-                        if name:
-                            rows.append((place, priority, Attached(hook, name, number)))
-            found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
+    for port in ports:
+        rows: list[tuple[int, int, Attached]] = []
+        for place, (hook, parent) in enumerate(_HOOKS.items()):
+            request = TCMSG.pack(0, indexes.get(port, 0), 0, parent, 0)
+            for body in netlink.dump(RTM_GETTFILTER, request):
+                priority = TCMSG.unpack_from(body)[4] >> 16  # tcm_info: preference and protocol
+                attrs = attributes(body, TCMSG.size)
+                if attrs.get(TCA_KIND) == b"bpf\0" and TCA_OPTIONS in attrs:
+                    options = attributes(attrs[TCA_OPTIONS], 0)
+                    name = options.get(_TCA_BPF_NAME, b"").rstrip(bytes(1)).decode().split(":")[0]
+                    number = struct.unpack("=I", options.get(_TCA_BPF_CLASSID, bytes(4)))[0]
+                    if name:
+                        rows.append((place, priority, Attached(hook, name, number)))
+        found[port] = tuple(each for _, _, each in sorted(rows, key=lambda row: row[:2]))
     return found
 
 

@@ -17,7 +17,6 @@ from heddle.base.process import Journal, run
 from heddle.base.units import format_rate
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.fabric.policy import QueuePolicy
-from heddle.kernel.fib import read_names
 from heddle.kernel.netlink import RTM_GETTCLASS, Qdisc, RouteSocket, attributes, qdiscs
 from heddle.kernel.uapi import TC_H_ROOT, TCA_OPTIONS, TCA_STATS2, TCA_STATS_QUEUE, TCA_TBF_PARMS, TCMSG
 from heddle.switch.queues import red
@@ -87,23 +86,28 @@ class Setup:
             curves = red.curves_of(queues)
         return cls(fabric.name, queues, chosen(queues), port_ids(fabric), curves)
 
-    def faults(self, port: Port, found: PortQueue) -> list[str]:
-        """Differences between a port's shaper and queues, as read, and the configured ones; a line each."""
+    def faults(self, port: Port, found: PortQueue | None) -> list[str]:
+        """Differences between a port's shaper and queues, as read, and the configured ones; the end of a sentence each.
+
+        found: None where the port has no shaper.
+        """
+        if found is None:
+            return ["has no shaper"]
         held = held_bps(port.rate_bps)
         off = next((rate for rate in (found.rate_bps, found.ceil_bps) if rate != held), None)
         if off is not None:
-            return [f"{port.ref} is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
+            return [f"is shaped to {format_rate(off)}, not {rate_text(port.rate_bps)}"]
         if found.burst > (wanted_burst := burst_bytes(port.mtu, self.queues.burst, port.rate_bps)) + 1:
-            return [f"{port.ref} may burst {found.burst} bytes, not {wanted_burst}"]
+            return [f"may burst {found.burst} bytes, not {wanted_burst}"]
         differences: list[str] = []
         for number in self.queues.numbers:
             gate = self.discipline.gated and number in self.queues.lossless
             wanted = Leaf("tbf" if gate else "bfifo", LEAF_LIMIT, *self.discipline.turn(port, self.queues, number))
             leaf = found.leaves.get(number)
             if leaf is None:
-                differences.append(f"{port.ref} has no queue for class {number}")
+                differences.append(f"has no queue for class {number}")
             elif leaf != wanted:
-                differences.append(f"{port.ref}, class {number}: {leaf.text()}, not {wanted.text()}")
+                differences.append(f"has {leaf.text()} for class {number}, not {wanted.text()}")
         return differences
 
 
@@ -158,31 +162,33 @@ def apply(
         red.install(netns, {(port.name, number): c for port in some for number, c in setup.curves.items()})
 
 
-def read(netns: Path, ports: Iterable[str]) -> dict[str, PortQueue]:
-    """Port -> its shaper and queues, for ports that have a shaper; by netlink, since tc has no JSON for classes."""
+def read_shapers(netlink: RouteSocket, names: Mapping[int, str], ports: Iterable[str]) -> dict[str, PortQueue]:
+    """Port -> its shaper and queues, for ports that have a shaper; by netlink, since tc has no JSON for classes.
+
+    names: ifindex -> interface name.
+    """
     found: dict[str, PortQueue] = {}
-    with RouteSocket(netns) as netlink:
-        names = {name: index for index, name in read_names(netlink).items()}
-        queues: dict[int, dict[int, Leaf]] = {}
-        for each in qdiscs(netlink):
-            number = number_of(each.handle >> 16)
-            if number is not None:
-                queues.setdefault(each.ifindex, {})[number] = _leaf(each)
-        for port in ports:
-            ifindex = names.get(port, 0)
-            own = queues.get(ifindex, {})
-            for body in netlink.dump(RTM_GETTCLASS, TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
-                _, _, handle, _, queue = TCMSG.unpack_from(body)
-                attrs = attributes(body, TCMSG.size)
-                # A band of ETS is identified by its queue, or by the RED over that queue.
-                number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
-                if handle == _RATE_CLASS_ID:
-                    found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
-                elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
-                    own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
-                elif is_ets_band(handle) and number in own:
-                    quantum, prio = read_ets_turn(attrs[TCA_OPTIONS])
-                    own[number] = replace(own[number], quantum=quantum, prio=prio)
+    indexes = {name: index for index, name in names.items()}
+    queues: dict[int, dict[int, Leaf]] = {}
+    for each in qdiscs(netlink):
+        number = number_of(each.handle >> 16)
+        if number is not None:
+            queues.setdefault(each.ifindex, {})[number] = _leaf(each)
+    for port in ports:
+        ifindex = indexes.get(port, 0)
+        own = queues.get(ifindex, {})
+        for body in netlink.dump(RTM_GETTCLASS, TCMSG.pack(0, ifindex, 0, 0, 0)) if own else ():
+            _, _, handle, _, queue = TCMSG.unpack_from(body)
+            attrs = attributes(body, TCMSG.size)
+            # A band of ETS is identified by its queue, or by the RED over that queue.
+            number = number_of(queue >> 16 & ~red.BESIDE if is_ets_band(handle) else handle & 0xFFFF)
+            if handle == _RATE_CLASS_ID:
+                found[port] = _shaper(port, attrs[TCA_OPTIONS], own)
+            elif handle & 0xFFFF0000 == _ROOT_ID and number in own:
+                own[number] = _with_turn(own[number], attrs[TCA_OPTIONS])
+            elif is_ets_band(handle) and number in own:
+                quantum, prio = read_ets_turn(attrs[TCA_OPTIONS])
+                own[number] = replace(own[number], quantum=quantum, prio=prio)
     return found
 
 
