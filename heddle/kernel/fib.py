@@ -80,16 +80,20 @@ class Fib:
         return tuple((ones >> (bits - length) << (bits - length), lengths[length]) for length in sorted(lengths)[::-1])
 
     def match(self, address: Address | int) -> Network | None:
-        """The longest prefix that contains `address`, or None."""
-        number = int(address)
+        """The longest prefix that contains `address` and is usable; or else the longest one; or None.
+
+        A route whose next hops are all dead does not hide a shorter prefix (fib_table_lookup, fib6_table_lookup).
+        """
+        number, dead = int(address), None
         for mask, networks in self._by_length:
             found = networks.get(number & mask)
-            if found is not None:
+            if found is not None and _usable(self.routes[found]):
                 return found
-        return None
+            dead = dead or found
+        return dead
 
     def lookup(self, address: Address | int) -> tuple[NextHop, ...]:
-        """The next hops for `address` by longest prefix; empty when nothing matches or the route discards."""
+        """The next hops for `address` by `match`; empty when nothing matches or the route discards."""
         network = self.match(address)
         return () if network is None else self.routes[network]
 
@@ -115,6 +119,11 @@ class Fib:
         return cls(str(data["switch"]), routes, buckets)
 
 
+def _usable(hops: tuple[NextHop, ...]) -> bool:
+    """Whether the kernel stops at a route: it discards, or has a live next hop."""
+    return not hops or not all(hop.dead for hop in hops)
+
+
 def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
     """The main table of a node in one version of IP, with nexthop groups resolved.
 
@@ -128,7 +137,7 @@ def read_fib(handle: NodeHandle, version: Version = 4) -> Fib:
 def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version: Version) -> Fib:
     """The same, read by an open socket. names: ifindex -> interface name."""
     objects = _Objects(netlink, names)
-    found: dict[Network, tuple[int, tuple[NextHop, ...]]] = {}
+    found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...]]] = {}
     buckets: dict[Network, tuple[int, ...]] = {}
     for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
         _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
@@ -139,12 +148,13 @@ def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version:
         if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
             continue
         metric = _u32(attrs.get(_RTA_PRIORITY))
-        if network in found and found[network][0] <= metric:
-            continue  # fib_table_lookup takes the lowest metric
         hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
         if hops and all(hop.port == "lo" for hop in hops):
             continue  # an IPv6 address of the node itself: it is also in table local, which is searched first
-        found[network] = (metric, hops)
+        rank = not _usable(hops), metric  # fib_table_lookup takes the lowest metric with a live next hop
+        if network in found and found[network][0] <= rank:
+            continue
+        found[network] = (rank, hops)
         buckets.pop(network, None)
         if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
             buckets[network] = dealt

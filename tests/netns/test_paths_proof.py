@@ -84,6 +84,17 @@ def test_a_dead_next_hop_and_nexthop_groups_are_predicted_too() -> None:
         assert [(hop.port, hop.weight) for hop in hops] == [("eth4", 5), ("eth1", 1), ("eth3", 2)]
         predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
         assert predicted == asked
+        # A dead route hides neither a shorter prefix nor a higher metric; a route that discards does.
+        eth2 = ["via", "169.254.0.1", "dev", "eth2", "onlink"]
+        longer = str(next(lab.fabric.by_name["rtsw2"].prefix.subnets()))  # type: ignore[union-attr]
+        lab.ip("rtsw1", "route", "add", longer, *eth2)
+        for more in ((), (prefix, "nhid", "10", "metric", "5"), ("blackhole", longer, "metric", "9")):
+            if more:
+                lab.ip("rtsw1", "route", "add", *more)
+            if "nhid" in more:
+                lab.ip("rtsw1", "route", "replace", prefix, *eth2)
+            predicted, asked = both(lab, [f for f in flows if f.first_hop.startswith("rtsw1:")])
+            assert predicted == asked and any(path[:1] == () for path in asked) == ("blackhole" in more)
 
 
 @pytest.mark.parametrize("ecmp", ["flow", "e-ecmp"])

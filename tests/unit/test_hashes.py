@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Literal
@@ -147,6 +148,15 @@ def test_the_longest_prefix_decides() -> None:
         assert fib.match(IPv4Address(address)) == IPv4Network(prefix)
         assert fib.lookup(IPv4Address(address)) == routes[IPv4Network(prefix)]
     assert Fib("rtsw1", {}).match(1) is None
+    # Dead next hops do not hide a shorter prefix, and a route that discards does.
+    dead: dict[Network, tuple[NextHop, ...]] = {
+        IPv4Network(prefix): tuple(replace(hop, dead=True) for hop in hops(1, 1))
+        for prefix in ("10.0.1.0/24", "10.9.1.0/24")
+    }
+    fib = Fib("rtsw1", {**routes, **dead})
+    for address, prefix in (("10.0.1.6", "10.0.0.0/8"), ("10.0.1.5", "10.0.1.4/31"), ("10.9.1.1", "10.9.0.0/16")):
+        assert fib.match(IPv4Address(address)) == IPv4Network(prefix)
+    assert Fib("rtsw1", dead).match(IPv4Address("10.0.1.6")) == IPv4Network("10.0.1.0/24"), "it says why packets end"
     assert Fib.from_json(fib.to_json()) == fib
 
 
