@@ -28,6 +28,8 @@ Ports = tuple[tuple[int, int], ...]  # rate in bit/s and MTU of each
 _HOST: Final = "host"
 _ORDINALS: Final = ("no", "first", "second", "third", "fourth", "fifth")
 _LINKS: Final = ("link.host", "link.fabric", "link.exceptions")
+# The shortest pause that the agent repeats in time, at its half: measured on two busy cores at 100 Mb/s (queues.md).
+_SHORTEST_PAUSE_NS: Final = 10**6
 _SHARES: Final = ("queues.lossless", "queues.weights", "queues.reserve", "queues.pfc")
 _NAME: Final = re.compile(r"([a-z]+)([1-9][0-9]*)(?::eth([1-9][0-9]*))?")
 
@@ -195,6 +197,13 @@ def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
     if pfc.headroom != "auto" and pfc.headroom < frame:
         why = f"is below one frame of {frame} bytes: a frame above Xoff is dropped, so its sender is never paused"
         yield Complaint("queues.pfc.headroom", why, f"try auto, or {round_up(2 * frame)}", ("link.mtu",))
+    fastest = max((link.rate_bps for link in fabric.links), default=slowest)
+    lasts = pfc.quanta_at(fastest) * QUANTUM_BITS * 10**9 // fastest
+    if lasts < _SHORTEST_PAUSE_NS:
+        last = f"of {QUANTUM_BITS} bits last {lasts / 10**6:g} ms on the fastest link ({format_rate(fastest)})"
+        why = f"{last}: pauses below {_SHORTEST_PAUSE_NS / 10**6:g} ms end before they can be repeated"
+        fit = -(-_SHORTEST_PAUSE_NS * fastest // (QUANTUM_BITS * 10**9))
+        yield Complaint("queues.pfc.quanta", why, f"try {fit}, or auto", _LINKS, counts=True)
     lasts = pfc.quanta_at(slowest) * QUANTUM_BITS * 10**9 // slowest
     if pfc.watchdog.enabled and lasts >= pfc.watchdog.detect:
         detect = format_duration(pfc.watchdog.detect)

@@ -128,6 +128,7 @@ def test_the_deepest_queue_is_bounded_by_ingress_threshold_and_buffer() -> None:
 def test_quanta_last_less_than_the_watchdog_waits_at_the_slowest_link(link: Any, most: int) -> None:
     """Of 512 bits each; 48,828 of them last 0.99999744 s at 25 Mbit/s."""
     fabric(link=link, pfc={"quanta": most})
+    fabric(link=link, pfc={"quanta": 196})
     with pytest.raises(InputError, match=r"queues.pfc.quanta of 512 bits last .* on the slowest link"):
         fabric(link=link, pfc={"quanta": most + 1})
     fabric(link=link, pfc={"quanta": most + 1, "watchdog": {"enabled": False}})
@@ -301,6 +302,10 @@ def test_buffers_are_set_where_they_are(tiny: Fabric) -> None:
             "40KB is not below xoff, 40KB\n  hint: a class is paused at xoff and resumes at xon; try 26KB",
         ),
         (["pfc.quanta=60000", "pfc.watchdog.detect=10ms"], "the watchdog treats a pause of 10ms as a storm"),
+        (
+            ["pfc.quanta=195"],
+            "queues.pfc.quanta: 195 of 512 bits last 0.9984 ms on the fastest link (100mbit): pauses below 1 ms",
+        ),
         (["buffer=100KB"], "queues.buffer"),
         (["pfc.headroom=4213"], "queues set  queues.pfc.headroom: 4213 is below one frame of 4214 bytes"),
     ],

@@ -36,7 +36,7 @@ ODD = [
     "queues.weights={1: 2}",
     "queues.dscp={26: 1}",
     "queues.ecn.classes={3: {kmin: 10KB}, 1: {pmax: 0.5}}",
-    "queues.pfc.quanta=100",
+    "queues.pfc.quanta=1000",
     "queues.pfc.watchdog.detect=1500ms",
     "queues.buffer={switch: 9MB, host: 2MB}",
 ]
