@@ -58,12 +58,18 @@ class Family:
         """One end of a host link. number: its address as an integer."""
         return IPv4Interface((number, self.link)) if self.version == 4 else IPv6Interface((number, self.link))
 
+    def loopbacks(self, pool: Network) -> Network:
+        """The pool's last block: the loopbacks of all switches."""
+        rest = self.bits - self.last
+        base = int(pool.broadcast_address) >> rest << rest
+        return IPv4Network((base, self.last)) if self.version == 4 else IPv6Network((base, self.last))
+
     def loopback(self, pool: Network, tier: int, index: int) -> Address:
         """A switch's loopback address, from the pool's last block: by the code of its tier and its index there.
 
         IPv4 has 4,096 per tier. An IPv6 address shows tier and index: fd00::ffff:0:0:1:7 is rtsw7's.
         """
-        base = int(pool.broadcast_address) >> (self.bits - self.last) << (self.bits - self.last)
+        base = int(self.loopbacks(pool).network_address)
         if self.version == 4:
             return IPv4Address(base + tier * _TIER_ROOM + index)
         return IPv6Address(base + (tier << 16) + index)

@@ -72,13 +72,14 @@ DEFAULT_OPTIONS: Final = HashOptions()
 class RoutingPolicy:
     """Path choice. seed: a word of heddle/fabric/seeds.py, or a number for all switches.
 
-    ucmp: next hops are weighted by the bandwidth behind them.
+    ucmp: next hops are weighted by the bandwidth behind them. loopbacks: switches announce their loopbacks.
     """
 
     ecmp: str = "flow"
     seed: str | int = "per-switch"
     hash: HashOptions = DEFAULT_OPTIONS
     ucmp: bool = False
+    loopbacks: bool = False
 
     @property
     def by_program(self) -> bool:

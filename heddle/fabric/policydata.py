@@ -72,7 +72,7 @@ def routing_policy(routing: RoutingSpec) -> RoutingPolicy:
     fields, gap, udf = (options.pop(key) for key in ("fields", "gap", "udf"))
     bits = sum(FIELDS[name] for name in fields)
     chosen = HashOptions(**options, fields=bits, gap_ns=gap, udf=Udf(**udf), resilient=routing.resilient)
-    return RoutingPolicy(routing.ecmp, routing.seed, chosen, routing.ucmp)
+    return RoutingPolicy(routing.ecmp, routing.seed, chosen, routing.ucmp, routing.loopbacks)
 
 
 def routing_as_file(routing: RoutingPolicy) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def routing_as_file(routing: RoutingPolicy) -> dict[str, Any]:
     fields, gap, resilient = (options.pop(key) for key in ("fields", "gap_ns", "resilient"))
     words = [word for word, bit in FIELDS.items() if fields & bit]
     keys = {"ecmp": routing.ecmp, "seed": routing.seed, "resilient": resilient, "ucmp": routing.ucmp}
-    return {**keys, "hash": {**options, "fields": words, "gap": format_duration(gap)}}
+    return {**keys, "loopbacks": routing.loopbacks, "hash": {**options, "fields": words, "gap": format_duration(gap)}}
 
 
 def queue_policy(queues: QueuesSpec, words: Sequence[str]) -> QueuePolicy:

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final
 
@@ -35,6 +35,9 @@ _DISCARDING: Final = frozenset({6, 7, 8})  # RTN_BLACKHOLE, RTN_UNREACHABLE, RTN
 _AF: Final[Mapping[int, int]] = {4: socket.AF_INET, 6: socket.AF_INET6}
 # IPv6 prefixes of each interface in the main table that are not used for routing: link-local (RFC 4291), multicast.
 _OF_INTERFACES: Final = (IPv6Network("fe80::/10"), IPv6Network("ff00::/8"))
+LINK_LOCAL: Final = IPv6Network("fe80::/64")
+_LINK_LOCAL_BYTES: Final = LINK_LOCAL.network_address.packed
+_RTPROT_KERNEL: Final = 2
 _DEAD: Final = 0x1  # RTNH_F_DEAD; with ignore_routes_with_linkdown, also set for a link without carrier
 
 _RTA_GATEWAY, _RTA_PRIORITY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID = 5, 6, 9, 18, 30
@@ -139,16 +142,22 @@ def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version:
     objects = _Objects(netlink, names)
     found: dict[Network, tuple[tuple[bool, int], tuple[NextHop, ...]]] = {}
     buckets: dict[Network, tuple[int, ...]] = {}
+    known: dict[bytes, tuple[NextHop, ...]] = {}  # most routes of a switch have the same next hops, byte for byte
     for body in _dump(netlink, RTM_GETROUTE, RTMSG.pack(_AF[version], 0, 0, 0, RT_TABLE_MAIN, 0, 0, 0, 0)):
         _, length, _, tos, table, _, _, kind, flags = RTMSG.unpack_from(body)
         if table != RT_TABLE_MAIN or tos != 0 or (kind != RTN_UNICAST and kind not in _DISCARDING):
             continue
         attrs = attributes(body, RTMSG.size)
-        network = _network(attrs.get(RTA_DST), length, version)
+        network = _network(attrs.get(RTA_DST, b""), length, version)
         if isinstance(network, IPv6Network) and any(network.subnet_of(each) for each in _OF_INTERFACES):
             continue
         metric = _u32(attrs.get(_RTA_PRIORITY))
-        hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
+        same = b"" if _RTA_NH_ID in attrs or kind in _DISCARDING else attrs.get(_RTA_MULTIPATH, b"")
+        hops = known.get(same)
+        if hops is None:
+            hops = () if kind in _DISCARDING else _hops(attrs, flags, names, objects)
+            if same:
+                known[same] = hops
         if hops and all(hop.port == "lo" for hop in hops):
             continue  # an IPv6 address of the node itself: it is also in table local, which is searched first
         rank = not _usable(hops), metric  # fib_table_lookup takes the lowest metric with a live next hop
@@ -159,6 +168,17 @@ def fib_of(netlink: RouteSocket, switch: str, names: Mapping[int, str], version:
         if dealt := objects.buckets(_u32(attrs.get(_RTA_NH_ID))):
             buckets[network] = dealt
     return Fib(switch, {network: hops for network, (_, hops) in found.items()}, buckets)
+
+
+def local_routes(netlink: RouteSocket) -> set[int]:
+    """The interfaces (ifindex) of the socket's namespace that have the route fe80::/64."""
+    found = set()
+    wanted = RTMSG.pack(_AF[6], 0, 0, 0, RT_TABLE_MAIN, _RTPROT_KERNEL, 0, 0, 0)
+    for body in _dump(netlink, RTM_GETROUTE, wanted):
+        attrs = attributes(body, RTMSG.size)
+        if (attrs.get(RTA_DST), RTMSG.unpack_from(body)[1]) == (_LINK_LOCAL_BYTES, LINK_LOCAL.prefixlen):
+            found.add(_u32(attrs.get(RTA_OIF)))
+    return found
 
 
 def port_names(handle: NodeHandle) -> dict[int, str]:
@@ -267,8 +287,9 @@ def _hop(names: Mapping[int, str], ifindex: int, gateway: str, weight: int, flag
     return NextHop(names.get(ifindex, f"if{ifindex}"), ifindex, gateway, weight, bool(flags & _DEAD))
 
 
-def _network(raw: bytes | None, length: int, version: Version) -> Network:
-    """The destination of a route; a default route has no RTA_DST."""
+@cache  # the switches of a lab have the same prefixes
+def _network(raw: bytes, length: int, version: Version) -> Network:
+    """The destination of a route; raw is empty for a default route."""
     if version == 4:
         return IPv4Network((raw or bytes(4), length))
     return IPv6Network((raw or bytes(16), length))

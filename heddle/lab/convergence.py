@@ -29,6 +29,7 @@ _SHARE: Final = 4  # pause this many times as long as a check took, to leave the
 _REASON_S: Final = 1.0  # between two reported reasons while waiting for routes
 _REASONS: Final = 2  # in one line
 _SHOWN: Final = 12  # problems
+_STUCK_S: Final = 15.0  # without any change: what is missing does not come by itself
 
 # Switch -> port -> BGP state; None when the switch's bgpd does not answer.
 Neighbours = Callable[[str], Mapping[str, str] | None]
@@ -136,11 +137,12 @@ def wait(
     neighbours: Neighbours,
     observer: Observer,
     timeout: float,
-    wanted: ExpectedRoutes | None = None,
+    revive: Callable[[Iterable[str]], Iterable[str]] = lambda _: (),
 ) -> None:
     """Return when the fabric has converged; CheckError with what is missing after `timeout` seconds.
 
-    wanted: expected routes; by default those of the fabric file.
+    revive: called with ports (`rtsw1:eth1`) that are missing as next hops, when no route has changed for a while;
+    returns what it did, in lines.
 
     A switch that has all its routes is not read again until all switches have theirs. Then all are read once more.
     """
@@ -152,9 +154,11 @@ def wait(
 
     def look(switches: Iterable[str]) -> list[Gap]:
         fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
-        return gaps(fabric, fibs, wanted)
+        return gaps(fabric, fibs)
 
-    pending = {gap.switch for gap in look(names)}
+    found = look(names)
+    pending = {gap.switch for gap in found}
+    moved, before = asked, len(found)
     while pending:
         observer.advance(STEP, total - len(pending))
         start = time.monotonic()
@@ -164,6 +168,12 @@ def wait(
             found = look(names)
             pending = {gap.switch for gap in found}
         now = time.monotonic()
+        if len(found) != before:
+            moved, before = now, len(found)
+        elif pending and now - moved > _STUCK_S:
+            for line in revive(f"{gap.switch}:{port}" for gap in found for port in sorted(gap.missing)):
+                observer.warn(line)
+            moved = time.monotonic()
         if pending and now > end:
             raise CheckError(*describe_gaps(fabric, found, neighbours, timeout))
         if pending and now - asked >= _REASON_S:

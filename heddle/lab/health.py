@@ -23,11 +23,12 @@ from heddle.base.problems import CheckError, MachineError, Problem
 from heddle.base.process import run
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
-from heddle.kernel.fib import Fib
+from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab.impairments import Requested, end_run_faults, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
+from heddle.lab.revive import restore_routes
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import own_queues
 from heddle.runtimes.netns_topology import read_topology
@@ -62,8 +63,8 @@ class ForeignRoute:
 
 def parts(lab: Lab) -> LabPart:
     """The parts of a snapshot that `problems` needs. An imported topology defines neither links to be up nor routes."""
-    rendered = LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS if lab.blueprint.rendered else LabPart(0)
-    return LabPart.SILENT | LabPart.PORTS | rendered
+    rendered = LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.UNROUTED
+    return LabPart.SILENT | LabPart.PORTS | (rendered if lab.blueprint.rendered else LabPart(0))
 
 
 def faults(lab: Lab) -> list[Problem]:
@@ -80,7 +81,7 @@ def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
     return [
         *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *down_or_drained(lab, now),
-        *wrong_routes(lab, now),
+        *unrouted(lab, now), *wrong_routes(lab, now),
     ]  # fmt: skip
 
 
@@ -95,6 +96,13 @@ def silent_daemons(now: Snapshot) -> list[Problem]:
 def down_or_drained(lab: Lab, now: Snapshot) -> list[Problem]:
     """Links that are down and switches that BGP drains, by Heddle or by hand. Parts: CARRIER, DRAINED."""
     return State.of(lab.fabric, now).problems(lab) if lab.blueprint.rendered else []
+
+
+def unrouted(lab: Lab, now: Snapshot) -> list[Problem]:
+    """Ports without the route to their link-local neighbour: no BGP session comes up there. Part: UNROUTED."""
+    hint = repair_hint(lab.name, "adds it")
+    refs = now.unrouted if lab.blueprint.rendered else ()
+    return [Problem(ref, f"the route {LINK_LOCAL}", "is missing", hint) for ref in refs]
 
 
 def wrong_routes(lab: Lab, now: Snapshot) -> list[Problem]:
@@ -265,6 +273,9 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
         done.append("the PFC agent and its keeper: started again")
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
+    if lab.blueprint.rendered:
+        restored = restore_routes(lab.fabric, lab.handles())
+        done += [f"{ref}: route {LINK_LOCAL} added" for ref in restored]
     done += _daemons(lab)
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))

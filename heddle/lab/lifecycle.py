@@ -33,6 +33,7 @@ from heddle.lab.health import Repaired
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
+from heddle.lab.revive import restore_routes
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
@@ -220,13 +221,16 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
             state.give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
+        # Changes that need the kernel's RTNL lock come before the daemons, since hundreds of these take it in turn. But
+        # the commands of a user-supplied topology may change its ports, so there the daemons come first.
+        if lab.blueprint.rendered:
+            _install(lab, journal, observer, clock)
+            restore_routes(lab.fabric, lab.handles())
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
-        with clock.step("switch"):  # while FRR finds its neighbours
-            switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
-        lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
-        with clock.step("agent"):
-            switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
+        if not lab.blueprint.rendered:
+            _install(lab, journal, observer, clock)
+            lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
         with machine_errors(str(lab.dir / "up.sh")):
             (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))
@@ -239,6 +243,14 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         raise
     finally:
         os.umask(umask)
+
+
+def _install(lab: Lab, journal: Journal, observer: Observer, clock: _Clock) -> None:
+    """Queues, programs and the PFC agent."""
+    with clock.step("switch"):
+        switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
+    with clock.step("agent"):
+        switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:

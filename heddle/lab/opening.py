@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
-from heddle.lab import convergence
+from heddle.lab import convergence, revive
 from heddle.lab.daemons import DAEMONS, ESTABLISHED, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
@@ -68,7 +69,10 @@ class Rendered(Blueprint):
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
         """Wait until every kernel has all next hops of all shortest paths."""
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
-        convergence.wait(self.fabric, lab.handles(), lab.daemons.sessions, observer, seconds)
+        daemons, handles = lab.daemons, lab.handles()
+        convergence.wait(
+            self.fabric, handles, daemons.sessions, observer, seconds, partial(revive.revive, daemons, handles)
+        )
 
     @property
     def gap_parts(self) -> LabPart:

@@ -24,6 +24,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, ports_down
 from heddle.lab.daemons import Daemons
+from heddle.lab.revive import without_route
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
@@ -46,12 +47,13 @@ class LabPart(Flag):
     QUEUES = auto()  # the maps of all queues
     CARRIER = auto()  # ports without carrier
     PORTS = auto()  # queues, shapers and programs of ports
+    UNROUTED = auto()  # unnumbered ports that cannot reach their neighbour
     SESSIONS = auto()  # states of BGP sessions
     DRAINED = auto()  # whether BGP drains the switch
     SILENT = auto()  # daemons that do not answer
 
 
-_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS
+_IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS | LabPart.UNROUTED
 _OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
 
 
@@ -80,6 +82,7 @@ class NodeSnapshot:
     foreign: Mapping[str, str] | None = None
     shapers: Mapping[str, PortQueue] | None = None
     programs: Mapping[str, tuple[Attached, ...]] | None = None
+    unrouted: tuple[str, ...] | None = None
     sessions: Mapping[str, str] | None = None
     drained: bool | None = None
     silent: tuple[str, ...] | None = None
@@ -176,6 +179,12 @@ class Snapshot:
         """`rtsw1:eth2` -> the programs of each port, in the order in which they run."""
         self._check(LabPart.PORTS)
         return {f"{name}:{port}": p for name, each in self.nodes.items() for port, p in (each.programs or {}).items()}
+
+    @cached_property
+    def unrouted(self) -> tuple[str, ...]:
+        """Ports (`rtsw1:eth2`) with a carrier that have no route to their link-local neighbour."""
+        self._check(LabPart.UNROUTED)
+        return tuple(f"{name}:{port}" for name, each in self.nodes.items() for port in each.unrouted or ())
 
     @cached_property
     def sessions(self) -> Mapping[str, Mapping[str, str] | None]:
@@ -276,6 +285,9 @@ class _Reading:
         if self._wants(LabPart.CARRIER):
             with self._guarded(LabPart.CARRIER):
                 found = replace(found, down=ports_down(netlink))
+        if self._wants(LabPart.UNROUTED):
+            with self._guarded(LabPart.UNROUTED):
+                found = replace(found, unrouted=tuple(without_route(netlink, self._fabric.by_name[name])))
         if self._wants(LabPart.FIBS):
             with self._guarded(LabPart.FIBS):
                 found = replace(found, fib=fib_of(netlink, name, names, self._fabric.policy.ip_version))

@@ -93,6 +93,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         # The blocks of the configuration that only bgpd parses.
         "bgp_blocks": r"router bgp\|route-map" if announced else "router bgp",
         "ra_interval": ra_interval(fabric),
+        "coalesce_ms": coalesce_ms(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
         "zebra_options": ZEBRA_OPTIONS,
         "bgpd_options": BGPD_OPTIONS,
@@ -146,6 +147,15 @@ def ra_interval(fabric: Fabric) -> str:
     """
     ports = sum(len(node.ports) for node in fabric.switches)
     return "1" if ports <= 1024 else "2" if ports <= 4096 else "4"
+
+
+def coalesce_ms(fabric: Fabric) -> int:
+    """Milliseconds that bgpd collects changes before an update: FRR's default where there are thousands of sessions.
+
+    Without it a small fabric is up sooner. In a large one each change would become an update of its own.
+    """
+    ports = sum(len(node.ports) for node in fabric.switches)
+    return 0 if ports <= 2048 else 1000
 
 
 def mgmt_subnet(fabric: Fabric) -> IPv4Network:

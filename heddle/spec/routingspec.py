@@ -56,6 +56,7 @@ class RoutingSpec(Strict):
     hash: HashSpec = HashSpec()
     resilient: bool = False  # a hash selects a bucket, and each bucket belongs to one next hop
     ucmp: bool = False  # next hops are weighted by the bandwidth behind them (BGP link-bandwidth community)
+    loopbacks: bool = False  # switches announce their loopbacks; RoCEv2 traffic needs only the racks' prefixes
 
     @model_validator(mode="after")
     def _weights_count(self) -> RoutingSpec:
