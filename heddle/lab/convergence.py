@@ -28,6 +28,7 @@ _PAUSE_S: Final = 0.05
 _SHARE: Final = 4  # pause this many times as long as a check took, to leave the CPUs to FRR
 _REASON_S: Final = 1.0  # between two reported reasons while waiting for routes
 _REASONS: Final = 2  # in one line
+_AT_ONCE: Final = 2  # switches
 _SHOWN: Final = 12  # problems
 _STUCK_S: Final = 15.0  # without any change: what is missing does not come by itself
 
@@ -102,12 +103,17 @@ def gaps(
     found = []
     for switch, fib in fibs.items():
         routes = fib.routes
+        usable: dict[int, tuple[list[NextHop], frozenset[str], str]] = {}  # by identity: most routes share next hops
+        bandwidths = wanted.bandwidths[switch]
         for prefix, ports in wanted.ports[switch].items():
-            hops = [hop for hop in routes.get(prefix, ()) if strict or not hop.dead]
-            have = frozenset(hop.port for hop in hops)
+            all_hops = routes.get(prefix, ())
+            if id(all_hops) not in usable:
+                kept = [hop for hop in all_hops if strict or not hop.dead]
+                usable[id(all_hops)] = kept, frozenset(hop.port for hop in kept), _skewed(kept, {})
+            hops, have, skewed = usable[id(all_hops)]
             if have != ports:
                 found.append(Gap(switch, prefix, ports - have, have - ports))
-            elif skewed := _skewed(hops, wanted.bandwidths[switch].get(prefix, {})):
+            elif skewed := _skewed(hops, bandwidths[prefix]) if prefix in bandwidths else skewed:
                 found.append(Gap(switch, prefix, frozenset(), frozenset(), skewed))
         # Prefixes that dead links make unreachable: they must have no next hop.
         own = fabric.by_name[switch].prefix
@@ -122,7 +128,7 @@ def _skewed(hops: Sequence[NextHop], bandwidths: Mapping[str, int]) -> str:
     """Describe wrong next-hop weights; empty if they match the weights that any known FRR release derives."""
     if len(hops) < 2:
         return ""
-    now = tuple(hop.weight for hop in hops)
+    now = tuple([hop.weight for hop in hops])
     wanted = [bandwidths.get(hop.port, 1) for hop in hops]
     rights = [weights_of(wanted, release) for release in RELEASES] if bandwidths else [(1,) * len(hops)]
     if now in rights:
@@ -144,11 +150,12 @@ def wait(
     revive: called with ports (`rtsw1:eth1`) that are missing as next hops, when no route has changed for a while;
     returns what it did, in lines.
 
-    A switch that has all its routes is not read again until all switches have theirs. Then all are read once more.
+    Switches are looked at two by two, until these have their routes: to read all of a large lab again and again would
+    take the CPUs from FRR. Then all are read once more.
     """
     total = len(fabric.switches)
     observer.begin(STEP, total)
-    asked = time.monotonic()
+    asked = moved = time.monotonic()
     end = asked + timeout
     names = [switch.name for switch in fabric.switches]
 
@@ -156,31 +163,29 @@ def wait(
         fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
         return gaps(fabric, fibs)
 
-    found = look(names)
-    pending = {gap.switch for gap in found}
-    moved, before = asked, len(found)
+    pending, before = names, -1
     while pending:
-        observer.advance(STEP, total - len(pending))
         start = time.monotonic()
-        found = look(sorted(pending))
-        pending = {gap.switch for gap in found}
-        if not pending:
-            found = look(names)
-            pending = {gap.switch for gap in found}
+        found = look(pending[:_AT_ONCE])
         now = time.monotonic()
+        pending = [*dict.fromkeys(gap.switch for gap in found), *pending[_AT_ONCE:]]
+        if not found:
+            pending = pending or list(dict.fromkeys(gap.switch for gap in look(names)))
+            observer.advance(STEP, total - len(pending))
+            moved = now
+            continue
+        if now > end:
+            raise CheckError(*describe_gaps(fabric, look(names), neighbours, timeout))
         if len(found) != before:
             moved, before = now, len(found)
-        elif pending and now - moved > _STUCK_S:
-            for line in revive(f"{gap.switch}:{port}" for gap in found for port in sorted(gap.missing)):
+        elif now - moved > _STUCK_S:
+            for line in revive(f"{gap.switch}:{port}" for gap in look(pending) for port in sorted(gap.missing)):
                 observer.warn(line)
             moved = time.monotonic()
-        if pending and now > end:
-            raise CheckError(*describe_gaps(fabric, found, neighbours, timeout))
-        if pending and now - asked >= _REASON_S:
+        if now - asked >= _REASON_S:
             asked = now
             observer.waiting(STEP, _reason(fabric, found, neighbours))
-        if pending:
-            time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
+        time.sleep(max(_PAUSE_S, _SHARE * (now - start)))
     observer.end(STEP, f"{total} switches have all next hops")
 
 

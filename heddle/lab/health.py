@@ -268,14 +268,14 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     """Repair what can be repaired. MachineError when a node, a port or the lab's BPF programs are missing."""
     _check_repairable(lab)
     observer.begin(STEP)
-    done = [*_links(lab), *_ports(lab)]
+    # Before the links: a port that is set up gets its route from the kernel, up to a second later.
+    restored = restore_routes(lab.fabric, lab.handles()) if lab.blueprint.rendered else ()
+    done = [f"{ref}: route {LINK_LOCAL} added" for ref in restored]
+    done += [*_links(lab), *_ports(lab)]
     if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
         done.append("the PFC agent and its keeper: started again")
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
-    if lab.blueprint.rendered:
-        restored = restore_routes(lab.fabric, lab.handles())
-        done += [f"{ref}: route {LINK_LOCAL} added" for ref in restored]
     done += _daemons(lab)
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))

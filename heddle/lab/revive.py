@@ -30,7 +30,7 @@ def restore_routes(
 ) -> list[str]:
     """Add the link-local routes that ports with a carrier do not have; returns these ports. switches: all by default.
 
-    MachineError when the kernel refuses one.
+    The kernel itself adds them up to a second after a link came up (linkwatch). Either of the two additions is enough.
     """
     found = []
     for node in fabric.switches:
@@ -41,7 +41,7 @@ def restore_routes(
             ports = without_route(netlink, node)
         if ports:
             lines = "".join(f"route append {LINK_LOCAL} dev {port} proto kernel metric 256\n" for port in ports)
-            run(["nsenter", f"--net={netns}", "ip", "-6", "-batch", "-"], stdin=lines)
+            run(["nsenter", f"--net={netns}", "ip", "-6", "-force", "-batch", "-"], stdin=lines, check=False)
             found += [f"{node.name}:{port}" for port in ports]
     return found
 

@@ -91,9 +91,9 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         "fabric": fabric,
         "announced": announced,
         # The blocks of the configuration that only bgpd parses.
-        "bgp_blocks": r"router bgp\|route-map" if announced else "router bgp",
+        "bgp_blocks": r"router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list",
         "ra_interval": ra_interval(fabric),
-        "coalesce_ms": coalesce_ms(fabric),
+        "hold_ms": hold_ms(fabric),
         "mgmtd_options": MGMTD_OPTIONS,
         "zebra_options": ZEBRA_OPTIONS,
         "bgpd_options": BGPD_OPTIONS,
@@ -141,21 +141,22 @@ def _environment() -> Environment:
 
 
 def ra_interval(fabric: Fabric) -> str:
-    """Seconds between router advertisements, from which unnumbered BGP learns its peers.
+    """Seconds between router advertisements, from which unnumbered BGP learns its peers. FRR's default is 10.
 
     Short intervals bring sessions up sooner; on thousands of ports they are a load themselves.
     """
     ports = sum(len(node.ports) for node in fabric.switches)
-    return "1" if ports <= 1024 else "2" if ports <= 4096 else "4"
+    return "1" if ports <= 1024 else "2" if ports <= 4096 else "10"
 
 
-def coalesce_ms(fabric: Fabric) -> int:
-    """Milliseconds that bgpd collects changes before an update: FRR's default where there are thousands of sessions.
+def hold_ms(fabric: Fabric) -> int:
+    """Milliseconds for which bgpd and zebra collect changes before they pass them on; 0: not at all.
 
-    Without it a small fabric is up sooner. In a large one each change would become an update of its own.
+    A small fabric is up sooner without. In a large one a route would change once for each of its next hops, as they
+    come in one after the other, and each change costs bgpd, zebra and the kernel as much as the last.
     """
     ports = sum(len(node.ports) for node in fabric.switches)
-    return 0 if ports <= 2048 else 1000
+    return 0 if ports <= 2048 else 3000
 
 
 def mgmt_subnet(fabric: Fabric) -> IPv4Network:

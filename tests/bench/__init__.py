@@ -14,7 +14,7 @@ from typing import Any, Final
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
-_ONLY_BY_NAME: Final = ("vm-build",)  # it downloads hundreds of megabytes
+_ONLY_BY_NAME: Final = ("large", "vm-build")  # it fills the machine; it downloads hundreds of megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         dashboard,
         dcqcn,
         hashing,
+        large,
         marking,
         order,
         packetcost,
@@ -112,6 +113,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
     groups: Final[Mapping[str, Callable[[Observer], Iterable[Figure]]]] = {
         "cli": cli.figures,
         "up": bringup.figures,
+        "large": large.figures,
         "containers": containers.figures,
         "place": place.figures,
         "all-reduce": collectives.uncontended,

@@ -17,6 +17,7 @@ from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
 from heddle.lab import outages
 from heddle.lab.lab import Lab
+from heddle.lab.revive import revive
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
 from heddle.switch.hashing import hashing
@@ -77,6 +78,8 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     inside(whole, "host1", "ip", "link", "set", "eth1", "down")
     inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth2", "root")
     inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth1", "clsact")
+    inside(whole, "ctsw2", "ip", "-6", "route", "del", "fe80::/64", "dev", "eth2")
+    assert "ctsw2:eth2  the route fe80::/64 is missing" in "\n".join(status(whole.name)[0].faults)
     inside(whole, "host4", "tc", "filter", "del", "dev", "eth1", "ingress", "pref", "10")
     for node, daemon in (("rtsw1", "zebra"), ("ctsw1", "bgpd")):
         whole.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
@@ -89,6 +92,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     done = up(whole.name, repair=True).repaired
     assert done is not None
     assert done.done == (
+        "ctsw2:eth2: route fe80::/64 added",
         "host1:eth1: link set up",
         "rtsw2:eth1, host4:eth1: programs installed again",
         "rtsw2:eth2: queues installed again",
@@ -149,9 +153,13 @@ def test_a_session_that_is_missing_is_named_first(whole: Lab, up: Up) -> None:
         assert "no BGP session: rtsw1:eth1: " in heard.warnings[0]
         first = caught.value.problems[0]
         assert (first.what, "rtsw1:eth1" in first.why) == ("BGP", True), first
-        # The reason that is shown meanwhile: each gap, and what BGP says of it.
-        assert "ctsw1: 10.0.0.0/24 has no next hop over eth1 to rtsw1 (BGP: " in heard.reasons[-1]
+        # The reason that is shown meanwhile: the first gaps, and their BGP states.
         assert "rtsw1: 10.0.1.0/24 has no next hop over eth1 to ctsw1 (BGP: Idle" in heard.reasons[-1]
+        done = revive(whole.daemons, whole.handles(), ["rtsw1:eth1", "rtsw1:eth2"])
+        assert done == ["rtsw1:eth1: its BGP session stayed in Idle (Admin); restarted"]
+        inside(whole, "ctsw1", "ip", "-6", "route", "del", "fe80::/64", "dev", "eth1")
+        done = revive(whole.daemons, whole.handles(), ["rtsw1:eth1"])
+        assert done == ["ctsw1:eth1: its route fe80::/64 was missing; added"]
     finally:
         whole.output("rtsw1", [*configure, "no neighbor eth1 shutdown"])
         outages.wait(whole)

@@ -22,9 +22,9 @@ start() {
 # If FRR has mgmtd (10.3 does), mgmtd passes interface blocks to zebra. It has no option for a file, and reads the old
 # file of zebra.
 if command -v mgmtd > /dev/null; then
-  start mgmtd 'router bgp\|no zebra' /etc/frr/zebra.conf -P 0
-  start zebra 'router bgp\|interface' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
+  start mgmtd 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list\|no zebra\|zebra' /etc/frr/zebra.conf -P 0
+  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list\|interface' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 else
-  start zebra 'router bgp' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
+  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
 fi
-start bgpd 'interface\|no zebra' /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
+start bgpd 'interface\|no zebra\|zebra' /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
