@@ -1,107 +1,44 @@
 """Compare two runs: settings that differ, ratios of the figures, and which differences noise explains.
 
-In:  StoredRun A and B. Out: Comparison. InputError when the runs are not comparable.
-Noise of times and bandwidths of one size:
-- Each run measures every iteration. A difference of the means inside the 95 % interval of Welch's test (B. L. Welch,
-  Biometrika 34, 1947) is noise: with other iterations its sign could change.
-- A difference up to STEADY is always noise. Two identical runs on an idle machine differ by up to STEADY
+In:  StoredRun A and B. Out: Comparison, the same for (A, B) and (B, A). InputError when the runs are not comparable.
+Equal runs have equal settings, and an equal state of the fabric and its links. The history of the lab may have some:
+- A difference inside the 95 % interval that equal runs show is noise, a larger one is not. Times and bandwidths are
+  compared by their logarithms, so a ratio counts the same in both directions.
+- The spread of counts (marks, drops, pauses; one value per run) is not computed from the count: of eight equal runs on
+  a fabric of 8 hosts, the variance of marks and pauses was 0.4 to 11 times their mean, and a Poisson process has 1.
+Without enough equal runs, three rules are left:
+- A time that differs by at most STEADY is noise. Two identical runs on an idle machine differ by up to STEADY
   (`./inv bench steady`). The iterations of one run do not show this.
-Noise of counts (marks, drops, pauses; one value per run): the spread of equal runs that are kept beside A and B
-(equal_runs). It is not computed from the count: of eight equal runs on a fabric of 8 hosts, the variance of marks and
-pauses was 0.4 to 11 times their mean, and a Poisson process has 1. With fewer than three equal runs it is not known.
+- A larger one differs if it is outside the 95 % interval of Welch's test on the iterations of both runs (B. L. Welch,
+  Biometrika 34, 1947), and each QP had one path. Inside it, or where packets of one QP take several paths, which may
+  differ from run to run, the noise is not known.
+- MMR differs if every path was fixed and proven; of bytes also only if no packet was lost or sent again.
 Not known either: noise when the host CPU was the bottleneck, and noise of times of runs without recorded iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem
-from heddle.base.tables import flat, value_text
 from heddle.base.units import format_size
-from heddle.fabric.policydata import dump_policy
+from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval, spread_of
 from heddle.runs.parts import QueueUse
 from heddle.runs.results import RunOutcome
-from heddle.runs.runrecord import RunHeader
 from heddle.runs.runtable import SizeRow
-from heddle.runs.store import History
+from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
 from heddle.runs.stored import StoredRun
-
-if TYPE_CHECKING:
-    from heddle.runs.surroundings import Surroundings
-
-_SHOWN: Final = 4  # nodes that a setting names
-_LOOKED_AT: Final = 50  # the latest runs: no more are kept by default
-
-
-@dataclass(frozen=True, slots=True)
-class SettingDifference:
-    """A setting that differs, in words."""
-
-    name: str
-    a: str
-    b: str
-
-
-def differing_settings(a: StoredRun, b: StoredRun) -> tuple[SettingDifference, ...]:
-    """Options, policy of the fabric, versions and machine, if they differ. A part that one run misses gives no row."""
-    fabrics = a.fabric.value is not None and b.fabric.value is not None
-    around = a.surroundings.value is not None and b.surroundings.value is not None
-    told = [settings_of(run, fabrics, around) for run in (a, b)]
-    names = dict.fromkeys((*told[0], *told[1]))
-    pairs = ((name, told[0].get(name, "-"), told[1].get(name, "-")) for name in names)
-    return tuple(SettingDifference(name, one, other) for name, one, other in pairs if one != other)
-
-
-def settings_of(run: StoredRun, with_fabric: bool, with_around: bool) -> dict[str, str]:
-    """Every setting of a run in words."""
-    header, built, around = run.record.header, run.fabric.value, run.surroundings.value
-    told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
-    told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
-    told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
-    told["Heddle"] = run.record.heddle
-    if built is not None and with_fabric:
-        told |= {f"fabric.{name}": value_text(each) for name, each in flat(dump_policy(built.policy)).items()}
-        sizes = (built.switches, built.hosts, built.links)
-        told["switches, hosts, links"] = ", ".join(str(len(each)) for each in sizes)
-        told["rates of links (bit/s)"] = ", ".join(
-            f"{rate:,}" for rate in sorted({link.rate_bps for link in built.links})
-        )
-    if around is not None and with_around:
-        told |= {f"version of {name}": version for name, version in around.versions.items() if name != "Heddle"}
-        told |= {"runtime": around.runtime, "processors": f"{around.processors} x {around.processor}"}
-        told |= _live(around)
-    return told
-
-
-def _live(around: Surroundings) -> dict[str, str]:
-    """What was set while the lab ran."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for node, settings in around.queues.items():
-        for path, value in settings.items():
-            found.setdefault(f"live queues.{path}", {}).setdefault(value_text(value), []).append(node)
-    usual = flat({"options": around.fabric.policy.routing.hash.to_json(), "exact": []})
-    for switch, rule in around.hashing.items():
-        for path, value in flat(rule).items():
-            # The mode is in `hashing`; seeds differ from switch to switch.
-            if path not in ("mode", "seed") and usual.get(path) != value:
-                found.setdefault(f"live hashing.{path}", {}).setdefault(value_text(value), []).append(switch)
-    return {name: "; ".join(f"{value} on {_some(at)}" for value, at in each.items()) for name, each in found.items()}
-
-
-def _some(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes) if len(nodes) <= _SHOWN else f"{len(nodes)} nodes"
-
 
 Verdict = Literal["same", "noise", "differs", "unknown"]
 STEADY: Final = 0.03  # of tests/bench/steady.py: what two identical runs may differ by
 LEAST: Final = 3  # iterations of each run; fewer have no spread worth the name
+_CPU: Final = "the host CPU was or may have been the bottleneck of a run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +101,20 @@ def compare(a: StoredRun, b: StoredRun) -> Comparison:
     if not common:
         said = " and ".join(", ".join(format_size(size) for size in each) for each in rows)
         raise _refused(a, b, f"have no size in common: {said}", "run both with the same --size")
-    settings = differing_settings(a, b)
     equal = equal_runs(a), equal_runs(b)
     # One group where A and B are equal themselves.
-    groups = [tuple(each.values()) for each in (equal if not equal[0].keys() & equal[1].keys() else equal[:1])]
-    ratios = [ratio for size in common for ratio in _of_size(a, b, rows[0][size], rows[1][size])]
+    both = [{**equal[0], **equal[1]}] if equal[0].keys() & equal[1].keys() else equal
+    groups = [tuple(each.values()) for each in both]
+    ratios = [ratio for size in common for ratio in _of_size(a, b, rows[0][size], rows[1][size], groups)]
     left_out = tuple(
         f"{format_size(size)} (only {name})"
         for name, mine, theirs in (("A", rows[0], rows[1]), ("B", rows[1], rows[0]))
         for size in mine
         if size not in theirs
     )
-    return Comparison(
-        a, b, settings, (*ratios, *_of_run(a, b, groups)), left_out, _notes(a, b), [len(each) for each in groups]
-    )
+    ratios += _of_run(a, b, groups)
+    counts = [len(each) for each in groups]
+    return Comparison(a, b, differing_settings(a, b), tuple(ratios), left_out, _notes(a, b), counts)
 
 
 def _refused(a: StoredRun, b: StoredRun, why: str, hint: str) -> InputError:
@@ -193,9 +130,13 @@ def _rows(run: StoredRun) -> dict[int, SizeRow]:
     return {row.size: row for row in rows}
 
 
-def _of_size(a: StoredRun, b: StoredRun, one: SizeRow, other: SizeRow) -> list[Ratio]:
+def _of_size(
+    a: StoredRun, b: StoredRun, one: SizeRow, other: SizeRow, groups: Sequence[Sequence[RunOutcome]]
+) -> list[Ratio]:
     """Time and busbw of one size; only busbw if the number of ranks differs: the time is then of different work."""
-    verdict, why = judged(one, other, _unreliable(a, one.size) or _unreliable(b, one.size))
+    equal = [[row.busbw for each in group for row in each.rows if row.size == one.size] for group in groups]
+    doubt = _CPU if _unreliable(a, one.size) or _unreliable(b, one.size) else ""
+    verdict, why = judged(one, other, equal, doubt, _several_paths(a) or _several_paths(b))
     same_work = len(a.record.header.ranks) == len(b.record.header.ranks)
     found = [_ratio("busbw", "GB/s emulated", one.size, one.busbw, other.busbw, verdict, why)]
     if same_work:
@@ -203,20 +144,48 @@ def _of_size(a: StoredRun, b: StoredRun, one: SizeRow, other: SizeRow) -> list[R
     return found
 
 
-def judged(one: SizeRow, other: SizeRow, unreliable: bool = False) -> tuple[Verdict, str]:
-    """Decide whether noise explains the difference of the times of one size; the reason in words."""
-    if unreliable:
-        return "unknown", "the host CPU was or may have been the bottleneck of a run"
-    share = abs(other.time_us / one.time_us - 1)
+def judged(
+    one: SizeRow, other: SizeRow, equal: Sequence[Sequence[float]] = (), doubt: str = "", chance: str = ""
+) -> tuple[Verdict, str]:
+    """Decide whether noise explains the difference of the bandwidths of one size; the reason in words.
+
+    equal: busbw of equal runs. doubt: why it cannot be decided. chance: why a run does not show the noise of another.
+    """
+    if doubt:
+        return "unknown", doubt
+    apart = abs(math.log(other.busbw) - math.log(one.busbw))
+    share = math.expm1(apart)
     if share <= STEADY:
         return "noise", f"{share:.1%}: two identical runs differ by up to {STEADY:.0%}"
-    counts = [len(row.iteration_us) for row in (one, other)]
-    if min(counts) < LEAST:
-        return "unknown", f"more than {STEADY:.0%}; {min(counts)} iterations are too few to estimate noise"
-    half = interval(one.iteration_us, other.iteration_us)
-    apart = abs(fmean(other.iteration_us) - fmean(one.iteration_us))
-    said = f"means are {apart:,.0f} us apart, the 95 % interval is +-{half:,.0f} us"
-    return ("noise", said) if apart <= half else ("differs", said)
+    if (spread := spread_of([[math.log(each) for each in group] for group in equal])) is not None:
+        said = f"a factor of {math.exp(apart):.3g} apart; {_kept(equal)} equal runs: the 95 % interval of two runs is "
+        return _by(apart, spread.apart), f"{said}a factor of {math.exp(spread.apart):.3g}"
+    few = min(len(row.iteration_us) for row in (one, other))
+    if chance or few < LEAST:
+        return "unknown", f"more than {STEADY:.0%}; {chance or f'{few} iterations are too few to estimate noise'}"
+    # Time for equal work: with other ranks the times of an iteration are not of the same work.
+    work = [[us / (row.busbw * row.time_us) for us in row.iteration_us] for row in (one, other)]
+    middle, half = fmean([fmean(each) for each in work]), interval(*work)
+    means = abs(fmean(work[1]) - fmean(work[0]))
+    said = f"means are {means / middle:.1%} apart, the 95 % interval of the iterations is +-{half / middle:.1%}"
+    return ("unknown", f"{said}: repeat A or B") if means <= half else ("differs", said)
+
+
+def _by(apart: float, noise: float) -> Verdict:
+    return "noise" if apart <= noise else "differs"
+
+
+def _kept(groups: Sequence[Sequence[float]]) -> str:
+    return " and ".join(str(len(each)) for each in groups)
+
+
+def _several_paths(run: StoredRun) -> str:
+    """Why the paths of a run may differ from those of an equal run; empty if each QP had one path."""
+    proof = None if run.record.outcome is None else run.record.outcome.proof
+    spread = None if proof is None else proof.spread
+    if spread is None:  # an interrupted run, or one of an older Heddle
+        spread = any(mode in run.record.header.ecmp for mode in SPREADING)
+    return "packets of one QP took several paths, which differ from run to run" if spread else ""
 
 
 def _unreliable(run: StoredRun, size: int) -> bool:
@@ -239,21 +208,35 @@ def _of_run(a: StoredRun, b: StoredRun, groups: Sequence[Sequence[RunOutcome]]) 
     one, other = a.record.outcome, b.record.outcome
     if one is None or other is None:
         return []
-    found = []
-    if one.proof is not None and other.proof is not None:
-        exact = "determined by the paths: the same fabric and settings give the same paths"
-        found += [
-            _ratio("MMR of flows", "max/mean", None, one.proof.mmr_flows, other.proof.mmr_flows, "differs", exact),
-            _ratio("MMR of bytes", "max/mean", None, one.proof.mmr_bytes, other.proof.mmr_bytes, "differs", exact),
-        ]
-    doubt = _doubt(a, b)
-    for count in (*_COUNTS, *_counters(one, other), _BUSY):
+    doubt, found = _doubt(a, b), []
+    for count in (*_MMR, *_COUNTS, *_counters(one, other), _BUSY):
         x, y = count.of(one), count.of(other)
         if x is None or y is None:
             continue
         values = [[value for each in group if (value := count.of(each)) is not None] for group in groups]
-        found.append(_ratio(count.name, count.unit, None, x, y, *judged_once(x, y, values, doubt)))
+        verdict, why = judged_once(x, y, values, doubt)
+        if count in _MMR:
+            chance = _not_fixed(a, count) or _not_fixed(b, count)
+            verdict, why = (verdict, f"{chance}; {why}") if chance else ("differs", "every path is fixed and proven")
+        found.append(_ratio(count.name, count.unit, None, x, y, verdict, why))
     return found
+
+
+def _not_fixed(run: StoredRun, mmr: _Count) -> str:
+    """Why the MMR of an equal run may be another; empty if all paths, and the packets on them, are determined."""
+    outcome = run.record.outcome
+    if outcome is None or outcome.proof is None or outcome.proof.spread is None or not outcome.proof.agree:
+        return "the paths of a run are not proven to be fixed"
+    if chance := _several_paths(run):
+        return chance
+    if mmr is _MMR[0]:
+        return ""
+    if run.record.header.options.qp_mode == "round-robin":
+        return "each QP takes the next message, and messages may differ in length"
+    queues = outcome.queues
+    if queues is None or queues.dropped or any(outcome.counters.get(key) for key in _VARYING):
+        return "packets were lost or sent again, or answered with the data"
+    return ""
 
 
 def _doubt(a: StoredRun, b: StoredRun) -> str:
@@ -262,7 +245,7 @@ def _doubt(a: StoredRun, b: StoredRun) -> str:
     if (one.sizes, one.iters, one.warmup) != (other.sizes, other.iters, other.warmup):
         return "sizes or iterations differ"
     if any(run.record.outcome is not None and run.record.outcome.machine.limited for run in (a, b)):
-        return "the host CPU was or may have been the bottleneck of a run"
+        return _CPU
     return ""
 
 
@@ -273,12 +256,11 @@ def judged_once(one: float, other: float, groups: Sequence[Sequence[float]], dou
     """
     if doubt:
         return "unknown", doubt
-    spread = spread_of(groups)
-    kept = " and ".join(str(len(each)) for each in groups)
+    spread, kept = spread_of(groups), _kept(groups)
     if spread is None:
-        return "unknown", f"one count per run, and too few equal runs in the history ({kept}): repeat A or B"
+        return "unknown", f"one value per run, and too few equal runs in the history ({kept}): repeat A or B"
     said = f"{abs(other - one):,.4g} apart; {kept} equal runs: the 95 % interval of two runs is +-{spread.apart:,.4g}"
-    return ("noise", said) if abs(other - one) <= spread.apart else ("differs", said)
+    return _by(abs(other - one), spread.apart), said
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +276,12 @@ def _queue_count(name: str, unit: str, of: Callable[[QueueUse], float]) -> _Coun
     return _Count(name, unit, lambda outcome: None if outcome.queues is None else float(of(outcome.queues)))
 
 
+_MMR: Final = (
+    _Count("MMR of flows", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_flows),
+    _Count("MMR of bytes", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_bytes),
+)
+# Counters of what changes the bytes on links: packets sent twice, copies of the network, ACKs that count as data.
+_VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
 _COUNTS: Final = (
     _queue_count("marks", "packets", lambda queues: queues.marks),
     _queue_count("drops", "packets", lambda queues: queues.dropped),
@@ -326,8 +314,11 @@ def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
             notes.append(f"{name}: the host CPU was or may have been the bottleneck: do not trust its bandwidths")
         if outcome.wrong:
             notes.append(f"{name} has {outcome.wrong:,} wrong elements")
-        if outcome.fabric_state is not None and outcome.fabric_state.word != "converged":
-            notes.append(f"{name}: the fabric was {outcome.fabric_state.word} during the run")
+        if (state := outcome.fabric_state) is not None:
+            if state.word != "converged":
+                notes.append(f"{name}: the fabric was {state.word} during the run")
+            if faults := faults_of_links(state):
+                notes.append(f"{name}: faults were set on links: {faults}")
         if outcome.proof is not None and not outcome.proof.agree:
             notes.append(f"{name}: its paths are not proven")
         if run.fabric.value is None:
@@ -335,34 +326,3 @@ def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
     if len(a.record.header.ranks) != len(b.record.header.ranks):
         notes.append("the numbers of ranks differ: times are of different work and are not compared")
     return tuple(notes)
-
-
-def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
-    """By directory, the run itself and its repetitions; empty for a run without an outcome.
-
-    Equal: all settings and sizes, and the state of the fabric. Left out: runs where the host CPU was or may have been
-    the bottleneck.
-    """
-    mine = run.record.outcome
-    if mine is None:
-        return {}
-    found = {run.path: mine}
-    wanted = settings_of(run, with_fabric=True, with_around=True)
-    for other in History(run.lab, run.path.parent).newest(_LOOKED_AT):
-        outcome = None if other.damage else other.record.outcome
-        if outcome is None or outcome.machine.limited or other.path in found:
-            continue
-        if _about(other.record.header) != _about(run.record.header) or _state(outcome) != _state(mine):
-            continue
-        if settings_of(other, with_fabric=True, with_around=True) == wanted:
-            found[other.path] = outcome
-    return found
-
-
-def _about(header: RunHeader) -> RunHeader:
-    """The header without its time."""
-    return replace(header, when="")
-
-
-def _state(outcome: RunOutcome) -> str:
-    return "" if outcome.fabric_state is None else outcome.fabric_state.word

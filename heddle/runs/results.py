@@ -43,7 +43,10 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class ProofSummary:
-    """The verdict on a run's paths at its end. MMR: max/mean over the uplinks; None when no packet was sent."""
+    """The verdict on a run's paths at its end. MMR: max/mean over the uplinks; None when no packet was sent.
+
+    spread: QPs whose packets may take several paths; None in runs of an older Heddle.
+    """
 
     agree: bool
     qps: int
@@ -51,12 +54,13 @@ class ProofSummary:
     sources: tuple[str, ...]
     mmr_flows: float | None
     mmr_bytes: float | None
+    spread: int | None = None
 
     @classmethod
     def of(cls, proof: PathsResult) -> ProofSummary:
         """The summary of a proof."""
-        unproven = sum(1 for each in proof.flows if each.why)
-        return cls(proof.agree, len(proof.flows), unproven, proof.sources, proof.mmr.flows, proof.mmr.bytes)
+        unproven, spread = sum(bool(each.why) for each in proof.flows), sum(each.spread for each in proof.flows)
+        return cls(proof.agree, len(proof.flows), unproven, proof.sources, proof.mmr.flows, proof.mmr.bytes, spread)
 
 
 @dataclass(frozen=True, kw_only=True)

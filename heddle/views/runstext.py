@@ -180,15 +180,16 @@ def how_judged() -> str:
     from heddle.runs.compare import LEAST, STEADY  # only here: `./inv runs` needs none of it
 
     return (
-        f"noise: the difference is at most {STEADY:.0%} (two identical runs can differ by that), or inside the 95 % "
-        "interval of the iterations of both runs (Welch's test). Counts: inside the 95 % interval that equal runs in "
-        f"the history show. not known: fewer than {LEAST} iterations, too few equal runs, or the host CPU was the "
-        "bottleneck. Repeat a run to see how much repeated runs differ: its iterations do not show that."
+        "noise: the difference is inside the 95 % interval that equal runs in the history show; times also: at most "
+        f"{STEADY:.0%}, as two identical runs can differ by that. differs: outside that interval. Without enough equal "
+        "runs, a time differs if it is outside the 95 % interval of the iterations of both runs (Welch's test) and "
+        f"each QP had one path, and MMR differs if all paths are fixed. not known: all else, fewer than {LEAST} "
+        "iterations, or the host CPU was the bottleneck. Make three runs of each setting to know."
     )
 
 
 def equal_text(found: Comparison) -> str:
-    """How many runs, with A and B themselves, tell the spread of counts."""
+    """How many runs, with A and B themselves, show the spread of equal runs."""
     names = ("A", "B") if len(found.equal) > 1 else ("A and B",)
     return ", ".join(f"{count} of {name}" for name, count in zip(names, found.equal, strict=False))
 
@@ -207,11 +208,16 @@ def compare_text(found: Comparison) -> str:
         values = f"{number_text(row.a):>14} {number_text(row.b):>14} {ratio:>8}"
         lines.append(f"{ratio_name(row):<24.24} {row.unit:<15.15} {values}  {VERDICTS[row.verdict]}")
     lines.append("")
+    whys: dict[str, list[str]] = {}
+    for row in found.ratios:
+        if row.verdict == "unknown":
+            whys.setdefault(row.why, []).append(ratio_name(row))
     k = found.a.record.header.k
     said = [f"emulated, k = {k}: {emulated_words(k)}", how_judged()]
     said.append(f"equal runs in the history: {equal_text(found)}")
     if found.left_out:
         said.append(f"not compared, because only one run has them: {', '.join(found.left_out)}")
+    said += [f"{VERDICTS['unknown']}: {', '.join(names)}: {why}" for why, names in whys.items()]
     for line in (*said, *(f"note: {note}" for note in found.notes)):
         lines += textwrap.wrap(line, WIDTH, subsequent_indent="  ")
     return "\n".join(lines)

@@ -166,7 +166,7 @@ def test_table_and_json_of_the_run_have_its_faults(tiny: Lab) -> None:
     plain = json.loads(typed(*words, "--format", "json").stdout)
     assert plain["options"]["faults"] == [] and "link_faults" not in plain["fabric_state"]["before"]
     compared = typed("compare", plain["run_id"], data["run_id"], "--lab", tiny.name)
-    assert "run.faults" in compared.stdout, compared.stderr
+    assert "run.faults" in compared.stdout and "faults of links" in compared.stdout, compared.stderr
     assert now(tiny) == {}
 
 

@@ -11,9 +11,11 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
+from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.predict.statistics import interval, spread_of
-from heddle.runs.compare import Comparison, Ratio, compare, equal_runs, judged
+from heddle.runs.compare import Comparison, Ratio, compare, judged
 from heddle.runs.runrecord import RunRecord
+from heddle.runs.settings import equal_runs
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import AROUND, keep, row, with_rows
@@ -56,12 +58,30 @@ def test_ratios_are_b_over_a_and_settings_that_differ_stand_on_top(tmp_path: Pat
 def test_noise_is_what_identical_runs_and_iterations_differ_by() -> None:
     assert judged(STEADY_A, row(1 << 16, 1020, 1020, 1020, 1020, 1020))[0] == "noise"
     assert judged(STEADY_A, row(1 << 16, 1040, 1040, 1040, 1040, 1040))[0] == "differs"
-    # Iterations that differ much explain a difference.
+    # Iterations that differ much show neither a difference nor that there is none.
     wild = row(1 << 16, 700, 1500, 900, 1600, 1000)
-    assert judged(STEADY_A, wild)[0] == "noise"
+    assert judged(STEADY_A, wild)[0] == "unknown"
     verdict, why = judged(STEADY_A, row(1 << 16, 1130, 1140, 1150, 1135, 1145))
     assert verdict == "differs"
-    assert "140 us apart" in why
+    assert "means are 13.1% apart" in why
+
+
+@pytest.mark.parametrize(("us", "verdict"), [(103.05, "differs"), (102.95, "noise")])
+def test_the_verdict_does_not_depend_on_the_order(us: float, verdict: str) -> None:
+    one, other = row(1 << 16, 100, 100, 100), row(1 << 16, us, us, us)
+    assert judged(one, other) == judged(other, one)
+    assert judged(one, other)[0] == verdict
+
+
+def test_equal_runs_decide_before_iterations_do_and_a_ratio_counts_equally_in_both_directions() -> None:
+    """Two values a factor of 2 apart in a group of three: s = ln 2 / sqrt 3, times t(2) = 4.303 and sqrt 2."""
+    one, other = row(1 << 16, 1000, 1000, 1000), row(1 << 16, 2000, 2000, 2000)
+    group = [[one.busbw, one.busbw, other.busbw]]
+    assert judged(one, other, group) == judged(other, one, group)
+    said = "a factor of 2 apart; 3 equal runs: the 95 % interval of two runs is a factor of 11.4"
+    assert judged(one, other, group) == ("noise", said)
+    assert judged(one, other, [[one.busbw] * 3, [other.busbw] * 2])[0] == "differs"
+    assert judged(one, other, [[one.busbw], [other.busbw]], chance="a coin")[:1] == ("unknown",)
 
 
 @pytest.mark.parametrize("times", [(1200.0,), (1200.0, 1201.0)])
@@ -139,13 +159,99 @@ def test_settings_of_the_fabric_and_of_the_running_lab_are_compared(tmp_path: Pa
 
 
 def test_what_was_set_while_the_lab_ran_differs(tmp_path: Path) -> None:
-    rule = {"mode": "e-ecmp", "seed": 7, "options": {"resilient": True}, "exact": []}
-    live = replace(AROUND, queues={"rtsw1": {"ecn.kmax": 800_000}}, hashing={"ctsw1": rule})
+    seed = AROUND.fabric.by_name["ctsw1"].hash_seed
+    rule: dict[str, object] = {"mode": "e-ecmp", "seed": seed, "options": {"resilient": True}, "exact": []}
+    live = replace(AROUND, queues={"rtsw1": {"ecn.kmax": 800_000}}, hashing={"ctsw1": rule, "ctsw2": {"seed": 7}})
     found = compare(keep(tmp_path, 1), keep(tmp_path, 2, around=live))
     told = {each.name: (each.a, each.b) for each in found.settings}
     assert told["live queues.ecn.kmax"] == ("-", "800,000 on rtsw1")
     assert told["live hashing.options.resilient"] == ("-", "yes on ctsw1")
-    assert "live hashing.seed" not in told
+    assert told["live hashing.seed"] == ("-", "7 on ctsw2")
+    # Two fabrics of one policy, with the slow link at another place.
+    slow = [load_fabric("tiny", overrides=[f"link.exceptions.rtsw{n}:eth1=50mbit"]).fabric for n in (1, 2)]
+    runs = [keep(tmp_path / "slow", n, around=replace(AROUND, fabric=each)) for n, each in enumerate(slow, 1)]
+    assert [each.name for each in compare(*runs).settings] == ["wiring and addresses"]
+
+
+def on(state: FabricState, spread: int = 0, marks: int = 3, mmr: float = 1.3, **counters: int) -> RunRecord:
+    """A run on a fabric in that state."""
+    record = counted(ONE, marks)
+    assert record.outcome is not None
+    proof = replace(samples.PROOF, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
+    counts = {**dict.fromkeys(record.outcome.counters, 0), **counters}
+    queues = replace(samples.USE, drops={}, marks=marks)
+    outcome = replace(record.outcome, fabric_state=state, proof=proof, counters=counts, queues=queues)
+    return replace(record, outcome=outcome)
+
+
+FAULT = "rtsw1:eth3: 1/24 lost"
+CLEAN = FabricState(FabricReading(), FabricReading())
+LOSSY = FabricState(before=FabricReading(link_faults=(FAULT,)), after=FabricReading(link_faults=(FAULT,)))
+DOWN, OTHER_DOWN = (
+    FabricState(
+        before=FabricReading(faults=(f"rtsw1:{port} is down",)), after=FabricReading(faults=(f"rtsw1:{port} is down",))
+    )
+    for port in ("eth1", "eth2")
+)
+CLEARED = FabricState(LOSSY.before, FabricReading())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "setting", "note"),
+    [
+        (CLEAN, LOSSY, ("faults of links", "none", FAULT), f"set on links: {FAULT}"),
+        (LOSSY, CLEARED, ("faults of links", FAULT, f"{FAULT}, then none"), "then none"),
+        (DOWN, OTHER_DOWN, ("faults of the fabric", "rtsw1:eth1 is down", "rtsw1:eth2 is down"), "was degraded"),
+        (CLEAN, replace(CLEAN, changed=("ctsw1",)), ("changed during the run", "none", "ctsw1"), "was changed"),
+    ],
+)
+def test_faults_of_links_and_of_the_fabric_are_settings(
+    tmp_path: Path, a: FabricState, b: FabricState, setting: tuple[str, str, str], note: str
+) -> None:
+    first, same, other = (keep(tmp_path, n, on(each)) for n, each in enumerate((a, a, b), 1))
+    found = compare(first, other)
+    assert [(each.name, each.a, each.b) for each in found.settings] == [setting]
+    assert any(each.startswith("B: ") and note in each for each in found.notes)
+    assert (found.equal, set(equal_runs(first))) == ([2, 1], {first.path, same.path})
+    assert compare(first, same).settings == ()
+
+
+def test_mmr_is_judged_by_equal_runs_where_paths_or_packets_are_not_fixed(tmp_path: Path) -> None:
+    def verdicts(place: str, *records: RunRecord) -> list[str]:
+        first, *_, last = [keep(tmp_path / place, n, each) for n, each in enumerate(records, 1)]
+        both = [compare(*pair) for pair in ((first, last), (last, first))]
+        found = [[of(each, f"MMR of {what}").verdict for what in ("flows", "bytes")] for each in both]
+        assert found[0] == found[1]
+        return [*found[0]]
+
+    assert verdicts("fixed", on(CLEAN), on(CLEAN, mmr=2.0)) == ["differs", "differs"]
+    assert verdicts("spread", on(CLEAN, 64), on(CLEAN, 64, mmr=2.0)) == ["unknown", "unknown"]
+    assert verdicts("many", *(on(CLEAN, 64, mmr=mmr) for mmr in (1.3, 1.9, 1.2, 2.0))) == ["noise", "noise"]
+    assert verdicts("again", on(CLEAN, retransmitted=1), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
+    assert verdicts("lossy", on(LOSSY, retransmitted=9), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
+    unproven = on(CLEAN, mmr=2.0)
+    assert unproven.outcome is not None and unproven.outcome.proof is not None
+    unproven = replace(unproven, outcome=replace(unproven.outcome, proof=replace(unproven.outcome.proof, agree=False)))
+    assert verdicts("unproven", on(CLEAN), unproven) == ["unknown", "unknown"]
+
+
+def test_times_are_not_judged_by_iterations_where_packets_of_a_qp_take_several_paths(tmp_path: Path) -> None:
+    rows = [row(1 << 16, us, us + 1, us + 2) for us in (1000, 2000, 1010, 1990)]
+    runs = [keep(tmp_path, n, with_rows(on(CLEAN, 64), each)) for n, each in enumerate(rows[:2], 1)]
+    found = of(compare(*runs), "busbw", 1 << 16)
+    assert (found.verdict, "packets of one QP took several paths" in found.why) == ("unknown", True)
+    runs += [keep(tmp_path, n, with_rows(on(CLEAN, 64), each)) for n, each in enumerate(rows[2:], 3)]
+    assert of(compare(*runs[:2]), "busbw", 1 << 16).verdict == "noise"
+
+
+def test_busbw_of_other_numbers_of_ranks_is_judged_by_busbw(tmp_path: Path) -> None:
+    """Twice the time for twice the work is the same bandwidth."""
+    other = with_rows(counted(ONE, 3), replace(row(1 << 16, 2000, 2002, 2001), busbw=row(1 << 16, 1000).busbw * 0.999))
+    header = replace(other.header, ranks=other.header.ranks[:2])
+    a = keep(tmp_path, 1, with_rows(counted(ONE, 3), row(1 << 16, 1000, 1001, 1002)))
+    found = compare(a, keep(tmp_path, 2, replace(other, header=header)))
+    assert of(found, "busbw", 1 << 16).verdict == "noise"
+    assert not any(each.figure == "time" for each in found.ratios)
 
 
 ONE, OTHER = RunOptions(sizes=(1 << 16,), qps=4), RunOptions(sizes=(1 << 16,), qps=16)
@@ -182,7 +288,7 @@ def test_equal_runs_tell_which_difference_of_counts_is_noise(tmp_path: Path) -> 
 def test_equal_runs_tell_which_difference_of_counts_is_noise_and_two_do_not(tmp_path: Path) -> None:
     found = compare(keep(tmp_path, 1, counted(ONE, 100)), keep(tmp_path, 2, counted(ONE, 104)))
     assert (of(found, "marks").verdict, found.equal) == ("unknown", [2])
-    assert of(found, "marks").why == "one count per run, and too few equal runs in the history (2): repeat A or B"
+    assert of(found, "marks").why == "one value per run, and too few equal runs in the history (2): repeat A or B"
     keep(tmp_path, 3, counted(ONE, 96))
     again = compare(keep(tmp_path, 4, counted(ONE, 98)), keep(tmp_path, 5, counted(ONE, 101)))
     assert (of(again, "marks").verdict, again.equal) == ("noise", [5])
