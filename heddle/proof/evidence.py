@@ -19,7 +19,8 @@ from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
 
-PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS  # of both snapshots
+# Of both snapshots. What BGP drains is kept too, if the caller has read it.
+PARTS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.COUNTERS | LabPart.DROPS | LabPart.CARRIER
 Path = tuple[str, ...]
 FORMAT: Final = 2  # of plain data
 _WITHOUT_SPORT: Final = 1  # rows of counters have no UDP source port; it is taken from the QP's flow
@@ -169,7 +170,9 @@ def _node(node: NodeSnapshot, known: NodeSnapshot | None) -> dict[str, Any]:
             port: {str(number): count for number, count in classes.items()}
             for port, classes in node.class_drops.items()
         }
-    return {**row, "statistics": dict(node.statistics or {}), "drops": dict(node.drops or {})}
+    outages: dict[str, Any] = {} if node.down is None else {"down": dict(node.down)}
+    outages |= {} if node.drained is None else {"drained": node.drained}
+    return {**row, **outages, "statistics": dict(node.statistics or {}), "drops": dict(node.drops or {})}
 
 
 def _read(data: Mapping[str, Any], known: Mapping[str, NodeSnapshot]) -> Snapshot:
@@ -192,6 +195,8 @@ def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapsh
             str(port): {int(number): int(count) for number, count in classes.items()}
             for port, classes in row["class_drops"].items()
         },
+        down=None if "down" not in row else {str(port): bool(here) for port, here in row["down"].items()},
+        drained=None if "drained" not in row else bool(row["drained"]),
     )
 
 

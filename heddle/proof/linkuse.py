@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port
 from heddle.fabric.wiring import ports_above
+from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.traffic.flow import Flow
 
@@ -23,7 +25,8 @@ class LinkUse:
     """A switch's egress port: the proven flows on it, their packets and bytes, and all other traffic.
 
     uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/wiring.py). rate_bps: 0 if not known.
-    run_s: seconds of the run; None if not known, and before a run.
+    run_s: seconds of the run; None if not known, and before a run. state: why the link could not be used when
+    the run began, for its own sake or that of a switch at one of its ends; '' if it could.
     """
 
     port: str
@@ -37,6 +40,12 @@ class LinkUse:
     ranked: bool = True
     rate_bps: int = 0
     run_s: float | None = None
+    state: Literal["", "down", "drained"] = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it counts for an MMR: it could be used, or was used all the same."""
+        return not self.state or self.flows > 0
 
     @property
     def seconds(self) -> float:
@@ -56,6 +65,7 @@ class LinkUse:
             "flows": self.flows, "other_packets": self.other_packets, "other_bytes": self.other_bytes,
             "direction": self.direction, "ranked": self.ranked, "rate_bps": self.rate_bps,
             "seconds": round(self.seconds, 9), "utilisation": None if share is None else round(share, 6),
+            "state": self.state or "up",
         }  # fmt: skip
 
 
@@ -74,17 +84,36 @@ class Mmr:
 
 @dataclass(frozen=True, slots=True)
 class UplinkSet:
-    """The links of an MMR: the uplinks of switches with ranks below them. left_out: number of other uplinks."""
+    """The links of an MMR: the uplinks of switches with ranks below them, that could be used.
+
+    left_out: number of uplinks without ranks. unusable: the others, which were down or drained and carried nothing.
+    """
 
     links: tuple[LinkUse, ...]
     left_out: int
+    unusable: tuple[LinkUse, ...] = ()
 
     @classmethod
     def of(cls, links: Sequence[LinkUse]) -> UplinkSet:
         """The uplinks of leaves among these links."""
         uplinks = [link for link in links if link.uplink]
-        ranked = tuple(link for link in uplinks if link.ranked)
-        return cls(ranked, len(uplinks) - len(ranked))
+        ranked = [link for link in uplinks if link.ranked]
+        usable, unusable = (tuple(link for link in ranked if link.usable is each) for each in (True, False))
+        return cls(usable, len(uplinks) - len(ranked), unusable)
+
+    def text(self, word: str) -> str:
+        """`max/mean over 7 uplinks of 2 RTSWs with ranks; 8 without ranks and rtsw1:eth1 (down) are left out`.
+
+        word: for one of these switches.
+        """
+        without = [f"{self.left_out} without ranks"] if self.left_out else []
+        every = [*without, some_of([f"{link.port} ({link.state})" for link in self.unusable])]
+        left = " and ".join(filter(None, every))
+        are = "is" if len(self.unusable) + self.left_out == 1 else "are"
+        end = "" if len(self.switches) == 1 else "es" if word == "switch" else "s"
+        uplinks = f"{len(self.links)} uplink{'' if len(self.links) == 1 else 's'}"
+        over = f"{uplinks} of {len(self.switches)} {word}{end} with ranks"
+        return f"max/mean over {over}{f'; {left} {are} left out' if left else ''}"
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -105,22 +134,37 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[2] += 1
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
     above = ports_above(fabric, nics_of(fabric, [sent.flow for sent in evidence.sent]))
+    states = _states(fabric, evidence.before)
     links: list[LinkUse] = []
     for switch_node, port in _ports(fabric):
         packets, size, count = used.get(port.ref, (0, 0, 0))
         total = totals.get(port.ref)
         others = (total.packets - packets, total.bytes - size) if total else (0, 0)
-        links.append(_link(fabric, switch_node, port, above, (packets, size, count, *others), evidence.seconds))
+        counts = (packets, size, count, *others)
+        links.append(_link(fabric, switch_node, port, above, counts, evidence.seconds, states.get(port.ref, "")))
     return links
 
 
-def planned_links(fabric: Fabric, flows: Sequence[Flow], counts: Mapping[str, int]) -> list[LinkUse]:
+def planned_links(fabric: Fabric, flows: Sequence[Flow], counts: Mapping[str, int], now: Snapshot) -> list[LinkUse]:
     """The same before anything is sent. counts: flows by port."""
-    above = ports_above(fabric, nics_of(fabric, flows))
+    above, states = ports_above(fabric, nics_of(fabric, flows)), _states(fabric, now)
     return [
-        _link(fabric, switch, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None)
+        _link(fabric, switch, port, above, (0, 0, counts.get(port.ref, 0), 0, 0), None, states.get(port.ref, ""))
         for switch, port in _ports(fabric)
     ]
+
+
+def _states(fabric: Fabric, then: Snapshot) -> dict[str, Literal["down", "drained"]]:
+    """Ports of links that are down, at both ends, and of links of drained switches; as far as the snapshot has it."""
+    down = {f"{name}:{port}" for name, each in then.nodes.items() for port in each.down or ()}
+    drained = {name for name, each in then.nodes.items() if each.drained}
+    found: dict[str, Literal["down", "drained"]] = {}
+    for switch, port in _ports(fabric):
+        if {port.ref, port.peer_ref} & down:
+            found[port.ref] = "down"
+        elif {switch.name, port.peer_node} & drained:
+            found[port.ref] = "drained"
+    return found
 
 
 def nics_of(fabric: Fabric, flows: Sequence[Flow]) -> frozenset[str]:
@@ -139,13 +183,14 @@ def _ports(fabric: Fabric) -> list[tuple[Node, Port]]:
 
 def _link(
     fabric: Fabric, switch: Node, port: Port, above: frozenset[str],
-    counts: tuple[int, int, int, int, int], run_s: float | None,
+    counts: tuple[int, int, int, int, int], run_s: float | None, state: Literal["", "down", "drained"],
 ) -> LinkUse:  # fmt: skip
     peer = fabric.by_name[port.peer_node]
     uplink = switch.level == 1 and not fabric.leads_to_host(port)
     return LinkUse(
         port.ref, uplink, *counts,
         f"{fabric.level_of(switch).title} to {fabric.level_of(peer).title}", port.ref in above, port.rate_bps, run_s,
+        state,
     )  # fmt: skip
 
 

@@ -189,7 +189,11 @@ class PathsResult:
                 "flows": self.mmr.flows,
                 "bytes": self.mmr.bytes,
                 f"per_{self.leaf_word}": per_leaf,
-                "over": {"links": len(self.uplinks.links), "switches": list(self.uplinks.switches)},
+                "over": {
+                    "links": len(self.uplinks.links),
+                    "switches": list(self.uplinks.switches),
+                    "left_out": {link.port: link.state for link in self.uplinks.unusable},
+                },
             },
             "delivery": self.delivery.to_json() if self.delivery else None,
             "oracle_choices": dict(self.choices),
@@ -236,9 +240,9 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
 def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = None) -> PathsResult:
     """Prediction and kernel lookup for flows that are not sent; measured is empty, and links count flows only.
 
-    now: a snapshot with FIBS and HASHING, if the caller has one.
+    now: a snapshot with FIBS, HASHING, CARRIER and, where BGP can drain switches, DRAINED, if the caller has one.
     """
-    now = now or lab.snapshot(LabPart.FIBS | LabPart.HASHING)
+    now = now or lab.snapshot(LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER)
     trusted = verdict()
     predicted = _predicted(lab.fabric, now, flows, trusted)
     asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
@@ -251,7 +255,7 @@ def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = 
     for proof in proofs:
         for port in (port for step in proof.expected for port in ports_of(step)):
             counts[port] = counts.get(port, 0) + 1
-    links = planned_links(lab.fabric, flows, counts)
+    links = planned_links(lab.fabric, flows, counts, now)
     notes = ("no packet was sent: paths are from FIBs and kernel lookups", *_prediction_notes(trusted, proofs))
     agree = all(not proof.why for proof in proofs)
     found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
@@ -289,7 +293,7 @@ def _result(
     notes: tuple[str, ...],
     sources: tuple[tuple[str, ...], SelfTest],
 ) -> PathsResult:
-    uplinks = [link for link in links if link.uplink]
+    uplinks = [link for link in links if link.uplink and link.usable]
     per_leaf = {
         switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
         for switch in fabric.switches

@@ -31,6 +31,7 @@ class LinkLoad:
 
     a, b: the ports, `a` on the lower level. share: the link's bytes over all bytes between the same levels, 0 to 1.
     rate_bps: of each direction. run_s: seconds of the run; None when not known. ranked: ranks are below the link.
+    usable: before the run, the link was up, and no switch at its ends was drained.
     """
 
     a: str
@@ -43,6 +44,7 @@ class LinkLoad:
     rate_bps: int
     run_s: float | None = None
     ranked: bool = True
+    usable: bool = True
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -69,7 +71,7 @@ class Spread:
     """How even the load of one direction between two levels was, over the ports of links with ranks below.
 
     most, mean: bytes of the port with most, and over all ports. busiest, used: the port with the highest use, in words.
-    left_out: ports of links without ranks.
+    left_out: ports of links without ranks; unusable: ports of the others that were down or drained and carried nothing.
     """
 
     what: str
@@ -81,6 +83,7 @@ class Spread:
     busiest: str
     used: str
     left_out: int
+    unusable: int = 0
 
     def text(self) -> str:
         """`RTSW to CTSW: busiest rtsw1:eth1 83 %; max 451 kB (rtsw1:eth1), mean 300 kB, max/mean 1.50, 8 ports`."""
@@ -89,6 +92,7 @@ class Spread:
         ports = f"{self.ports} port{'' if self.ports == 1 else 's'}"
         idle = f"{self.idle} of {ports} idle" if self.idle else ports
         without = f", {self.left_out} without ranks" if self.left_out else ""
+        without += f", {self.unusable} down or drained" if self.unusable else ""
         numbers = f"max {amount(self.most)} ({self.most_at}), mean {amount(self.mean)}"
         busiest = f"busiest {self.busiest} {self.used}"
         return f"{self.what}: {busiest}; {numbers}, max/mean {self.most / self.mean:.2f}, {idle}{without}"
@@ -119,7 +123,8 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
     found = []
     for one, other in dict.fromkeys((*up, *down, *sent)):
         every = sent.get((one, other), [])
-        ports = [each for each in every if each[3].ranked]
+        ranked = [each for each in every if each[3].ranked]
+        ports = [each for each in ranked if each[3].usable or each[0]]
         if ports:
             most, _, at, _ = max(ports, key=lambda port: port[0])
             _, seconds, busiest, load = max(ports, key=lambda port: port[1])
@@ -127,7 +132,8 @@ def spreads(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[Spread]:
             mean = sum(count for count, *_ in ports) / len(ports)
             what = f"{fabric.levels[one].title} to {fabric.levels[other].title}"
             used = use_text(seconds, load.run_s)
-            found.append(Spread(what, len(ports), idle, most, at, mean, busiest, used, len(every) - len(ports)))
+            out = len(every) - len(ranked), len(ranked) - len(ports)
+            found.append(Spread(what, len(ports), idle, most, at, mean, busiest, used, *out))
     return found
 
 
@@ -168,6 +174,7 @@ def link_loads(
         sent[nic] = (packets + each.packets, size + each.bytes)
     rows = [(":".join(link.a), ":".join(link.b), link.rate_bps) for link in fabric.links]
     above = ports_above(fabric, nics_of(fabric, [each.flow for each in flows]))
+    out = {link.port for link in links if link.state}
     totals: dict[int, int] = {}
     for a, b, _ in rows:
         level = _level(fabric, a)
@@ -177,7 +184,7 @@ def link_loads(
         up, down = sent.get(a, (0, 0)), sent.get(b, (0, 0))
         whole = totals[_level(fabric, a)]
         share = (up[1] + down[1]) / whole if whole else 0.0
-        loads.append(LinkLoad(a, b, *up, *down, share, rate, run_s, not flows or a in above))
+        loads.append(LinkLoad(a, b, *up, *down, share, rate, run_s, not flows or a in above, not {a, b} & out))
     return loads
 
 

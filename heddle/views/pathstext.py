@@ -118,17 +118,10 @@ def uplinks(result: PathsResult) -> list[str]:
     links = [link for link in result.links if link.uplink]
     if not links:
         return ["no switch has uplinks: every path is one port"]
-    over = result.uplinks
-    count, title = len(over.switches), links[0].direction.partition(" to ")[0] or "switch"
-    ranks = f"of {count} {title}{'' if count == 1 else 's'} with ranks" + (
-        f"; {over.left_out} without ranks are left out" if over.left_out else ""
-    )
+    over = result.uplinks.text(links[0].direction.partition(" to ")[0] or "switch")
     return [
         _HEADING.format("uplink"), *_bars(links, _most(result.links)),
-        *_wrapped(
-            f"MMR (max/mean over {len(over.links)} uplinks {ranks}): "
-            f"flows {_ratio(result.mmr.flows)}, bytes {_ratio(result.mmr.bytes)}"
-        ),
+        *_wrapped(f"MMR ({over}): flows {_ratio(result.mmr.flows)}, bytes {_ratio(result.mmr.bytes)}"),
     ]  # fmt: skip
 
 

@@ -163,12 +163,13 @@ def _run(where: UnitLab, step: StepSpec) -> Seen:
 
 
 def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
-    """The use of links by a run. uplinks: those of switches with ranks below; 0 for an MMR when none carried any.
+    """The use of links by a run. uplinks: those of switches with ranks below that could be used; 0 for an MMR when none
+    carried any.
 
     upper_uplinks: links that lead up from a switch without hosts, where ranks are below: from the second level on.
     """
     links = paths.uplinks.links
-    upper = [link for link in paths.links if link.ranked and _leads_up_from_upper(fabric, link.port)]
+    upper = [link for link in paths.links if link.ranked and link.usable and _leads_up_from_upper(fabric, link.port)]
     tuples = {(proof.flow.src_ip, proof.flow.dst_ip, proof.flow.sport) for proof in paths.flows}
     return {
         "agree": paths.agree, "mmr_flows": paths.mmr.flows or 0.0, "mmr_bytes": paths.mmr.bytes or 0.0,

@@ -174,7 +174,7 @@ def test_ranks_in_two_racks_of_four(four_racks: Lab, tmp_path: Path) -> None:
 
     done = typed("paths", "--lab", lab.name, "--format", "json")
     data = json.loads(done.stdout)
-    assert data["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"]}
+    assert data["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"], "left_out": {}}
     assert data["delivery"]["received"] == paths.delivery.received
     assert all({"utilisation", "seconds", "direction", "rate_bps"} <= set(row) for row in data["links"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +30,9 @@ from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow, Sent
+from heddle.views.linkloads import link_loads, spreads
 from heddle.views.pathstext import paths_text
-from tests.unit.test_paths_report import FABRIC, SENT, evidence, fibs, flow, snapshot
+from tests.unit.test_paths_report import FABRIC, FIRST, SENT, evidence, fibs, flow, snapshot
 from tests.unit.test_paths_report import judge as judge_run
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
@@ -190,7 +192,7 @@ def test_the_busiest_link_needs_most_time_and_sets_of_links_are_named() -> None:
     bars = {line.split()[0]: line.count("█") for line in lines if line.startswith("rtsw1:eth") and "█" in line}
     assert bars["rtsw1:eth2"] == 2 * bars["rtsw1:eth1"] > 0
     # The set of links is named in text and json.
-    assert result.to_json()["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"]}
+    assert result.to_json()["mmr"]["over"] == {"links": 4, "switches": ["rtsw1", "rtsw2"], "left_out": {}}
     assert "MMR (max/mean over 4 uplinks of 2 RTSWs with ranks): flows" in paths_text(result)
 
 
@@ -218,6 +220,34 @@ def test_links_above_nics_are_those_that_the_mmr_counts() -> None:
     assert over.switches == ("rtsw1", "rtsw2") and len(over.links) == 4 and over.left_out == 4
     assert Mmr.of(over.links).bytes == 1.0
     assert Mmr.of(links).bytes == 2.0, "over all uplinks the idle racks would double it"
+
+
+@pytest.mark.parametrize(
+    ("spine", "how", "mmr", "left_out"),
+    [
+        ("ctsw2", "down", 2.0, ("rtsw1:eth2", "rtsw2:eth2")),
+        ("ctsw2", "drained", 2.0, ("rtsw1:eth2", "rtsw2:eth2")),
+        ("ctsw1", "drained", 3.0, ("rtsw2:eth1",)),  # rtsw1:eth1 carried the flow all the same
+    ],
+)
+def test_the_mmr_leaves_out_uplinks_that_were_down_or_drained(
+    spine: str, how: str, mmr: float, left_out: tuple[str, ...]
+) -> None:
+    """One flow on one of four uplinks, as in a prediction with --down and --drain."""
+    assert FIRST == "rtsw1:eth1"
+    found = evidence(SENT)
+    state = {"down": {"eth1": True, "eth2": False}} if how == "down" else {"drained": True}
+    nodes = {name: replace(node, **state) if name == spine else node for name, node in found.before.nodes.items()}
+    found = replace(found, before=replace(found.before, nodes=nodes))
+    assert Evidence.from_json(json.loads(json.dumps(found.to_json()))).before == found.before
+    result = prove(FABRIC, found)
+    assert prove(FABRIC, evidence(SENT)).mmr == Mmr(4.0, 4.0)
+    assert result.mmr == Mmr(mmr, mmr)
+    assert result.to_json()["mmr"]["over"]["left_out"] == dict.fromkeys(left_out, how)
+    named = ", ".join(f"{port} ({how})" for port in left_out)
+    assert f"{4 - len(left_out)} uplinks of 2 RTSWs with ranks; {named} " in " ".join(paths_text(result).split())
+    (up, *_) = spreads(FABRIC, link_loads(FABRIC, SENT, result.links))[1:]
+    assert (up.what, up.ports, up.unusable) == ("RTSW to CTSW", 4 - len(left_out), len(left_out))
 
 
 RAIL = load_fabric("rail").fabric

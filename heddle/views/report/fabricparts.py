@@ -158,11 +158,8 @@ def _uplinks(proof: PathsResult) -> Table | None:
         )
         for link in links
     )  # fmt: skip
-    over = proof.uplinks
-    note = (
-        f"MMR (max/mean over {len(over.links)} uplinks of switches with ranks): flows {figure(proof.mmr.flows, 3)}, "
-        f"bytes {figure(proof.mmr.bytes, 3)}. Links without ranks below them, left out: {over.left_out}."
-    )
+    over = proof.uplinks.text(links[0].direction.partition(" to ")[0] or "switch")
+    note = f"MMR ({over}): flows {figure(proof.mmr.flows, 3)}, bytes {figure(proof.mmr.bytes, 3)}."
     return Table("Uplinks", ("uplink", ">QPs", ">packets", ">bytes", ">seconds at its rate", ">use"), rows, note)
 
 
