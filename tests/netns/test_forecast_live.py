@@ -91,7 +91,7 @@ def test_every_transport_and_source_port_mode_is_predicted(
     compare(lab, "e-ecmp", tmp_path, warmup=0, **more)
 
 
-def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any) -> None:
+def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, ask: Ask | None = None, **more: Any) -> None:
     """Run, prove, and compare the ports' counters with a prediction from the fabric file and a mode.
 
     more: keys of the plan, which are arguments of a run.
@@ -104,7 +104,7 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any
     proof = proven(lab)
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
-    ahead = forecast(lab.fabric, load_plan(str(plan)), Ask(mode=mode_name), Silent())
+    ahead = forecast(lab.fabric, load_plan(str(plan)), ask or Ask(mode=mode_name), Silent())
     mode = ahead.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None
@@ -113,17 +113,19 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, **more: Any
     counted = {link.port: (link.flows, link.bytes) for link in proof.links}
     predicted = {port: (round(mode.flows[ids[port]]), round(mode.bytes[ids[port]]) * times) for port in counted}
     assert counted == predicted
+    assert proof.mmr.bytes == pytest.approx(mode.mmr[1], abs=1e-4)
     switches = np.flatnonzero(ahead.wires.owner >= 0)
     assert {ahead.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
 
 
 @pytest.mark.deep
 def test_predicted_next_hops_are_the_kernels_when_links_are_down_and_switches_drained(
-    lab_of: Callable[[str], Lab],
+    lab_of: Callable[[str], Lab], tmp_path: Path
 ) -> None:
-    lab = lab_of("three tiers, flow")
+    lab, gone = lab_of("three tiers, flow"), Ask(down=("ctsw1:eth1",), drain=("atsw2",))
     with link_down(lab, "ctsw1:eth1"), drain(lab, "atsw2"):
-        assert kernels_differ(lab, trouble_of(lab.fabric, ["ctsw1:eth1"], ["atsw2"])) == []
+        assert kernels_differ(lab, trouble_of(lab.fabric, gone.down, gone.drain)) == []
+        compare(lab, "flow", tmp_path, ask=gone)  # the MMR too: links that are gone are in no mean
 
 
 @pytest.mark.deep
