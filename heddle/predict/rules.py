@@ -61,6 +61,10 @@ class HashingRule:
         words = self.words(flows)
         return None if words is None else jhash2(words, seed)
 
+    def spreads(self, flows: FlowArrays) -> bool:
+        """Whether packets of one flow may take several ports: by the mode, or by bytes that differ between them."""
+        return self.mode in SPREADING or (self.by_program and self.words(flows) is None)
+
     def problem(self, switch: str, seed: int) -> Problem | None:
         """The reason that a switch's choice cannot be computed; None when it can."""
         if self.mode not in MODES or self.policy not in POLICIES:

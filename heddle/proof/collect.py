@@ -15,10 +15,11 @@ from typing import Final, Protocol
 
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, Problem
-from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.predict.flowarrays import FlowArrays
+from heddle.predict.predict import rule_of
 from heddle.proof import oracle
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.switch.counters import FlowCount, SwitchCounters, clear, room
@@ -150,16 +151,17 @@ def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: S
 def check_room(lab: RunningLab, plan: Plan) -> None:
     """InputError when the plan needs more rows than the lab's map has; MachineError when the lab is not set up."""
     holds = room(lab.fabric)
-    if refusal(lab.fabric, plan, SPREADING, holds) is None:
-        return  # enough for any mode: no need to read the modes of the switches
-    modes = {row.mode for row in lab.snapshot(LabPart.HASHING).hashing.values()}
-    if problem := refusal(lab.fabric, plan, modes, holds):
+    if refusal(lab.fabric, plan, holds, spread=True) is None:
+        return  # enough for any hashing: no need to read that of the switches
+    flow = FlowArrays.of(plan.flows()[:1])
+    spread = any(rule_of(row).spreads(flow) for row in lab.snapshot(LabPart.HASHING).hashing.values())
+    if problem := refusal(lab.fabric, plan, holds, spread=spread):
         raise InputError(problem)
 
 
-def refusal(fabric: Fabric, plan: Plan, modes: Collection[str], holds: int) -> Problem | None:
-    """The reason that a map with `holds` rows is too small for a plan; None if it is not. modes: of all switches."""
-    rows = rows_of(fabric, plan.flows(), spread=not SPREADING.isdisjoint(modes))
+def refusal(fabric: Fabric, plan: Plan, holds: int, *, spread: bool) -> Problem | None:
+    """The reason that a map with `holds` rows is too small for a plan; None if it is not. spread: see rows_of."""
+    rows = rows_of(fabric, plan.flows(), spread=spread)
     if rows <= holds:
         return None
     entropy = f" --entropy {plan.options.entropy}" if plan.options.entropy > 1 else ""

@@ -216,7 +216,7 @@ def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Tran
     """What reorders packets. hashing: of each switch, by name."""
     if transport.any_order:
         return []
-    flows = FlowArrays.of([plan.qps[0].flow])
+    flow = FlowArrays.of([plan.qps[0].flow])
     frame_ns = _frame_ns(plan)
     spraying, splitting, varying = [], [], []
     for row in hashing.values():
@@ -224,7 +224,7 @@ def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Tran
             spraying.append(row)
         elif row.mode in SPREADING and row.options.gap_ns < frame_ns:
             splitting.append(row)
-        elif rule_of(row).by_program and rule_of(row).words(flows) is None:
+        elif row.mode not in SPREADING and rule_of(row).spreads(flow):
             varying.append(row)
     why = f"transport {plan.options.transport} counts packets that arrive out of order as lost"
     able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)

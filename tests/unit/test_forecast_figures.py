@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from heddle.base.events import Silent
+from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
+from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Percentiles, Prediction
 from heddle.forecast.wires import EVEN_SPLIT
+from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.predict.predict import predict
 from heddle.predict.statistics import EVEN, UNEVEN
 from heddle.predict.walk import ports_of
+from heddle.proof import collect
 from heddle.proof.collect import refusal, rows_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import rows_for
@@ -150,5 +156,28 @@ def test_a_plan_needs_a_row_at_each_port_of_each_path_and_as_many_for_the_answer
 @pytest.mark.parametrize("preset", ["tiny", "demo", "zone", "rail"])
 def test_a_lab_has_room_for_the_maximum_of_queue_pairs_in_every_mode(preset: str) -> None:
     fabric = fabric_of(preset)
-    for modes in ({"e-ecmp"}, {"flow", "spray"}):
-        assert refusal(fabric, plan_of(fabric, 128), modes, rows_for(fabric)) is None
+    for spread in (False, True):
+        assert refusal(fabric, plan_of(fabric, 128), rows_for(fabric), spread=spread) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "fits"),
+    [
+        ("flow", HashOptions(), True),
+        ("e-ecmp", HashOptions(), True),
+        ("spray", HashOptions(), False),
+        ("e-ecmp", HashOptions(udf=Udf("bth", 9, 3)), False),  # the PSN
+        ("flow", HashOptions(udf=Udf("bth", 9, 3)), True),  # this mode does not hash it
+    ],
+)
+def test_a_run_is_refused_if_its_packets_spread_over_more_rows_than_there_are(
+    mode: str, options: HashOptions, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fabric = fabric_of("tiny")
+    plan = plan_of(fabric, 2)
+    rows = {node.name: hashing_of(fabric, node, mode, options, 1) for node in fabric.switches}
+    nodes = {name: NodeSnapshot(name, hashing=row) for name, row in rows.items()}
+    lab = SimpleNamespace(fabric=fabric, snapshot=lambda parts: Snapshot("tiny", parts, nodes))
+    monkeypatch.setattr(collect, "room", lambda _: rows_of(fabric, plan.flows(), spread=False))
+    with nullcontext() if fits else pytest.raises(InputError, match="rows of the switches' counters, but tiny has"):
+        collect.check_room(lab, plan)
