@@ -16,8 +16,9 @@ from heddle.switch.pfc.loop import DETECT, RESTORE, Deadlines
 from heddle.switch.pfc.rows import DROP, NOT_WATCHED, PfcPolicies, RowState
 from heddle.switch.pfc.world import World
 
-# Checks per detection time, while nothing waits. A storm fills the upstream ports within milliseconds, and those have
-# the same detection time. A late detection here would make the upstream watchdogs detect this storm as their own.
+# Checks per detection time, while nothing waits. A storm pauses the upstream ports within milliseconds, and those have
+# the same detection time: the later this port detects it, the more of them detect a storm of their own. Ports that were
+# paused already, by an incast, may do so even before this one; so do those of hardware.
 LOOKS: Final = 100
 
 
