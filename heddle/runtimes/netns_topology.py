@@ -24,9 +24,16 @@ _LEFT_ALONE: Final = frozenset(
     {"image", "image-pull-policy", "cap-add", "privileged", "restart-policy", "network-mode", "cpu", "memory"}
 )
 _LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels"})
+NO_BIND: Final = "is not SOURCE:/TARGET or SOURCE:/TARGET:ro, with a target without .."
 # Modes after a bind's target. SELinux labels and propagation are for engines; here they have no effect.
 BIND_MODES: Final = frozenset({"", "ro", "rw", "z", "Z", "shared", "slave", "private", "rshared", "rslave", "rprivate"})
 DEFAULT_MTU: Final = 9500  # containerlab's default
+
+
+def bind_target(text: str) -> str:
+    """A bind's target as `/one/path`; empty when it is not absolute or has a `..`, which leaves a node's directory."""
+    words = [word for word in text.split("/") if word not in ("", ".")]
+    return "/" + "/".join(words) if text.startswith("/") and words and ".." not in words else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +160,10 @@ class _TopologyReader:
 
     def _bind(self, node: str, text: str) -> Bind:
         source, _, rest = text.partition(":")
-        target, _, mode = rest.partition(":")
-        if not target.startswith("/") or set(mode.split(",")) - BIND_MODES:
-            self.problems.add(
-                where=self.path.name,
-                what=f"nodes.{node}.binds: {text}",
-                why="is not SOURCE:/TARGET or SOURCE:/TARGET:ro",
-            )
+        typed, _, mode = rest.partition(":")
+        target = bind_target(typed)
+        if not target or set(mode.split(",")) - BIND_MODES:
+            self._add(f"nodes.{node}.binds: {text}", NO_BIND)
         return Bind(self.path.parent / source, target, "ro" in mode.split(","))
 
     def link(self, number: int, item: Mapping[str, Any], nodes: Mapping[str, NodeDef]) -> LinkDef | None:

@@ -19,7 +19,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_cleanup import remove_lab
-from heddle.runtimes.netns_topology import read_topology
+from heddle.runtimes.netns_topology import bind_target, read_topology
 from heddle.runtimes.registry import get_runtime
 from heddle.spec.load import presets
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -184,7 +184,7 @@ topology:
   groups: {leaf: {exec: [one], binds: ["a:/etc/frr/x", "b:/etc/frr/y"]}}
   nodes:
     n1: {group: leaf, sysctls: {a.b: "3"}, exec: [two], binds: ["c:/etc/frr/x:ro"]}
-    n2: {kind: linux, startup-delay: 3}
+    n2: {kind: linux, startup-delay: 3, binds: ["d:/etc//frr/./z", "e:/etc/frr/../../tmp/out"]}
   links:
     - endpoints: ["n1:eth1", "n3:eth1"]
     - {type: vxlan, endpoints: ["n1:eth2", "n2:eth2"]}
@@ -192,6 +192,11 @@ topology:
     with pytest.raises(InputError) as caught:
         read_topology(path)
     said = str(caught.value)
+    assert "nodes.n2.binds: e:/etc/frr/../../tmp/out is not SOURCE:/TARGET" in said
+    assert "d:/etc//frr/./z" not in said
+    assert [bind_target(each) for each in ("/etc//frr/./z/", "//etc/frr", "/", "etc", "/a/..")] == [
+        *("/etc/frr/z", "/etc/frr"), "", "", "",
+    ]  # fmt: skip
     assert "nodes.n2.startup-delay is not supported by the netns runtime" in said
     assert "links[1]: n3 is not a node of this topology" in said
     assert "links[2].type: vxlan is not supported in namespaces" in said

@@ -35,7 +35,7 @@ from heddle.lab.imported.grammar import (
     resolved,
 )
 from heddle.runtimes.netns_space import PROVIDED
-from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU
+from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
 _READING: Final = ReadOptions(
@@ -199,10 +199,10 @@ class _DescriptionReader:
 
     def _bind(self, trail: Trail, text: str, node: str, lab: str) -> BindDescription | None:
         source, _, rest = magic(text, lab, node).partition(":")
-        target, _, mode = rest.partition(":")
-        what = f"binds: {text}"
-        if not source or not target.startswith("/") or set(mode.split(",")) - BIND_MODES:
-            self.add(trail, what, "is not SOURCE:/TARGET or SOURCE:/TARGET:ro")
+        typed, _, mode = rest.partition(":")
+        what, target = f"binds: {text}", bind_target(typed)
+        if not source or not target or set(mode.split(",")) - BIND_MODES:
+            self.add(trail, what, NO_BIND)
             return None
         if any(word in source for word in DIRECTORIES):
             if self.runtime == "netns":
