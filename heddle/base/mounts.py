@@ -29,6 +29,14 @@ def mount_points() -> list[Path]:
     return [_path(line.split(b" ")[4]) for line in _MOUNTS.read_bytes().splitlines()]
 
 
+def origin(path: Path) -> tuple[str, Path]:
+    """The file system that a path is in, and the path in it, as mountinfo names the source of a bind mount."""
+    rows = (line.split(b" ") for line in _MOUNTS.read_bytes().splitlines())
+    found = [(_path(row[4]), row[2].decode(), _path(row[3])) for row in rows if path.is_relative_to(_path(row[4]))]
+    point, device, root = max(reversed(found), key=lambda each: len(each[0].parts))  # the last of several is on top
+    return device, root / path.relative_to(point)
+
+
 def _path(field: bytes) -> Path:
     return Path(os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), field)))
 

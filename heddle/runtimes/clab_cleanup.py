@@ -35,7 +35,7 @@ from heddle.runtimes.clab_containers import (
     own_namespaces,
 )
 from heddle.runtimes.clab_deploy import environment
-from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories
+from heddle.runtimes.netns_cleanup import BPF_DIR, end_processes, remove_directories, same_users
 
 _HOSTS: Final = Path("/etc/hosts")
 _HOSTS_LOCK: Final = Path("/run/lock/clab-hosts.lock")  # containerlab's own
@@ -165,12 +165,15 @@ def _await_deploy(lab: str) -> None:
 def _deploying(lab: str | None = None) -> list[int]:
     """Processes that run `containerlab deploy ... --name LAB` with our lab directory in their environment.
 
-    Without a lab: those of all labs and users.
+    Without a lab: those of all labs. Only root deploys: what other users call a deployment must not block a removal.
     """
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with suppress(OSError):
+                # The real user: sudo and su run as root while they ask any user for a password.
+                if "\nUid:\t0\t" not in Path(entry.path, "status").read_text() or not same_users(Path(entry.path)):
+                    continue
                 words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
                 if not {b"deploy", b"apply"} & set(words):
                     continue

@@ -18,7 +18,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, run
 from heddle.kernel.namespace import NETNS_DIR
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_space import PROVIDED, RUN_DIR
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
@@ -97,18 +97,19 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
     ours = _identity(Path("/proc/self/ns/pid"))
     named = (*NETNS_DIR.glob("*"), Path("/proc/self/ns/net"))
     others = {identity for path in named if (identity := _identity(path)) is not None} - wanted
+    home = trees.origin(RUN_DIR / lab)
     found: list[int] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if not _belongs(Path(entry.path), lab, wanted, others):
+        if not _belongs(Path(entry.path), home, wanted, others):
             continue
         if not of_containers and _identity(Path(entry.path, "ns/pid")) != ours:
             continue
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(int(entry.name))
             # The number may belong to another process since the first check.
-            if _belongs(Path(entry.path), lab, wanted, others):
+            if _belongs(Path(entry.path), home, wanted, others):
                 found.append(fd)
             else:
                 os.close(fd)
@@ -117,8 +118,11 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
     return found
 
 
-def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
-    """Whether a process is in a namespace of the lab; or in one without a name, but with the lab's directories."""
+def _belongs(process: Path, home: tuple[str, Path], wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
+    """Whether a process is in a namespace of the lab; or in one without a name, but with the lab's directories.
+
+    home: the directory of these, see mounts.origin.
+    """
     space = _identity(process / "ns/net")
     if space is None or space in others:
         return False
@@ -128,5 +132,15 @@ def _belongs(process: Path, lab: str, wanted: set[tuple[int, int]], others: set[
         mounts = (process / "mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return False
+    # Any user can mount something with such a name in a user namespace of their own.
+    device, directory = home
     fields = (line.split(" ", 5) for line in mounts)
-    return any(f"/heddle/{lab}/" in root and target in PROVIDED for _, _, _, root, target, _ in fields)
+    return any(
+        its_device == device and root.startswith(f"{directory}/") and target in PROVIDED
+        for _, _, its_device, root, target, _ in fields
+    ) and same_users(process)
+
+
+def same_users(process: Path) -> bool:
+    """Whether a process of /proc is in this process's user namespace."""
+    return _identity(process / "ns/user") == _identity(Path("/proc/self/ns/user"))

@@ -16,8 +16,10 @@ import pytest
 
 from heddle.fabric.shapes import build
 from heddle.lab import lifecycle as life
+from heddle.runtimes.netns_cleanup import end_processes, remove_directories
+from heddle.runtimes.netns_space import RUN_DIR
 from heddle.spec.shapes.clos import ClosSpec
-from tests.machine import patience
+from tests.machine import patience, until
 
 pytestmark = pytest.mark.deep  # tests/netns/test_lab_life.py kills `up` in its middle
 
@@ -100,6 +102,28 @@ def test_up_killed_at_any_step_goes_down_clean(name: str, leftovers: Leftovers) 
         assert killed.returncode == -signal.SIGKILL, f"step {step} of {steps}: {killed.stderr}"
         life.down(name)
         assert leftovers(name) == [], f"step {step} of {steps}"
+
+
+MOUNTED = "mount --bind {}/heddle/{}/n/etc /etc/frr && exec sleep 60"
+
+
+def test_only_mounts_of_the_labs_own_directory_make_a_process_the_labs(name: str) -> None:
+    """Another user's process has another user namespace, and can have mounts with any name in it."""
+    own = RUN_DIR / name
+    (own / "n/etc").mkdir(parents=True)
+    of_others = f"mount -t tmpfs t /tmp && mkdir -p /tmp/heddle/{name}/n/etc && " + MOUNTED.format("/tmp", name)
+    scripts = [("-rmnU", of_others), ("-rmnU", MOUNTED.format("/run", name)), ("-mn", MOUNTED.format("/run", name))]
+    processes = [subprocess.Popen(["unshare", flags, "sh", "-c", script]) for flags, script in scripts]
+    try:
+        until(lambda: all(b"sleep" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in processes))
+        assert end_processes(name, []) == 1
+        assert [each.poll() for each in processes[:2]] == [None, None]
+        assert processes[2].wait(5) == -signal.SIGTERM
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+        remove_directories(own)
 
 
 def test_down_killed_at_one_removal_after_the_other_is_finished_by_the_last_down(
