@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,6 +92,15 @@ def trouble(error: OSError, what: str = "", hint: str = "") -> MachineError:
     why = "cannot be used" if about else "reports an error"
     fix = _FIXES.get(error.errno or 0, hint)
     return MachineError(Problem("", about or "this machine", f"{why}: {error.strerror or error}", fix))
+
+
+def exhausted(error: BaseException) -> MachineError | None:
+    """An error of this machine's limits, which any statement can raise, as a MachineError; None for other errors."""
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    elif isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        error = OSError(errno.EAGAIN, "it cannot start another thread")
+    return trouble(error) if isinstance(error, OSError) and error.errno in _FIXES else None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.extras import missing_module
-from heddle.base.problems import HeddleError, MachineError, Problem
+from heddle.base.problems import HeddleError, MachineError, Problem, exhausted
 from heddle.base.tables import written
 from heddle.base.version import VERSION
 from heddle.cli.console import colour_wanted, problems_json
@@ -167,8 +167,9 @@ def _print_json(data: Mapping[str, Any]) -> None:
 
 def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
     missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None:  # an extra that the verb did not declare
-        return _report("MachineError", MachineError.exit_code, [missing], as_json)
+    known = MachineError(missing) if missing is not None else exhausted(error)  # an extra that was not declared
+    if known is not None:
+        return _ended(known, as_json)
     if os.environ.get("HEDDLE_DEBUG"):
         traceback.print_exception(error)
         return DEFECT

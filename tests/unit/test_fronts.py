@@ -168,6 +168,41 @@ sys.exit(ended(work, ["work"], as_json=False))
 """
 
 
+EXHAUSTED = """
+import resource, sys, threading
+from heddle.cli.endings import ended
+
+def files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    [open("/dev/null") for _ in range(17)]
+
+def memory():
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+    bytearray(1 << 33)
+
+def threads():
+    threading.stack_size(1 << 33)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+    threading.Thread(target=print).start()
+
+sys.exit(ended(vars()[sys.argv[1]], ["work"], as_json=False))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "why", "hint"),
+    [
+        ("files", "/dev/null cannot be used: Too many open files", "ulimit -n"),
+        ("memory", "this machine reports an error: Cannot allocate memory", "free some memory"),
+        ("threads", "this machine reports an error: it cannot start another thread", "ulimit -u"),
+    ],
+)
+def test_a_limit_of_the_machine_is_no_defect(what: str, why: str, hint: str) -> None:
+    argv = [sys.executable, "-c", EXHAUSTED, what]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3 and done.stderr.startswith(why) and hint in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_comes_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
     argv = [sys.executable, "-c", IN_A_DESTRUCTOR.format(number=number.name)]
