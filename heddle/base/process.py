@@ -108,10 +108,11 @@ def first_lines(text: str) -> str:
     return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
 
 
-def dying_with_us(argv: Sequence[str], number: Literal["TERM", "KILL"]) -> list[str]:
+def dying_with_us(argv: Sequence[str], number: Literal["INT", "TERM", "KILL"]) -> list[str]:
     """A command that gets this signal when this process ends, whatever ends it.
 
-    It gets the signal only after it has requested it. If this process died before, its number shows that.
+    It gets the signal only after it has requested it. If this process died before, its number shows that. The thread
+    that starts the command must stay: the kernel counts its end as the end of the process (PR_SET_PDEATHSIG).
     """
     alive = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid()))
     return ["setpriv", "--pdeathsig", number, *alive, *argv]

@@ -33,6 +33,7 @@ from mcp.types import (
 
 from heddle.base import state
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.process import dying_with_us
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
 from heddle.base.version import VERSION
@@ -192,8 +193,8 @@ def _result(document: Mapping[str, Any], text: str, *, failed: bool = False) -> 
 
 
 async def _ran(argv: Sequence[str]) -> tuple[int, bytes]:
-    """Exit code and stdout of a child; its progress goes to our stderr. A call that is cancelled ends it."""
-    child = subprocess.Popen(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    """Exit code and stdout of a child; its progress goes to our stderr. It ends with a cancelled call, and with us."""
+    child = subprocess.Popen(dying_with_us(argv, "TERM"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         data, _ = await asyncio.to_thread(child.communicate)
     except asyncio.CancelledError:

@@ -45,15 +45,18 @@ def dashboard(
     if token is None and not is_loopback(bind):
         token = make_token()
     where = listen(bind, port, token)
-    page, fragment, rest = where.url.partition("#")
-    url = page + (f"?lab={lab}" if lab else "") + fragment + rest
+    page = where.page
+    # A token of the user's own file is not shown: the terminal, its log and the JSON document are not as private.
+    url = page + (f"?lab={lab}" if lab else "") + (where.fragment if token_file is None else "")
 
     def ready() -> None:
         if out.json:
             return out.result({"url": url, "metrics": f"{page}metrics", "token": token is not None})
         out.show(f"dashboard: {url}\nmetrics:   {page}metrics")
         out.say("Ctrl-C ends it; labs keep running")
-        if token is not None:
+        if token_file is not None:
+            out.say(f"the page asks for the token, which {token_file} has")
+        elif token is not None:
             out.say("the address contains the token: anyone with it can run collectives and take links down")
         return None
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
-from heddle.base.process import follow
+from heddle.base.process import dying_with_us, follow
 from heddle.base.progname import as_started
 from heddle.lab import outages
 from heddle.lab.lab import Lab
@@ -119,7 +119,8 @@ class Actions:
                 self._group = group
 
         try:
-            done = follow(argv, line, timeout=MOST_S, started=started)
+            # As by Ctrl-C also when this server is killed: nothing else would end the run, and `down` waits for it.
+            done = follow(dying_with_us(argv, "INT"), line, timeout=MOST_S, started=started)
         finally:
             with self._lock:
                 self._group = None

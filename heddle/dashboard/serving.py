@@ -38,12 +38,17 @@ class Listening:
     token: str | None
 
     @property
-    def url(self) -> str:
-        """The page's address, with the token in its fragment: browsers do not send that part, so no log has it."""
+    def page(self) -> str:
+        """The page's address."""
         host = f"[{self.bind}]" if ":" in self.bind else self.bind
         if ipaddress.ip_address(self.bind).is_unspecified:
             host = socket.gethostname()
-        return f"http://{host}:{self.port}/" + (f"#token={self.token}" if self.token else "")
+        return f"http://{host}:{self.port}/"
+
+    @property
+    def fragment(self) -> str:
+        """`#token=...` for the end of the address: browsers do not send that part, so no log of requests has it."""
+        return f"#token={self.token}" if self.token else ""
 
 
 def listen(bind: str, port: int, token: str | None) -> Listening:

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from heddle.base import state
 from heddle.base.events import Silent
+from heddle.base.problems import InputError
 from heddle.base.process import run as command
 from heddle.base.resources import HERE
 from heddle.dashboard import labwatch
@@ -37,6 +38,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
 from tests.machine import links, patience, until
+from tests.marks import deep
 from tests.webclient import EventStream, WebClient, dashboard
 
 pytestmark = pytest.mark.root
@@ -336,7 +338,16 @@ def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: Even
         set_queues(lab, ["ecn.kmax=160KB"], ["ctsw1"])
 
 
-def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:
+def is_free(lab: Lab) -> bool:
+    try:
+        with state.lock(lab.name):
+            return True
+    except InputError:
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, deep(signal.SIGKILL)])
+def test_the_end_of_the_verb_ends_its_run_and_its_streams(lab: Lab, how: signal.Signals) -> None:
     argv = [*HERE.command(), "dashboard", lab.name, "--format=json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
         assert proc.stdout is not None
@@ -352,12 +363,11 @@ def test_ctrl_c_ends_the_verb_its_run_and_its_streams(lab: Lab) -> None:
         stream.wait_for("update")
         assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
         stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
-        proc.send_signal(signal.SIGINT)
+        proc.send_signal(how)
         out, err = proc.communicate(timeout=patience(60))
     assert stream.ended.wait(10)
     stream.close()
-    assert (proc.returncode, out) == (0, "")
+    assert (proc.returncode, out) == (0 if how == signal.SIGINT else -how, "")
     assert "Traceback" not in err
-    with state.lock(lab.name):
-        pass  # the run that it had started has ended
+    until(partial(is_free, lab))  # the run that it had started has ended
     assert not History.of(lab).writing()
