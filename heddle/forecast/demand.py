@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.arrays import I64, U32
-from heddle.base.files import real
+from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
 from heddle.fabric.model import Fabric
@@ -131,7 +131,8 @@ def _read(plan: PaperPlan, endpoints: Sequence[Endpoint]) -> tuple[I64, I64, I64
                 f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, but {free_bytes() / 1e9:.1f} GB are free"
             )
             raise InputError(Problem("", name, why, "sum up rows, or use a part of them"))
-        text = path.read_text(encoding="utf-8-sig")
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8-sig")
     except FileNotFoundError:
         hint = "check the path" if name == plan.spec.file else "write the path relative to the plan's directory"
         raise InputError(plan.problem("matrix", f"does not exist: {name}", hint)) from None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from heddle.base import resources
-from heddle.base.files import real, short_path
+from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.spec.keys import Size, at
@@ -229,9 +229,11 @@ def files_of(typed: str | None) -> list[str]:
         return [first] if _is_matrix(first) else []
     import yaml
 
+    from heddle.spec.yamlfile import MAX_BYTES
+
     found = [typed]
     try:
-        matrix = yaml.safe_load(Path(typed).expanduser().read_text(encoding="utf-8"))["matrix"]
+        matrix = yaml.safe_load(read_regular(Path(typed).expanduser(), MAX_BYTES))["matrix"]
     except Exception:  # load_plan reports the error
         return found
     if isinstance(matrix, str) and _is_matrix(matrix):

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base import resources
+from heddle.base.files import open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
 from heddle.places.call import Call, printable
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
@@ -73,7 +74,7 @@ def add(tar: tarfile.TarFile, path: Path, name: str, *, program: bool = False) -
     if path.is_symlink():
         tar.add(path, name)
         return
-    with machine_errors(str(path)), path.open("rb") as file:
+    with machine_errors(str(path)), open_regular(path) as file:
         status = os.fstat(file.fileno())
         content = file.read(status.st_size)
     member = tarfile.TarInfo(name)

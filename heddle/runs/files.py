@@ -9,12 +9,15 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from heddle.base import state
+from heddle.base.files import open_regular, read_regular
 from heddle.base.problems import machine_errors
+
+_MOST_BYTES: Final = 1 << 28  # of a JSON file: far more than any run has
 
 
 class UnreadableError(Exception):
@@ -38,7 +41,7 @@ def read_object(path: Path, version: int | None = None) -> Mapping[str, Any]:
     version: the value that its key `format` must have.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path, _MOST_BYTES))
     except FileNotFoundError:
         raise UnreadableError(f"{path.name} is missing") from None
     except OSError as error:
@@ -79,7 +82,7 @@ def read_arrays(path: Path, version: int) -> tuple[dict[str, Any], dict[str, Any
     """
     import numpy as np
 
-    with np.load(path, allow_pickle=False) as data:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as data:
         arrays = {name: np.asarray(data[name]) for name in data.files}
     about: dict[str, Any] = json.loads(str(arrays.pop("about_json")))
     if about["format"] != version:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, cast
 
+from heddle.base.files import open_regular
 from heddle.base.problems import InputError, Problem, nearest
 
 _GZIP: Final = b"\x1f\x8b"
@@ -203,7 +204,7 @@ def open_capture(path: Path, shown: str) -> CaptureFile:
         hint = f"name a file in it: --read {Path(shown) / example}" if example else "name a capture file"
         raise _refused(shown, "is a directory", hint)
     try:
-        stream: IO[bytes] = path.open("rb")
+        stream = open_regular(path)
         start = stream.read(2)
         stream.seek(0)
         compressed = start == _GZIP

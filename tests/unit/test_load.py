@@ -90,8 +90,9 @@ def test_names_that_are_no_fabric_are_hinted(tmp_path: Path) -> None:
     assert f"did you mean {tmp_path}/my fabric.yml?" in problems(str(tmp_path / "my fabrik.yml"))
     # A directory is no fabric.
     assert "is a directory" in problems(str(tmp_path))
-    # A file that never ends is not read to its end.
-    assert f"is larger than {MAX_BYTES // 1024} KiB" in problems("/dev/zero")
+    # A large file is not read to its end.
+    (tmp_path / "large.yml").write_bytes(bytes(MAX_BYTES + 1))
+    assert f"is larger than {MAX_BYTES // 1024} KiB" in problems(str(tmp_path / "large.yml"))
     # No control character reaches the terminal.
     assert "\x1b" not in problems(write(tmp_path, 'name: "\\e[31mred"\nracks: 1\nctsw: 1\n'))
 

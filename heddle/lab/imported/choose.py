@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import yaml
 
-from heddle.base.files import real, result_name
+from heddle.base.files import read_regular, real, result_name
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.fabricfile import load_fabric
-from heddle.lab.imported.grammar import NODE_NAME, expand, resolved
+from heddle.lab.imported.grammar import MOST_BYTES, NODE_NAME, expand, resolved
 from heddle.lab.lab import Blueprint
 from heddle.lab.opening import blueprint_from
 from heddle.runtimes.registry import RUNTIMES
@@ -80,7 +80,7 @@ def is_topology(typed: str) -> bool:
 
 
 _MOST: Final = 10_000  # files
-_TEXT: Final = 1 << 20  # bytes of a topology
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it is there
 _NAMED: Final = 5  # refused files that are named
 
 
@@ -98,9 +98,8 @@ def files_of(fabric: str | None, topology: str | None) -> list[str]:
 def companions(topology: Path) -> list[str]:
     """Files bound by relative paths, including those in bound directories. InputError names those that are refused."""
     try:
-        if not topology.is_file() or topology.stat().st_size > _TEXT:  # not a FIFO or a device
-            return []
-        data = yaml.safe_load(expand(topology.read_text(encoding="utf-8"), str(topology)))
+        text = read_regular(topology, MOST_BYTES).decode()
+        data = yaml.load(expand(text, str(topology)), Loader=_LOADER)  # noqa: S506 - both are safe loaders
         nodes = list(data["topology"]["nodes"])
     except Exception:  # the machine that reads the topology reports its errors
         return []

@@ -48,6 +48,15 @@ def write_copy(
 
 def copied(description: TopologyDescription, fabric: Fabric, out: Path, options: RenderOptions, runtime: str) -> str:
     """The text of the topology."""
+    data = copy_data(description, fabric, out, options, runtime)
+    head = f"# {description.path}, as Heddle runs it: with all inherited values, and absolute paths.\n"
+    return literal(head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True))
+
+
+def copy_data(
+    description: TopologyDescription, fabric: Fabric, out: Path, options: RenderOptions, runtime: str
+) -> dict[str, Any]:
+    """The topology as values, before `$` is doubled."""
     defaults: dict[str, Any] = {"privileged": False} if options.takes(PRIVILEGED) else {}
     defaults |= {"restart-policy": "no", "cap-add": list(_CAPABILITIES)}
     mgmt: dict[str, Any] = {"network": f"heddle-{description.name}"}
@@ -75,9 +84,7 @@ def copied(description: TopologyDescription, fabric: Fabric, out: Path, options:
         }
         for link in description.links
     ]
-    data = {"name": description.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
-    head = f"# {description.path}, as Heddle runs it: with all inherited values, and absolute paths.\n"
-    return literal(head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True))
+    return {"name": description.name, "mgmt": mgmt, "topology": {"defaults": defaults, "nodes": nodes, "links": links}}
 
 
 def heddle_starts(node: NodeDescription, runtime: str) -> bool:

@@ -14,13 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from heddle.base.files import read_regular
 from heddle.lab.imported.description import NodeDescription
+from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
 from heddle.lab.lab import Setting
 
-_MOST_BYTES: Final = 1 << 20  # of a script that a command runs
 # zebra sets these when it reads the line (zebra/ipforward_proc.c).
 _FORWARDING: Final[Mapping[str, str]] = {"ip": "net.ipv4.ip_forward", "ipv6": "net.ipv6.conf.all.forwarding"}
-_FRR_LINE: Final = re.compile(r"^(no\s+)?(ip|ipv6)\s+forwarding\s*$", re.MULTILINE)
+_FRR_LINE: Final = re.compile(r"^(no[ \t]+)?(ip|ipv6)[ \t]+forwarding[ \t]*$", re.MULTILINE)
 _FRR_FILES: Final = ("frr.conf", "zebra.conf")
 # Both are one variable (net/ipv4/devinet.c, devinet_sysctl_forward).
 _SAME: Final = ("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding")
@@ -34,13 +35,11 @@ _PROC: Final = "/proc/sys/"
 
 def settings_of(node: NodeDescription) -> dict[str, tuple[Setting, ...]]:
     """Sysctl -> the values that the node's configuration sets: `sysctls` first, then FRR's files, then commands."""
-    found: dict[str, list[Setting]] = {}
+    found: dict[str, dict[Setting, None]] = {}
     for rows, certain in ((_file_settings(node), True), (_frr_settings(node), True), (_command_settings(node), False)):
         for key, value, source in rows:
-            settings = found.setdefault(_SAME[0] if key in _SAME else key, [])
-            setting = Setting(" ".join(value.split()), source, certain)
-            if setting not in settings:
-                settings.append(setting)
+            settings = found.setdefault(_SAME[0] if key in _SAME else key, {})
+            settings[Setting(" ".join(value.split()), source, certain)] = None
     found |= {key: found[_SAME[0]] for key in _SAME if _SAME[0] in found}
     return {key: tuple(settings) for key, settings in found.items()}
 
@@ -81,7 +80,8 @@ def _lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
     yield from _split(words)
     for script in (word for word in (words if shell else words[:1]) if word in sources):
         for line in (_text(sources[script]) or "").splitlines():
-            yield from _split(_words(line, comments=True))
+            if len(line) <= LONGEST_LINE:  # the time of shlex grows with the square
+                yield from _split(_words(line, comments=True))
 
 
 def _split(words: list[str]) -> Iterator[list[str]]:
@@ -136,7 +136,6 @@ def _assignments(words: Iterable[str], source: str) -> Iterator[tuple[str, str, 
 
 def _text(path: Path) -> str | None:
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(_MOST_BYTES)
+        return read_regular(path, MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError):
         return None

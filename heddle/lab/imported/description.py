@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from heddle.base.ethernet import LARGEST_PFC_MTU
 from heddle.base.families import IPV4
+from heddle.base.files import read_regular
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
 from heddle.fabric.model import Fabric, Link, Node, Port, Role
@@ -25,6 +26,7 @@ from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.seeds import switch_seed
 from heddle.fabric.shapes.clos import LEVELS
 from heddle.lab.imported import frr
+from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.runtimes.netns_topology import DEFAULT_MTU
 
 
@@ -76,12 +78,13 @@ class NodeDescription:
         return any(frr.starts_itself(line, self.sources) for line in self.exec)
 
     def text(self, name: str) -> str | None:
-        """The text of a file below /etc/frr, or None when the topology binds none that can be read."""
+        """The text of a file below /etc/frr, or None when the topology binds none. InputError if it cannot be read."""
         path = frr.bound_file(self.sources, name)
         try:
-            return None if path is None else path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return None
+            return None if path is None else read_regular(path, MOST_BYTES).decode(errors="replace")
+        except OSError as error:
+            what, why = f"binds: {path} for {frr.FRR_DIR}/{name}", f"cannot be read: {error.strerror}"
+            raise InputError(Problem(self.where, what, why, "bind a text file")) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ _SERVICE: Final = re.compile(
     r"|docker-start\b"
 )
 _BY_HAND: Final = re.compile(r"\b(?:watchfrr|zebra|bgpd|ospfd|isisd|frrinit\.sh|service\s+frr|docker-start)\b")
-_INTERFACE: Final = re.compile(r"^interface\s+(\S+)", re.MULTILINE)
-_ADDRESS: Final = re.compile(r"^\s+ip address (\d+\.\d+\.\d+\.\d+/\d+)", re.MULTILINE)
-_ASSIGNED: Final = re.compile(r"^\s*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
+_INTERFACE: Final = re.compile(r"^interface[ \t]+(\S+)", re.MULTILINE)
+_ADDRESS: Final = re.compile(r"^[ \t]+ip address (\d+\.\d+\.\d+\.\d+/\d+)", re.MULTILINE)
+_ASSIGNED: Final = re.compile(r"^[ \t]*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
 
 
 def is_service(command: str) -> bool:

@@ -34,7 +34,10 @@ NODE_NAME: Final = "__clabNodeName__"
 LAB_NAME: Final = "__clabLabName__"
 # Directories that containerlab creates; namespaces have none.
 DIRECTORIES: Final = ("__clabNodeDir__", "__clabDir__")
+LONGEST_LINE: Final = 1 << 15  # characters of a command
+MOST_VALUES: Final = 400_000  # of a topology, with aliases and inherited values written out
 _LAB_LENGTH: Final = 12
+MOST_BYTES: Final = 1 << 20  # of a topology, and of each file of FRR and each script that it binds
 
 
 def expand(text: str, source: str, variables: Mapping[str, str] | None = None) -> str:
@@ -282,8 +285,8 @@ class Sections:
                 if key in GROUPS:
                     found[key] = {**found.get(key, {}), **self._texts((*trail, key), value)}
                 elif key in LISTS:
-                    have = found.setdefault(key, [])
-                    have += [text for _, text in self._items((*trail, key), value) if text not in have]
+                    items = [text for _, text in self._items((*trail, key), value)]
+                    found[key] = list(dict.fromkeys([*found.get(key, ()), *items]))
                 elif value not in (None, ""):
                     found[key] = value
         return found

@@ -15,7 +15,6 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from pydantic import TypeAdapter
 
 from heddle.base.ethernet import LARGEST_PFC_MTU
@@ -31,7 +30,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
-from heddle.lab.imported.copy import copied, heddle_starts, is_heddles, write_copy
+from heddle.lab.imported.copy import copy_data, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.reader import read_description
@@ -221,7 +220,7 @@ def _daemons(node: NodeDescription, runtime: str) -> tuple[str, ...]:
 
 def _parts(description: TopologyDescription, fabric: Fabric, runtime: str) -> dict[str, str]:
     """Path -> value, as text, of everything that defines the lab; independent of its directory and subnet."""
-    data = yaml.safe_load(copied(description, fabric, Path("/"), RenderOptions(), runtime))
+    data = copy_data(description, fabric, Path("/"), RenderOptions(), runtime)
     found = {"links": json.dumps(data["topology"]["links"])}
     for name, node in data["topology"]["nodes"].items():
         found |= {f"nodes.{name}.{key}": json.dumps(value) for key, value in node.items()}

@@ -39,8 +39,8 @@ from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bin
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
 _READING: Final = ReadOptions(
-    max_bytes=4 * 1024 * 1024,
-    values=400_000,
+    max_bytes=grammar.MOST_BYTES,
+    values=grammar.MOST_VALUES,
     words=True,
     merges=True,
     kind="topology",
@@ -51,6 +51,9 @@ _NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST
 _OWN_FIELDS: Final = frozenset({"kind", "group", "binds", "exec", "sysctls", "labels", "env", "network-mode"})
 _LEAST_MTU: Final = 1280  # minimum for IPv6, as in a fabric file
 _RATES: Final = (10**6, 10**10)  # bit/s, as in a fabric file
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_SHOWN: Final = 100  # characters of a value, in messages
+_MOST_PROBLEMS: Final = 50  # of one file: each looks for similar words
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ, dev_valid_name
 _MAC: Final = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}")  # unicast
 _IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
@@ -81,6 +84,8 @@ class _DescriptionReader:
         self.problems = Problems()
         self.left: dict[str, dict[str, None]] = {}  # why -> keys, in order of appearance
         self._judged: set[Trail] = set()
+        self._values = 0
+        self._commands: dict[str, str | None] = {}  # why each is no command: many nodes inherit the same ones
 
     def description(self, name: str | None) -> TopologyDescription:
         """The whole file, or InputError."""
@@ -122,8 +127,11 @@ class _DescriptionReader:
         return lab
 
     def add(self, trail: Trail, what: str, why: str, hint: str = "") -> None:
-        """Add a problem at the line of a key, or of the nearest key above it."""
+        """Add a problem at the line of a key, or of the nearest key above it. InputError when there are too many."""
         self.problems.add(where=self.document.where(trail), what=what, why=why, hint=hint)
+        if len(self.problems.found) >= _MOST_PROBLEMS:
+            self.problems.add(where=self.path.name, what="the rest of the file", why="was not read: too many problems")
+            self.problems.raise_if_any()
 
     def _node(self, name: str, sections: Sections, lab: str) -> NodeDescription | None:
         at: Trail = ("topology", "nodes", name)
@@ -140,6 +148,10 @@ class _DescriptionReader:
         layers = sections.layers(name)
         for trail, layer in layers:
             self._judge(trail, layer)
+        self._values += sum(len(each) if isinstance(each, list | dict) else 1 for _, d in layers for each in d.values())
+        if self._values > grammar.MOST_VALUES:
+            why = f"has more than {grammar.MOST_VALUES:,} values when inherited ones are written out"
+            raise InputError(Problem(self.document.where(at), "the topology", why, "write a smaller topology"))
         merged = sections.merged(layers)
         supports = {key: grammar.node_key(key, self.runtime) for key in merged}
         passed = {k: v for k, v in merged.items() if (found := supports[k]) is not None and found.fate == "taken"}
@@ -227,7 +239,11 @@ class _DescriptionReader:
         kept = []
         for trail, line in lines:
             text = magic(line, lab, node)
-            if any(word in text for word in DIRECTORIES) and self.runtime == "netns":
+            if text not in self._commands:
+                self._commands[text] = _no_command(text)
+            if (why := self._commands[text]) is not None:
+                self.add(trail, f"exec: {line[:_SHOWN]}", why, "put it into a script, and bind that")
+            elif any(word in text for word in DIRECTORIES) and self.runtime == "netns":
                 self.add(trail, f"exec: {line}", "names a directory that containerlab creates; a namespace has none")
             elif _sets_queue(text):
                 why = "sets a queue, but Heddle installs its own at the root of every port"
@@ -247,6 +263,16 @@ def _can_bind(source: Path, target: str) -> bool:
         return True
     there = Path(target)
     return there.exists() and there.is_dir() == source.is_dir()
+
+
+def _no_command(line: str) -> str | None:
+    """Why a line of `exec` cannot be run: containerlab divides it into words without a shell."""
+    if len(line) > grammar.LONGEST_LINE:
+        return f"is longer than {grammar.LONGEST_LINE:,} characters"
+    try:
+        return None if shlex.split(line) else "is empty"
+    except ValueError as error:
+        return f"is no command: {str(error).lower()}"  # no closing quotation, no escaped character
 
 
 def _sets_queue(command: str) -> bool:
@@ -314,8 +340,8 @@ class _LinkReader:
         if given is None:
             return None
         low, high = bounds
-        if not isinstance(given, str) or not given.isdigit() or not low <= int(given) <= high:
-            self._add(trail, f"{what}: {given}", f"is not a number from {low:,} to {high:,}")
+        if not isinstance(given, str) or not _NUMBER.fullmatch(given) or not low <= int(given) <= high:
+            self._add(trail, f"{what}: {str(given)[:_SHOWN]}", f"is not a number from {low:,} to {high:,}")
             return None
         return int(given)
 
