@@ -12,19 +12,26 @@ from typing import Any
 
 from heddle.dashboard.serving import LOOPBACK, Serving, listen
 
+TOKEN = "a-token-of-the-tests"
 Answer = tuple[int, dict[str, str], Any]  # status, headers, JSON or text
 
 
 class WebClient:
-    """One server. port: of loopback."""
+    """One server. port: of loopback. token: sent with each request; None: not sent."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, token: str | None = TOKEN) -> None:
+        self.port, self.token = port, token
+
+    @property
+    def page(self) -> str:
+        """The page's address for a browser."""
+        return f"http://{LOOPBACK}:{self.port}/#token={self.token}"
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
         """One request. A body is sent as JSON unless the headers have another type."""
         link = http.client.HTTPConnection(LOOPBACK, self.port, timeout=30)
-        sent = {"Content-Type": "application/json"} if body is not None else {}
+        sent = {"Authorization": f"Bearer {self.token}"} if self.token is not None else {}
+        sent |= {"Content-Type": "application/json"} if body is not None else {}
         try:
             link.request(method, path, json.dumps(body) if body is not None else None, {**sent, **(headers or {})})
             answer = link.getresponse()
@@ -50,9 +57,9 @@ class WebClient:
 class EventStream:
     """The events of a lab, collected by a thread until `close`."""
 
-    def __init__(self, port: int, lab: str) -> None:
-        self._link = http.client.HTTPConnection(LOOPBACK, port, timeout=60)
-        self._link.request("GET", f"/api/labs/{lab}/events")
+    def __init__(self, client: WebClient, lab: str) -> None:
+        self._link = http.client.HTTPConnection(LOOPBACK, client.port, timeout=60)
+        self._link.request("GET", f"/api/labs/{lab}/events", headers={"Authorization": f"Bearer {client.token}"})
         self._answer = self._link.getresponse()
         assert self._answer.status == 200, self._answer.read()
         self.events: list[tuple[str, Any]] = []
@@ -106,9 +113,9 @@ class EventStream:
 
 
 @contextmanager
-def dashboard(token: str | None = None) -> Iterator[WebClient]:
+def dashboard() -> Iterator[WebClient]:
     """A running dashboard of the labs in this state directory, on a free port of loopback."""
-    serving = Serving(listen(LOOPBACK, 0, token))
+    serving = Serving(listen(LOOPBACK, 0, TOKEN))
     ready = threading.Event()
     failed: list[BaseException] = []
 

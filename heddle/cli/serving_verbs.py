@@ -13,7 +13,7 @@ from heddle.cli.verbs import verb
     help={
         "lab": "which lab the address opens; the page can change to any other one",
         "port": Option("of the page; by default a free one is chosen"),
-        "bind": "address to listen on; beyond this machine every request needs the token",
+        "bind": "address to listen on, beyond this machine too",
         "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
     },
     positional=["lab"],
@@ -35,28 +35,26 @@ def dashboard(
     """
     from heddle.base import state
     from heddle.base.files import real
-    from heddle.dashboard.access import is_loopback, make_token, read_token
+    from heddle.dashboard.access import make_token, read_token
     from heddle.dashboard.serving import Serving, listen
     from heddle.lab.opening import open_lab
 
     if lab is not None and state.check_name(lab) not in state.labs():
         open_lab(lab)  # says why, and what to do
-    token = read_token(real(token_file), token_file) if token_file is not None else None
-    if token is None and not is_loopback(bind):
-        token = make_token()
+    token = read_token(real(token_file), token_file) if token_file is not None else make_token()
     where = listen(bind, port, token)
-    page = where.page
-    # A token of the user's own file is not shown: the terminal, its log and the JSON document are not as private.
-    url = page + (f"?lab={lab}" if lab else "") + (where.fragment if token_file is None else "")
+    page = where.url
+    # Browsers do not send what is behind `#`, so no log has it. A token of the user's own is not shown to others.
+    url = page + (f"?lab={lab}" if lab else "") + (f"#token={token}" if token_file is None else "")
 
     def ready() -> None:
         if out.json:
-            return out.result({"url": url, "metrics": f"{page}metrics", "token": token is not None})
+            return out.result({"url": url, "metrics": f"{page}metrics"})
         out.show(f"dashboard: {url}\nmetrics:   {page}metrics")
         out.say("Ctrl-C ends it; labs keep running")
         if token_file is not None:
             out.say(f"the page asks for the token, which {token_file} has")
-        elif token is not None:
+        else:
             out.say("the address contains the token: anyone with it can run collectives and take links down")
         return None
 

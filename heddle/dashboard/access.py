@@ -4,8 +4,8 @@ In:  the headers of a request. Out: None, or the reason why it is refused.
 
 Three attacks are met here. DNS rebinding: another site's name resolves to this machine, so the name in Host must be one
 of ours. Cross-site requests: browsers tell the origin of a request (Origin, Sec-Fetch-Site), and a request that changes
-something must come from this page. Users of other machines: beyond loopback every request that shows or changes a lab
-needs the token, as a cookie that scripts cannot read, or as `Authorization: Bearer` (Prometheus).
+something must come from this page. Other users, of this machine too: every request that shows or changes a lab needs
+the token, as a cookie that scripts cannot read, or as `Authorization: Bearer` (Prometheus).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def is_loopback(host: str) -> bool:
 
 
 class PageAccess:
-    """The rules of one server. bind: the address it listens on. token: None where none is needed."""
+    """The rules of one server. bind: the address it listens on. token: in ASCII."""
 
-    def __init__(self, bind: str, port: int, token: str | None) -> None:
-        self.token = token
+    def __init__(self, bind: str, port: int, token: str) -> None:
+        self._token = token
         self._names = {"localhost", bind.lower()}
         if not is_loopback(bind):
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -75,17 +75,17 @@ class PageAccess:
             return Refusal(421, "this name is not one of the dashboard's: use the address that it printed")
         if foreign := _foreign(method, path, headers, host):
             return Refusal(403, foreign)
-        if self.token is not None and not open_to_all and not self._knows(headers):
+        if not open_to_all and not self._knows(headers):
             return Refusal(401, "a token is needed: use the address that the dashboard printed, with #token=...")
         return None
 
     def matches(self, token: str) -> bool:
         """Whether this is the token. The comparison takes the same time wherever the two differ."""
-        return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+        return token.isascii() and hmac.compare_digest(token, self._token)
 
     def session(self) -> str:
         """The value of the cookie: it shows that its owner knew the token, and ends with this server."""
-        return hmac.new(self._secret, (self.token or "").encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._secret, self._token.encode(), hashlib.sha256).hexdigest()
 
     def set_cookie(self) -> str:
         """The header Set-Cookie of a login."""
@@ -109,7 +109,7 @@ class PageAccess:
             found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             return False
-        return found is not None and hmac.compare_digest(found.value.encode(), self.session().encode())
+        return found is not None and found.value.isascii() and hmac.compare_digest(found.value, self.session())
 
 
 def _foreign(method: str, path: str, headers: Mapping[str, str], host: str) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult
 
 
+MOST_STREAMS: Final = 32
 _WAITING: Final = 20  # messages for one viewer; then it is too slow
 _BEAT_S: Final = 15.0  # between two lines to a silent connection, so that it is known to be open
 
@@ -190,6 +191,11 @@ class LabDesk:
             if self._ended:  # a page that connects again while the server ends
                 self._viewers[lab].end_streams()
         return self._viewers[lab]
+
+    @property
+    def streams(self) -> int:
+        """The number of pages that are open, of all labs."""
+        return sum(each.watch.viewers for each in self._viewers.values())
 
     def actions(self, lab: str) -> Actions:
         """The buttons of a lab; InputError as for `viewers`."""

@@ -18,49 +18,45 @@ from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from heddle.base.problems import InputError, Problem, trouble
-from heddle.dashboard.access import PageAccess, is_loopback
+from heddle.dashboard.access import PageAccess
 from heddle.dashboard.labdesk import LabDesk
 from heddle.dashboard.site import site
 
 LOOPBACK: Final = "127.0.0.1"
 _ENDING_S: Final = 3  # for connections that are open when the server ends
+_REQUEST_S: Final = 10.0  # for a whole request, from the connection or the last answer on
+_CONNECTIONS: Final = 200  # at once: their descriptors must fit beside those of readers and runs
 
 
 @dataclass(frozen=True)
 class Listening:
-    """A socket that is bound, and its rules. token: None where none is needed."""
+    """A socket that is bound, and its rules."""
 
     socket: socket.socket
     bind: str
     port: int
-    token: str | None
+    token: str
 
     @property
-    def page(self) -> str:
+    def url(self) -> str:
         """The page's address."""
         host = f"[{self.bind}]" if ":" in self.bind else self.bind
         if ipaddress.ip_address(self.bind).is_unspecified:
             host = socket.gethostname()
         return f"http://{host}:{self.port}/"
 
-    @property
-    def fragment(self) -> str:
-        """`#token=...` for the end of the address: browsers do not send that part, so no log of requests has it."""
-        return f"#token={self.token}" if self.token else ""
 
-
-def listen(bind: str, port: int, token: str | None) -> Listening:
-    """Bind the socket. port: 0 for a free one. The caller has made sure that there is a token beyond loopback."""
+def listen(bind: str, port: int, token: str) -> Listening:
+    """Bind the socket. port: 0 for a free one."""
     address = LOOPBACK if bind == "localhost" else bind
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     except ValueError:
         hint = "use an IP address of this machine, or 0.0.0.0 for all of them"
         raise InputError(Problem("", f"--bind {bind}", "is not an IP address", hint)) from None
-    if token is None and not is_loopback(address):
-        raise ValueError("a dashboard beyond loopback has a token")
     if not 0 <= port <= 65535:
         raise InputError(Problem("", f"--port {port}", "is outside 0 to 65535", "leave it out: a free one is chosen"))
     made = socket.socket(family, socket.SOCK_STREAM)
@@ -82,6 +78,40 @@ def listen(bind: str, port: int, token: str | None) -> Listening:
             raise InputError(Problem("", f"--bind {bind}", "is not an address of this machine", hint)) from None
         raise trouble(error, f"--bind {bind}") from None
     return Listening(made, address, made.getsockname()[1], token)
+
+
+class _Bounded(H11Protocol):
+    """HTTP with bounds that uvicorn does not have: the number of connections, and the time until a request is whole."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse a connection too many; else wait for its request."""
+        super().connection_made(transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.close()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of a request, or all of it."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            self._forget()  # the request is whole, and its answer may be a stream
+        elif self._late is None:
+            self._late = self.loop.call_later(_REQUEST_S, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -120,7 +150,7 @@ class Serving:
         access = PageAccess(self.where.bind, self.where.port, self.where.token)
         config = uvicorn.Config(
             site(desk, access), log_level="warning", access_log=False, lifespan="off", server_header=False,
-            timeout_graceful_shutdown=_ENDING_S, ws="none", proxy_headers=False,
+            timeout_graceful_shutdown=_ENDING_S, ws="none", proxy_headers=False, http=_Bounded,
         )  # fmt: skip
         server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[self.where.socket]))

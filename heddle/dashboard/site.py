@@ -31,7 +31,7 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
 from heddle.dashboard.access import HEADERS, PageAccess
-from heddle.dashboard.labdesk import LabDesk, port_answer, problems_of
+from heddle.dashboard.labdesk import MOST_STREAMS, LabDesk, port_answer, problems_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -136,8 +136,6 @@ def _login(access: PageAccess) -> Handler:
             token = (await _body(request)).get("token")
         except InputError as error:
             return JSONResponse(problems_of(error), 400)
-        if access.token is None:
-            return JSONResponse({"ok": True})
         if not isinstance(token, str) or not access.matches(token):
             return JSONResponse({"error": "this is not the token", "problems": []}, 401)
         return JSONResponse({"ok": True}, headers={"set-cookie": access.set_cookie()})
@@ -185,7 +183,10 @@ async def _plan(request: Request) -> Response:
 
 
 async def _events(request: Request) -> Response:
-    viewers = _desk(request).viewers(request.path_params["lab"])
+    desk = _desk(request)
+    viewers = desk.viewers(request.path_params["lab"])
+    if desk.streams >= MOST_STREAMS:
+        return JSONResponse({"error": f"{MOST_STREAMS} pages are open: close one", "problems": []}, 503)
     return StreamingResponse(viewers.stream(), media_type="text/event-stream")
 
 

@@ -55,7 +55,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
 
 def _viewed(what: str, lab: Lab, pid: int, page: WebClient, viewers: int) -> Iterator[Figure]:
     with ExitStack() as stack:
-        streams = [EventStream(page.port, lab.name) for _ in range(viewers)]
+        streams = [EventStream(page, lab.name) for _ in range(viewers)]
         for stream in streams:
             stack.callback(stream.close)
             stream.wait_for("update")
@@ -89,9 +89,9 @@ def _dashboard() -> Iterator[tuple[int, WebClient]]:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as proc:
         try:
             assert proc.stdout is not None
-            port = int(proc.stdout.readline().partition("127.0.0.1:")[2].partition("/")[0])
+            address, _, token = proc.stdout.readline().strip().partition("#token=")
             time.sleep(1)
-            yield proc.pid, WebClient(port)
+            yield proc.pid, WebClient(int(address.partition("127.0.0.1:")[2].partition("/")[0]), token)
         finally:
             proc.terminate()
 

@@ -45,7 +45,7 @@ def live_page(lab: Lab, browser: Browser, scratch: Path) -> Iterator[Path]:
     """The dashboard during an all-to-all, with a port chosen."""
     with dashboard() as server:
         browser.size(1600, 1000)
-        browser.open(f"http://127.0.0.1:{server.port}/?lab={lab.name}")
+        browser.open(server.page.replace("#", f"?lab={lab.name}#"))
         browser.wait_for("document.querySelectorAll('#drawing .half').length > 0")
         link = "document.querySelector('.hit[data-port=\"rtsw1:eth1\"]')"
         browser.run(f"{link}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")

@@ -17,12 +17,10 @@ from heddle.lab.queues import read_queues
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from tests.conftest import Borrow
-from tests.webclient import WebClient, dashboard
+from tests.webclient import TOKEN, WebClient, dashboard
 
 if TYPE_CHECKING:
     from tests.browser.chromium import Browser
-
-TOKEN = "a-token-of-the-tests"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def server() -> Iterator[WebClient]:
 
 def opened(browser: Browser, server: WebClient, lab: Lab) -> None:
     """The page, drawn and with figures."""
-    browser.open(f"http://127.0.0.1:{server.port}/?lab={lab.name}")
+    browser.open(server.page.replace("#", f"?lab={lab.name}#"))
     browser.wait_for("document.querySelectorAll('#drawing .half').length > 0")
     browser.wait_for("document.querySelector('#total-bgp').textContent.includes('of')")
 
@@ -169,15 +167,15 @@ def test_without_a_lab_the_page_says_what_to_do(
     browser: Browser, server: WebClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    browser.open(f"http://127.0.0.1:{server.port}/")
+    browser.open(server.page)
     browser.wait_for("document.querySelector('#trouble').textContent.includes('./inv up zone')")
     assert text(browser, "#trouble").startswith("No lab is running.")
     browser.assert_accessible()
 
 
 def test_the_token_of_the_address_opens_the_page_and_without_it_the_page_asks_for_it(browser: Browser) -> None:
-    with dashboard(TOKEN) as locked:
-        browser.open(f"http://127.0.0.1:{locked.port}/#token={TOKEN}")
+    with dashboard() as locked:
+        browser.open(locked.page)
         browser.wait_for("!location.hash")
         browser.wait_for("document.querySelector('#login').hidden")
         assert browser.run("return fetch('/api/labs').then((answer) => answer.status)") == 200

@@ -63,7 +63,7 @@ def page(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebClient]:
 @pytest.fixture
 def viewer(page: WebClient, lab: Lab) -> Iterator[EventStream]:
     """A viewer of the lab."""
-    stream = EventStream(page.port, lab.name)
+    stream = EventStream(page, lab.name)
     stream.wait_for("state", lambda found: found["up"])
     yield stream
     stream.close()
@@ -239,7 +239,7 @@ def _at(when: float, found: dict[str, float]) -> bool:
 
 
 def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventStream, lab: Lab) -> None:
-    second = EventStream(page.port, lab.name)
+    second = EventStream(page, lab.name)
     try:
         second.wait_for("hello", lambda found: found["up"])
         watching = [each.name for each in threading.enumerate() if each.name == f"watch-{lab.name}"]
@@ -263,7 +263,7 @@ def test_a_second_viewer_costs_no_second_reading(page: WebClient, viewer: EventS
 
 
 def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
-    stream = EventStream(page.port, lab.name)
+    stream = EventStream(page, lab.name)
     stream.wait_for("update")
     stream.close()
 
@@ -273,7 +273,7 @@ def test_nothing_is_read_without_viewers(page: WebClient, lab: Lab) -> None:
     until(lambda: not watched())
     before = readings_of(page, lab)  # this scrape reads once itself
     assert readings_of(page, lab) == before + 1
-    again = EventStream(page.port, lab.name)
+    again = EventStream(page, lab.name)
     again.wait_for("update")
     again.close()
 
@@ -289,12 +289,12 @@ def test_a_lab_of_another_version_and_one_that_goes_and_comes_again_are_told_and
     path.write_text(json.dumps(record | {"version": "0.0.9"}))
     (mine,) = [each for each in page.get("/api/labs")["labs"] if each["lab"] == name]
     assert (mine["state"], "Heddle 0.0.9" in mine["trouble"]) == ("unreadable", True)
-    stream = EventStream(page.port, name)
+    stream = EventStream(page, name)
     other = stream.wait_for("state", lambda found: "Heddle 0.0.9" in found["trouble"])
     stream.close()
     assert "hint:" in other["trouble"] and metrics_of(page)["heddle_lab_up", frozenset({("lab", name)})] == 0
     path.write_text(json.dumps(record))
-    stream = EventStream(page.port, name)
+    stream = EventStream(page, name)
     first = stream.wait_for("state", lambda found: found["up"])
     command(["ip", "netns", "delete", f"heddle-{name}-ctsw1"])
     missing = "ctsw1  its namespace is missing: it was removed"
@@ -359,7 +359,7 @@ def test_the_end_of_the_verb_ends_its_run_and_its_streams(lab: Lab, how: signal.
         url = json.loads(text)["url"]
         assert url.endswith(f"/?lab={lab.name}")
         page = WebClient(int(re.findall(r":(\d+)/", url)[0]))
-        stream = EventStream(page.port, lab.name)
+        stream = EventStream(page, lab.name)
         stream.wait_for("update")
         assert page.post(f"/api/labs/{lab.name}/run", {"size": "4M", "iters": 500})[0] == 202
         stream.wait_for("update", lambda found: found.get("runs", {}).get("running") is True, 60)
