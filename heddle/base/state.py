@@ -98,7 +98,7 @@ def check_name(lab: str) -> str:
 
 def labs() -> list[str]:
     """Names of all labs with a record, sorted."""
-    _check_owner(state_dir() / "labs")
+    check_owner(state_dir() / "labs")
     found = (path.parent.name for path in (state_dir() / "labs").glob("*/lab.json"))
     return sorted(name for name in found if _NAME.fullmatch(name))
 
@@ -106,7 +106,7 @@ def labs() -> list[str]:
 def read_record(lab: str) -> Record | None:
     """The lab's record, or None when there is none. MachineError when it cannot be read or trusted."""
     path = lab_dir(lab) / "lab.json"
-    _check_owner(path.parent)
+    check_owner(path.parent)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("format") != _FORMAT:
@@ -248,7 +248,7 @@ def _is_alive(holder: str) -> bool:
 
 def make_dir(path: Path) -> None:
     """Make a directory and its parents, all owned by the calling user."""
-    _check_owner(path)
+    check_owner(path)
     with machine_errors(str(path), _ELSEWHERE):
         missing = [p for p in (path, *path.parents) if not p.exists()]
         for each in reversed(missing):
@@ -257,18 +257,18 @@ def make_dir(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     for made in missing:
         give_to_caller(made)
-    _check_owner(path)  # again: another user may have made it in between
+    check_owner(path)  # again: another user may have made it in between
 
 
-def _check_owner(path: Path) -> None:
-    """MachineError when the state belongs to another user: its content runs as root.
+def check_owner(path: Path) -> None:
+    """MachineError when a path of the state or the cache belongs to another user: its content runs as root.
 
     Every user can write to a directory like /var/tmp, so another user could put a directory there first.
     """
     caller = _caller()
     ours = {0, os.geteuid(), caller.pw_uid if caller else 0}
     for each in (path, *path.parents):
-        if not each.is_relative_to(state_dir()):
+        if not any(each.is_relative_to(root) for root in (state_dir(), cache_dir())):
             return
         for found in (os.lstat, os.stat):  # a link's owner chooses where it leads
             try:

@@ -101,6 +101,20 @@ def test_an_image_is_made_once_and_then_found(cache: Path) -> None:
     assert time.time() - made.used < 60, "a guest that starts keeps its image"
 
 
+def test_a_guest_starts_only_from_files_as_they_were_made_by_this_user_or_root(cache: Path) -> None:
+    made = ensure_image(STABLE, Silent(), builder=small)
+    disk = made.path / DISK
+    made.check()
+    os.utime(disk, ns=(1, 1))
+    made.check()  # the same bytes
+    disk.write_bytes(b"x" * disk.stat().st_size)
+    with pytest.raises(MachineError, match=rf"{DISK}  ?has changed since it was made\n.*--rebuild"):
+        made.check()
+    made.path.chmod(0o777)
+    with pytest.raises(MachineError, match="is writable for every user"):
+        made.check()
+
+
 def test_a_wait_for_another_process_is_said_only_when_there_is_one(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

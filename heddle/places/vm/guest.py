@@ -182,6 +182,7 @@ def _start(kernel: Kernel, image: VmImage, directory: Path, wanted: Hardware, ob
             directory.mkdir(mode=0o700)
             _check_disk(directory)
             keys = make_keys(directory)
+        image.check()
         image.mark_used()
         booted, slow = _boot_somehow(image, directory, keys, wanted, lambda line: observer.waiting(_STEP, line))
         guest = Guest(

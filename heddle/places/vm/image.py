@@ -11,12 +11,13 @@ hash of all its inputs (recipe.py).
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from typing import Any, Final
 from heddle.base import mounts
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.base.state import cache_dir, give_to_caller, make_dir, write_json
+from heddle.base.state import cache_dir, check_owner, give_to_caller, make_dir, write_json
 from heddle.host.engine.lockfile import locked
 from heddle.places.vm import imagebuild
 from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build
@@ -32,6 +33,7 @@ from heddle.places.vm.kernels import Kernel
 from heddle.places.vm.recipe import IMAGE_FORMAT, image_name, inputs
 
 ABOUT: Final = "image.json"
+_FILES: Final = (DISK, KERNEL_FILE, INITRAMFS)
 Builder = Callable[[Kernel, Path, Observer], str]  # writes the files of an image to a directory; the kernel's release
 _MAKING: Final = ".making-"
 _LOCK: Final = ".lock"
@@ -41,12 +43,16 @@ _UNUSED_S: Final = 14 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class VmImage:
-    """An image in the cache. release: of its kernel, as uname prints it; seconds: how long it took to make."""
+    """An image in the cache. release: of its kernel, as uname prints it; seconds: how long it took to make.
+
+    files: name -> size, time of the last change in ns, and SHA-256, when it was made.
+    """
 
     path: Path
     kernel: str
     release: str
     seconds: float
+    files: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,9 +74,24 @@ class VmImage:
         with suppress(OSError):
             (self.path / ABOUT).touch()
 
+    def check(self) -> None:
+        """MachineError when the image belongs to another user, or a file is not what was made."""
+        check_owner(self.path)
+        for name, (size, changed, digest) in self.files.items():
+            file = self.path / name
+            with machine_errors(str(file)):
+                check_owner(file)
+                now = file.stat()
+                same = (now.st_size, now.st_mtime_ns) == (size, changed) or _digest(file) == digest
+            if not same:
+                raise MachineError(
+                    Problem("", str(file), "has changed since it was made", "run ./inv vm build --rebuild")
+                )
+
     def to_json(self) -> dict[str, Any]:
         """`name`, `path`, `kernel`, `release`, `seconds`, `bytes`, `used`."""
-        shown = {**asdict(self), "path": str(self.path), "name": self.name, "bytes": self.bytes_used}
+        shown = {key: value for key, value in asdict(self).items() if key != "files"}
+        shown |= {"path": str(self.path), "name": self.name, "bytes": self.bytes_used}
         return {**shown, "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))}
 
 
@@ -115,6 +136,7 @@ def ensure_image(kernel: Kernel, observer: Observer, *, fresh: bool = False, bui
                 part.mkdir(mode=0o755)
                 began = time.monotonic()
                 about = {"kernel": kernel.name, "release": builder(kernel, part, observer), "inputs": inputs(kernel)}
+                about["files"] = {name: _described(part / name) for name in _FILES}
                 seconds = round(time.monotonic() - began, 1)
                 write_json(part / ABOUT, {"format": IMAGE_FORMAT, **about, "seconds": seconds}, indent=2)
                 (part / ABOUT).chmod(0o644)  # others may read an image in a directory that they may read
@@ -161,11 +183,25 @@ def _image_in(path: Path) -> VmImage | None:
     """The image in this directory; None when there is none, or when it is damaged."""
     try:
         about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-        if not all((path / name).is_file() for name in (DISK, KERNEL_FILE, INITRAMFS)):
+        if not all((path / name).is_file() for name in _FILES):
             return None
-        return VmImage(path, str(about["kernel"]), str(about["release"]), float(about["seconds"]))
+        files = {
+            name: (int(size), int(changed), str(digest)) for name, (size, changed, digest) in about["files"].items()
+        }
+        return VmImage(path, str(about["kernel"]), str(about["release"]), float(about["seconds"]), files)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _described(file: Path) -> tuple[int, int, str]:
+    """See VmImage.files."""
+    now = file.stat()
+    return now.st_size, now.st_mtime_ns, _digest(file)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _remove_unused(kept: Path) -> None:

@@ -19,7 +19,7 @@ from heddle.host.engine.images import SUITE
 from heddle.places.vm import initramfs
 from heddle.places.vm.kernels import PYTHON, Kernel, debian_machine
 
-IMAGE_FORMAT: Final = 4  # of the files; a change makes new images
+IMAGE_FORMAT: Final = 5  # of the files; a change makes new images
 LOCK: Final = "requirements.lock"
 _HOME: Final = "/opt/heddle"  # in the guest
 _PLATFORMS: Final = ("manylinux_2_39", "manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
