@@ -151,7 +151,7 @@ def test_count_and_time_end_it_whichever_is_first(tiny: Lab) -> None:
     assert proc.returncode == 0
     assert (data["ended"], data["packets"], len(data["frames"]), data["dropped"]) == ("count", 3, 3, 0)
     assert data["ports"] == ["rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth3", "rtsw1:eth4"]
-    assert {frame["kind"] for frame in data["frames"]} <= {"ND", "BGP", "ICMPv6"}
+    assert {frame["kind"] for frame in data["frames"]} <= {"ND", "ARP", "BGP", "ICMPv6"}
 
     with inv_capture(tiny, "host1", "--seconds", "0.5", "--filter", "roce") as proc:
         text = proc.communicate(timeout=patience(60))[0]
