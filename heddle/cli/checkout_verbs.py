@@ -34,8 +34,8 @@ def _needed(what: str) -> Sequence[str]:
 
 @verb(
     help={
-        "what": "cli, up, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, dcqcn, "
-        "order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, or all",
+        "what": "cli, up, large, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, "
+        "dcqcn, order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, or all",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],
