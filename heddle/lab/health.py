@@ -247,11 +247,14 @@ done
 rm -f /run/frr/*.pid
 """
 
-# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end.
+# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end. The file is not
+# in /run/frr, where user frr could place a link.
 _START_DAEMONS: Final = r"""
-"$0" "$@" < /dev/null > /run/frr/heddle-repair.log 2>&1 && exit 0
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+"$0" "$@" < /dev/null > "$said" 2>&1 && exit 0
 code=$?
-cat /run/frr/heddle-repair.log >&2
+cat "$said" >&2
 exit $code
 """
 

@@ -16,6 +16,8 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
+from heddle.lab import health
+from heddle.lab.imported import copy
 from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
 from heddle.render.render import mgmt_subnet, render, rendered
 from heddle.runtimes.netns_topology import read_topology
@@ -151,6 +153,16 @@ def test_what_holds_for_every_fabric_in_every_dialect(spec: FabricSpec, options:
     there = [str(path.relative_to(topology.parent)) for path in topology.parent.rglob("*") if path.is_file()]
     assert sorted([*named, topology.name]) == sorted(there), "what is bound is there, and nothing else is"
     assert len(named) == (2 if options.dialect == "frr" else 4) * len(fabric.switches)
+
+
+def test_root_writes_no_file_where_user_frr_could_place_a_link() -> None:
+    """The scripts run as root; /run/frr and /var/log/frr belong to frr, whose daemons write pids and logs there."""
+    files = rendered(build(ClosSpec(name="one", racks=1, ctsw=1)))
+    starts = [text for name, text in files.items() if name.endswith("start.sh")]
+    for script in (*starts[:1], copy._start_script(), health._START_DAEMONS, health._END_DAEMONS):
+        lines = [line for line in script.splitlines() if not line.startswith("#")]
+        named = set(re.findall(r"/(?:run|var/log)/frr/[^\s\";]+", "\n".join(lines)))
+        assert named <= {"/run/frr/$daemon.pid", "/var/log/frr/$daemon.log", "/run/frr/*.pid"}
 
 
 def test_every_node_says_which_lab_it_is_of(spec: FabricSpec, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ for dir in /usr/lib/frr /usr/libexec/frr; do
 done
 
 # start DAEMON WITHOUT CONFIG [OPTION...]: each daemon reads frr.conf without the blocks that only other daemons know.
-# Otherwise it logs a line for each of these.
+# Otherwise it logs a line for each of these. Root writes nothing in /run/frr: user frr could place a link there.
 start() {
   daemon=$1 without=$2 config=$3
   shift 3
@@ -23,8 +23,8 @@ start() {
 # file of zebra.
 if command -v mgmtd > /dev/null; then
   start mgmtd 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list\|no zebra\|zebra' /etc/frr/zebra.conf -P 0
-  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list\|interface' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
+  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list\|interface' /etc/frr/heddle-zebra.conf -f /etc/frr/heddle-zebra.conf -P 0 -s 90000000
 else
-  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list' /run/frr/zebra.conf -f /run/frr/zebra.conf -P 0 -s 90000000
+  start zebra 'router bgp\|route-map\|ip prefix-list\|ipv6 prefix-list' /etc/frr/heddle-zebra.conf -f /etc/frr/heddle-zebra.conf -P 0 -s 90000000
 fi
-start bgpd 'interface\|no zebra\|zebra' /run/frr/bgpd.conf -f /run/frr/bgpd.conf -P 0
+start bgpd 'interface\|no zebra\|zebra' /etc/frr/heddle-bgpd.conf -f /etc/frr/heddle-bgpd.conf -P 0
