@@ -123,12 +123,22 @@ def start_of(pid: int) -> int | None:
 
     It tells processes apart whose pid is used again.
     """
+    fields = _stat(pid)
+    return None if fields[0] in "ZX" else int(fields[_START_FIELD])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or a debugger."""
+    return _stat(pid)[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/PID/stat from the state on; only the state X where there is no such process."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
-    return None if fields[0] in "ZX" else int(fields[_START_FIELD])
+        return ["X"]
+    return stat.rpartition(")")[2].split()  # the name before it may contain blanks and brackets
 
 
 def search_path(*more: str) -> list[str]:

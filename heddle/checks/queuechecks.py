@@ -216,7 +216,7 @@ def pauses(subject: Subject) -> Found:
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")
     state = pfc.alive(lab.name)
-    faults = [f"the PFC {name} is not running" for name in ("agent", "keeper") if getattr(state, name) is None]
+    faults = [f"the PFC {name} {why}" for name in ("agent", "keeper") if (why := state.fault(name))]
     closed = _closed(subject)
     if closed:
         time.sleep(_AGAIN_S)

@@ -161,9 +161,9 @@ def _root(kind: str) -> tuple[str, str]:
 
 def lost_agent(lab: Lab) -> list[Problem]:
     """A Problem when the lab uses PFC and its agent does not run: no pause is sent or obeyed."""
-    if not queues.Setup.of(lab.fabric).gated or pfc.alive(lab.name).agent is not None:
+    if not queues.Setup.of(lab.fabric).gated or not (why := pfc.alive(lab.name).fault("agent")):
         return []
-    why = "is not running, so pauses are neither sent nor obeyed"
+    why += ", so pauses are neither sent nor obeyed"
     return [Problem("", "the PFC agent", why, repair_hint(lab.name, "starts it again"))]
 
 

@@ -83,7 +83,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
-            observer.warn("the PFC agent and its keeper had ended, and were restarted")
+            observer.warn("the PFC agent and its keeper did not run, and were restarted")
         with writing(lab, plan) as writer:
             evidence_before = collect_before(lab, state_parts(lab))
             fabric_before = FabricReading.of(lab, evidence_before)

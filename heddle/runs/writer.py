@@ -120,7 +120,7 @@ class Recording:
         """Restart the PFC agent if it and its keeper were killed: no other process would open its gates."""
         try:
             if not self.remarks and pfc.restart(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
-                self.remarks.append("the PFC agent and its keeper ended during the run, and were restarted")
+                self.remarks.append("the PFC agent and its keeper ended or stopped during the run, and were restarted")
         except HeddleError as error:
             self.remarks.append(f"the PFC agent and its keeper ended during the run: {error.problems[0]}")
 

@@ -65,7 +65,7 @@ def processes_of(lab: Lab) -> frozenset[LabProcess]:
         with suppress(OSError):
             found = handle.netns.stat()
             nodes[found.st_dev, found.st_ino] = name
-    agents = pfc.alive(lab.name, lab.dir)
+    agents = pfc.alive(lab.name)
     beside = {os.getpid(), agents.agent, agents.keeper}
     pids = [int(each.name) for each in os.scandir("/proc") if each.name.isdigit() and int(each.name) not in beside]
     return frozenset(each for pid in pids if (each := _in_lab(pid, nodes)) is not None)

@@ -49,7 +49,7 @@ class PfcLab:
 
     def agent(self) -> pfc.AgentState:
         """Who runs."""
-        return pfc.alive(self.lab.name, self.place)
+        return pfc.alive(self.lab.name)
 
     def start(self) -> None:
         """Restart agent and keeper."""
@@ -180,4 +180,4 @@ def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
                 found.start()
                 yield found
         finally:
-            pfc.stop(lab.name, place)
+            pfc.stop(lab.name)

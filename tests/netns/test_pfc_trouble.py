@@ -140,7 +140,7 @@ def test_rules_that_change_hold_in_the_agent_too(net: PfcLab) -> None:
         with net.pausing(sink):
             until(lambda: net.closed(port))
             net.queues.set_policies(policies_of(net.lab.fabric, off))
-            pfc.reload(net.lab.name, net.place)
+            pfc.reload(net.lab.name)
             until(lambda: not net.queues.agent["until_ns"].any(), seconds=1.0)
             time.sleep(0.2)
             assert not net.queues.agent["until_ns"].any()

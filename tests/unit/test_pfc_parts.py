@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
-import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,28 +16,19 @@ from scapy.contrib.mac_control import MACControlClassBasedFlowControl
 from scapy.layers.l2 import Ether
 
 from heddle.base.ethernet import MAX_QUANTA
+from heddle.base.process import is_stopped, start_of
 from heddle.fabric.shapes import clos
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.pfc import world
-from heddle.switch.pfc.control import AgentState, alive, stop
+from heddle.switch.pfc import control, world
+from heddle.switch.pfc.control import AgentState, alive
 from heddle.switch.pfc.frame import FRAME_BYTES, PfcFrame, build, parse, quanta_ns
 from heddle.switch.pfc.loop import DETECT
 from heddle.switch.pfc.rows import RowState
 from heddle.switch.pfc.watchdog import Watchdog
 from heddle.switch.queues import cells
 from heddle.switch.queues.portids import port_ids
+from tests.machine import until
 from tests.pfcreference import DeadlineTable
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from heddle.switch.pfc import world
-made = world.World.__new__(world.World)
-made._locks = world.os.open(Path(sys.argv[1]) / world.LOCKS, world.os.O_RDWR | world.os.O_CREAT)
-made.lock(int(sys.argv[2]))
-print("held", flush=True)
-time.sleep(60)
-"""
 
 
 def test_the_layout_agrees_with_the_fabric() -> None:
@@ -84,25 +76,24 @@ def test_the_log_is_bounded_and_a_link_in_the_directory_leads_nowhere(tmp_path: 
     assert not elsewhere.exists()
 
 
-def test_running_processes_are_recognised_by_locks_and_not_by_files(tmp_path: Path) -> None:
-    assert alive("any", tmp_path) == AgentState(None, None)
-    stop("any", tmp_path)
-    held = []
-    for role in (world.AGENT, world.KEEPER):
-        argv = [sys.executable, "-c", HOLD, str(tmp_path), str(role)]
-        held.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
-        assert held[-1].stdout is not None
-        assert held[-1].stdout.readline() == "held\n"
-    assert alive("any", tmp_path) == AgentState(held[0].pid, held[1].pid)
-    held[0].kill()
-    held[0].wait()
-    assert alive("any", tmp_path) == AgentState(None, held[1].pid)
-    stop("any", tmp_path)
-    assert held[1].wait() != 0
-    assert alive("any", tmp_path) == AgentState(None, None)
-    for each in held:
-        assert each.stdout is not None
-        each.stdout.close()
+def test_a_process_works_if_it_is_the_recorded_one_not_stopped_and_its_heartbeat_is_new() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        now, started = time.monotonic_ns(), start_of(child.pid) or 0
+        try:
+            assert control._process(child.pid, started, now) == (child.pid, started, True)
+            assert control._process(child.pid, started, now - 4 * 10**9) == (child.pid, started, False)
+            assert control._process(child.pid, started + 1, now) is None, "another process has its pid"
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: is_stopped(child.pid))
+            assert control._process(child.pid, started, now) == (child.pid, started, False)
+        finally:
+            child.kill()
+    assert control._process(child.pid, started, now) is control._process(0, 0, now) is None
+    assert [AgentState(7, None, stuck).fault("keeper") for stuck in ((), (8,))] == [
+        "is not running", "does not work: it is stopped or frozen (process 8)"
+    ]  # fmt: skip
+    assert AgentState(7, None).fault("agent") == ""
+    assert alive("nolab") == AgentState(None, None)
 
 
 MAC = bytes.fromhex("02a1b2c3d4e5")

@@ -53,6 +53,18 @@ struct agent {
 	__u64 spare[5];
 };
 
+/* Written by the agent of a lab and its keeper, in one cell: world.py. */
+struct pulse {
+	__u64 heartbeat_ns; /* when the agent last worked */
+	__u64 ending; /* 1: both have to end */
+	__u64 keeper_ns; /* when the keeper last worked */
+	__u64 agent; /* its pid */
+	__u64 agent_start; /* in clock ticks since boot: pids are used again */
+	__u64 keeper;
+	__u64 keeper_start;
+	__u64 spare;
+};
+
 #define GATE_GRACE_NS 300000000ULL /* when a gate or the end of a storm is overdue by this time, no process is left */
 
 struct link {
@@ -132,6 +144,7 @@ struct event {
 SHARED_MAP(ingress, struct ingress); /* row of an ingress port */
 SHARED_MAP(gates, struct gate); /* row of the port that is paused */
 SHARED_MAP(agent, struct agent); /* the same row; pfc_sent: row of the port that sends the frame */
+SHARED_MAP(pulse, struct pulse);
 SHARED_MAP(links, struct link); /* port */
 SHARED_MAP(faults, struct fault); /* port */
 SHARED_MAP(switches, struct node); /* node; the rows of hosts stay empty */

@@ -104,7 +104,7 @@ def _live(world: World) -> int:
 
 def be_agent(world: World, keeper: int | None) -> None:
     """Run as the agent until asked to end. keeper: pidfd; None when there is no keeper yet."""
-    world.page.heartbeat_ns = time.monotonic_ns()
+    world.page.sign(AGENT)
     agent = Agent(world)
     quiet_signals(world.page.end)
     signal.signal(signal.SIGHUP, lambda *_: agent.reload())
@@ -126,6 +126,7 @@ def be_agent(world: World, keeper: int | None) -> None:
 def be_keeper(world: World, agent: int) -> None:
     """Run as the keeper until asked to end. agent: pidfd."""
     quiet_signals(world.page.end)
+    world.page.sign(KEEPER)
     world.report_ready(b"1")
     poll = select.poll()
     poll.register(agent, select.POLLIN)

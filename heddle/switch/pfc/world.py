@@ -1,4 +1,4 @@
-"""The state that the agent and its keeper share: sockets in every namespace, the lab's maps, a page of memory, a log.
+"""The state that the agent and its keeper share: sockets in every namespace, the lab's maps, a log.
 
 All of it is created once, before the first fork, and inherited, so either process can continue alone.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
-import mmap
 import os
-import struct
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
+from heddle.base.process import start_of
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
@@ -31,14 +30,13 @@ if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
 LOG: Final = "pfc.log"
-LOCKS: Final = "pfc.lock"  # the agent locks byte 0, the keeper byte 1: the locks show which of them runs, and its pid
+LOCKS: Final = "pfc.lock"  # the agent locks byte 0, the keeper byte 1: there is never a second one
 AGENT, KEEPER = 0, 1
 _LINES_A_SECOND: Final = 5
 _CLOSING: Final = 32
 _LOG_BYTES: Final = 4 << 20  # a larger log is truncated
 # The directory may belong to the user who called sudo: never follow a link there.
 _OWN_FILE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_FLOCK: Final = struct.Struct("@hhqqi4x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +92,30 @@ class Log:
 
 
 class Page(ctypes.Structure):
-    """Numbers that both processes see: their last heartbeats, on CLOCK_MONOTONIC, and whether both must end."""
+    """struct pulse of bpf/queue.h, in a map: both processes write it, and others see by it which of them work."""
 
-    _fields_ = (("heartbeat_ns", ctypes.c_uint64), ("ending", ctypes.c_uint64), ("keeper_ns", ctypes.c_uint64))
-    heartbeat_ns: int  # the agent's
+    _fields_ = tuple((name, ctypes.c_uint64) for name in (
+        "heartbeat_ns", "ending", "keeper_ns", "agent", "agent_start", "keeper", "keeper_start", "spare",
+    ))  # fmt: skip
+    heartbeat_ns: int  # the agent's last one, on CLOCK_MONOTONIC
     ending: int
     keeper_ns: int
+    agent: int
+    agent_start: int
+    keeper: int
+    keeper_start: int
 
     def end(self) -> None:
         """Make both processes end."""
         self.ending = 1
+
+    def sign(self, role: int) -> None:
+        """Record that this process is the agent or the keeper now, and works."""
+        pid, now = os.getpid(), time.monotonic_ns()
+        if role == AGENT:
+            self.heartbeat_ns, self.agent_start, self.agent = now, start_of(pid) or 0, pid
+        else:
+            self.keeper_ns, self.keeper_start, self.keeper = now, start_of(pid) or 0, pid
 
 
 def enter_any(spaces: Mapping[str, Path]) -> str:
@@ -125,10 +137,12 @@ class World:
     def __init__(self, layout: AgentConfig, queues: LabQueues, gates: Mapping[str, Gates]) -> None:
         self.layout, self.queues = layout, queues
         self.log = Log(layout.directory / LOG)
-        self.page = Page.from_buffer(mmap.mmap(-1, mmap.PAGESIZE))
+        queues.pulse[:] = 0
+        self.page = Page.from_buffer(queues.pulse.data)
         self._node = enter_any(layout.spaces)
         self.tell = -1  # a pipe to the process that waits until both are running
-        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o644)
+        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o600)
+        os.fchmod(self._locks, 0o600)  # who may open it could lock it
         self.spaces: dict[str, Gates] = dict(gates)
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
         self.gates: dict[int, tuple[Gates, str, int]] = {}  # row of the maps -> where, port, class
@@ -210,19 +224,3 @@ class World:
         table["closed_since_ns"][index] = 0
         table["until_ns"][index] = 0
         self.queues.gates["since_ns"][index] = 0  # the programs end a pause only on Xon
-
-
-def holder(directory: Path, role: int) -> int | None:
-    """The pid of a lab's agent or keeper, from its lock; None when there is none."""
-    try:
-        fd = os.open(directory / LOCKS, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, role, 1, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return None if kind == fcntl.F_UNLCK else pid

@@ -64,6 +64,7 @@ AGENT: Final = _layout(
     " reactions reaction_last_ns reaction_max_ns reaction_sum_ns spare",
     watchdog="<u4", pad="<u4", spare="(5,)<u8",
 )  # fmt: skip
+PULSE: Final = _layout("heartbeat_ns ending keeper_ns agent agent_start keeper keeper_start spare")
 LINK: Final = _layout(
     "peer node local ports_of_node matrix_base flags rate",
     **dict.fromkeys(("peer", "node", "local", "ports_of_node", "matrix_base", "flags"), "<u4"),
@@ -82,7 +83,7 @@ TRANSIT: Final = np.dtype("<u8")
 ACTIVE: Final = np.dtype("<u4")
 DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
 LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
-    "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "links": LINK, "switches": NODE,
+    "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "pulse": PULSE, "links": LINK, "switches": NODE,
     "faults": FAULT,
     "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
@@ -104,6 +105,7 @@ class LabQueues:
         self.ingress: Rows = self._views["ingress"]
         self.gates: Rows = self._views["gates"]
         self.agent: Rows = self._views["agent"]
+        self.pulse: Rows = self._views["pulse"]  # one row
         self.links: Rows = self._views["links"]
         self.switches: Rows = self._views["switches"]  # one row per node, in the order of fabric.nodes
         self.transit: Rows = self._views["transit"]
@@ -366,7 +368,7 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
     matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
         **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "switches": len(fabric.nodes),
-        "transit": max(1, matrix), "active": 1, "dscp": 1, "events": EVENTS_BYTES,
+        "transit": max(1, matrix), "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 
 
