@@ -20,14 +20,14 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from heddle.base import mounts as trees
-from heddle.base.problems import InputError, MachineError, Problem, machine_errors
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, machine_errors
 from heddle.base.version import VERSION
 
 _ELSEWHERE: Final = "set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle"
@@ -148,6 +148,25 @@ def unpark(lab: str) -> bool:
 def write_record(record: Record) -> None:
     """Write lab.json."""
     write_json(lab_dir(record.name) / "lab.json", asdict(record), indent=1)
+
+
+@contextmanager
+def recorded(lab: str, again: Callable[[], object], **values: Any) -> Iterator[None]:
+    """Record values of a lab that a with block is about to set, so that after a kill `up --repair` can set them.
+
+    If the block fails, the record is restored, and `again` sets what it says. The caller holds CHANGES.
+    """
+    before = read_record(lab)
+    if before is not None:
+        write_record(replace(before, **values))
+    try:
+        yield
+    except BaseException:
+        if before is not None:
+            with suppress(HeddleError):  # the first error is the one to report; the rest is left to `up --repair`
+                write_record(before)
+                again()
+        raise
 
 
 def write_json(path: Path, data: Mapping[str, Any], indent: int | None = None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import CheckError, InputError
-from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
+from heddle.base.sysctls import sysctl_number, sysctl_path
 from heddle.checks.probe import probe
 from heddle.checks.subject import SHOWN, Answer, Found, NothingError, Subject, first_line
 from heddle.fabric import hashmodes
@@ -33,7 +33,7 @@ def sysctls(subject: Subject) -> Answer:
     count = 0
     own: dict[tuple[str, str], list[str]] = {}  # (sysctl and value, source in the topology) -> nodes
     given, decided = lab.blueprint.sysctls(lab.topology), lab.blueprint.own_sysctls()
-    rules, live = _rules(lab), rehash.set_live(lab)
+    rules, live = rehash.hashing_sysctls(lab), rehash.set_live(lab)
     for node in lab.fabric.nodes:
         wanted = dict(given[node.name])
         settings = dict(decided.get(node.name, {}))
@@ -74,32 +74,10 @@ def _same(now: str, wanted: str) -> bool:
         return now.split() == wanted.split()
 
 
-def _rules(lab: Lab) -> dict[str, dict[str, str]]:
-    """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
-    version, live, kept = lab.fabric.policy.ip_version, rehash.set_live(lab), lab.blueprint.own_hashing()
-    return {
-        name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
-        | ({} if name in live else dict(kept.get(name, {})))
-        for name, row in rehash.wanted(lab).items()
-    }
-
-
 def hashing(subject: Subject) -> Found:
     """Compare modes, seeds, options and tables in the BPF maps and in the kernel with what was set last."""
-    lab = subject.lab
-    faults: list[str] = []
-    wanted, rules = rehash.wanted(lab), _rules(lab)
-    for name, row in wanted.items():
-        now = subject.now.hashing[name]
-        policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
-        seed = row.seed if now.by_program else sysctl_number(rules[name].get(HASH_SEED, str(row.seed)))
-        if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
-            found = f"{name}: {now.mode} with seed {now.seed} and policy {now.policy}"
-            faults.append(f"{found}, not {row.mode} with {seed} and {policy}")
-        elif now.options != row.options:
-            faults.append(f"{name}: {now.mode} has the options {now.options}, not {row.options}")
-        elif now.steering != row.steering:
-            faults.append(f"{name}: the tables of {now.mode} differ from those that were set")
+    wanted = rehash.wanted(subject.lab)
+    faults = [f"{name}: {why}" for name, why in rehash.hashing_faults(subject.lab, subject.now.hashing).items()]
     return f"{rehash.label_of(wanted.values())} on {len(wanted)} switches, each with its seed", faults
 
 

@@ -15,12 +15,12 @@ from heddle.checks.subject import Answer, Found, NothingError, Subject
 from heddle.fabric.model import Role
 from heddle.lab import health
 from heddle.lab.lab import Lab
-from heddle.lab.thresholds import late_marks, own_queues, own_settings, wanted_policies
+from heddle.lab.thresholds import late_marks, own_queues, own_settings, threshold_faults, wanted_policies
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import read_closed
-from heddle.switch.queues.portids import numbered_ports, port_ids, row
+from heddle.switch.queues.portids import port_ids, row
 
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
@@ -60,14 +60,8 @@ def thresholds(subject: Subject) -> Answer:
     import numpy as np
 
     lab = subject.lab
-    faults: list[str] = []
     with _open(lab) as live:
-        now, wanted = live.policies(), live.expected(wanted_policies(lab))
-        for number, port in numbered_ports(lab.fabric):
-            for traffic_class in range(CLASSES):
-                at = row(number, traffic_class)
-                if now[at] != wanted[at]:
-                    faults.append(f"{port.ref}, class {traffic_class}: {_difference(now[at], wanted[at])}")
+        faults = threshold_faults(lab, live)
         queues = lab.fabric.policy.queues
         classes = live.classes()
         wanted_class = queues.class_of_dscp
@@ -77,11 +71,6 @@ def thresholds(subject: Subject) -> Answer:
     note = f", with values set at run time on {changed} nodes" if changed else ""
     said = f"{len(queues.numbers)} classes on {len(port_ids(lab.fabric))} ports as configured{note}"
     return Answer(said, faults, late_marks(lab))
-
-
-def _difference(now: Any, wanted: Any) -> str:
-    names = [name for name in now.dtype.names if (now[name] != wanted[name]).any()]
-    return ", ".join(f"{name} is {now[name]}, not {wanted[name]}" for name in names)
 
 
 def depths(subject: Subject) -> Found:

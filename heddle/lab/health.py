@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 
+from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
@@ -28,9 +29,10 @@ from heddle.kernel.netlink import down_ports
 from heddle.lab.impairments import Requested, end_run_faults, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
+from heddle.lab.rehash import reapply_hashing
 from heddle.lab.revive import restore_routes
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.thresholds import own_queues
+from heddle.lab.thresholds import own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 from heddle.switch.pfc import control as pfc
@@ -277,6 +279,9 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [*_links(lab), *_ports(lab)]
     if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
         done.append("the PFC agent and its keeper: started again")
+    with state.lock(lab.name, state.CHANGES):
+        done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
+        done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
     done += _daemons(lab)

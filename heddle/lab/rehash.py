@@ -1,7 +1,7 @@
 """Change the hashing of switches while packets pass: every packet sees the old or the new rule, and none is lost.
 
 In:  a running lab, and the new hashing of its switches.
-Out: changed maps and sysctls of the switches, and an entry in the lab's record, which `validate` and `run` use.
+Out: an entry in the lab's record, which `validate`, `run` and `up --repair` use; then changed maps and sysctls.
 Everything is checked, and every new table is written, before the first switch changes.
 """
 
@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
 from heddle.base.families import Network
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
-from heddle.base.sysctls import sysctl_number, sysctl_path
+from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.fabric import hashmodes
 from heddle.fabric.hashmodes import programmed
 from heddle.fabric.model import Node
@@ -27,6 +28,7 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
+from heddle.lab.snapshot import LabPart
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
@@ -152,14 +154,53 @@ def restore_hashing(lab: Lab) -> bool:
     Raises as set_hashing does.
     """
     with state.lock(lab.name, state.CHANGES):
-        live, record = live_hashing(lab), state.read_record(lab.name)
-        if not live or record is None:
+        live = live_hashing(lab)
+        if not live:
             return False
-        handles = lab.handles()
-        rows = [(handles[node.name], _wanted(lab, node, None)) for node in lab.fabric.switches if node.name in live]
-        change(lab.name, rows, lab.fabric.policy.ip_version)
-        state.write_record(replace(record, hashing={}))
+        _set(lab, [_wanted(lab, node, None) for node in lab.fabric.switches if node.name in live], {})
     return True
+
+
+def reapply_hashing(lab: Lab) -> list[str]:
+    """Give switches their recorded rules where others are in force, as after a `hashing` that was killed; their names.
+
+    Of an imported topology only those that were set while it ran: the others may have sysctls of their own. The caller
+    holds CHANGES.
+    """
+    rows, mine = wanted(lab), set_live(lab)
+    wrong = hashing_faults(lab, lab.snapshot(LabPart.HASHING).hashing)
+    names = [name for name in wrong if lab.blueprint.rendered or name in mine]
+    if names:
+        _change(lab, [rows[name] for name in names])
+    return names
+
+
+def hashing_sysctls(lab: Lab) -> dict[str, dict[str, str]]:
+    """Switch -> expected hashing sysctls: as set last by `hashing --set`, else by its topology, else by Heddle."""
+    version, live, kept = lab.fabric.policy.ip_version, set_live(lab), lab.blueprint.own_hashing()
+    return {
+        name: hashmodes.sysctls(row.mode, row.seed, row.options, version)
+        | ({} if name in live else dict(kept.get(name, {})))
+        for name, row in wanted(lab).items()
+    }
+
+
+def hashing_faults(lab: Lab, found: Mapping[str, SwitchHashing]) -> dict[str, str]:
+    """Switch -> how its mode, seed, options or tables differ from those that were set last. found: as read now."""
+    faults: dict[str, str] = {}
+    rules = hashing_sysctls(lab)
+    for name, row in wanted(lab).items():
+        now = found[name]
+        policy = sysctl_number(rules[name][f"net.ipv{lab.fabric.policy.ip_version}.fib_multipath_hash_policy"])
+        seed = row.seed if now.by_program else sysctl_number(rules[name].get(HASH_SEED, str(row.seed)))
+        if (now.mode, now.seed, now.policy) != (row.mode, seed, policy):
+            what = f"{now.mode} with seed {now.seed} and policy {now.policy}"
+            faults[name] = f"{what}, not {row.mode} with {seed} and {policy}"
+        elif now.options != row.options:
+            faults[name] = f"{now.mode} has the options {now.options}, not {row.options}"
+        elif now.steering != row.steering:
+            faults[name] = f"the tables of {now.mode} differ from those that were set"
+    return faults
 
 
 def check_exact(
@@ -309,10 +350,16 @@ def _wanted(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
 
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
+    live = {name: row.to_json() for name, row in live_hashing(lab).items()}
+    _set(lab, rows, live | {row.switch: LiveHashing.of(row).to_json() for row in rows})
+
+
+def _set(lab: Lab, rows: Sequence[SwitchHashing], live: Mapping[str, Any]) -> None:
+    """Record the hashing of the switches that differ from the file, `live`, and give switches their new rules."""
+    with state.recorded(lab.name, partial(reapply_hashing, lab), hashing=live):
+        _change(lab, rows)
+
+
+def _change(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
     handles = lab.handles()
     change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.policy.ip_version)
-    record = state.read_record(lab.name)
-    if record is None:
-        return
-    live = {row.switch: LiveHashing.of(row).to_json() for row in rows}
-    state.write_record(replace(record, hashing={**record.hashing, **live}))

@@ -1,8 +1,8 @@
 """Change queue thresholds while packets pass: every switch uses the old values or the new ones, never a mix.
 
 In:  a running lab, settings as `path=value` of the fabric file's `queues`, and the switches that they are for.
-Out: the inactive half of the policies map is written, and one store activates it; an entry in the lab's record, which
-`validate` and `queues` use. The result is checked like a fabric file before anything changes.
+Out: an entry in the lab's record, which `validate`, `queues` and `up --repair` use; then the inactive half of the
+policies map is written, and one store activates it. The result is checked like a fabric file before anything changes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import state
+from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.tables import some_of
 from heddle.base.units import shown
@@ -26,10 +28,12 @@ from heddle.spec.queuespec import QueuesSpec
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import red
 from heddle.switch.queues.classes import Policies, policies_of
+from heddle.switch.queues.portids import numbered_ports, row
 from heddle.switch.queues.portqueues import Setup
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+    from heddle.switch.queues.cells import LabQueues
 
 # Paths below `queues` that are thresholds, which are in a BPF map. All others are in qdiscs, or in tables for qdiscs.
 LIVE: Final = ("ecn.enabled", "ecn.kmin", "ecn.kmax", "ecn.pmax", "ecn.at", "ecn.classes", "pfc", "buffer", "reserve",
@@ -99,15 +103,43 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
         _check_gates(lab, [after for _, after in changes])
         own = {name: queues for name, queues in own.items() if queues != usual}
         policies = policies_of(lab.fabric, own=own)
-        with LabQueues.pinned(lab.fabric) as live:
+        kept = {name: dump_queues(queues) for name, queues in own.items()}
+        with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, partial(reapply_queues, lab), queues=kept):
             live.set_policies(policies)
-        _set_red_curves(lab, {name: own.get(name, usual) for name in names})
-        record = state.read_record(lab.name)
-        if record is not None:
-            kept = {name: dump_queues(queues) for name, queues in own.items()}
-            state.write_record(replace(record, queues=kept))
+            _set_red_curves(lab, {name: own.get(name, usual) for name in names})
     pfc.reload(lab.name)
     return names
+
+
+def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
+    """Differences of the thresholds in the BPF maps from those that were set last, a line each."""
+    now, wanted = live.policies(), live.expected(wanted_policies(lab))
+    faults: list[str] = []
+    for number, port in numbered_ports(lab.fabric):
+        for traffic_class in range(CLASSES):
+            at = row(number, traffic_class)
+            if now[at] != wanted[at]:
+                names = [name for name in now.dtype.names or () if (now[at][name] != wanted[at][name]).any()]
+                what = ", ".join(f"{name} is {now[at][name]}, not {wanted[at][name]}" for name in names)
+                faults.append(f"{port.ref}, class {traffic_class}: {what}")
+    return faults
+
+
+def reapply_queues(lab: Lab) -> bool:
+    """Set the recorded thresholds again where others are in force, as after a `queues set` that was killed.
+
+    False when nothing was to do. The caller holds CHANGES.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    own, usual = own_queues(lab), lab.fabric.policy.queues
+    with LabQueues.pinned(lab.fabric) as live:
+        wrong = bool(threshold_faults(lab, live))
+        if wrong:
+            live.set_policies(policies_of(lab.fabric, own=own))
+    _set_red_curves(lab, {node.name: own.get(node.name, usual) for node in lab.fabric.switches})
+    pfc.reload(lab.name)
+    return wrong
 
 
 def restore_queues(lab: Lab) -> bool:
@@ -118,13 +150,12 @@ def restore_queues(lab: Lab) -> bool:
     from heddle.switch.queues.cells import LabQueues
 
     with state.lock(lab.name, state.CHANGES):
-        own, record = own_queues(lab), state.read_record(lab.name)
-        if not own or record is None:
+        own = own_queues(lab)
+        if not own:
             return False
-        with LabQueues.pinned(lab.fabric) as live:
+        with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, partial(reapply_queues, lab), queues={}):
             live.set_policies(policies_of(lab.fabric))
-        _set_red_curves(lab, dict.fromkeys(own, lab.fabric.policy.queues))
-        state.write_record(replace(record, queues={}))
+            _set_red_curves(lab, dict.fromkeys(own, lab.fabric.policy.queues))
     pfc.reload(lab.name)
     return True
 

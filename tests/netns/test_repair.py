@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,13 +16,15 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
 from heddle.lab import lifecycle as life
-from heddle.lab import outages
+from heddle.lab import outages, rehash
 from heddle.lab.lab import Lab
 from heddle.lab.revive import revive
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
 from heddle.switch.hashing import hashing
 from heddle.switch.pfc import control as pfc
+from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.classes import policies_of
 from heddle.traffic.options import run_options
 from heddle.views import labtext
 from tests.conftest import Up
@@ -87,8 +90,14 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     assert agent.agent and agent.keeper
     for pid in (agent.keeper, agent.agent):  # the keeper first: each would start the other again
         os.kill(pid, signal.SIGSTOP)
-    for pid in (agent.keeper, agent.agent):
-        os.kill(pid, signal.SIGKILL)
+    # What a `queues set` and a `hashing` leave that were killed after they were recorded.
+    with LabQueues.pinned(whole.fabric) as live:
+        live.set_policies(policies_of(whole.fabric, own={"ctsw2": replace(whole.fabric.policy.queues, alpha=0.5)}))
+    row = hashing.hashing_of(whole.fabric, whole.fabric.by_name["ctsw2"], "e-ecmp")
+    rehash.change(whole.name, [(whole.handle("ctsw2"), row)])
+    stopped = f"is stopped or frozen (process {agent.agent} or {agent.keeper})"
+    assert any(f"the PFC agent does not work: it {stopped}" in fault for fault in status(whole.name)[0].faults)
+    assert f"the PFC keeper does not work: it {stopped}" in failed(whole)["pauses"]
     done = up(whole.name, repair=True).repaired
     assert done is not None
     assert done.done == (
@@ -97,6 +106,8 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
         "rtsw2:eth1, host4:eth1: programs installed again",
         "rtsw2:eth2: queues installed again",
         "the PFC agent and its keeper: started again",
+        "ctsw2: hashing set again, as recorded",
+        "thresholds of queues set again, as recorded",
         "rtsw1: zebra did not answer; FRR started again",
         "ctsw1: bgpd did not answer; FRR started again",
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from heddle.base import state
 from heddle.base.events import Silent
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import run
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
@@ -66,6 +69,38 @@ def test_a_record_comes_back_as_it_was_written() -> None:
     assert state.remove_record("x")
     assert not state.remove_record("x")
     assert state.labs() == []
+
+
+def test_what_is_about_to_be_set_is_recorded_first_and_undone_when_that_fails() -> None:
+    before = state.Record("zone", "netns", "running", {"name": "zone"}, queues={"rtsw1": {"alpha": 1}})
+    state.write_record(before)
+    again: list[state.Record | None] = []
+
+    def fails(error: BaseException, again: list[state.Record | None]) -> None:
+        with pytest.raises(type(error)), state.recorded(
+            "zone", lambda: again.append(state.read_record("zone")), queues={}, hashing={"rtsw1": 1}
+        ):  # fmt: skip
+            recorded = state.read_record("zone")
+            assert recorded == replace(before, queues={}, hashing={"rtsw1": 1}), "a kill leaves this"
+            raise error
+
+    for error in (MachineError(Problem("", "a map", "is full")), KeyboardInterrupt()):
+        fails(error, again)
+    assert again == [before, before] and state.read_record("zone") == before
+    with state.recorded("zone", again.clear, queues={}):
+        pass
+    assert state.read_record("zone") == replace(before, queues={}) and len(again) == 2
+    # Where the record cannot be written, nothing is set.
+    mine = state.lab_dir("zone")
+    full = "x" * (1 << 20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(MachineError, match="File too large"), state.recorded("zone", list, source=full):
+            pytest.fail("it was set")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert state.read_record("zone") == replace(before, queues={}) and [*mine.iterdir()] == [mine / "lab.json"]
 
 
 def test_a_record_of_another_version_is_recognised() -> None:
