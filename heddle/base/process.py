@@ -41,7 +41,7 @@ class Done:
 
     @property
     def reason(self) -> str:
-        """The first three lines of its errors, else of its output."""
+        """Some lines of its errors, else of its output: see first_lines."""
         return first_lines(self.err or self.out)
 
 
@@ -83,7 +83,7 @@ def run(
 
     timeout: seconds. called: its name in errors, where the command itself would tell a user nothing.
     Raises MachineError when the command is missing, fails (with `check`) or takes too long; its
-    first error lines are the reason, so that `ip -batch` errors name the line at fault.
+    first and last error lines are the reason, so that `ip -batch` errors name the line at fault.
     """
     if journal is not None:
         journal.note(argv, stdin)
@@ -104,8 +104,13 @@ def run(
 
 
 def first_lines(text: str) -> str:
-    """The first three lines of a command's output, for an error."""
-    return "; ".join(text.strip().splitlines()[:3]) or "it printed nothing"
+    """Up to three lines of a command's output, for an error: the first two and the last; of a traceback the last."""
+    lines = text.strip().splitlines()
+    if lines and lines[0].startswith("Traceback "):
+        lines = lines[-1:]
+    elif len(lines) > 3:
+        lines = [*lines[:2], "...", lines[-1]]
+    return "; ".join(lines) or "it printed nothing"
 
 
 def dying_with_us(argv: Sequence[str], number: Literal["INT", "TERM", "KILL"]) -> list[str]:

@@ -174,6 +174,8 @@ def pfc_lab(place: Path, **keys: Any) -> Iterator[PfcLab]:
     """A static fabric of 25 Mbit/s links, its agent at work, for the length of a with block."""
     with first_in_line(), static_fabric(**({"link": {"host": RATE, "fabric": RATE}} | keys)) as lab:
         place.mkdir(parents=True, exist_ok=True)
+        if Path("/dev/net/tun").exists():  # a device without a MAC is no port
+            lab.ip("rtsw1", "tuntap", "add", "dev", "tun0", "mode", "tun")
         try:
             with LabQueues.pinned(lab.fabric) as queues:
                 found = PfcLab(lab, queues, place)

@@ -248,6 +248,11 @@ def test_a_command_that_fails_is_named_with_its_first_lines_or_time() -> None:
     assert failure("false", called="the start of 3 nodes") == (
         "the start of 3 nodes failed with exit code 1: it printed nothing"
     )
+    lines = "for n in 1 2 3 4 5; do echo line $n >&2; done; exit 1"
+    assert failure("sh", "-c", lines, called="it") == "it failed with exit code 1: line 1; line 2; ...; line 5"
+    assert (
+        failure(sys.executable, "-c", "{}[7]", called="the agent") == "the agent failed with exit code 1: KeyError: 7"
+    )
     # A command that takes too long is ended and the error says what to try.
     hint = "\n  hint: uptime shows how busy this machine is: end other work, then try again"
     assert failure("sleep", "60", timeout=0.1) == f"sleep 60 did not end within 0.1 s{hint}"

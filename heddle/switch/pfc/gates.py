@@ -69,6 +69,7 @@ _CLOSED_BYTES_PER_S: Final = 20_000  # the bucket for the largest frame stays be
 _CLOSED_MPU: Final = 65_535
 _TICK_NS: Final = 64
 _RECEIVE: Final = 1 << 16
+_MAC_BYTES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +208,22 @@ class Gates:
 
 
 def _read(netns: Path) -> tuple[dict[int, str], dict[str, bytes], dict[tuple[str, int], Gate]]:
-    """Names by ifindex, MACs by name, and (port, class) -> gate for each TBF below a class of our HTB."""
+    """Names by ifindex, MACs by name, and (port, class) -> gate for each TBF below a class of our HTB.
+
+    Without devices that have no MAC (tun, WireGuard, PIM's register device): they are no ports.
+    """
     with RouteSocket(netns) as netlink:
         names: dict[int, str] = {}
         macs: dict[str, bytes] = {}
         mtus: dict[int, int] = {}
         for each in interfaces(netlink):
-            names[each.ifindex] = each.name
-            macs[each.name], (mtus[each.ifindex],) = each.attrs[IFLA_ADDRESS], struct.unpack("=I", each.attrs[IFLA_MTU])
+            if len(mac := each.attrs.get(IFLA_ADDRESS, b"")) == _MAC_BYTES:
+                names[each.ifindex], macs[each.name] = each.name, mac
+                (mtus[each.ifindex],) = struct.unpack("=I", each.attrs[IFLA_MTU])
         gates: dict[tuple[str, int], Gate] = {}
         for ifindex, handle, parent, kind, attrs in qdiscs(netlink):
-            if kind != "tbf" or parent & 0xFFFF000F != _HTB or not 0x10 <= parent & 0xFFFF <= 0x80:
+            gate = parent & 0xFFFF000F == _HTB and 0x10 <= parent & 0xFFFF <= 0x80
+            if kind != "tbf" or not gate or ifindex not in names:
                 continue
             parms = attributes(attrs[TCA_OPTIONS], 0)[TCA_TBF_PARMS]
             limit = _LIMITS.unpack_from(parms, _LIMIT_AT)[0]
