@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from heddle.base.progname import as_started
+from heddle.base.printable import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Problem:
 
     def __str__(self) -> str:
         """`zone.yml:14  queues.buffer: 12parsec is not a size`, and the hint indented below it."""
-        head = as_started(f"{self.where}  {self.what} {self.why}".strip())
+        head = shown(f"{self.where}  {self.what} {self.why}".strip())
         if not self.hint:
             return head
         pad = " " * (len(self.where) + 2 if self.where else 2)
-        first, *more = as_started(self.hint).split("\n")
+        first, *more = shown(self.hint).split("\n")
         return "\n".join([head, f"{pad}hint: {first}", *(f"{pad}      {line}" for line in more)])
 
 

@@ -1,8 +1,7 @@
 """The name by which Heddle was started: `./inv` in a checkout, `heddle` where a wheel is installed.
 
-Texts in the code say `./inv VERB`, whatever the layout. They pass through `as_started` where they are printed: in
-`tables.written` (stdout), in `Problem.__str__`, in the observers (stderr) and in the console's questions. So no other
-module knows the name, and the text that a user reads can be typed.
+Texts in the code say `./inv VERB`, whatever the layout. They pass through `as_started` where they are printed
+(heddle/base/printable.py). So no other module knows the name, and the text that a user reads can be typed.
 """
 
 from __future__ import annotations

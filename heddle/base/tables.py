@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from heddle.base.printable import shown
 from heddle.base.problems import MachineError, Problem
-from heddle.base.progname import as_started
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
@@ -36,10 +36,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 def written(text: str = "", *, verbatim: bool = False) -> None:
     """Write the result of a verb to stdout; MachineError when it cannot be written completely (a full disk).
 
-    verbatim: the text is not only Heddle's own, so `./inv` in it is not replaced (heddle/base/progname.py).
+    verbatim: the text is JSON, which has escapes of its own, and is not only Heddle's, so `./inv` in it stays.
     """
     try:
-        sys.stdout.write(text if verbatim else as_started(text))
+        sys.stdout.write(text if verbatim else shown(text))
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.problems import Problem
+from heddle.base.printable import shown
+from heddle.base.problems import CheckError, Problem
 from heddle.base.progname import as_started
 from heddle.base.tables import written
 
@@ -79,11 +80,11 @@ class Console:
         else:
             self._observer.aside(lambda: written(text + "\n"))
 
-    def fail(self, *problems: Problem) -> None:
-        """Print these problems and set exit code 1, after the result."""
+    def fail(self, *problems: Problem, code: int = CheckError.exit_code) -> None:
+        """Print these problems and set the exit code, after the result."""
         for problem in problems:
             print(problem, file=sys.stderr)
-            self.exit_code = 1
+            self.exit_code = code
 
     def say(self, text: str) -> None:
         """Print a remark on stderr."""
@@ -99,7 +100,7 @@ class Console:
         self.close()
         if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
             return False
-        print(f"{as_started(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{shown(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

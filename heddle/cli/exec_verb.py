@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.printable import shown
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import find_program
 from heddle.cli import helptexts as words
@@ -102,7 +103,7 @@ def _run_on_all(out: Console, lab: Lab, names: Sequence[str], cmd: Sequence[str]
             out.show("\n".join(f"{head} {line}".rstrip() for line in done.out.splitlines()))
         failed = [f"exit code {done.code}"] if done.code else []
         for line in [*done.err.splitlines(), *failed]:
-            print(f"{head} {line}".rstrip(), file=sys.stderr)
+            print(shown(f"{head} {line}".rstrip()), file=sys.stderr)
 
     results = run_on(lab, names, cmd, show)
     out.exit_code = max(done.code for done in results)
@@ -133,7 +134,7 @@ def _explain_missing(lab: Lab, node: str, program: str, code: int) -> None:
         hint = f"run apt-get install {part.packages[0]} to get {program}: nodes use the programs of this machine"
     else:
         hint = f"install {program} on this machine: nodes use its programs"
-    print(f"  hint: {hint}", file=sys.stderr)
+    print(shown(f"  hint: {hint}"), file=sys.stderr)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from heddle.base.events import Observer
-from heddle.base.progname import as_started
+from heddle.base.printable import shown
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -52,7 +52,7 @@ class PlainObserver(ClosingObserver):
         with self._lock:
             self._said = time.monotonic()
             # One write a line: lines of threads and of child processes must not mix.
-            self.stream.write(as_started(text) + "\n")
+            self.stream.write(shown(text) + "\n")
             self.stream.flush()
 
     def begin(self, step: str, total: int | None = None) -> None:
@@ -156,7 +156,7 @@ class RichObserver(ClosingObserver):
         """Show the reason beside the bar."""
         with self._lock:
             if step in self._tasks and self._progress is not None:
-                self._progress.update(self._tasks[step][0], reason=as_started(reason))
+                self._progress.update(self._tasks[step][0], reason=shown(reason))
 
     def drop(self, step: str) -> None:
         """Remove the step's row."""
@@ -195,7 +195,7 @@ class RichObserver(ClosingObserver):
         from rich.text import Text
 
         utf8 = (self.console.encoding or "").lower().startswith("utf")
-        self.console.print(Text.assemble((mark if utf8 else "", style), (as_started(text), "" if mark else style)))
+        self.console.print(Text.assemble((mark if utf8 else "", style), (shown(text), "" if mark else style)))
 
     def close(self) -> None:
         """Stop drawing."""

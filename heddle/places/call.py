@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from heddle.base.events import Observer
+from heddle.base.printable import printable
 from heddle.base.problems import InputError, Problem
 
 _EXAMPLE: Final = "use ssh:user@host or ssh:user@host:2222, vm for a virtual machine, or here for this machine"
@@ -100,9 +101,9 @@ def parse_address(text: str, where: str = "") -> Address:
 
 def place_error(text: str, where: str, why: str, hint: str = _EXAMPLE) -> InputError:
     """The error for a place as it stands in the config file (`where`) or was typed."""
-    return InputError(Problem(where, ("place: " if where else "--place ") + printable(text), why, hint))
+    return InputError(Problem(where, ("place: " if where else "--place ") + foreign(text), why, hint))
 
 
-def printable(text: str) -> str:
+def foreign(text: str) -> str:
     """A text of someone else, shortened and without control characters."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+    return printable(text, 200)

@@ -8,6 +8,7 @@ A call is one SSH channel of the agent (server.py), with messages in both direct
 from __future__ import annotations
 
 import base64
+import codecs
 import io
 import json
 import os
@@ -32,10 +33,11 @@ import paramiko
 
 from heddle.base import progname
 from heddle.base.files import PLACE, VARIABLE
+from heddle.base.printable import shown
 from heddle.base.problems import MachineError, Problem, trouble
 from heddle.base.tables import written
 from heddle.places import server, sync
-from heddle.places.call import Address, Call, Output, printable
+from heddle.places.call import Address, Call, Output, foreign
 from heddle.places.server import HELLO, SILENCE
 from heddle.places.ssh import FAILURES, Target, connection
 from heddle.places.sync import fetch_outputs, input_files, output_paths
@@ -121,7 +123,7 @@ class AgentChannel:
             self.receive()
         message, data = self.frames.messages.pop(0)
         if "problem" in message:
-            why, hint = printable(str(message["problem"])), "free some space there, or let this user write there"
+            why, hint = foreign(str(message["problem"])), "free some space there, or let this user write there"
             raise MachineError(Problem("", self.what, f"cannot be used: {why}", hint))
         return message, data
 
@@ -152,7 +154,7 @@ class AgentChannel:
 
     def _start_failure(self, code: int, last: str) -> MachineError:
         """The agent did not start: there is no Python, or an old one, or the login runs no commands."""
-        why = f"does not run python3: exit code {code}, {printable(last)}"
+        why = f"does not run python3: exit code {code}, {foreign(last)}"
         hint = "install python3 (3.11 or newer) and python3-venv there, and see the output of ssh HOST python3 -V;\n"
         hint += "the account must be allowed to run commands: ForceCommand and MaxSessions in the server's sshd_config"
         return MachineError(Problem("", self.what, why, hint))
@@ -188,6 +190,7 @@ class Session:
         self.address, self.call, self.out = address, call, out
         self.agent, self.ending = AgentChannel(transport, str(address)), False
         self.at_terminal = call.typed_in and not out.json and sys.stdin.isatty() and sys.stdout.isatty()
+        self._texts = {number: codecs.getincrementaldecoder("utf-8")("replace") for number in (1, 2)}
 
     def copy(self, manifest: server.Manifest, files: Mapping[str, Path]) -> None:
         """Bring the project on the server up to date, and copy the verb's files; the verb begins then."""
@@ -263,7 +266,7 @@ class Session:
                 if self.out.json and message.get("stream") == 1:
                     document += data
                 elif "stream" in message:
-                    _show(sys.stdout if message["stream"] == 1 else sys.stderr, data)
+                    self._show(1 if message["stream"] == 1 else 2, data)
                 elif isinstance(taken := message.get("taken"), int):
                     waiting -= taken
                 elif isinstance(code := message.get("code"), int):
@@ -272,6 +275,15 @@ class Session:
                     return code
                 else:
                     raise Broken
+
+    def _show(self, number: int, data: bytes) -> None:
+        """Show what the verb wrote on stdout (1) or stderr (2). Without a terminal of its own it draws nothing, so that
+        a server's escape sequences are no part of it.
+        """
+        stream = sys.stdout if number == 1 else sys.stderr
+        if stream.isatty() and not self.at_terminal:
+            data = shown(self._texts[number].decode(data)).encode()
+        _write(stream, data)
 
     def _pass_on(self, number: int) -> None:
         """Tell the server of a signal to this process."""
@@ -284,7 +296,7 @@ class Session:
             print(f"ending {self.call.verb} there; press Ctrl-C again to leave at once", file=sys.stderr)
 
 
-def _show(stream: TextIO, data: bytes) -> None:
+def _write(stream: TextIO, data: bytes) -> None:
     """Write what the verb wrote; MachineError when that is not possible."""
     try:
         stream.buffer.write(data)

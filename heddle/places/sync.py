@@ -27,7 +27,7 @@ from typing import Any, Final
 from heddle.base import resources
 from heddle.base.files import open_regular
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
-from heddle.places.call import Call, printable
+from heddle.places.call import Call, foreign
 from heddle.places.server import Manifest, is_kept, manifest_entry, walk
 
 FILE_BYTES: Final = 64 << 20  # largest input file
@@ -152,18 +152,18 @@ def fetch_outputs(call: Call, files: Iterable[Mapping[str, Any]], take: Callable
         files_left -= 1
         top, *inner = parts = path.split("/")
         if files_left < 0:
-            raise refused(printable(path), f"is one of more than {OUTPUT_FILES} files there")
+            raise refused(foreign(path), f"is one of more than {OUTPUT_FILES} files there")
         if not {"", ".", ".."}.isdisjoint(parts) or "\0" in path or not isinstance(size, int) or size < 0:
-            raise refused("a file", f"has the name {printable(path)!r} and the size {printable(str(size))} there")
+            raise refused("a file", f"has the name {foreign(path)!r} and the size {foreign(str(size))} there")
         output = named.get("/".join(parts[:3])) if top == "out" else None
         if output is not None:
-            shown = "/".join([output, *map(printable, inner[2:])])
+            shown = "/".join([output, *map(foreign, inner[2:])])
             target = _named_target(Path(output).expanduser(), inner[2:], shown, call.directory_out)
         elif not new and len(parts) == 2 and not inner[0].startswith(".") and Path(path).suffix in call.endings_here:
             new = shown = inner[0]
             target = Path(new)
         else:
-            other.append(printable("/".join(inner)))
+            other.append(foreign("/".join(inner)))
             continue
         bytes_left -= size
         for wrong, why in (
@@ -210,7 +210,7 @@ def _write(target: Path, content: Iterator[bytes], *, replace: bool) -> None:
         if target.is_symlink() or not target.is_file() or not filecmp.cmp(copy, target, shallow=False):
             why = "was written there, but another file has this name here, and no --out names it"
             hint = f"use --out {target}, or move the file away"
-            raise MachineError(Problem("", printable(target.name), why, hint)) from None
+            raise MachineError(Problem("", foreign(target.name), why, hint)) from None
     finally:
         copy.unlink(missing_ok=True)
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from heddle.base.files import open_regular
+from heddle.base.printable import printable
 from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.units import WHOLE_NUMBER
 
@@ -265,7 +266,7 @@ class _YamlReader:
             if _NO_TEXT.search(node.value):
                 why = "has a NUL or half a character (a surrogate), which no program accepts"
                 self.problems.add(where=self.at(node), what=dotted(trail), why=why, hint="remove it")
-            self.marks[trail] = Mark(self.marks[trail].where, _printable(_shown(node)))
+            self.marks[trail] = Mark(self.marks[trail].where, printable(_shown(node)))
         return _word(node) if self.reading.words else _scalar(node)
 
     def _pairs(self, node: yaml.MappingNode, trail: Trail) -> Iterator[tuple[str, Any]]:
@@ -279,7 +280,7 @@ class _YamlReader:
                 hint = "write the keys out where they belong"
                 self.problems.add(where=self.at(key_node), what="<<", why="(a merge key) is not supported", hint=hint)
                 continue
-            key = _printable(str(key_node.value))[:60] or '""'
+            key = printable(str(key_node.value))[:60] or '""'
             here = (*trail, key)
             where = self.at(key_node)
             if key in seen:
@@ -314,8 +315,3 @@ class _YamlReader:
 def _word(node: yaml.Node) -> Word | None:
     plain = isinstance(node, yaml.ScalarNode) and node.style is None
     return None if plain and node.value in _NULL else Word(str(node.value), plain=plain)
-
-
-def _printable(text: str) -> str:
-    # The user's text is shown on a terminal: remove control characters.
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pty
 import socket
+import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +40,7 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
         self.have: Any = {}
         self.files: Mapping[str, bytes] = {}
         self.changed: Mapping[str, Any] = {}
-        self.sent = b""
+        self.sent, self.output = b"", b"done\n"
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.transports: list[paramiko.Transport] = []
         self.thread = threading.Thread(target=self._accept, daemon=True)
@@ -90,7 +92,8 @@ class Liar(paramiko.ServerInterface):  # type: ignore[misc]  # paramiko has no t
             say(session=SESSION, have=self.have)
             _, self.sent = ask()
             say(copied=True)
-            say(b"done\n", stream=1)
+            for at in range(0, len(self.output), 7):
+                say(self.output[at : at + 7], stream=1)
             say(code=0)
             for name, content in self.files.items():
                 say(**{"file": name, "size": len(content), "readable": True, **self.changed})
@@ -144,6 +147,18 @@ def test_only_files_of_the_manifest_are_sent_whatever_the_server_names(
     assert run() == 0
     assert sent(server) == ["project/README.md", "project/inv", "project/tasks.py"]
     assert capfd.readouterr().out == "done\n"
+
+
+def test_a_server_does_not_steer_the_terminal(
+    server: Liar, run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master, slave = pty.openpty()
+    server.output = "\x1b]0;mine\x07\x1b[2Jd\u00f6ne\n".encode()
+    with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        assert run() == 0
+        assert os.read(master, 100).decode() == "?]0;mine??[2Jd\u00f6ne\r\n"
+    os.close(master)
 
 
 @pytest.mark.parametrize("have", [["/etc/shadow"], 7, "x"])

@@ -70,23 +70,23 @@ def test_behind_sudo_it_is_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("installed")
-def test_whatever_is_printed_has_that_name(capsys: pytest.CaptureFixture[str]) -> None:
-    problem = Problem("", "./inv test", "is wrong", "./inv --help\n./inv doctor")
-    assert str(problem) == "heddle test is wrong\n  hint: heddle --help\n        heddle doctor"
+def test_whatever_is_printed_has_that_name_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    problem = Problem("\x9b", "./inv test", "is\u202e wrong", "./inv --help\n./inv\x1b[2J doctor")
+    assert str(problem) == "?  heddle test is? wrong\n   hint: heddle --help\n         heddle?[2J doctor"
     assert str(InputError(problem)) == str(problem)
-    written("./inv runs lists them\n")
-    Console().result({}, "#run: ./inv runs")
+    written("./inv runs lists\tthem\x1b[31m\n")
+    Console().result({}, "#run:\x7f ./inv r\u00fcns")
     Console().show("./inv paths")
     Console("json").result({"fix": ["./inv image"], "nodes": [{"node": "./inv x", "stdout": "./inv", "n": 1}]})
     out = capsys.readouterr().out
-    assert out.startswith("heddle runs lists them\n#run: heddle runs\nheddle paths\n")
+    assert out.startswith("heddle runs lists\tthem?[31m\n#run:? heddle r\u00fcns\nheddle paths\n")
     nodes = [{"node": "heddle x", "stdout": "./inv", "n": 1}]
     assert json.loads(out.partition("paths\n")[2]) == {"fix": ["heddle image"], "nodes": nodes}
     for observer in (PlainObserver(stream := io.StringIO()), RichObserver(live := io.StringIO())):
-        observer.say("./inv image builds it")
+        observer.say("./inv image \x1b]0;builds it")
         observer.warn("./inv down")
     for text in (stream.getvalue(), live.getvalue()):
-        assert text.splitlines() == ["heddle image builds it", "warning: heddle down"]
+        assert text.splitlines() == ["heddle image ?]0;builds it", "warning: heddle down"]
 
 
 @pytest.mark.usefixtures("installed")

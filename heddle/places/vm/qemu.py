@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.printable import printable
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
 from heddle.base.state import write_json
@@ -135,7 +136,7 @@ def tail_of(directory: Path) -> str:
         cause = next((at for at, line in enumerate(found[:panic]) if _CAUSES.search(line)), panic)
         before = found[cause : min(cause + _CAUSE_LINES, panic)]
         lines += before + found[panic : panic + _TAIL - len(before)]
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line)[:200] for line in lines)
+    return "\n".join(printable(line, 200) for line in lines)
 
 
 def status(directory: Path) -> str | None:
