@@ -31,8 +31,11 @@ def part_sizes(length: int, qps: int) -> list[tuple[int, int]]:
 class Connection(Protocol):
     """All queue pairs from one rank to another."""
 
-    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
-        """Send a message: `data` to the peer's address `va`. The caller must not change it before the NIC is idle."""
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
+        """Send a message: `data` to the peer's address `va`. The caller must not change it before the NIC is idle.
+
+        turn: chooses the queue pair where each message has one.
+        """
 
 
 class Poster(Protocol):
@@ -48,14 +51,12 @@ class QpConnection:
     def __init__(self, qps: Sequence[Poster], mode: QpMode) -> None:
         self._qps = qps
         self._split = mode == "split"
-        self._turn = 0  # messages so far
 
-    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
         """Pass a message to the queue pairs."""
         view = data.data
         if self._split:
             for qp, (offset, size) in zip(self._qps, part_sizes(len(view), len(self._qps)), strict=False):
                 qp.post(Message(view[offset : offset + size], va + offset, rkey, imm))
         else:
-            self._qps[self._turn % len(self._qps)].post(Message(view, va, rkey, imm))
-            self._turn += 1
+            self._qps[turn % len(self._qps)].post(Message(view, va, rkey, imm))

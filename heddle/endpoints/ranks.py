@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
@@ -174,6 +174,7 @@ class Rank:
         self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
         self._applied: set[Key] = set()  # messages of this epoch
+        self._sent: Counter[int] = Counter()  # peer -> messages of earlier epochs to it
         self._needs: list[int] = []
         self._began = 0.0
         self._ends: list[float] = []  # of the timed iterations of this size
@@ -350,6 +351,7 @@ class Rank:
 
     def _end_epoch(self) -> None:
         self._iteration += 1
+        self._sent.update(self._schedule(self._size_index).messages)  # all are posted: their needs are applied
         if self._iteration > self._options.warmup:
             self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
@@ -364,7 +366,10 @@ class Rank:
         send = schedule.sends[index]
         data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8)
         va = address_of(self._epoch, send.key[0], send.put)
-        self._links[send.peer].post(data, va, self._peer_keys[send.peer], announced_by(self._epoch, send.key))
+        # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
+        turn = self._sent[send.peer] + send.turn
+        imm = announced_by(self._epoch, send.key)
+        self._links[send.peer].post(data, va, self._peer_keys[send.peer], imm, turn)
 
     # lookups
 

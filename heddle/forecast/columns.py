@@ -130,10 +130,24 @@ _WORD: Final = 4  # payload is padded to whole words (BTH's pad count)
 
 @dataclass(frozen=True)
 class Volume:
-    """wire: bytes of shape (kinds, qps x source ports), those of a QP side by side. payload: of shape (kinds, qps)."""
+    """wire: bytes of shape (kinds, qps x source ports), those of a QP side by side. payload: of shape (kinds, qps).
+
+    doubt: why the bytes of single flows are not exact; empty if they are.
+    """
 
     wire: I64
     payload: I64
+    doubt: str = ""
+
+
+_SPRAYED_UNEVENLY: Final = (
+    "messages differ in length, and a run sends them in the order in which data arrives: the last packet of a message "
+    "may leave by another source port of its QP than here"
+)
+_TURNS_DIFFER: Final = (
+    "steps differ in their number of messages, and not every connection has its longer steps at the same place: some "
+    "QPs may have a message more or less than here for each of them"
+)
 
 
 @dataclass(frozen=True)
@@ -255,7 +269,8 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
     labels = pattern.pair_labels(ranks, count, pairs)
     _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
     rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
-    volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]))
+    doubt = next((r.doubt for r in rows if r.doubt), "")
+    volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]), doubt)
     return pairs, kind.ravel().astype(np.int32), volume
 
 
@@ -264,17 +279,20 @@ def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, c
     program = pattern.program(ranks, pair[0], count)
     transfers = np.array([t.send[1] - t.send[0] for t in program if t.send_to == pair[1]], dtype=np.int64)
     transfers *= ELEMENT_BYTES
+    messages = -(-transfers // cut.chunk)
+    last = (transfers - (messages - 1) * cut.chunk)[messages > 0]
+    uneven = len(np.unique(np.append(last, cut.chunk) if (messages > 1).any() else last)) > 1
+    doubt = _SPRAYED_UNEVENLY if uneven and cut.sports > 1 else ""
     if cut.qp_mode == "split":
         lengths, times = np.unique(transfers, return_counts=True)
         each = of_lengths(lengths, cut)
         payload = (each.payload * times[:, None]).sum(axis=0)
         if cut.sports > 1:
-            return Volume(in_turn(transfers, lambda length: _parts(length, cut)).wire.ravel(), payload)
+            return Volume(in_turn(transfers, lambda length: _parts(length, cut)).wire.ravel(), payload, doubt)
         return Volume((each.wire * times[:, None]).sum(axis=0), payload)
-    messages = -(-transfers // cut.chunk)
     ends = np.cumsum(messages)
     sizes = np.full(int(ends[-1]) if len(ends) else 0, cut.chunk, dtype=np.int64)
-    sizes[ends[messages > 0] - 1] = (transfers - (messages - 1) * cut.chunk)[messages > 0]
+    sizes[ends[messages > 0] - 1] = last
     turn = np.arange(len(sizes)) % cut.qps
     wire, payload = (
         np.bincount(turn, weights=amount, minlength=cut.qps).astype(np.int64) for amount in (cut.frames(sizes), sizes)
@@ -282,7 +300,7 @@ def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, c
     if cut.sports > 1:
         mine = [in_turn(sizes[turn == qp], lambda size: cut.sprayed(np.array([size]))) for qp in range(cut.qps)]
         wire = np.concatenate([qp.wire for qp in mine]).ravel()
-    return Volume(wire, payload)
+    return Volume(wire, payload, doubt or (_TURNS_DIFFER if len(np.unique(messages[messages > 0])) > 1 else ""))
 
 
 def _parts(length: int, cut: Cutting) -> Sprayed:

@@ -284,6 +284,9 @@ class _Forecast:
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
 
+        if self._traffic.volume.doubt:
+            yield self._traffic.volume.doubt
+
     def _idle(self) -> str:
         """The number of QPs that carry nothing, and the reason."""
         traffic = self._traffic

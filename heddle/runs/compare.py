@@ -231,8 +231,8 @@ def _not_fixed(run: StoredRun, mmr: _Count) -> str:
         return chance
     if mmr is _MMR[0]:
         return ""
-    if run.record.header.options.qp_mode == "round-robin":
-        return "each QP takes the next message, and messages may differ in length"
+    if run.record.header.options.entropy > 1:
+        return "packets take the next source port of their QP, in the order in which data arrives"
     queues = outcome.queues
     if queues is None or queues.dropped or any(outcome.counters.get(key) for key in _VARYING):
         return "packets were lost or sent again, or answered with the data"

@@ -6,7 +6,8 @@ Out: Schedule: sends and receives, and for each send the receives that must be a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +22,10 @@ Key = tuple[int, int]  # (step, index of the message within the step): the same 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send elements [lo, hi) to `peer`, to its element `put` and up, once all of `needs` are applied."""
+    """Send elements [lo, hi) to `peer`, to its element `put` and up, once all of `needs` are applied.
+
+    turn: its number among the messages to that peer, in the order of the steps.
+    """
 
     key: Key
     peer: int
@@ -29,6 +33,7 @@ class Send:
     hi: int
     put: int
     needs: tuple[Key, ...]
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,12 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All messages of one rank for one size."""
+    """All messages of one rank for one size. messages: peer -> number of messages to it."""
 
     sends: tuple[Send, ...]
     receives: dict[Key, Receive]
     waiting: dict[Key, tuple[int, ...]]  # receive -> indices of the sends that wait for it
+    messages: Mapping[int, int]
 
 
 def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: int) -> Schedule:
@@ -56,6 +62,7 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
     program = pattern.program(ranks, rank, count)
     receives: dict[Key, Receive] = {}
     sends: list[Send] = []
+    messages: Counter[int] = Counter()
     for at, transfer in enumerate(program):
         # By the contract of patterns, a range waits for all data that earlier steps put into it. Whole transfers are
         # searched first, since there are far more messages than steps.
@@ -65,14 +72,15 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
         for key, lo, hi in _pieces(transfer.step, transfer.send, chunk):
             needs = dict.fromkeys((*whole, *(need for t in earlier for need in _messages_in(t, lo, hi, chunk))))
             put = transfer.put + lo - transfer.send[0]
-            sends.append(Send(key, transfer.send_to, lo, hi, put, tuple(needs)))
+            sends.append(Send(key, transfer.send_to, lo, hi, put, tuple(needs), messages[transfer.send_to]))
+            messages[transfer.send_to] += 1
         for key, lo, hi in _pieces(transfer.step, transfer.recv, chunk):
             receives[key] = Receive(key, transfer.recv_from, lo, hi, transfer.reduce)
     waiting: dict[Key, list[int]] = {}
     for index, send in enumerate(sends):
         for need in send.needs:
             waiting.setdefault(need, []).append(index)
-    return Schedule(tuple(sends), receives, {key: tuple(found) for key, found in waiting.items()})
+    return Schedule(tuple(sends), receives, {key: tuple(found) for key, found in waiting.items()}, messages)
 
 
 def messages_of(span: tuple[int, int], chunk: int) -> int:

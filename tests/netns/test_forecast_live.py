@@ -76,7 +76,7 @@ def test_ports_carry_exactly_the_bytes_predicted_offline(
     [
         {"qps": 2, "transport": "srd", "entropy": 5},
         deep({"qps": 3, "qp_mode": "round-robin", "transport": "srd", "entropy": 256, "sport": "own-qpn"}),
-        deep({"qps": 3, "transport": "srd", "sport": "rxe"}),
+        deep({"qps": 3, "transport": "srd", "sport": "rxe", "qp_mode": "round-robin", "chunk": "32K"}),
         deep({"qps": 3, "transport": "uc", "sport": "list:50000,50001"}),
         deep({"qps": 6, "sport": "own-qpn", "collective": "all-to-all", "algorithm": "staggered"}),
     ],

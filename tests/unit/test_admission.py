@@ -261,7 +261,7 @@ def grant_of(number: int) -> Grant:
 @pytest.mark.parametrize("as_data", [False, True])
 def test_a_cts_is_a_write_in_the_reverse_direction_and_releases_its_message(as_data: bool) -> None:
     pair = Pair(as_data)
-    message = Posted(np.zeros(4096, np.uint8), 3 << 20, 0x99, 3)
+    message = Posted(np.zeros(4096, np.uint8), 3 << 20, 0x99, 3, 0)
     assert pair.gate.post(grant_of(3), message, 0.0) is None
     assert not pair.sender.idle and pair.sender.deadline == 5.0
     pair.receiver.grant(grant_of(3), 1.0)
@@ -288,7 +288,7 @@ def test_lost_and_repeated_cts_packets_release_each_message_once() -> None:
     for round_ in range(3):  # the ring of 4 entries is used three times
         numbers = range(4 * round_, 4 * round_ + 4)
         for each in numbers:
-            pair.gate.post(grant_of(each), Posted(np.zeros(1, np.uint8), 0, 0, each), 0.0)
+            pair.gate.post(grant_of(each), Posted(np.zeros(1, np.uint8), 0, 0, each, 0), 0.0)
             pair.receiver.grant(grant_of(each), 0.0)
         frames = pair.frames_of(pair.receiver)
         assert len(frames) == 4
@@ -318,7 +318,7 @@ def test_a_peer_that_disappears_ends_the_run() -> None:
     assert pair.receiver.error == f"its clear-to-send (CTS) packets: {text}"
     # A receiver that never grants ends the run.
     pair = Pair()
-    pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0), 0.0)
+    pair.gate.post(grant_of(0), Posted(np.zeros(1, np.uint8), 0, 0, 0, 0), 0.0)
     pair.sender.expire(pair.sender.deadline)
     assert pair.sender.error.endswith("1 message waits for it; none has arrived so far")
     assert "no clear-to-send (CTS) for 5 s" in pair.sender.error

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from heddle.endpoints.ranks import Rank
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.fabric.fabricfile import load_fabric
+from heddle.forecast.columns import Cutting, of_pattern
 from heddle.traffic.collectives import Piece, find_pattern
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
@@ -121,6 +123,37 @@ def test_every_rank_ends_with_its_result(collective: str, n: int, qps: int, mode
     options = RunOptions(collective, sizes=sizes, iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
     for rank in run_all(options, n):
         assert [(r.size, r.wrong) for r in rank.results] == [(size, 0) for size in sizes]
+
+
+def test_with_round_robin_each_qp_has_the_predicted_messages_whatever_arrives_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of two long messages and a short one: short ones run ahead of long ones on other QPs."""
+    posted: dict[int, int] = {}  # by the QP's place, in the order of connections
+    places: dict[int, int] = {}
+
+    def post(self: Wire, message: Message) -> None:
+        place = places[id(self)]
+        posted[place] = posted.get(place, 0) + len(message.payload)
+        self.requester.post(message)
+
+    def made(self: Wire, *given: Any, whole: Callable[..., None] = Wire.__init__) -> None:
+        whole(self, *given)
+        places[id(self)] = len(places)
+
+    monkeypatch.setattr(Wire, "post", post)
+    monkeypatch.setattr(Wire, "__init__", made)
+    # 8 steps of 3 messages an iteration, so turns begin at the first QP again.
+    ranks, count, qps, iters = 5, 5 * 300, 3, 3
+    options = RunOptions(sizes=(4 * count,), iters=iters, warmup=0, qps=qps, qp_mode="round-robin", chunk=512)
+    cut = Cutting(256, 0, qps, "round-robin", 512)
+    pairs, kind, volume = of_pattern(find_pattern("all-reduce", "ring"), ranks, count, cut)
+    for seed in range(3):
+        posted.clear()
+        places.clear()
+        run_all(options, ranks, loss=0.1, seed=seed)
+        rows = np.array([posted[place] for place in range(len(pairs) * qps)]).reshape(-1, qps)
+        assert (rows == iters * volume.payload[kind]).all()
 
 
 @COLLECTIVES

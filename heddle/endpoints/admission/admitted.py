@@ -90,9 +90,9 @@ class GatedConnection:
         self._inner, self._pair, self._gate = inner, pair, end.gate
         end.on_release(self._release)
 
-    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
         """Send a message when it is granted."""
-        message = Posted(data, va, rkey, imm)
+        message = Posted(data, va, rkey, imm, turn)
         released = self._gate.post(Grant(va, len(data), imm), message, time.monotonic())
         if released is not None:
             self._release(released)

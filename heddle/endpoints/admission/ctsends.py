@@ -48,6 +48,7 @@ class Posted(NamedTuple):
     va: int
     rkey: int
     imm: int
+    turn: int
 
 
 class GrantingReceiver(WrappedEnd):

@@ -182,15 +182,11 @@ class FastQps:
         self._ends = np.array(ends, np.uint32)
         self._ends_at = address(self._ends)
         self._split = mode == "split"
-        self._turn = 0
 
-    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
-        """Pass a message to the compiled code: in parts to all queue pairs, or whole to the next one."""
-        size, first = len(data), 0
-        part = part_bytes(size, len(self._ends)) if self._split else size
-        if not self._split:
-            first = self._turn % len(self._ends)
-            self._turn += 1
+    def post(self, data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
+        """Pass a message to the compiled code: in parts to all queue pairs, or whole to the one whose turn it is."""
+        size = len(data)
+        part, first = (part_bytes(size, len(self._ends)), 0) if self._split else (size, turn % len(self._ends))
         ends = self._ends_at + first * self._ends.itemsize
         self._loop.call("hd_post", self._nic, ends, address(data), size, part, va, rkey, imm)
 
