@@ -203,6 +203,7 @@ class PythonLoop(NicLoop):
                 yield QpReport(
                     rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()),
                     pair.end.rates(), pair.end.standing, dict(pair.end.by_sport()), pair.end.waits(),
+                    dict(pair.damaged),
                 )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:

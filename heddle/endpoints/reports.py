@@ -26,7 +26,7 @@ class QpReport:
     taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
     counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
     congestion control limits, the rate over time. standing, by_sport: see QpEnd. waits: of a sending end, for CTS
-    packets, with admission.
+    packets, with admission. damaged: UDP source port -> frames with a wrong ICRC that the NIC received for this end.
     """
 
     rank: int
@@ -40,6 +40,7 @@ class QpReport:
     standing: str = ""
     by_sport: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     waits: WaitCounts = ()
+    damaged: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from heddle.switch.queues.attached import Attached, read_attached
 from heddle.switch.queues.portqueues import PortQueue, foreign_roots, read_shapers, refused_by_qdiscs
 
 if TYPE_CHECKING:
-    from heddle.switch.queues.queuestate import QueueState
+    from heddle.switch.queues.queuestate import QueueState, Tallies
 
 _ASKED_AT_ONCE: Final = 8  # daemons; each answers in about a millisecond
 
@@ -90,13 +90,17 @@ class NodeSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A lab at one moment. failed: part -> why it could not be read; using such a part raises that error."""
+    """A lab at one moment. failed: part -> why it could not be read; using such a part raises that error.
+
+    tallies: of all ports, also of hosts; part of DROPS.
+    """
 
     lab: str
     parts: LabPart
     nodes: Mapping[str, NodeSnapshot]
     machine_drops: int | None = None
     cells: QueueState | None = None
+    tallies: Tallies = field(default_factory=dict)
     failed: Mapping[LabPart, HeddleError] = field(default_factory=dict, compare=False)
 
     @cached_property
@@ -303,25 +307,27 @@ class _Reading:
     def finished(self, found: Mapping[str, NodeSnapshot], switches: Collection[Node]) -> Snapshot:
         """Add the parts that are in maps of the whole lab."""
         nodes, cells = dict(found), None
+        every: Tallies = {}
         if self._wants(LabPart.COUNTERS):
             with self._guarded(LabPart.COUNTERS):
                 for name, table in read_counters(self._fabric, {node.name for node in switches}).items():
                     nodes[name] = replace(nodes[name], counters=table)
         if self._parts & (LabPart.QUEUES | LabPart.DROPS):
             from heddle.switch.queues.cells import LabQueues
-            from heddle.switch.queues.queuestate import QueueState, missed
+            from heddle.switch.queues.queuestate import QueueState, missed, tallies
 
             with self._guarded(LabPart.QUEUES | LabPart.DROPS), LabQueues.pinned(self._fabric) as live:
                 if LabPart.QUEUES in self._parts:
                     cells = QueueState.of(live)
                 if self._wants(LabPart.DROPS):
+                    every = tallies(live)
                     for node in switches:
                         own, counts = nodes[node.name].class_drops or {}, missed(live, node.ports)
                         each = {port.name: _added(counts[port.ref], own.get(port.name, {})) for port in node.ports}
                         drops = {port: sum(classes.values()) for port, classes in each.items()}
                         nodes[node.name] = replace(nodes[node.name], drops=drops, class_drops=each)
         machine = backlog_drops() if LabPart.DROPS in self._parts else None
-        return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, self._failed)
+        return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, every, self._failed)
 
 
 def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

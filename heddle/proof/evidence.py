@@ -8,7 +8,7 @@ during the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.queues.queuestate import Tallies, Tally, tallies_since
 from heddle.traffic.flow import Flow, Sent
 
 # Of both snapshots. What BGP drains is kept too, if the caller has read it.
@@ -31,9 +32,11 @@ class Evidence:
     """The evidence of one run. before, after: with PARTS; both without counters of flows that the run did not touch.
 
     oracle: the kernels' answers after the run, a path for each flow, in the order of `sent`.
-    received: packets of each flow that the receiving NIC took, in the same order; empty if no NIC reported.
+    received: packets of each flow that reached the receiving NIC, copies and those with a wrong ICRC too, in the same
+    order; empty if no NIC reported.
     seconds: from the first packet until the last rank finished; None if not known.
     choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
+    tallies: what the queues and links of all ports did over the run; empty in runs of an older Heddle.
     """
 
     before: Snapshot
@@ -43,6 +46,7 @@ class Evidence:
     received: tuple[int, ...] = ()
     seconds: float | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
+    tallies: Tallies = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -59,6 +63,7 @@ class Evidence:
             tuple(received),
             seconds,
             choices or {},
+            tallies_since(after.tallies, before.tallies),
         )
 
     @cached_property
@@ -72,14 +77,30 @@ class Evidence:
         return {port: count - self.before.drops.get(port, 0) for port, count in self.after.drops.items()}
 
     def class_drops(self, port: str, number: int) -> int | None:
-        """Packets of one class dropped by a port's queue over the run; None if only the sum of classes is known."""
+        """Packets of one class lost by a port's queue or its link over the run; None if only the sum of classes is
+        known.
+        """
+        node = port.partition(":")[0]
+        if node not in self.before.nodes:
+            return self.tally(port, number).lost  # of a host
         if not self.drops.get(port, 0):
             return 0
-        node = port.partition(":")[0]
         if any(state.nodes[node].class_drops is None for state in (self.before, self.after)):
             return None
         before, after = (state.class_drops.get(port, {}) for state in (self.before, self.after))
         return after.get(number, 0) - before.get(number, 0)
+
+    def tally(self, port: str, number: int) -> Tally:
+        """What a port's queue and link did to packets of one class over the run."""
+        return self.tallies.get(port, {}).get(number, Tally())
+
+    def all_drops(self, port: str) -> int:
+        """The packets lost there of all classes."""
+        return self.drops.get(port, sum(each.lost for each in self.tallies.get(port, {}).values()))
+
+    def all_copies(self, port: str) -> int:
+        """The packets copied there of all classes."""
+        return sum(each.copies for each in self.tallies.get(port, {}).values())
 
     @property
     def backlog_drops(self) -> int:
@@ -110,6 +131,10 @@ class Evidence:
             "received": list(self.received),
             "seconds": self.seconds,
             "choices": dict(self.choices),
+            "tallies": {
+                port: {str(number): list(astuple(each)) for number, each in classes.items()}
+                for port, classes in self.tallies.items()
+            },
         }
 
     @classmethod
@@ -129,9 +154,13 @@ class Evidence:
             _read(data["after"], before.nodes),
             tuple(_sent(row) for row in data["sent"]),
             tuple(tuple(str(port) for port in path) for path in data["oracle"]),
-            tuple(int(count) for count in data.get("received", ())),  # older runs have none of these three
+            tuple(int(count) for count in data.get("received", ())),  # older runs have none of these four
             None if data.get("seconds") is None else float(data["seconds"]),
             {str(who): int(count) for who, count in data.get("choices", {}).items()},
+            {
+                str(port): {int(number): Tally(*(int(each) for each in row)) for number, row in classes.items()}
+                for port, classes in data.get("tallies", {}).items()
+            },
         )
 
 

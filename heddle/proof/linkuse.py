@@ -18,11 +18,12 @@ from heddle.fabric.wiring import ports_above
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.traffic.flow import Flow
+from heddle.wire.layout import DSCP_DATA
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A switch's egress port: the proven flows on it, their packets and bytes, and all other traffic.
+    """A switch's egress port: the packets and bytes of the proven flows that left by it, and all other traffic.
 
     uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/wiring.py). rate_bps: 0 if not known.
     run_s: seconds of the run; None if not known, and before a run. state: why the link could not be used when
@@ -54,7 +55,9 @@ class LinkUse:
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the run in which the port sent these flows, 0 to 1."""
+        """The share of the run in which the port sent these flows, 0 to 1. A little more if it sent a burst above its
+        rate, or its queue was not empty when the last rank had finished.
+        """
         return self.seconds / self.run_s if self.run_s else None
 
     def to_json(self) -> dict[str, Any]:
@@ -132,6 +135,7 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[0] += row.packets
                 cell[1] += row.bytes
                 cell[2] += 1
+    number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
     above = ports_above(fabric, nics_of(fabric, [sent.flow for sent in evidence.sent]))
     states = _states(fabric, evidence.before)
@@ -140,6 +144,9 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
         packets, size, count = used.get(port.ref, (0, 0, 0))
         total = totals.get(port.ref)
         others = (total.packets - packets, total.bytes - size) if total else (0, 0)
+        # Counted before the queue, so what the queue dropped was counted and not sent.
+        dropped = evidence.tally(port.ref, number)
+        packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
         counts = (packets, size, count, *others)
         links.append(_link(fabric, switch_node, port, above, counts, evidence.seconds, states.get(port.ref, "")))
     return links

@@ -2,8 +2,9 @@
 
 In:  the counters of all switches (a difference over a run), the flows of that run, and which of them are spread.
 Out: for each flow the ordered egress ports that counted it, the packets of each, and counts at other ports; between
-     two steps, the ingress and egress counts of each switch. With the expected path of each flow and the drop counters
-     of queues and machine: the reason that a path is not proven, '' if it is; port -> packets lost after it.
+     two steps, the ingress and egress counts of each switch. With the expected path of each flow and the counters of
+     queues, link faults and machine: the reason that a path is not proven, '' if it is; port -> packets that were lost
+     behind it, or arrived twice.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Measured:
 class Passage:
     """One flow at one switch: the ports that lead to it, their counts, and the counts of the switch's own ports.
 
-    Or at its destination: packets_out is the count of the NIC, and bytes_out is None, since NICs report no bytes.
+    At the first switch, the port is the sender's NIC. At the destination, packets_out is the count of the NIC, and
+    bytes_out is None, since NICs report no bytes.
     """
 
     ports: tuple[str, ...]
@@ -76,13 +78,22 @@ class Passage:
 
     @property
     def lost(self) -> int:
-        """Packets that were lost in between."""
+        """Packets that are missing: at least so many were lost in between."""
         return max(0, self.packets_in - self.packets_out)
+
+    @property
+    def copied(self) -> int:
+        """Packets that are too many: at least so many arrived twice."""
+        return max(0, self.packets_out - self.packets_in)
 
 
 def peers_of(fabric: Fabric) -> dict[str, str]:
-    """Port of a switch -> the node behind it."""
-    return {port.ref: port.peer_node for node in fabric.switches for port in node.ports}
+    """Port of a switch -> the port at the other end of its link."""
+    return {port.ref: port.peer_ref for node in fabric.switches for port in node.ports}
+
+
+def _node(ref: str) -> str:
+    return ref.partition(":")[0]
 
 
 def measure(
@@ -123,7 +134,7 @@ def _follow(flow: Flow, seen: dict[str, list[FlowCount]], peers: Mapping[str, st
             step += [Count(f"{switch}:{row.port}", row.packets, row.bytes) for row in taken]
             stray += [(f"{switch}:{row.port}", row.packets) for row in rows[len(taken) :]]
         steps.append(tuple(sorted(step, key=lambda count: natural(count.port))))
-        here = list(dict.fromkeys(peers.get(count.port, "") for count in steps[-1]))
+        here = list(dict.fromkeys(_node(peers.get(count.port, "")) for count in steps[-1]))
     stray += [(f"{name}:{row.port}", row.packets) for name, rows in seen.items() for row in rows]
     return Measured(tuple(steps), tuple(sorted(stray)))
 
@@ -133,14 +144,17 @@ def natural(word: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", word) if part]
 
 
-def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
+def passages(sent: Sent, seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
     """The passages at each switch on the path, and at the NIC after the last step."""
-    for before, after in zip(seen.steps, seen.steps[1:], strict=False):
+    first = [Count(peers[sent.flow.first_hop], sent.packets, sent.bytes)]
+    for before, after in zip((first, *seen.steps), seen.steps or ((),), strict=False):
         into: dict[str, list[Count]] = {}
         for count in before:
-            into.setdefault(peers.get(count.port, ""), []).append(count)
+            into.setdefault(_node(sent.flow.first_hop if before is first else peers.get(count.port, "")), []).append(
+                count
+            )
         for switch, counts in into.items():
-            out = [count for count in after if count.port.partition(":")[0] == switch]
+            out = [count for count in after if _node(count.port) == switch]
             yield Passage(
                 tuple(count.port for count in counts),
                 sum(count.packets for count in counts), sum(count.bytes for count in counts),
@@ -154,16 +168,14 @@ def passages(seen: Measured, peers: Mapping[str, str]) -> Iterator[Passage]:
 Path = tuple[str, ...]
 
 
-def measured_why(
-    sent: Sent, expected: Path, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]
-) -> str:
+def measured_why(sent: Sent, expected: Path, seen: Measured, behind: Behind, peers: Mapping[str, str]) -> str:
     """The reason that the counters do not prove a path; empty when they do."""
     if seen.stray:
         return "also seen at " + ", ".join(f"{port} ({count} packets)" for port, count in seen.stray)
     if not sent.packets and not seen.steps:
         return ""  # a QP without data has no measured path
     outside = _outside_why(expected, seen)
-    return outside or _count_why(sent, seen, unexplained, peers) or _other_path_why(expected, seen)
+    return outside or _count_why(sent, seen, behind, peers) or _other_path_why(expected, seen)
 
 
 def _outside_why(expected: Path, seen: Measured) -> str:
@@ -187,67 +199,140 @@ def _other_path_why(expected: Path, seen: Measured) -> str:
     return "the counters saw another path: expected {}, counted {}".format(*words)
 
 
-def _count_why(sent: Sent, seen: Measured, unexplained: Mapping[str, str], peers: Mapping[str, str]) -> str:
+def _count_why(sent: Sent, seen: Measured, behind: Behind, peers: Mapping[str, str]) -> str:
     """The error in the counts along a measured path; empty when they add up."""
-    if seen.packets[:1] != (sent.packets,):
-        return f"{sent.packets} packets were sent, the first hop counted {seen.packets[0] if seen.packets else 0}"
-    if seen.bytes[:1] != (sent.bytes,):
-        return f"{sent.bytes} bytes were sent, the first hop counted {seen.bytes[0] if seen.bytes else 0}"
-    for passage in passages(seen, peers):
-        if passage.packets_out > passage.packets_in:
-            nic = f"the NIC took {passage.packets_out} packets, {passage.name} counted {passage.packets_in}"
-            return nic if passage.bytes_out is None else f"more packets after {passage.name} than at it"
-        if passage.lost:
-            reasons = [unexplained[port] for port in passage.ports if port in unexplained]
-            if reasons:
-                return "; ".join(reasons)
-        elif passage.bytes_out not in (None, passage.bytes_in):
-            return f"other packets after {passage.name} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
+    for passage in passages(sent, seen, peers):
+        at_first = passage.ports == (peers[sent.flow.first_hop],)
+        reasons = [behind.unexplained[port] for port in passage.ports if port in behind.unexplained]
+        out, name = passage.packets_out, passage.name
+        if reasons and passage.lost + passage.copied:
+            if at_first:
+                return f"{sent.packets} packets were sent, the first hop counted {out}"
+            if passage.copied and passage.bytes_out is None:
+                reasons.insert(0, f"the NIC took {out} packets, {name} counted {passage.packets_in}")
+            return "; ".join(reasons)
+        if passage.packets_in == out and passage.bytes_out not in (None, passage.bytes_in):
+            if behind.mixed.issuperset(passage.ports) and not reasons:
+                continue  # one packet was lost and another came twice
+            if at_first:
+                return f"{sent.bytes} bytes were sent, the first hop counted {passage.bytes_out}"
+            return f"other packets after {name} than at it: {passage.bytes_in} bytes became {passage.bytes_out}"
     return ""
 
 
-def lost_behind(
-    measured: Sequence[Measured], peers: Mapping[str, str], evidence: Evidence, number: int
-) -> dict[str, int]:
-    """Port -> packets that it counted, but the next switch on their path, or the NIC at its end, did not.
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What happened to the packets of the proven flows behind each port. lost, copied: port -> packets.
 
-    If a flow reached a switch over several ports, the loss is assigned to those whose queues dropped packets of the
-    flows' class.
+    unexplained: port -> the reason that counters of queues and links do not explain it. mixed: ports whose links both
+    lost and copied packets of the flows' class.
     """
-    lost: dict[str, int] = {}
-    shared: list[Passage] = []
-    for passage in (each for seen in measured for each in passages(seen, peers) if each.lost):
-        if len(passage.ports) == 1:
-            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + passage.lost
-        else:
-            shared.append(passage)
-    for passage in shared:
-        left = passage.lost
-        for port in passage.ports:
-            part = min(left, max(0, (evidence.class_drops(port, number) or 0) - lost.get(port, 0)))
-            if part:
-                lost[port] = lost.get(port, 0) + part
-            left -= part
-        if left:
-            lost[passage.ports[0]] = lost.get(passage.ports[0], 0) + left
-    return lost
+
+    lost: Mapping[str, int]
+    copied: Mapping[str, int]
+    unexplained: Mapping[str, str]
+    mixed: frozenset[str]
+
+    @classmethod
+    def of(cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], number: int) -> Behind:
+        """From the counters of a run. number: the class of the flows.
+
+        If a flow reached a switch over several ports, what it lost or got twice is assigned to those whose queues or
+        links lost or copied packets of its class.
+        """
+        lost, copied, ours = Counter[str](), Counter[str](), Counter[str]()
+        shared: list[Passage] = []
+        for sent, seen in zip(evidence.sent, measured, strict=True):
+            ours[peers[sent.flow.first_hop]] += sent.packets
+            ours.update({count.port: count.packets for step in seen.steps for count in step})
+            ours.update(dict(seen.stray))
+            for passage in passages(sent, seen, peers):
+                if len(passage.ports) > 1:
+                    shared.append(passage)
+                else:
+                    lost[passage.ports[0]] += passage.lost
+                    copied[passage.ports[0]] += passage.copied
+        for passage in shared:
+            ports = passage.ports
+            _share(lost, passage.lost, {port: evidence.class_drops(port, number) or 0 for port in ports})
+            _share(copied, passage.copied, {port: evidence.tally(port, number).copies for port in ports})
+        others = OtherChanges.of(evidence, peers)
+        why = {
+            port: _unexplained(port, (lost[port], copied[port]), ours[port], evidence, number, others)
+            for port in lost | copied
+        }
+        mixed = [port for port in evidence.tallies if evidence.tally(port, number).mixed]
+        return cls(+lost, +copied, {port: each for port, each in why.items() if each}, frozenset(mixed))
+
+
+def _share(change: Counter[str], left: int, known: Mapping[str, int]) -> None:
+    """Assign packets to ports, at most as many as the counters of each know of; the rest to the first one."""
+    for port, most in known.items():
+        part = min(left, max(0, most - change[port]))
+        change[port] += part
+        left -= part
+    change[next(iter(known))] += left
+
+
+def _unexplained(
+    port: str, ours: tuple[int, int], counted: int, evidence: Evidence, number: int, others: OtherChanges
+) -> str:
+    """The reason that the counters of a port's queue and link do not explain what flows lost behind it, or got twice.
+
+    ours: lost and copied packets of the flows. counted: all of their packets at the port. number: their class.
+    Drops and copies are counted by port and class, not by flow. They explain a change only if each of them must be of
+    these flows. There are three cases. The class had no other packets at that port; or no other RoCEv2 flow lost any
+    there or got any twice: then drops less copies of the class are those of these flows. Or drops less copies of all
+    classes are those of all RoCEv2 flows. Otherwise some were of other traffic, and it is not known which. The
+    machine's backlog drops have no port, class or flow.
+    """
+    (lost, copied), drops, tally = ours, evidence.class_drops(port, number), evidence.tally(port, number)
+    if not lost and not copied:
+        return ""
+    if copied > tally.copies:
+        link = f"its link copied {tally.copies} of class {number}"
+        return f"more packets after {port} than at it: {copied} too many, and {link}"
+    if drops is None:
+        return (
+            f"{lost} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
+            "of which class is not recorded: not attributable"
+        )
+    if drops < lost:
+        machine = (
+            f"; the machine's backlog dropped {evidence.backlog_drops} of any traffic: not attributable"
+            if evidence.backlog_drops
+            else ""
+        )
+        return f"{lost} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+    known, wanted, alone = drops - tally.copies, lost - copied, tally.offered == counted
+    if not alone and (more := (others.lost.get(port, 0), others.copied.get(port, 0))) != (0, 0):
+        known, wanted = evidence.all_drops(port) - evidence.all_copies(port), wanted + more[0] - more[1]
+    if known == wanted and (alone or port not in others.unknown):
+        return ""
+    twice = f" and {copied} came twice" if copied else ""
+    link = f" and whose link copied {tally.copies}" if tally.copies else ""
+    return (
+        f"{lost} packets were lost{twice} after {port}, whose queue dropped {drops} of class {number}{link}, "
+        "perhaps of other traffic: not attributable"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class OtherLosses:
-    """Losses of RoCEv2 flows that are not to be proven. lost: port -> packets missing at the next switch.
+class OtherChanges:
+    """RoCEv2 flows that are not to be proven. lost, copied: port -> packets missing, or too many, at the next switch.
 
     unknown: ports to hosts that sent some of them: the counts of those NICs are not known.
     """
 
     lost: Mapping[str, int]
+    copied: Mapping[str, int]
     unknown: frozenset[str]
 
     @classmethod
-    def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherLosses:
+    def of(cls, evidence: Evidence, peers: Mapping[str, str]) -> OtherChanges:
         """From the counters of a run. Answers of the proven flows do not count at their last port.
 
-        If a flow reached a switch over several ports, its loss counts after each of them.
+        If a flow reached a switch over several ports, its change counts after each of them.
         """
         ours = {sent.flow.key for sent in evidence.sent}
         answered = {(sent.flow.dst_ip, sent.flow.src_ip) for sent in evidence.sent}
@@ -260,47 +345,14 @@ class OtherLosses:
                     continue
                 count = Count(f"{switch}:{row.port}", row.packets, row.bytes)
                 out[row.key, switch] += row.packets
-                if (peer := peers.get(count.port, "")) in evidence.counters:
+                if (peer := _node(peers.get(count.port, ""))) in evidence.counters:
                     into.setdefault((row.key, peer), []).append(count)
                 elif (row.src, row.dst) not in answered:
                     unknown.add(count.port)
-        lost: Counter[str] = Counter()
+        lost, copied = Counter[str](), Counter[str]()
         for at, counts in into.items():
-            missing = max(0, sum(count.packets for count in counts) - out[at])
+            missing = sum(count.packets for count in counts) - out[at]
+            change = lost if missing > 0 else copied
             for port in {count.port for count in counts} if missing else ():
-                lost[port] += missing
-        return cls(dict(lost), frozenset(unknown))
-
-
-def unexplained_losses(lost: Mapping[str, int], evidence: Evidence, number: int, others: OtherLosses) -> dict[str, str]:
-    """Port -> the reason that its drop counters do not explain the packets that these flows lost after it.
-
-    number: the class of the flows. Drops are counted by port and class, not by flow. They explain a loss only if each
-    drop must be one of the lost packets. There are two cases: the class dropped as many packets as these flows lost,
-    and no other RoCEv2 flow lost any there; or all classes together dropped as many as all RoCEv2 flows lost there.
-    Otherwise some drops were of other traffic, and it is not known which. The machine's backlog drops have no port,
-    class or flow.
-    """
-    found: dict[str, str] = {}
-    for port, count in lost.items():
-        drops, more = evidence.class_drops(port, number), others.lost.get(port, 0)
-        if drops is None:
-            found[port] = (
-                f"{count} packets were lost after {port}, whose queue dropped {evidence.drops[port]}, "
-                "of which class is not recorded: not attributable"
-            )
-        elif drops < count:
-            machine = (
-                f"; the machine's backlog dropped {evidence.backlog_drops} of any traffic: not attributable"
-                if evidence.backlog_drops
-                else ""
-            )
-            found[port] = (
-                f"{count} packets vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
-            )
-        elif port in others.unknown or (drops != count if not more else evidence.drops[port] != count + more):
-            found[port] = (
-                f"{count} packets were lost after {port}, whose queue dropped {drops} of class {number}, "
-                "perhaps of other traffic: not attributable"
-            )
-    return found
+                change[port] += abs(missing)
+        return cls(dict(lost), dict(copied), frozenset(unknown))

@@ -32,7 +32,7 @@ from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
-from heddle.proof.measure import Measured, OtherLosses, lost_behind, measure, measured_why, peers_of, unexplained_losses
+from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
 from heddle.traffic.flow import Flow, Sent
 from heddle.wire.layout import DSCP_DATA
 
@@ -219,21 +219,20 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
     number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
-    lost = lost_behind(measured, peers, evidence, number)
-    unexplained = unexplained_losses(lost, evidence, number, OtherLosses.of(evidence, peers))
+    behind = Behind.of(evidence, measured, peers, number)
     addresses = _host_addresses(fabric)
     proofs = tuple(
-        _proof(sent, own, asked, seen, (unexplained, peers), addresses)
+        _proof(sent, own, asked, seen, (behind, peers), addresses)
         for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, (lost, number), sum(not sent.packets for sent in flows))
+    notes = _notes(evidence, misses, (behind, number), sum(not sent.packets for sent in flows))
     notes += _prediction_notes(trusted, proofs)
     notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
     # Packets that were sent under two rules prove neither rule, even if the counts agree with both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
-    found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
+    found = _result(fabric, agree, proofs, links, behind.lost, notes, (_sources(trusted, "counters"), trusted))
     return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices)
 
 
@@ -310,11 +309,11 @@ def _proof(
     own: Path | None,
     asked: Path,
     seen: Measured,
-    losses: tuple[Mapping[str, str], Mapping[str, str]],
+    changes: tuple[Behind, Mapping[str, str]],
     addresses: Mapping[str, str],
 ) -> FlowProof:
     expected = asked if own is None else own
-    why = _path_why(sent.flow, own, asked, addresses, seen.path) or measured_why(sent, expected, seen, *losses)
+    why = _path_why(sent.flow, own, asked, addresses, seen.path) or measured_why(sent, expected, seen, *changes)
     return FlowProof(sent, own, asked, seen, why)
 
 
@@ -336,7 +335,7 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, addresses: Mapping[str,
     return ""
 
 
-def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int], idle: int) -> tuple[str, ...]:
+def _notes(evidence: Evidence, misses: int, changes: tuple[Behind, int], idle: int) -> tuple[str, ...]:
     notes: list[str] = []
     if idle:
         notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
@@ -344,11 +343,14 @@ def _notes(evidence: Evidence, misses: int, losses: tuple[Mapping[str, int], int
         notes.append(f"hashing was changed during the run, so no path follows one rule: {', '.join(evidence.switched)}")
     elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
-    lost, number = losses
-    for port, count in sorted(lost.items()):
+    behind, number = changes
+    for port, count in sorted(behind.lost.items()):
         drops = evidence.class_drops(port, number)
         dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"
         notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
+    for port, count in sorted(behind.copied.items()):
+        copies = evidence.tally(port, number).copies
+        notes.append(f"{count} packets came twice after {port}; its link copied {copies} of class {number}")
     if evidence.backlog_drops:
         notes.append(
             f"this machine dropped {evidence.backlog_drops} packets before a switch received them: "

@@ -37,8 +37,8 @@ class FlowRow:
     """Packets sent on one QP, and their counters.
 
     ce: data packets that arrived with the mark Congestion Experienced. counters: of the transport, by the keys of its
-    columns. received: data packets that the receiving NIC accepted, including duplicates; None in older runs, which
-    did not record it.
+    columns. received: data packets that reached the receiving NIC, also copies and those with a wrong ICRC; None in
+    older runs, which did not record it.
     """
 
     sent: Sent
@@ -120,7 +120,7 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
         extra = (acks, acks * ack_bytes)
         if len(qp.sports) == 1:
             sent = Sent(qp.flow, sender.packets + extra[0], sender.bytes + extra[1])
-            rows.append(FlowRow(sent, receiver.ce, counters, receiver.taken))
+            rows.append(FlowRow(sent, receiver.ce, counters, receiver.taken + sum(receiver.damaged.values())))
         else:
             rows += _sprayed_rows(qp, sender, receiver, counters, extra)
     return tuple(rows)
@@ -137,7 +137,7 @@ def _sprayed_rows(
     acks_taken = receiver.taken - sum(taken for taken, _ in receiver.by_sport.values()) if any(extra) else 0
     for flow in qp.flows:
         packets, size = sender.by_sport.get(flow.sport, (0, 0))
-        taken, _ = receiver.by_sport.get(flow.sport, (0, 0))
+        taken = receiver.by_sport.get(flow.sport, (0, 0))[0] + receiver.damaged.get(flow.sport, 0)
         if flow.sport == qp.flow.sport:
             sent = Sent(flow, packets + extra[0], size + extra[1])
             yield FlowRow(sent, receiver.ce, counters, taken + acks_taken)

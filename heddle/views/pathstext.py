@@ -105,6 +105,10 @@ def delivery_text(result: PathsResult) -> str:
         return ""
     if found.received is None:
         return f"the last ports counted {found.counted:,} packets; how many the receiving NICs got is not known"
+    if found.received > found.counted:
+        return (
+            f"the receiving NICs got {found.received:,} packets, with copies; the last ports counted {found.counted:,}"
+        )
     return f"the receiving NICs got {found.received:,} of the {found.counted:,} packets that the last ports counted"
 
 

@@ -127,7 +127,8 @@ class PythonBench(Bench):
             self.nic.transmit(now)
 
     def counters(self) -> list[tuple[int, ...]]:
-        return [(q.packets, q.bytes, q.ce, *q.end.counters().values()) for q in self.nic.qps.values()]
+        pairs = self.nic.qps.values()
+        return [(q.packets, q.bytes, q.ce, sum(q.damaged.values()), *q.end.counters().values()) for q in pairs]
 
     def standings(self) -> list[str]:
         return [q.end.standing for q in list(self.nic.qps.values())[QPS:]]
@@ -227,14 +228,14 @@ class FastBench(Bench):
     def counters(self) -> list[tuple[int, ...]]:
         rows = []
         for index in range(2 * QPS):
-            numbers = (ctypes.c_uint64 * 8)()
+            numbers = (ctypes.c_uint64 * 9)()
             self.code.hd_qp_counters(self.engine, 0, index, numbers)
-            row = tuple(numbers[: 6 if index < QPS else 5])
+            row = (*numbers[:3], numbers[8], *numbers[3 : 6 if index < QPS else 5])
             rows.append(row if self.control is None else (*row, numbers[6]))
         return rows
 
     def standings(self) -> list[str]:
-        numbers, rows = (ctypes.c_uint64 * 8)(), []
+        numbers, rows = (ctypes.c_uint64 * 9)(), []
         for index in range(QPS, 2 * QPS):
             self.code.hd_qp_counters(self.engine, 0, index, numbers)
             rows.append(last_good(numbers[7]))

@@ -20,6 +20,7 @@ from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, PortCount, SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.queues.queuestate import Tally
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.pathstext import paths_text
 
@@ -339,11 +340,87 @@ def test_drops_are_shared_with_another_flow_that_lost_packets_there(
     assert agrees or "perhaps of other traffic: not attributable" in result.flows[0].why
 
 
+def tallied(port: str, *tally: int, counts: tuple[int, ...], received: int | None = None) -> Evidence:
+    """Evidence where the class of data at one port had this tally."""
+    found = evidence(SENT, counts, {port: tally[1]} if not port.startswith("host") else {})
+    taken = () if received is None else (received,)
+    return replace(found, tallies={port: {DATA_CLASS: Tally(*tally)}}, received=taken)
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        # offered, lost, copies: a link between switches that duplicates, loses, or both.
+        (tallied(FIRST, 10, 0, 3, counts=(10, 13, 13)), ""),
+        (tallied(FIRST, 10, 2, 3, counts=(10, 11, 11)), ""),
+        (tallied(FIRST, 10, 3, 3, counts=(10, 10, 10)), ""),
+        (
+            tallied(FIRST, 10, 0, 2, counts=(10, 13, 13)),
+            "more packets after rtsw1:eth1 than at it: 3 too many, and its",
+        ),
+        (tallied(FIRST, 10, 0, 4, counts=(10, 13, 13)), "perhaps of other traffic: not attributable"),
+        (tallied(FIRST, 10, 1, 3, counts=(10, 13, 13)), "perhaps of other traffic: not attributable"),
+        # The link to the receiver; the NIC counts copies and packets with a wrong ICRC.
+        (tallied("rtsw2:eth3", 10, 0, 2, counts=(10, 10, 10), received=12), ""),
+        (tallied("rtsw2:eth3", 10, 4, 1, counts=(10, 10, 10), received=7), ""),
+        (tallied("rtsw2:eth3", 10, 0, 2, counts=(10, 10, 10), received=11), "perhaps of other traffic"),
+        # The link from the sender.
+        (tallied("host1:eth1", 10, 0, 2, counts=(12, 12, 12)), ""),
+        (tallied("host1:eth1", 10, 3, 0, counts=(7, 7, 7)), ""),
+        (tallied("host1:eth1", 10, 2, 0, counts=(7, 7, 7)), "10 packets were sent, the first hop counted 7"),
+    ],
+)
+def test_what_link_faults_took_and_added_is_part_of_the_sums(found: Evidence, why: str) -> None:
+    result = judge(SENT, found)
+    assert result.agree == (not why) and why in result.flows[0].why
+    assert Evidence.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_other_packets_of_the_class_make_equal_sums_worthless_unless_no_flow_is_theirs() -> None:
+    """A flow that is not of this run was copied there too: all copies of all classes are those of both."""
+    for offered, copies, agrees in ((13, 3, False), (13, 5, True), (13, 4, False), (10, 3, True)):
+        found = tallied(FIRST, offered, 0, copies, counts=(10, 13, 13))
+        f, (first, second) = SENT[0].flow, found.oracle[0][:2]
+        tables = dict(found.after.counters)
+        for ref, packets in ((first, 3), (second, 5)):
+            switch, _, name = ref.partition(":")
+            row = FlowCount(name, f.src_ip, f.dst_ip, f.sport, 99, packets, packets * 100)
+            tables[switch] = replace(tables[switch], flows=(*tables[switch].flows, row))
+        assert judge(SENT, with_counters(found, tables)).agree == agrees, (offered, copies)
+
+
+def test_a_lost_packet_and_a_copy_of_another_length_are_no_other_packets() -> None:
+    found = tallied(FIRST, 10, 1, 1, counts=(10, 10, 10))
+    table = found.after.counters["ctsw1"]
+    shorter = replace(table, flows=tuple(replace(row, bytes=row.bytes - 60) for row in table.flows))
+    changed = {
+        "ctsw1": shorter,
+        "rtsw2": replace(
+            found.after.counters["rtsw2"],
+            flows=tuple(replace(row, bytes=row.bytes - 60) for row in found.after.counters["rtsw2"].flows),
+        ),
+    }
+    assert judge(SENT, with_counters(found, changed)).agree
+    assert not judge(SENT, with_counters(replace(found, tallies={}), changed)).agree
+
+
+def test_the_use_of_a_link_leaves_out_what_its_own_queue_dropped() -> None:
+    found = replace(tallied(FIRST, 10, 6, 0, 4, 400, counts=(10, 4, 4)), seconds=1.0)
+    result = judge(SENT, found)
+    link = next(link for link in result.links if link.port == FIRST)
+    assert (link.packets, link.bytes, link.seconds) == (6, 600, 600 * 8 / link.rate_bps), "two of six were lost later"
+    assert result.agree and result.mmr.bytes == 4.0
+
+
 @pytest.mark.parametrize(
     ("taken", "why"),
     [
         (8, "2 packets vanished after rtsw2:eth3, whose queue dropped 0 of class 3"),
-        (11, "the NIC took 11 packets, rtsw2:eth3 counted 10"),
+        (
+            11,
+            "the NIC took 11 packets, rtsw2:eth3 counted 10; more packets after rtsw2:eth3 than at it: 1 too many, "
+            "and its link copied 0 of class 3",
+        ),
     ],
 )
 def test_packets_of_the_receiving_nic_are_compared_with_the_last_port(taken: int, why: str) -> None:
@@ -356,7 +433,8 @@ def test_packets_of_the_receiving_nic_are_compared_with_the_last_port(taken: int
     assert result.flows[0].why == why
     assert result.to_json()["flows"][0]["received"] == taken
     assert result.to_json()["delivery"] == {"qps": 1, "counted": 10, "received": taken}
-    assert f"the receiving NICs got {taken} of the 10 packets that the last ports counted" in paths_text(result)
+    said = f"{taken} of the 10 packets that" if taken < 10 else f"{taken} packets, with copies;"
+    assert f"the receiving NICs got {said} the last ports counted" in paths_text(result)
 
 
 def test_under_another_policy_the_kernel_does_not_heed_the_program() -> None:

@@ -279,7 +279,7 @@ class FastLoop(NicLoop):
         """The counters of each end."""
         for nic in self.nics:
             for index, (kind, qpn) in enumerate(nic.ends):
-                packets, size, ce, *rest, cnps, psn = nic.counters("hd_qp_counters", 8, index)
+                packets, size, ce, *rest, cnps, psn, bad = nic.counters("hd_qp_counters", 9, index)
                 names = self.connection.sender_counters if kind == SENDER else self.connection.receiver_counters
                 taken = sum(rest) if kind == RECEIVER else 0  # out of order, received again, accepted
                 counters = dict(zip(names, rest, strict=False))
@@ -288,7 +288,8 @@ class FastLoop(NicLoop):
                     counters["cnps_received" if kind == SENDER else "cnps_sent"] = cnps
                     rates = nic.rates(index, self._congestion.steps)
                 standing = last_good(psn) if kind == RECEIVER else ""
-                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates, standing)
+                damaged = {0: bad} if bad else {}  # such a QP has one source port, which is not read
+                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates, standing, damaged=damaged)
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""

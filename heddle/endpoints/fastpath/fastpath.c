@@ -354,9 +354,9 @@ API int hd_idle(const struct engine *e, u32 nic)
 }
 
 /* Counters of a queue pair: packets, bytes, ce; of a sender retransmitted, naks, timeouts; of a receiver out_of_order,
- * duplicates, received; CNPs: of a sender received, of a receiver sent; the oldest PSN not acknowledged, or not arrived.
- */
-API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[8])
+ * duplicates, received; CNPs: of a sender received, of a receiver sent; the oldest PSN not acknowledged, or not arrived;
+ * frames that arrived with a wrong ICRC. */
+API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[9])
 {
 	const struct qp *q = e->nics[nic]->qps[index];
 
@@ -368,6 +368,7 @@ API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[8])
 	out[5] = q->kind == SENDER ? q->s.timeouts : q->r.received;
 	out[6] = !q->pace ? 0 : q->kind == SENDER ? q->pace->cnps : q->notify->cnps;
 	out[7] = (q->kind == SENDER ? (u32)q->s.una : q->r.psn) & PSN_MASK;
+	out[8] = q->damaged;
 }
 
 /* The rate of a sending queue pair over time: rates[i] bit/s from times[i] on, at most `room` steps; their number. */

@@ -24,7 +24,7 @@ struct qp {
 		struct pace *pace;     /* of a sender; NULL: no congestion control */
 		struct notify *notify; /* of a receiver */
 	};
-	u64 packets, bytes, ce;
+	u64 packets, bytes, ce, damaged; /* damaged: arrived with a wrong ICRC */
 	u32 qpn, ack_every; /* every ack_every-th packet of a message requests an acknowledgement */
 	struct line *line;  /* the line of its delayed frames; NULL: no delay */
 	u8 peer[16];

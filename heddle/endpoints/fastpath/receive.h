@@ -118,14 +118,16 @@ static inline void handle_frame(struct nic *n, const u8 *frame, u32 size, i64 no
 	struct qp *q;
 	enum verdict v = read_frame(&e->ops, e->crc, frame, size, e->inbox.room, e->version, &p);
 
-	if (v != SOUND) {
-		n->malformed += v == MALFORMED;
-		n->icrc_errors += v == BAD_ICRC;
+	n->malformed += v == MALFORMED;
+	n->icrc_errors += v == BAD_ICRC;
+	q = v == MALFORMED ? NULL : find_qp(n, p.dqpn);
+	if (q && memcmp(p.src, q->peer, e->version == 4 ? 4 : 16))
+		q = NULL;
+	if (q && v == BAD_ICRC)
+		q->damaged++;
+	if (v != SOUND)
 		return;
-	}
-	q = find_qp(n, p.dqpn);
-	if (!q || memcmp(p.src, q->peer, e->version == 4 ? 4 : 16) ||
-	    (q->kind == SENDER ? p.opcode != OP_ACK && !(q->pace && p.opcode == OP_CNP) : p.opcode < WRITE_FIRST || p.opcode > WRITE_ONLY_IMM)) {
+	if (!q || (q->kind == SENDER ? p.opcode != OP_ACK && !(q->pace && p.opcode == OP_CNP) : p.opcode < WRITE_FIRST || p.opcode > WRITE_ONLY_IMM)) {
 		n->stray++;
 		return;
 	}

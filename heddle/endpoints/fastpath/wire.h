@@ -83,7 +83,8 @@ static inline u32 read_headers(const u8 *f, int version)
 	return get16(udp + 2) == ROCE_PORT ? ETH_HLEN + total : 0;
 }
 
-/* Parse a frame of `size` bytes in a buffer of `room` bytes, all of which may be read. */
+/* Parse a frame of `size` bytes in a buffer of `room` bytes, all of which may be read. With a wrong ICRC, only the
+ * destination QP and the source address are read. */
 static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, const u8 *f, u32 size, u32 room,
 				      int version, struct packet *p)
 {
@@ -104,22 +105,17 @@ static inline enum verdict read_frame(const struct opcodes *ops, crc_fn crc, con
 	pad = bth[1] >> 4 & 3;
 	if (padded % 4 || padded < pad || (padded && ops->headers_only[p->opcode]))
 		return MALFORMED;
+	p->dqpn = get32(bth + 4) & PSN_MASK;
+	memcpy(p->src, ip + (version == 4 ? 12 : 8), version == 4 ? 4 : 16);
 	memcpy(&stored, f + expected - ICRC_BYTES, 4);
 	if ((u32)crc(header_state(crc, ip, version), f + ext_at, expected - ICRC_BYTES - ext_at) != stored)
 		return BAD_ICRC;
 	p->ext = f + ext_at;
 	p->payload = f + payload_at;
 	p->payload_bytes = padded - pad;
-	p->dqpn = get32(bth + 4) & PSN_MASK;
 	p->psn = get32(bth + 8) & PSN_MASK;
 	p->ack_request = bth[8] >> 7;
-	if (version == 4) {
-		p->ce = (ip[1] & ECN_CE) == ECN_CE;
-		memcpy(p->src, ip + 12, 4);
-	} else {
-		p->ce = (ip[1] >> 4 & ECN_CE) == ECN_CE;
-		memcpy(p->src, ip + 8, 16);
-	}
+	p->ce = (version == 4 ? ip[1] & ECN_CE : ip[1] >> 4 & ECN_CE) == ECN_CE;
 	return SOUND;
 }
 

@@ -48,10 +48,12 @@ class QueuePair:
 
     packets, bytes: data frames that were sent, and frame bytes; retransmitted frames count again.
     ce: frames that arrived with a mark (congestion experienced). taken: frames that arrived for this end.
+    damaged: UDP source port -> frames that arrived for this end with a wrong ICRC.
     """
 
     __slots__ = (
-        "_nic", "answers", "bytes", "ce", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer", "waiting",
+        "_nic", "answers", "bytes", "ce", "damaged", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
@@ -61,6 +63,7 @@ class QueuePair:
         self.end = end
         self.delay = qp.delay_s
         self.packets = self.bytes = self.ce = self.taken = 0
+        self.damaged: dict[int, int] = {}
         self.waiting = False  # is in the NIC's round
         self.answers = False  # is in the NIC's list of QPs with answers
         self.timer = NEVER  # the earliest of its entries in the NIC's timers
@@ -257,8 +260,11 @@ class Nic:
     def _take(self, got: Received, now: float, touched: dict[int, QueuePair], late: bool = False) -> None:
         for i, (sound, kind, qpn) in enumerate(zip(got.sounds, got.kinds, got.dqpns, strict=True)):
             qp = self.qps.get(qpn)
-            if not sound or qp is None or kind.src != qp.peer_ip:
+            ours = qp is not None and kind.src == qp.peer_ip
+            if not sound or qp is None or not ours:
                 self._reject(got.oks[i], sound)
+                if qp is not None and ours and got.oks[i]:  # a wrong ICRC: it arrived all the same
+                    qp.damaged[kind.sport] = qp.damaged.get(kind.sport, 0) + 1
                 continue
             if qp.delay and not late:
                 self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))

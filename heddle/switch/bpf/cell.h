@@ -26,7 +26,9 @@ struct cell {
 	__u64 last_out_ns; /* when the last packet left while the class's gate should be closed (CLOCK_MONOTONIC) */
 	__u64 strays; /* packets that left but are not in depth, which was reset meanwhile */
 	__u64 ce_in; /* admitted packets that already had CE, from an upstream queue; ce_in + marks leave with CE */
-	__u64 spare[6]; /* three cache lines: the fields that every packet changes are in the first one */
+	__u64 copies; /* packets that left and were duplicated on the link: a fault */
+	__u64 fault_bytes; /* of drops of cause fault, which are in drop_bytes too */
+	__u64 spare[4]; /* three cache lines: the fields that every packet changes are in the first one */
 };
 
 struct classes {

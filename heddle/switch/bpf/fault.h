@@ -61,6 +61,7 @@ INLINE int fate_of(struct __sk_buff *skb, struct fault *fault, struct counters *
 
 	if (happens(fault->loss)) {
 		add(&fault->lost, 1);
+		add(&counters->cell->fault_bytes, bytes);
 		return refuse(counters, DROP_FAULT, bytes);
 	}
 	if (happens(fault->corrupt) && corrupt(skb))
@@ -69,6 +70,7 @@ INLINE int fate_of(struct __sk_buff *skb, struct fault *fault, struct counters *
 	if (happens(fault->duplicate) &&
 	    !bpf_clone_redirect(skb, line ? line : skb->ifindex, line ? 0 : BPF_F_INGRESS)) {
 		add(&fault->duplicated, 1);
+		add(&counters->cell->copies, 1);
 		if (line)
 			add(&fault->delayed, 1);
 	}

@@ -50,9 +50,9 @@ def _layout(words: str, **sized: str) -> np.dtype[Any]:
 
 CELL: Final = _layout(
     "depth high_water peak in_packets in_bytes out_packets out_bytes marks drops drop_bytes last_out_ns strays"
-    " ce_in spare",
+    " ce_in copies fault_bytes spare",
     drops="(6,)<u8",
-    spare="(6,)<u8",
+    spare="(4,)<u8",
 )
 INGRESS: Final = _layout(
     "occupancy high_water peak xoffs headroom_high drops state pad since_ns drop_bytes lost lost_high spare",
@@ -242,7 +242,8 @@ class LabQueues:
     def forget(self) -> None:
         """Reset the fields that are only reported: high waters, marks, drops, pauses. Depths depend on the others."""
         reported: Mapping[str, Sequence[str]] = {
-            "cells": ("high_water", "peak", "marks", "ce_in", "drops", "drop_bytes", "strays"),
+            "cells": ("high_water", "peak", "marks", "ce_in", "drops", "drop_bytes", "strays", "copies",
+                      "fault_bytes"),
             "ingress": ("high_water", "peak", "xoffs", "headroom_high", "drops", "drop_bytes", "lost_high"),
             "gates": ("pfc_received", "lost"),
             "agent": ("pfc_sent", "paused_ns", "storms", "reactions", "reaction_last_ns", "reaction_max_ns",

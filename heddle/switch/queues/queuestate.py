@@ -1,17 +1,18 @@
 """The queues of a lab at one moment: copies of the shared maps, which do not change while they are evaluated.
 
-In:  LabQueues, mapped. Out: QueueState, with a row per port and class (portids.row); lost packets, by port.
+In:  LabQueues, mapped. Out: QueueState, with a row per port and class (portids.row); lost packets and tallies, by port.
 Packets pass while the maps are copied, so numbers of one row may differ by a packet.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from heddle.switch.queues.portids import row
+from heddle.base.ethernet import CLASSES
+from heddle.switch.queues.portids import numbered_ports, row
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,3 +54,64 @@ def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, dict[int, int]]:
         counts = live.cells["drops"][rows].sum(axis=1) + live.gates["lost"][rows]
         found[port.ref] = {number: int(count) for number, count in enumerate(counts) if count}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One class of a port: packets, since the lab came up or over a run.
+
+    offered: that came to its queue. lost: dropped there, for any cause, or on the link. copies: that the link delivered
+    twice, for a fault. refused, refused_bytes: of `lost`, what never reached the link.
+    """
+
+    offered: int = 0
+    lost: int = 0
+    copies: int = 0
+    refused: int = 0
+    refused_bytes: int = 0
+
+    @property
+    def mixed(self) -> bool:
+        """Whether packets were lost and others copied."""
+        return self.lost > 0 and self.copies > 0
+
+    def since(self, before: Tally) -> Tally:
+        """The difference of two readings."""
+        return Tally(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
+
+
+Tallies = Mapping[str, Mapping[int, Tally]]  # `rtsw1:eth2` -> class; only classes that had packets
+
+
+def tallies(live: LabQueues) -> Tallies:
+    """The tallies of all ports of switches and hosts."""
+    import numpy as np
+
+    from heddle.switch.queues.cells import CAUSES
+
+    cells, ports = live.cells, dict(numbered_ports(live.fabric))
+    lost, faults = cells["drops"].sum(axis=1), cells["drops"][:, CAUSES.index("fault")]
+    refused = lost - faults
+    columns = (
+        cells["in_packets"] + refused, lost + live.gates["lost"], cells["copies"], refused,
+        cells["drop_bytes"] - cells["fault_bytes"],
+    )  # fmt: skip
+    found: dict[str, dict[int, Tally]] = {}
+    for at in np.flatnonzero(columns[0]).tolist():
+        number, traffic_class = divmod(at, CLASSES)
+        if number in ports:
+            found.setdefault(ports[number].ref, {})[traffic_class] = Tally(*(int(each[at]) for each in columns))
+    return found
+
+
+def tallies_since(now: Tallies, before: Tallies) -> Tallies:
+    """The difference of two readings, without classes that had no packet."""
+    found = {
+        port: {number: each.since(before.get(port, {}).get(number, Tally())) for number, each in classes.items()}
+        for port, classes in now.items()
+    }
+    return {
+        port: moved
+        for port, classes in found.items()
+        if (moved := {number: each for number, each in classes.items() if each != Tally()})
+    }
