@@ -253,12 +253,16 @@ def missing_of(pairs: Iterable[tuple[SessionEnd, SessionEnd]]) -> list[MissingSe
 
 @dataclass(frozen=True, slots=True)
 class Adjacency:
-    """One end of an adjacency that is not up. port: `rtsw1:eth1`; neighbour: as the protocol names it, or empty."""
+    """One end of an adjacency that is not up. port: `rtsw1:eth1`; neighbour: as the protocol names it, or empty.
+
+    maybe: the port is down, or may be passive, which its daemon does not report.
+    """
 
     port: str
     protocol: str
     neighbour: str
     why: str
+    maybe: bool = False
 
     @property
     def what(self) -> str:
@@ -268,6 +272,19 @@ class Adjacency:
     def text(self) -> str:
         """`rtsw1:eth1 OSPF neighbour 10.0.0.2 is in Init, dead interval 40 s`."""
         return f"{self.port} {self.what} {self.why}"
+
+
+def awaited(fabric: Fabric, found: Collection[Adjacency]) -> tuple[Adjacency, ...]:
+    """Those that must come up: with a known neighbour, or of a link with the protocol at both ends. found: of a lab."""
+    ends = {(each.port, each.protocol) for each in found}
+
+    def other(ref: str) -> str:
+        node, _, port = ref.partition(":")
+        return fabric.by_name[node].port(port).peer_ref
+
+    return tuple(
+        each for each in found if each.neighbour or (not each.maybe and (other(each.port), each.protocol) in ends)
+    )
 
 
 def pending(daemons: Daemons, switch: Node) -> list[Adjacency]:
@@ -288,7 +305,7 @@ def pending(daemons: Daemons, switch: Node) -> list[Adjacency]:
             rows = [row for row in read(ask) if row.port in between]
         except (OSError, MachineError, ValueError, KeyError, TypeError, AttributeError):
             continue  # the daemon has not started yet, or its release has another format
-        found += [Adjacency(f"{switch.name}:{row.port}", row.protocol, row.neighbour, row.why) for row in rows]
+        found += [replace(row, port=f"{switch.name}:{row.port}") for row in rows]
     order = [f"{switch.name}:{port.name}" for port in switch.ports]
     return sorted(found, key=lambda each: order.index(each.port))
 
@@ -320,10 +337,13 @@ def _ospf6(ask: Ask) -> Iterator[Adjacency]:
         state = {"Twoway": "2-Way"}.get(str(row["state"]), str(row["state"]))
         neighbours.setdefault(str(row["interfaceName"]), []).append((str(row["neighborId"]), state))
     for name, interface in ask("show ipv6 ospf6 interface json").items():
-        if "ospf6InterfaceState" not in interface:
+        if "ospf6InterfaceState" not in interface or interface.get("timerPassiveIface"):
             continue
         state, dead = str(interface["ospf6InterfaceState"]), interface.get("timerIntervalsConfigDead", 40)
-        yield from _judged("OSPFv3", name, neighbours.get(name, []), state, f"dead interval {dead} s", dead)
+        # FRR 8 does not report passive ports. They have no neighbour after the time of the election either.
+        maybe = state == "Down" or ("timerPassiveIface" not in interface and state != "Waiting")
+        for each in _judged("OSPFv3", name, neighbours.get(name, []), state, f"dead interval {dead} s", dead):
+            yield replace(each, maybe=maybe)
 
 
 def _judged(
@@ -349,12 +369,13 @@ def _isis(ask: Ask) -> Iterator[Adjacency]:
             adjacent.add(str(row["interface"]))
             if row["state"] != "Up":
                 yield Adjacency(str(row["interface"]), "IS-IS", str(row["adj"]), f"is in {row['state']}")
-    for area in ask("show isis interface json").get("areas", []):
+    for area in ask("show isis interface detail json").get("areas", []):
         for row in area.get("circuits", []):
-            interface = row.get("interface")
-            name = str(interface["name"] if isinstance(interface, dict) else interface)
-            if interface is not None and name not in adjacent:
-                yield Adjacency(name, "IS-IS", "", "has no neighbour yet")
+            interface = row.get("interface") or {}
+            if interface and interface["name"] not in adjacent and interface.get("is-passive") != "passive":
+                down = interface.get("state", "Up") == "Down"
+                yield Adjacency(str(interface["name"]), "IS-IS", "", "has no neighbour yet", down)
 
 
 _READERS: Final[Mapping[str, Callable[[Ask], Iterator[Adjacency]]]] = {"ospfd": _ospf, "ospf6d": _ospf6, "isisd": _isis}
+IGP_DAEMONS: Final = frozenset(_READERS)

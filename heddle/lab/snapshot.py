@@ -23,7 +23,7 @@ from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, ports_down
-from heddle.lab.daemons import Daemons
+from heddle.lab.daemons import Adjacency, Daemons, pending
 from heddle.lab.revive import without_route
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
@@ -51,10 +51,11 @@ class LabPart(Flag):
     SESSIONS = auto()  # states of BGP sessions
     DRAINED = auto()  # whether BGP drains the switch
     SILENT = auto()  # daemons that do not answer
+    ADJACENCIES = auto()  # neighbours of OSPF and IS-IS that are not up
 
 
 _IN_KERNELS: Final = LabPart.FIBS | LabPart.HASHING | LabPart.DROPS | LabPart.CARRIER | LabPart.PORTS | LabPart.UNROUTED
-_OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
+_OF_DAEMONS: Final = LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT | LabPart.ADJACENCIES
 
 
 class NotReadError(RuntimeError):
@@ -86,6 +87,7 @@ class NodeSnapshot:
     sessions: Mapping[str, str] | None = None
     drained: bool | None = None
     silent: tuple[str, ...] | None = None
+    adjacencies: tuple[Adjacency, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,12 @@ class Snapshot:
         """Switch -> its daemons that do not answer; only switches that have such daemons."""
         self._check(LabPart.SILENT)
         return {name: each.silent for name, each in self.nodes.items() if each.silent}
+
+    @cached_property
+    def adjacencies(self) -> tuple[Adjacency, ...]:
+        """Neighbours of OSPF and IS-IS that are not up, and ports that have none yet."""
+        self._check(LabPart.ADJACENCIES)
+        return tuple(row for each in self.nodes.values() for row in each.adjacencies or ())
 
     def with_counters(self, counters: Mapping[str, SwitchCounters]) -> Snapshot:
         """A copy with other counters, by switch."""
@@ -345,6 +353,9 @@ def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) ->
             sessions=daemons.sessions(node.node) if LabPart.SESSIONS in parts else None,
             drained=daemons.drained(node.node) if LabPart.DRAINED in parts else None,
             silent=daemons.silent(node.node) if LabPart.SILENT in parts else None,
+            adjacencies=tuple(pending(daemons, daemons.fabric.by_name[node.node]))
+            if LabPart.ADJACENCIES in parts
+            else None,
         )
 
     from concurrent.futures import ThreadPoolExecutor  # it imports `logging`, and few verbs ask daemons

@@ -381,3 +381,5 @@ def test_values_set_by_the_configuration_are_no_fault(tmp_path: Path, runtime: s
         f"r2: {IPV4} is 0, not 1",
         f"h1: {NO_IPV6} is 1, not 0",
     ]
+    (row,) = lab.snapshot(LabPart.ADJACENCIES).adjacencies
+    assert row.text() == "r1:eth2 IS-IS has no neighbour yet" and status(name)[0].converged, "it is at one end only"

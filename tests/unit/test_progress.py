@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from heddle.cli.progress import QUIET, UNCHANGED, PlainObserver, RichObserver
+from heddle.fabric.shapes import build
 from heddle.kernel.fib import Fib
-from heddle.lab.daemons import Adjacency
+from heddle.lab.daemons import Adjacency, _isis, _ospf6, awaited
 from heddle.lab.imported.reachability import BgpSession, Look, Sessions
+from heddle.spec.shapes.clos import ClosSpec
 
 INIT = Adjacency("r1:eth1", "OSPF", "10.0.0.2", "is in Init, dead interval 40 s")
 
@@ -73,8 +76,33 @@ def test_a_reason_names_the_first_of_each_kind() -> None:
     unreached = (("r1", "10.1.2.2", "h2:eth1"), ("r3", "10.1.2.2", "h2:eth1"))
     now = Look(Sessions(down, (), tuple(fibs)), unreached, fibs)
     assert now.reason() == "r1 -> 10.0.0.2 Active; r1 (and 1 more) has no route to h2:eth1 (10.1.2.2)"
-    assert now.reason([INIT]) == f"{INIT.text()}; r1 -> 10.0.0.2 Active; and 1 more"
+    assert replace(now, igp=(INIT,)).reason() == f"{INIT.text()}; r1 -> 10.0.0.2 Active; and 1 more"
     assert Look(Sessions((), ("r3",), tuple(fibs)), (), fibs).reason() == "r3 bgpd does not answer"
+
+
+def test_a_neighbour_must_be_up_unless_one_end_of_the_link_is_passive() -> None:
+    fabric = build(ClosSpec(name="k", racks=1, ctsw=2))
+    wave = replace(INIT, port="rtsw1:eth1")
+    alone = [replace(wave, port=port, neighbour="") for port in ("rtsw1:eth2", "ctsw1:eth1")]
+    assert awaited(fabric, [wave, *alone]) == (wave, alone[1]), "its other end runs OSPF, too"
+    other = replace(alone[0], port="ctsw2:eth1", protocol="IS-IS")
+    assert awaited(fabric, [*alone, other]) == ()
+    assert awaited(fabric, [alone[0], replace(other, protocol="OSPF", maybe=True)]) == (alone[0],)
+    look = Look(Sessions((), (), ("r1",)), (), {}, (wave,), (wave,))
+    assert not look.complete and look.lines() == [("rtsw1:eth1", wave.what, wave.why)]
+
+    state = {"ospf6InterfaceState": "DR"}
+    for ports, found in (
+        ({"eth1": {**state, "timerPassiveIface": True}}, []),
+        ({"eth1": {**state, "timerPassiveIface": False}}, [("eth1", False)]),
+        ({"eth1": {"ospf6InterfaceState": "Down", "timerPassiveIface": False}}, [("eth1", True)]),
+        ({"eth1": state, "eth2": {"ospf6InterfaceState": "Waiting"}}, [("eth1", True), ("eth2", False)]),
+    ):
+        answers = {"show ipv6 ospf6 interface json": ports, "show ipv6 ospf6 neighbor json": {}}
+        assert [(each.port, each.maybe) for each in _ospf6(answers.__getitem__)] == found
+    circuits = [{"interface": {"name": f"eth{n}", "is-passive": word}} for n, word in enumerate(("active", "passive"))]
+    areas = {"areas": [{"circuits": circuits}]}
+    assert [each.port for each in _isis(lambda words: areas if "interface" in words else {})] == ["eth0"]
 
 
 def test_a_part_of_the_result_is_above_the_rows_and_a_dropped_step_prints_nothing() -> None:

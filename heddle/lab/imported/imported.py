@@ -27,7 +27,7 @@ from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
-from heddle.lab.daemons import SessionEnd
+from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copy_data, heddle_starts, is_heddles, write_copy
@@ -172,13 +172,14 @@ class ImportedLab(Blueprint):
 
     @property
     def gap_parts(self) -> LabPart:
-        """Routes, to find hosts without one."""
-        return LabPart.FIBS
+        """Routes, to find hosts without one, and neighbours."""
+        return LabPart.FIBS | LabPart.ADJACENCIES
 
     def gaps(self, now: Snapshot) -> list[str]:
-        """Switches without a route to a host."""
+        """Neighbours of OSPF and IS-IS that are not up, and switches without a route to a host."""
         unreached = convergence.unreached(self.fabric, now)
-        return [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+        routes = [f"{switch}: no route to {address} ({port})" for switch, address, port in unreached]
+        return [*(each.text() for each in awaited(self.fabric, now.adjacencies)), *routes]
 
     def routes_checked(self) -> str:
         """`4 addresses of hosts have routes in every switch's kernel`."""

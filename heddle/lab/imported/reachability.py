@@ -1,9 +1,9 @@
 """Convergence of an imported lab. Its routes cannot be predicted, so BGP sessions and routes to hosts are checked.
 
 In:  a running lab, and which daemons must answer on which switch.
-Out: nothing once every BGP session with both ends in the lab is established, every switch has a route to every host's
-address, and no route has changed for a while. Otherwise: what is missing, and where. While it waits, the observer gets
-the reason: sessions, IGP adjacencies, hosts.
+Out: nothing once every BGP session with both ends in the lab is established, every neighbour of OSPF and IS-IS is up,
+every switch has a route to every host's address, and no route has changed for a while. Otherwise: what is missing, and
+where. While it waits, the observer gets the reason: sessions, neighbours, hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from heddle.base.problems import CheckError, Problem
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.fib import Fib
 from heddle.lab.convergence import STEP
-from heddle.lab.daemons import ESTABLISHED, NO_ANSWER, NOT_ASKED, NOT_CONFIGURED, Adjacency, SessionEnd, pending
+from heddle.lab.daemons import (
+    ESTABLISHED,
+    IGP_DAEMONS,
+    NO_ANSWER,
+    NOT_ASKED,
+    NOT_CONFIGURED,
+    Adjacency,
+    SessionEnd,
+    awaited,
+)
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 _PAUSE_S: Final = 0.3
 # bgpd delays its first updates by coalesce-time, 1 s by default: until then a route may miss some of its next hops.
 _STILL_S: Final = 1.5
-_REASON_S: Final = 1.0  # between two requests to the IGP daemons while waiting
+_REASON_S: Final = 1.0  # between two reasons while waiting
 _REASONS: Final = 2  # in one line
 _TIMEOUT_S: Final = 180.0  # a failed BGP connect is repeated after 120 s, FRR's default
 _SHOWN: Final = 12
@@ -64,32 +73,37 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Look:
-    """The lab at one moment: its sessions, hosts that switches have no route to, and all routes."""
+    """The lab at one moment: its sessions, hosts that switches have no route to, and all routes.
+
+    igp: neighbours that are not up, and ports without one. awaited: those of them that must come up.
+    """
 
     bgp: Sessions
     unreached: tuple[tuple[str, str, str], ...]  # switch, address, host port
     fibs: Mapping[str, Fib]
+    igp: tuple[Adjacency, ...] = ()
+    awaited: tuple[Adjacency, ...] = ()
 
     @property
     def complete(self) -> bool:
         """True when nothing is missing."""
-        return not self.bgp.down and not self.bgp.silent and not self.unreached
+        return not (self.bgp.down or self.bgp.silent or self.unreached or self.awaited)
 
     def lines(self) -> list[tuple[str, str, str]]:
         """What is missing, as (where, what, why)."""
         found = [(switch, "bgpd", "does not answer") for switch in self.bgp.silent]
         found += [(s.switch, f"the BGP session with {s.peer} ({s.node})", f"is {s.state}") for s in self.bgp.down]
         found += [(switch, f"{address} ({port})", "has no route") for switch, address, port in self.unreached]
-        return found
+        return [*((each.port, each.what, each.why) for each in self.awaited), *found]
 
-    def reason(self, igp: Sequence[Adjacency] = ()) -> str:
+    def reason(self) -> str:
         """What is missing, in one line: the first of each kind, causes before their effects."""
         hosts: dict[str, list[str]] = {}
         for switch, address, port in self.unreached:
             hosts.setdefault(f"{port} ({address})", []).append(switch)
         kinds = (
             [f"{switch} bgpd does not answer" for switch in self.bgp.silent],
-            [each.text() for each in igp],
+            [each.text() for each in self.igp],
             [f"{each.switch} -> {each.peer} {each.state}" for each in self.bgp.down],
             [f"{switches[0]}{_and_more(switches)} has no route to {host}" for host, switches in hosts.items()],
         )
@@ -104,9 +118,12 @@ def _and_more(names: Sequence[str]) -> str:
 
 def look(lab: Lab, owners: Mapping[str, str]) -> Look:
     """Read daemons and kernels now. owners: address -> node, for all addresses in the lab."""
-    now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS)
+    now = lab.snapshot(LabPart.FIBS | LabPart.SESSIONS | LabPart.ADJACENCIES)
     asked = [switch.name for switch in lab.fabric.switches if "bgpd" in lab.blueprint.daemons(switch.name)]
-    return Look(sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs)
+    return Look(
+        sessions_of(lab.fabric, asked, owners, now), unreached(lab.fabric, now), now.fibs, now.adjacencies,
+        awaited(lab.fabric, now.adjacencies),
+    )  # fmt: skip
 
 
 def sessions_of(fabric: Fabric, speakers: Collection[str], owners: Mapping[str, str], now: Snapshot) -> Sessions:
@@ -211,23 +228,15 @@ def wait(lab: Lab, owners: Mapping[str, str], observer: Observer, timeout: float
         elif moment - since >= _STILL_S:
             break
         last = now
-        incomplete = {where for where, _, _ in now.lines()}
+        incomplete = {where.partition(":")[0] for where, _, _ in now.lines()}
         observer.advance(STEP, total - len(incomplete))
         if moment > end:
             raise CheckError(*_explained(lab, now, seconds))
         if moment - asked >= _REASON_S:
             asked = moment
-            observer.waiting(STEP, _reason(lab, now))
+            observer.waiting(STEP, "routes still change" if now.complete else now.reason())
         time.sleep(_PAUSE_S)
     observer.end(STEP, _summary(lab, last))
-
-
-def _reason(lab: Lab, now: Look) -> str:
-    return "routes still change" if now.complete else now.reason(_igp(lab))
-
-
-def _igp(lab: Lab) -> list[Adjacency]:
-    return [each for switch in lab.fabric.switches for each in pending(lab.daemons, switch)]
 
 
 def _summary(lab: Lab, last: Look | None) -> str:
@@ -237,20 +246,22 @@ def _summary(lab: Lab, last: Look | None) -> str:
     hosts = len(host_addresses(lab.fabric))
     expected = len(pairs_of(lab.fabric, last.bgp))
     parts = [f"{expected} BGP sessions"] if expected else []
-    parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
-    return ", ".join(parts) if hosts or expected else "neither BGP sessions nor addresses of hosts to wait for"
+    if any(daemon in IGP_DAEMONS for switch in lab.fabric.switches for daemon in lab.blueprint.daemons(switch.name)):
+        parts.append("neighbours of OSPF and IS-IS")
+    if hosts or not parts:
+        parts.append(f"routes to {hosts} addresses of hosts in {len(lab.fabric.switches)} switches")
+    return ", ".join(parts)
 
 
 def _explained(lab: Lab, now: Look, seconds: float) -> list[Problem]:
-    igp = _igp(lab)
-    lines = [(each.port, each.what, each.why) for each in igp] + now.lines()
+    lines = [(each.port, each.what, each.why) for each in now.igp] + now.lines()[len(now.awaited) :]
     if now.complete:
         why = f"failed: routes still change after {seconds:g} s"
         hint = f"./inv exec --lab {lab.name} {lab.fabric.switches[0].name} ip monitor route"
         return [Problem(lab.name, "convergence", why, hint)]
     count = len({where.partition(":")[0] for where, _, _ in lines})
     head = f"failed: {count} of {len(lab.fabric.switches)} switches are incomplete after {seconds:g} s"
-    commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in igp)] or ["show bgp summary"]
+    commands = [_COMMANDS[each] for each in dict.fromkeys(row.protocol for row in now.igp)] or ["show bgp summary"]
     shown = " ".join(f"-c '{each}'" for each in (*commands, "show ip route"))
     hint = f"./inv exec --lab {lab.name} {lines[0][0].partition(':')[0]} vtysh {shown}"
     problems = [Problem(where, what, why) for where, what, why in lines[:_SHOWN]]
