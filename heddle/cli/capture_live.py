@@ -168,7 +168,7 @@ def packet_line(seconds: float, port: str, direction: str, what: Dissected, note
     """A packet on one line. direction: out, in, or empty where it is not known; notes: what else is known of it."""
     ends = f"{what.src} -> {what.dst}"
     head = f"{port:<11} {direction:<3} " if port or direction else ""
-    text = f"{what.text}  {notes}" if notes else what.text
+    text = "  ".join(word for word in (what.text, what.tunnel and f"in {what.tunnel}", notes) if word)
     return f"{seconds:10.6f}  {head}{ends:<38}  {what.kind:<9}  {text}".rstrip()
 
 
@@ -183,6 +183,7 @@ def frame_json(port: str, seconds: float, direction: str, wire_bytes: int, what:
         "bytes": wire_bytes,
         "kind": what.kind,
         "text": what.text,
+        **({"tunnel": what.tunnel} if what.tunnel else {}),
         **what.fields,
     }
 

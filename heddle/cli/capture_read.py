@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -12,9 +13,12 @@ from heddle.base.tables import table
 from heddle.cli.capture_live import frame_json, packet_line
 from heddle.cli.console import Console
 from heddle.wire.capturefile import CapturedPacket, CaptureFile, open_capture
-from heddle.wire.conversations import CaptureTotals, PsnOrder, QpConversation
+from heddle.wire.conversations import CaptureTotals, QpConversation
 from heddle.wire.dissect import ROCE_V1, Dissected, dissect
+from heddle.wire.layers import UNREAD
+from heddle.wire.psnorder import PsnOrder
 
+_MOST_TUNNELS: Final = 10
 LINES: Final = 10  # packets that are printed where no count is given
 _ROWS, _ALL_ROWS = 16, 64  # conversations that the text shows of a port, and of all; the JSON has all
 _MOST_LINES: Final = 100_000
@@ -41,7 +45,7 @@ def check_alone(typed: Mapping[str, Any]) -> None:
 
 
 def read_capture(out: Console, file: str, count: int | None) -> None:
-    """Dissect a file. Exit code 1 when the file is damaged: what is before the damage is printed."""
+    """Dissect a file. Exit code 2 when the file is damaged: what is before the damage is printed."""
     lines = LINES if count is None else count
     if not 0 < lines <= _MOST_LINES:
         hint = f"from 1 to {_MOST_LINES}"
@@ -57,7 +61,8 @@ def read_capture(out: Console, file: str, count: int | None) -> None:
     out.result(_json(file, opened, totals, frames), "\n".join(_text(file, opened, totals, lines)))
     if opened.damage:
         hint = "copy the file again, or end the capture that writes it"
-        out.fail(Problem("", f"--read {file}", f"is damaged: {opened.damage}", hint))
+        problem = Problem("", f"--read {file}", f"is damaged: {opened.damage}", hint)
+        out.fail(problem, code=InputError.exit_code)
 
 
 def _show(out: Console, frames: list[dict[str, Any]], packet: CapturedPacket, what: Dissected, seconds: float) -> None:
@@ -83,10 +88,16 @@ def _json(file: str, opened: CaptureFile, totals: CaptureTotals, frames: list[di
             {"kind": kind, "packets": count, "bytes": totals.kind_bytes[kind]}
             for kind, count in totals.kinds.most_common()
         ],
+        "tunnels": dict(totals.tunnels.most_common()),
         "opcodes": dict(totals.opcodes.most_common()),
         "ecn": dict(totals.ecn),
+        "dscp": dict(totals.dscps),
+        "pcp": dict(totals.pcps),
+        "copies": totals.copies,
+        "cut_before_bth": totals.cut,
         "icrc": {**{word: totals.icrc[word] for word in _ICRC_WORDS}, "wrong_packets": totals.wrong},
         "qps": [each.to_json() for each in _ordered(totals)],
+        "packets_of_more_qps": totals.uncounted,
         "pauses": [each.to_json() for each in totals.pauses.values()],
         "not_rocev2": {kind: totals.kinds[kind] for kind in others},
         "frames": frames,
@@ -125,11 +136,13 @@ def _roce_lines(totals: CaptureTotals) -> list[str]:
     if totals.wrong:
         more = ", ..." if totals.icrc["wrong"] > len(totals.wrong) else ""
         icrcs.append(f"wrong in packet {', '.join(map(str, totals.wrong))}{more}")
+    sums = {"opcode": totals.opcodes, "ECN": totals.ecn, "DSCP": totals.dscps, "PCP": totals.pcps}
     rows = [
         ("ICRC", "; ".join(icrcs)),
-        ("opcode", ", ".join(f"{name} {count:,}" for name, count in totals.opcodes.most_common())),
-        ("ECN", ", ".join(f"{name} {count:,}" for name, count in totals.ecn.most_common())),
+        *((name, ", ".join(f"{value} {count:,}" for value, count in sums[name].most_common())) for name in sums),
     ]
+    if totals.copies:
+        rows.append(("copies", f"{totals.copies:,} packets captured twice: a mirror of both directions, or a bond"))
     return table(("RoCEv2", f"{totals.roce:,} packets"), rows).splitlines()
 
 
@@ -137,8 +150,13 @@ def _psns(order: PsnOrder) -> str:
     return "" if order.first is None else f"{order.first}..{order.last}"
 
 
-def _naks(qp: QpConversation) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in qp.naks.items())
+def _answers(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items())
+
+
+def _parts(counts: Counter[str]) -> str:
+    """`26`, or `26 2, 0 1` where packets differ."""
+    return ", ".join(f"{value} {count:,}" if len(counts) > 1 else value for value, count in counts.most_common())
 
 
 # The columns of a conversation; one that is empty in every row is left out.
@@ -154,10 +172,14 @@ _COLUMNS: Final[Mapping[str, Callable[[QpConversation], str]]] = {
     "missing": lambda qp: _count(qp.order.missing + qp.order_of_responses.missing),
     "late": lambda qp: _count(qp.order.late + qp.order_of_responses.late),
     "repeated": lambda qp: _count(qp.order.repeated + qp.order_of_responses.repeated),
-    "restarts": lambda qp: _count(qp.order.restarts + qp.order_of_responses.restarts),
+    "reconnects": lambda qp: _count(qp.order.restarts + qp.order_of_responses.restarts),
+    "copies": lambda qp: _count(qp.copies),
+    "DSCP": lambda qp: _parts(qp.dscps),
+    "PCP": lambda qp: _parts(qp.pcps),
     "CE": lambda qp: _count(qp.ce),
     "ACKs": lambda qp: _count(qp.acks),
-    "NAKs": _naks,
+    "NAKs": lambda qp: _answers(qp.naks),
+    "reserved": lambda qp: _answers(qp.reserved),
     "RNR": lambda qp: _count(qp.rnrs),
     "CNPs": lambda qp: _count(qp.cnps),
     "bad ICRC": lambda qp: _count(qp.icrc_wrong),
@@ -166,7 +188,9 @@ _MEANINGS: Final = {
     "missing": "PSNs that did not pass here",
     "late": "PSNs that passed after a higher one",
     "repeated": "PSNs that had passed before (retransmissions)",
-    "restarts": "jumps of more than 65,536",
+    "reconnects": "jumps of the PSNs by more than 4,096: likely a new connection with the same QP number",
+    "copies": "packets captured twice, and sent once (the same IP ID and ICRC)",
+    "reserved": "answers with a reserved syndrome",
 }
 
 
@@ -182,7 +206,7 @@ def _qp_lines(qps: Sequence[QpConversation]) -> list[str]:
     cells = [[cell or "-" for name, cell in zip(_COLUMNS, row, strict=True) if name in names] for row in rows]
     lines = [table(names, cells)]
     if len(shown) < len(qps):
-        lines.append(f"{len(shown)} of {len(qps)} queue pairs are shown; --format json has all")
+        lines.append(f"{len(shown):,} of {len(qps):,} queue pairs are shown; --format json has all")
     meanings = [f"{name}: {text}" for name, text in _MEANINGS.items() if name in names]
     return [*lines, *(["; ".join(meanings)] if meanings else [])]
 
@@ -198,12 +222,21 @@ def _pause_lines(totals: CaptureTotals) -> list[str]:
 
 def _other_lines(totals: CaptureTotals) -> list[str]:
     """What is not RoCEv2, in words."""
+    lines = [f"in {name}: {count:,} packets" for name, count in totals.tunnels.most_common(_MOST_TUNNELS)]
+    if totals.cut:
+        said = "port 4791, cut before the BTH, so without a queue pair"
+        lines.append(f"{said}: {totals.cut:,} packets; capture at least 128 bytes of each (tcpdump -s 128)")
+    if totals.uncounted:
+        lines.append(f"of more queue pairs than are counted one by one: {totals.uncounted:,} packets")
     others = {kind: count for kind, count in totals.kinds.most_common() if not _is_rocev2(kind)}
     if not others:
-        return ["every packet is RoCEv2"] if totals.packets else ["no packets"]
-    lines = [f"not RoCEv2: {sum(others.values()):,} of {totals.packets:,} packets ({', '.join(others)})"]
+        return [*lines, "every packet is RoCEv2" if totals.packets else "no packets"]
+    lines += [f"not RoCEv2: {sum(others.values()):,} of {totals.packets:,} packets ({', '.join(others)})"]
     if ROCE_V1 in others:
         lines.append("RoCE v1 (Ethernet type 0x8915) has no IP header, so it is neither routed nor marked")
+    sealed = [kind for kind in others if kind in UNREAD.values()]
+    if sealed:
+        lines.append(f"{', '.join(sealed)} may carry RoCEv2: Heddle does not read what is inside")
     if totals.unread:
         lines.append(f"packets of a link type that Heddle does not read: {totals.unread:,}")
     return lines

@@ -7,90 +7,43 @@ A capture has one point of view: what was lost before the port is a gap, what wa
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from heddle.wire import layout as wire
 from heddle.wire.capturefile import CapturedPacket
-from heddle.wire.dissect import ROCE_V1, Dissected
+from heddle.wire.copies import Copies, CountedSender, OriginalPacket
+from heddle.wire.dissect import ROCE_CUT, Dissected
 from heddle.wire.icrc import verdict
-from heddle.wire.layout import ACK, ATOMIC_ACK, CNP, OPCODE_NAMES, PSN_MASK, READ_REQUEST, READ_RESPONSE_ONLY
-from heddle.wire.layout import READ_RESPONSE_FIRST as _FIRST_RESPONSE
+from heddle.wire.psnorder import PsnOrder, Range
 
-_HALF: Final = (PSN_MASK + 1) // 2
-_RESTART: Final = 1 << 16  # a jump that far is a new connection on the same number, not a loss
-_MOST_HOLES: Final = 1024  # that are remembered for a queue pair
+UNTAGGED: Final = "untagged"
 _FEW: Final = 10  # packet numbers that a list names
-_CODES: Final = {name: code for code, name in OPCODE_NAMES.items()}
-_RESPONSES: Final = range(_FIRST_RESPONSE, READ_RESPONSE_ONLY + 1)
-_NAK_REASONS: Final = {0x60: "sequence", 0x61: "invalid request", 0x62: "access", 0x63: "operation"}
-_PAUSE_KINDS: Final = ("PFC", "PAUSE")
-_OPCODE_OF_PFC: Final = 0x0101
+# Bounds, so that no capture fills the memory.
+_MOST_QPS: Final = 16384  # queue pairs that are counted one by one
+_MOST_PAUSED: Final = 4096  # senders and classes
+_MOST_READS: Final = 256  # READs of a queue pair that wait for responses
+_MOST_ASKED: Final = 4096  # READs by which the queue pairs of a connection find each other
+_MOST_PCPS: Final = 16
 
-
-@dataclass(slots=True)
-class PsnOrder:
-    """The packet sequence numbers of one direction, in the order in which they passed.
-
-    gaps: jumps ahead, and missing: numbers that have not passed at all so far; late: numbers of a gap that passed later
-    (reordered before this port, or lost before it and sent again); repeated: numbers that passed before.
-    """
-
-    first: int | None = None
-    last: int = 0
-    gaps: int = 0
-    missing: int = 0
-    late: int = 0
-    repeated: int = 0
-    restarts: int = 0
-    _holes: list[tuple[int, int]] = field(default_factory=list)  # start, numbers
-
-    def add(self, psn: int, *, jump: bool = False) -> None:
-        """Take the next number. jump: numbers before it were used by packets of the other direction."""
-        if self.first is None:
-            self.first = self.last = psn
-            return
-        ahead = (psn - self.last - 1) & PSN_MASK
-        if ahead < _HALF:
-            if ahead and not jump:
-                self._skipped(ahead)
-            self.last = psn
-        elif not self._filled(psn):
-            if PSN_MASK + 1 - ahead > _RESTART:
-                self.restarts, self.last = self.restarts + 1, psn
-                self._holes.clear()
-            else:
-                self.repeated += 1
-
-    def _skipped(self, ahead: int) -> None:
-        if ahead > _RESTART:
-            self.restarts += 1
-            self._holes.clear()
-            return
-        self.gaps += 1
-        self.missing += ahead
-        self._holes.append(((self.last + 1) & PSN_MASK, ahead))
-        del self._holes[:-_MOST_HOLES]
-
-    def _filled(self, psn: int) -> bool:
-        for index, (start, numbers) in enumerate(self._holes):
-            at = (psn - start) & PSN_MASK
-            if at < numbers:
-                parts = [(start, at), ((psn + 1) & PSN_MASK, numbers - at - 1)]
-                self._holes[index : index + 1] = [part for part in parts if part[1]]
-                self.missing -= 1
-                self.late += 1
-                return True
-        return False
+_RESPONSES: Final = range(wire.READ_RESPONSE_FIRST, wire.READ_RESPONSE_ONLY + 1)
+_WITHIN: Final = frozenset(code for code, name in wire.OPCODE_NAMES.items() if "_MIDDLE" in name or "_LAST" in name)
+_FULL: Final = frozenset(code for code, name in wire.OPCODE_NAMES.items() if name.endswith(("_FIRST", "_MIDDLE")))
+_UNKNOWN: Final = 1 << 32  # bytes of a READ whose length the capture does not have: any number of responses is right
+_MTUS: Final = (256, 512, 1024, 2048, 4096)  # of a path: the payload of full packets
+_NAK_REASONS: Final = {
+    0x60: "sequence", 0x61: "invalid request", 0x62: "access", 0x63: "operation", 0x64: "invalid RD request",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
 class QpConversation:
     """All packets from one address to one queue pair of another, as one port saw them. bytes: on the wire.
 
-    data: requests, which have PSNs of their own; responses: those of RDMA READs. naks: by reason. ce: marked packets.
+    data: requests, which have PSNs of their own; responses: those of RDMA READs. naks: by reason; reserved: answers
+    whose syndrome has no meaning. ce: marked packets. dscps, pcps: packets by DSCP, and by the PCPs of their VLAN tags.
+    copies: see copies.py. They are in no other sum but packets, bytes, dscps and pcps.
     """
 
     port: str
@@ -106,49 +59,119 @@ class QpConversation:
     rnrs: int = 0
     cnps: int = 0
     ce: int = 0
+    copies: int = 0
     icrc_wrong: int = 0
     naks: Counter[str] = field(default_factory=Counter)
+    reserved: Counter[str] = field(default_factory=Counter)
+    dscps: Counter[str] = field(default_factory=Counter)
+    pcps: Counter[str] = field(default_factory=Counter)
     sports: set[int] = field(default_factory=set)
     order: PsnOrder = field(default_factory=PsnOrder)
     order_of_responses: PsnOrder = field(default_factory=PsnOrder)
-    _after_read: bool = False
+    sender: CountedSender = field(default_factory=CountedSender)
+    requester: QpConversation | None = None  # of READ responses: the queue pair that answers these READs
+    _mtu: int = 0  # 0: not known
+    _read: int | None = None  # bytes that the last request asked for
+    _reads: dict[int, int] = field(default_factory=dict)  # PSN -> bytes asked for, of READs without a response so far
+    _unended: bool = False  # the last response was not the last one of its READ
 
-    def add(self, what: Dissected, wire_bytes: int, *, icrc_wrong: bool) -> None:
-        """Count one packet. A packet with a wrong ICRC is no evidence for anything but itself."""
-        fields = what.fields
+    def add(
+        self, what: Dissected, wire_bytes: int, *, icrc_wrong: bool, original: OriginalPacket | None = None
+    ) -> None:
+        """Count one packet. A packet with a wrong ICRC is no evidence for anything but itself, nor is a copy."""
+        fields, marked = what.fields, what.fields["ecn"] == "ce"
         self.packets += 1
         self.bytes += wire_bytes
+        self.dscps[str(fields["dscp"])] += 1
+        pcp = str(fields.get("pcp", UNTAGGED))
+        self.pcps[pcp if pcp in self.pcps or len(self.pcps) < _MOST_PCPS else "others"] += 1
+        if original is not None:
+            self.copies += 1
+            self.ce += marked and not original.marked and not icrc_wrong  # behind the switch that has marked it
+            original.marked |= marked
+            return
         self.icrc_wrong += icrc_wrong
         if icrc_wrong:
             return
-        self.payload += int(fields["payload_bytes"])
-        self.ce += fields["ecn"] == "ce"
+        payload, psn = int(fields["payload_bytes"]), int(fields["psn"])
+        self.payload += payload
+        self.ce += marked
         if len(self.sports) <= _FEW:
             self.sports.add(int(fields["sport"]))
-        code, psn = _CODES.get(str(fields["opcode"]), -1), int(fields["psn"])
-        if code == CNP:
+        code = what.opcode
+        if code in _FULL and payload in _MTUS:
+            self._mtu = payload
+        if code == wire.CNP:
             self.cnps += 1
-        elif code == ACK:
-            self._answer(what.kind, int(fields.get("syndrome", 0)))
-        elif code == ATOMIC_ACK:
+        elif code == wire.ACK:
+            if what.kind != ROCE_CUT:
+                self._answer(what.kind, int(fields["syndrome"]))
+        elif code == wire.ATOMIC_ACK:
             self.acks += 1
         elif code in _RESPONSES:
-            self.responses += 1
-            # Each READ has a range of numbers of its own, which requests of other kinds may separate.
-            first = code in (_FIRST_RESPONSE, READ_RESPONSE_ONLY)
-            self.order_of_responses.add(psn, jump=first)
-        elif code >= 0:
-            self.data += 1
-            self.order.add(psn, jump=self._after_read)
-            self._after_read = code == READ_REQUEST  # its responses use the numbers behind its own
+            self._response(code, psn)
+        elif code in wire.OPCODE_NAMES:
+            asked = int(fields.get("read_bytes", _UNKNOWN)) if code == wire.READ_REQUEST else None
+            self._request(code, psn, asked)
 
     def _answer(self, kind: str, syndrome: int) -> None:
         if kind == "RoCE NAK":
-            self.naks[_NAK_REASONS.get(syndrome, f"syndrome {syndrome:#04x}")] += 1
+            self.naks[_NAK_REASONS.get(syndrome, f"reserved {syndrome:#04x}")] += 1
         elif kind == "RoCE RNR":
             self.rnrs += 1
-        else:
+        elif kind == "RoCE ACK":
             self.acks += 1
+        else:
+            self.reserved[f"{syndrome:#04x}"] += 1
+
+    def _request(self, code: int, psn: int, asked: int | None) -> None:
+        self.data += 1
+        between = self.order.between(psn)
+        # The responses to a READ use the numbers behind its own.
+        used = 0 if self._read is None else self._packets_of(self._read, between + 1) - 1
+        lost = [(1 + used, between - used)] if between > used else []
+        span = 1 if asked is None else self._packets_of(asked)
+        if not self.order.add(psn, lost, starts=code not in _WITHIN, span=span):
+            return
+        self._read = asked
+        if asked is not None and asked != _UNKNOWN:
+            self._reads[psn] = asked
+            if len(self._reads) > _MOST_READS:
+                del self._reads[next(iter(self._reads))]
+
+    def _packets_of(self, asked: int, most: int = wire.PSN_HALF) -> int:
+        """The number of responses to a READ, `most` at most; if the MTU is not known, the largest that it can be."""
+        counts = [max(1, -(-asked // mtu)) for mtu in ((self._mtu,) if self._mtu else _MTUS)]
+        return max((count for count in counts if count <= most), default=most)
+
+    def _response(self, code: int, psn: int) -> None:
+        self.responses += 1
+        order, first = self.order_of_responses, code not in _WITHIN
+        between = order.between(psn)
+        lost: list[Range] = []
+        if self.requester is not None:
+            self.requester._mtu = self.requester._mtu or self._mtu
+        if between > 0 and self.requester is not None:
+            lost = self.requester.unanswered(order.last, between)
+        elif between > 0 and not first:
+            lost = [(1, between) if self._unended else (between, 1)]
+        elif between > 0 and self._unended:  # the other numbers may be those of requests
+            lost = [(1, 1)]
+        order.add(psn, lost, starts=first)
+        self._unended = code in _FULL
+
+    def unanswered(self, last: int, between: int) -> list[Range]:
+        """The responses to this queue pair's READs that are missing among the numbers between two responses."""
+        lost = []
+        for psn, asked in list(self._reads.items()):
+            start = wire.psn_after(psn, last)
+            end = start + (self._packets_of(asked) if self._mtu else -(-asked // _MTUS[-1]) or 1)
+            if end <= 1:
+                del self._reads[psn]
+            elif start <= between:
+                start, end = max(start, 1), min(end, between + 1)
+                lost.append((start, end - start))
+        return lost
 
     def to_json(self) -> dict[str, Any]:
         """Flat, but for the order of PSNs and the reasons of NAKs."""
@@ -156,7 +179,9 @@ class QpConversation:
             "port": self.port, "src": self.src, "dst": self.dst, "qpn": self.qpn,
             "packets": self.packets, "bytes": self.bytes, "payload_bytes": self.payload, "data": self.data,
             "responses": self.responses, "acks": self.acks, "naks": dict(self.naks), "rnrs": self.rnrs,
-            "cnps": self.cnps, "ce": self.ce, "icrc_wrong": self.icrc_wrong, "sports": sorted(self.sports)[:_FEW],
+            "reserved": dict(self.reserved), "cnps": self.cnps, "ce": self.ce, "icrc_wrong": self.icrc_wrong,
+            "copies": self.copies, "dscp": dict(self.dscps), "pcp": dict(self.pcps),
+            "sports": sorted(self.sports)[:_FEW],
             "psn": _order_json(self.order), "psn_of_responses": _order_json(self.order_of_responses),
         }  # fmt: skip
 
@@ -204,14 +229,21 @@ class CaptureTotals:
     first_ns: int = 0
     last_ns: int = 0
     unread: int = 0  # packets of a link type that is not known here
+    cut: int = 0  # RoCEv2 packets of which the capture has no BTH
+    copies: int = 0
+    uncounted: int = 0  # RoCEv2 packets of more queue pairs than are counted one by one
     kinds: Counter[str] = field(default_factory=Counter)
     kind_bytes: Counter[str] = field(default_factory=Counter)
+    tunnels: Counter[str] = field(default_factory=Counter)
     opcodes: Counter[str] = field(default_factory=Counter)
     ecn: Counter[str] = field(default_factory=Counter)
     icrc: Counter[str] = field(default_factory=Counter)
     wrong: list[int] = field(default_factory=list)  # numbers of the first packets with a wrong ICRC
     qps: dict[tuple[str, str, str, int], QpConversation] = field(default_factory=dict)
     pauses: dict[tuple[str, str, str], PauseCount] = field(default_factory=dict)
+    _seen: Copies = field(default_factory=Copies)
+    # Port, addresses and PSN of a READ -> its queue pair; None if several have one with that PSN.
+    _asked: dict[tuple[str, str, str, int], QpConversation | None] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -220,8 +252,18 @@ class CaptureTotals:
 
     @property
     def roce(self) -> int:
-        """RoCEv2 packets."""
+        """RoCEv2 packets with a BTH."""
         return sum(self.opcodes.values())
+
+    @property
+    def dscps(self) -> Counter[str]:
+        """Packets of all queue pairs by DSCP."""
+        return sum((each.dscps for each in self.qps.values()), Counter[str]())
+
+    @property
+    def pcps(self) -> Counter[str]:
+        """Packets of all queue pairs by PCP."""
+        return sum((each.pcps for each in self.qps.values()), Counter[str]())
 
     def add(self, packet: CapturedPacket, what: Dissected) -> None:
         """Count one packet."""
@@ -233,11 +275,15 @@ class CaptureTotals:
         self.unread += packet.data is None
         self.kinds[what.kind] += 1
         self.kind_bytes[what.kind] += packet.wire_bytes
-        if packet.data is not None and what.ip_at and what.kind != ROCE_V1:
+        if what.tunnel:
+            self.tunnels[what.tunnel] += 1
+        if packet.data is not None and what.ip_at:
             self._roce(packet, what, packet.data)
-        elif packet.data is not None and what.kind in _PAUSE_KINDS:
-            for traffic_class, quanta in _quanta(packet.data):
-                key = packet.port, what.src, traffic_class
+        elif what.kind == ROCE_CUT:
+            self.cut += 1
+        for traffic_class, quanta in what.pauses:
+            key = packet.port, what.src, traffic_class
+            if key in self.pauses or len(self.pauses) < _MOST_PAUSED:
                 self.pauses.setdefault(key, PauseCount(*key)).add(quanta)
 
     def _roce(self, packet: CapturedPacket, what: Dissected, frame: bytes) -> None:
@@ -251,20 +297,22 @@ class CaptureTotals:
         key = packet.port, what.src, what.dst, int(fields["qpn"])
         found = self.qps.get(key)
         if found is None:
+            if len(self.qps) == _MOST_QPS:
+                self.uncounted += 1
+                return
             found = self.qps[key] = QpConversation(*key)
-        found.add(what, packet.wire_bytes, icrc_wrong=icrc == "wrong")
+        original = self._seen.original(key, found.sender, frame, what, packet.time_ns)
+        self.copies += original is not None
+        if original is None and icrc != "wrong" and (what.opcode == wire.READ_REQUEST or what.opcode in _RESPONSES):
+            self._paired(found, what.opcode, what.src, what.dst, int(fields["psn"]))
+        found.add(what, packet.wire_bytes, icrc_wrong=icrc == "wrong", original=original)
 
-
-def _quanta(frame: bytes) -> Iterator[tuple[str, int]]:
-    """Classes and their quanta, of a pause frame; nothing of one that is cut short."""
-    at = 14
-    while frame[at - 2 : at] in (b"\x81\x00", b"\x88\xa8"):
-        at += 4
-    try:
-        operation, enabled, *quanta = struct.unpack_from(">10H", frame.ljust(at + 20, b"\0"), at)
-    except struct.error:
-        return
-    if operation != _OPCODE_OF_PFC:
-        yield "all", enabled  # in IEEE 802.3 PAUSE the quanta follow the opcode
-        return
-    yield from ((str(number), quanta[number]) for number in range(8) if enabled >> number & 1)
+    def _paired(self, found: QpConversation, code: int, src: str, dst: str, psn: int) -> None:
+        """Find the queue pair whose READs another one's responses answer: by addresses, and by the PSN of a READ."""
+        if code == wire.READ_REQUEST:
+            key = found.port, src, dst, psn
+            self._asked[key] = found if self._asked.get(key, found) is found else None
+            if len(self._asked) > _MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
+        elif code not in _WITHIN and found.requester is None:
+            found.requester = self._asked.get((found.port, dst, src, psn))

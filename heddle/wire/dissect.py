@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Final
 
 from heddle.base.families import from_ipv6
 from heddle.wire import layout as wire
+from heddle.wire.layers import FRAGMENT, IP, MALFORMED, UDP, UNREAD, Layers, layers_of
 
 ROCE_V1: Final = "RoCE v1"  # the kind of its packets
+ROCE_CUT: Final = "RoCE cut"  # port 4791, but the capture has not enough of the packet
 _BGP_PORT: Final = 179
 _BGP_MARKER: Final = b"\xff" * 16
 _BGP_TYPES: Final = {1: "OPEN", 2: "UPDATE", 3: "NOTIFICATION", 4: "KEEPALIVE", 5: "ROUTE-REFRESH"}
@@ -33,8 +35,9 @@ _ND: Final = {
 }  # fmt: skip
 _ECN: Final = ("not-ect", "ect1", "ect0", "ce")
 _PFC_CLASSES: Final = range(8)
-_IPV6_EXTENSIONS: Final = frozenset({0, 43, 60})  # hop by hop, routing, destination
-_IPV6_FRAGMENT: Final = 44
+_MOST_NAMED: Final = 3  # VLAN tags and tunnels of a packet
+_MOST_MESSAGES: Final = 16  # of BGP, that a line names
+_NAMES: Final[Mapping[int, str]] = {**UNREAD, 0x88CC: "LLDP"}
 
 _TCP = struct.Struct(">HHIIBB")
 _BTH = struct.Struct(">BBHII")
@@ -45,13 +48,16 @@ Field = str | int | bool
 
 @dataclass(frozen=True, slots=True)
 class Dissected:
-    """The description of a frame. src and dst are IP addresses if it has any, else MAC addresses.
+    """The description of a frame's innermost packet. src and dst are IP addresses if it has any, else MAC addresses.
 
     kind:   the protocol under which it is counted: `RoCE data`, `RoCE ACK`, `BGP`, ...
     text:   the rest of its line.
-    fields: of RoCE packets: opcode, qpn (of the destination), psn, ack_request, payload_bytes, sport, ecn, fecn, becn;
-            ACKs and NAKs also have syndrome and msn. RoCE v1 has opcode, qpn and psn.
-    ip_at:  of RoCEv2 packets: the offset of the IP header; 0 of all others.
+    fields: of RoCE packets: opcode, qpn (of the destination), psn, ack_request, payload_bytes, sport, ecn, dscp, fecn,
+            becn; ACKs and NAKs also have syndrome and msn, READ requests read_bytes, and packets with VLAN tags their
+            pcp, outermost first (`3`, `0/3`). RoCE v1 has opcode, qpn and psn.
+    ip_at:  of RoCEv2 packets: the offset of the IP header; 0 of all others. opcode: of RoCEv2 packets, as a number.
+    tunnel: what carries the packet, outermost first: `VXLAN`, `GRE / MPLS`; empty without.
+    pauses: of pause frames: class (`all` in IEEE 802.3 PAUSE) and quanta.
     """
 
     kind: str
@@ -60,102 +66,97 @@ class Dissected:
     text: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
     ip_at: int = 0
+    opcode: int = -1
+    tunnel: str = ""
+    pauses: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """An IP packet: its addresses, and the offsets of its header and its payload."""
+    """The innermost packet: its headers, its addresses, and the offset of its payload."""
 
+    layers: Layers
     data: bytes
-    ip_at: int
     at: int
     src: str
     dst: str
-    tos: int
+    tos: int = 0
 
-    def described(self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None) -> Dissected:
-        return Dissected(kind, self.src, self.dst, text, fields or {}, self.ip_at if fields else 0)
+    def described(
+        self, kind: str, text: str = "", fields: Mapping[str, Field] | None = None, opcode: int = -1
+    ) -> Dissected:
+        ip_at = self.layers.ip_at if opcode >= 0 else 0
+        tunnel = " / ".join(self.layers.tunnels[:_MOST_NAMED])
+        return Dissected(kind, self.src, self.dst, text, fields or {}, ip_at, opcode, tunnel)
 
 
 def dissect(frame: bytes) -> Dissected:
     """Describe one frame."""
     try:
-        return _ethernet(frame)
+        return _described(layers_of(frame))
     except (struct.error, IndexError):
         known = len(frame) >= 12
         return Dissected("other", _mac(frame[6:12]) if known else "?", _mac(frame[:6]) if known else "?", "cut short")
 
 
-def _ethernet(frame: bytes) -> Dissected:
-    at, ethertype = 14, int.from_bytes(frame[12:14], "big")
-    while ethertype in (0x8100, 0x88A8) and len(frame) >= at + 4:  # VLAN tags
-        ethertype = int.from_bytes(frame[at + 2 : at + 4], "big")
-        at += 4
-    if ethertype == 0x0800:
-        return _ipv4(frame, at)
-    if ethertype == 0x86DD:
-        return _ipv6(frame, at)
-    src, dst = _mac(frame[6:12]), _mac(frame[:6])
-    if ethertype in _WITHOUT_IP:
-        return _WITHOUT_IP[ethertype](frame, at, src, dst)
-    if ethertype == 0x88CC:
-        return Dissected("LLDP", src, dst)
-    if len(frame) < 14:
-        raise IndexError
-    return Dissected("other", src, dst, f"Ethernet type {ethertype:#06x}")
+def _described(found: Layers) -> Dissected:
+    packet, protocol = _packet(found), found.protocol
+    if protocol >= UDP:
+        return _udp(packet, protocol - UDP)
+    if protocol in _PARSERS:
+        return _PARSERS[protocol](packet)
+    if protocol in _NAMES:
+        return packet.described(_NAMES[protocol], "not read" if protocol in UNREAD else "")
+    if protocol == FRAGMENT:
+        at = 8 * (int.from_bytes(found.frame[found.ip_at + 6 : found.ip_at + 8], "big") & 0x1FFF)
+        return packet.described("other", "IPv6 fragment" if packet.src.count(":") else f"IPv4 fragment at byte {at}")
+    if protocol == MALFORMED:
+        return packet.described("other", "malformed headers")
+    said = f"IP protocol {protocol - IP}" if protocol >= IP else f"Ethernet type {protocol:#06x}"
+    return packet.described("other", said)
 
 
-def _ipv4(frame: bytes, at: int) -> Dissected:
-    head, tos, _, _, fragment, _, protocol, _, src, dst = wire.IPV4_HEADER.unpack_from(frame, at)
-    packet = _Packet(frame, at, at + 4 * (head & 0x0F), _dotted(src), _dotted(dst), tos)
-    if fragment & 0x1FFF:
-        return packet.described("other", f"IPv4 fragment at byte {8 * (fragment & 0x1FFF)}")
-    return _transport(packet, protocol)
+def _packet(found: Layers) -> _Packet:
+    frame, at = found.frame, found.ip_at
+    if not at:
+        mac = found.eth_at
+        return _Packet(found, frame, found.at, _mac(frame[mac + 6 : mac + 12]), _mac(frame[mac : mac + 6]))
+    if frame[at] >> 4 == 4:
+        _, tos, _, _, _, _, _, _, src, dst = wire.IPV4_HEADER.unpack_from(frame, at)
+        return _Packet(found, frame, found.at, _dotted(src), _dotted(dst), tos)
+    head, _, _, _, src, dst = wire.IPV6_HEADER.unpack_from(frame, at)
+    return _Packet(found, frame, found.at, _ipv6_text(src), _ipv6_text(dst), head >> 20 & 0xFF)
 
 
-def _ipv6(frame: bytes, at: int) -> Dissected:
-    head, _, protocol, _, src, dst = wire.IPV6_HEADER.unpack_from(frame, at)
-    ip_at, at = at, at + wire.IPV6_HEADER.size
-    while protocol in _IPV6_EXTENSIONS:
-        protocol, at = frame[at], at + 8 * (frame[at + 1] + 1)
-    packet = _Packet(frame, ip_at, at, _ipv6_text(src), _ipv6_text(dst), head >> 20 & 0xFF)
-    if protocol == _IPV6_FRAGMENT:
-        return packet.described("other", "IPv6 fragment")
-    return _transport(packet, protocol)
+def _icmp(packet: _Packet) -> Dissected:
+    kind = packet.data[packet.at]
+    return packet.described("ICMP", _ICMP.get(kind, f"type {kind}"))
 
 
-def _transport(packet: _Packet, protocol: int) -> Dissected:
-    if protocol == 17:
-        return _udp(packet)
-    if protocol == 6:
-        return _tcp(packet)
-    if protocol in (1, 58):
-        kind = packet.data[packet.at]
-        if protocol == 58 and kind in _ND:
-            return packet.described("ND", _ND[kind])
-        names = _ICMP if protocol == 1 else _ICMP6
-        return packet.described("ICMP" if protocol == 1 else "ICMPv6", names.get(kind, f"type {kind}"))
-    return packet.described("other", f"IP protocol {protocol}")
+def _icmp6(packet: _Packet) -> Dissected:
+    kind = packet.data[packet.at]
+    if kind in _ND:
+        return packet.described("ND", _ND[kind])
+    return packet.described("ICMPv6", _ICMP6.get(kind, f"type {kind}"))
 
 
-def _udp(packet: _Packet) -> Dissected:
-    sport, dport, size, _ = wire.UDP_HEADER.unpack_from(packet.data, packet.at)
-    if dport == wire.ROCE_PORT:
-        return _roce(packet, sport, size)
-    return packet.described("UDP", f"ports {sport} > {dport}, {size - wire.UDP_BYTES} B")
+def _udp(packet: _Packet, dport: int) -> Dissected:
+    sport, _, size, _ = wire.UDP_HEADER.unpack_from(packet.data, packet.at - wire.UDP_BYTES)
+    if UDP + dport in UNREAD:
+        return packet.described(UNREAD[UDP + dport], "not read")
+    if dport != wire.ROCE_PORT:
+        return packet.described("UDP", f"ports {sport} > {dport}, {size - wire.UDP_BYTES} B")
+    if 0 < size < _LEAST_ROCE:
+        return packet.described("UDP", f"port {dport}, {size - wire.UDP_BYTES} B: too short for RoCEv2")
+    if len(packet.data) < packet.at + wire.BTH_BYTES:
+        return packet.described(ROCE_CUT, f"port {dport}, cut before the BTH")
+    return _roce(packet, sport, size)
 
 
 def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
-    at = packet.at + wire.UDP_BYTES
+    at = packet.at
     opcode, flags, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, at)
-    payload = (
-        udp_bytes
-        - wire.UDP_BYTES
-        - wire.BTH_BYTES
-        - wire.EXTRA_BYTES.get(opcode, 0)
-        - wire.ICRC_BYTES
-        - (flags >> 4 & 3)
-    )
+    payload = udp_bytes - _LEAST_ROCE - wire.EXTRA_BYTES.get(opcode, 0) - (flags >> 4 & 3)
     name, ecn = wire.OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"), _ECN[packet.tos & wire.ECN_MASK]
     fields: dict[str, Field] = {
         "opcode": name,
@@ -165,36 +166,46 @@ def _roce(packet: _Packet, sport: int, udp_bytes: int) -> Dissected:
         "payload_bytes": max(payload, 0),
         "sport": sport,
         "ecn": ecn,
+        "dscp": packet.tos >> 2,
         "fecn": bool(qpn_word >> 31),
         "becn": bool(qpn_word >> 30 & 1),
     }
+    if packet.layers.tags:
+        fields["pcp"] = "/".join(map(str, packet.layers.tags[:_MOST_NAMED]))
     words = [f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['payload_bytes']:>4} B", name]
     kind = "RoCE data" if opcode in wire.EXTENSIONS else "RoCE other"
+    behind = at + wire.BTH_BYTES
     if opcode == wire.CNP:
         kind = "RoCE CNP"
+    elif opcode == wire.ACK and len(packet.data) < behind + wire.AETH_BYTES:
+        kind, words = ROCE_CUT, [*words, "cut before the AETH"]
     elif opcode == wire.ACK:
-        syndrome, msn = _aeth(packet.data, at + wire.BTH_BYTES)
+        syndrome, msn = _aeth(packet.data, behind)
         fields |= {"syndrome": syndrome, "msn": msn}
-        kind = _ANSWERS.get(syndrome & wire.SYNDROME_KIND, "RoCE ACK")
-        words += [f"msn {msn}"] if kind == "RoCE ACK" else [f"msn {msn}", f"syndrome {syndrome:#04x}"]
+        kind = _ANSWERS.get(syndrome & wire.SYNDROME_KIND, "RoCE other")
+        reserved = "reserved " if kind == "RoCE other" else ""
+        words += [f"msn {msn}"] if kind == "RoCE ACK" else [f"msn {msn}", f"{reserved}syndrome {syndrome:#04x}"]
+    elif opcode == wire.READ_REQUEST and len(packet.data) >= behind + wire.RETH_BYTES:
+        fields["read_bytes"] = wire.RETH.unpack_from(packet.data, behind)[2]
     words += [word for word, said in (("ack?", fields["ack_request"]), ("becn", fields["becn"])) if said]
     words += [] if ecn == "not-ect" else ["CE" if ecn == "ce" else ecn]
-    return packet.described(kind, "  ".join(words), fields)
+    return packet.described(kind, "  ".join(words), fields, opcode)
 
 
-def _roce_v1(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+def _roce_v1(packet: _Packet) -> Dissected:
     """InfiniBand's transport behind a global route header (GRH) of 40 bytes, which has IPv6's layout."""
-    *_, source, destination = wire.IPV6_HEADER.unpack_from(frame, at)
-    opcode, _, _, qpn_word, psn_word = _BTH.unpack_from(frame, at + wire.IPV6_HEADER.size)
+    *_, source, destination = wire.IPV6_HEADER.unpack_from(packet.data, packet.at)
+    opcode, _, _, qpn_word, psn_word = _BTH.unpack_from(packet.data, packet.at + wire.IPV6_HEADER.size)
     fields: dict[str, Field] = {
         "opcode": wire.OPCODE_NAMES.get(opcode, f"opcode {opcode:#04x}"),
         "qpn": qpn_word & wire.QPN_MASK,
         "psn": psn_word & wire.PSN_MASK,
     }
     text = f"qp {fields['qpn']:<8} psn {fields['psn']:<8} {fields['opcode']}"
-    return Dissected(ROCE_V1, from_ipv6(source), from_ipv6(destination), text, fields)
+    return replace(packet, src=from_ipv6(source), dst=from_ipv6(destination)).described(ROCE_V1, text, fields)
 
 
+_LEAST_ROCE: Final = wire.UDP_BYTES + wire.BTH_BYTES + wire.ICRC_BYTES
 _ANSWERS: Final = {0x00: "RoCE ACK", wire.RNR_NAK: "RoCE RNR", wire.NAK_SEQUENCE & wire.SYNDROME_KIND: "RoCE NAK"}
 
 
@@ -208,48 +219,47 @@ def _tcp(packet: _Packet) -> Dissected:
     sport, dport, _, _, offset, flags = _TCP.unpack_from(packet.data, packet.at)
     said = "+".join(name for bit, name in _TCP_FLAGS if flags & bit)
     if _BGP_PORT in (sport, dport):
-        messages = _bgp(packet.data[packet.at + 4 * (offset >> 4) :])
+        messages = _bgp(packet.data, packet.at + 4 * (offset >> 4))
         return packet.described("BGP", messages or f"TCP {said}")
     return packet.described("TCP", f"ports {sport} > {dport} {said}".rstrip())
 
 
-def _bgp(stream: bytes) -> str:
+def _bgp(data: bytes, at: int) -> str:
     """The types of the messages at the start of a segment; empty if it does not start with a message."""
-    names, at = [], 0
-    while stream[at : at + 16] == _BGP_MARKER and len(stream) >= at + 19:
-        size, kind = int.from_bytes(stream[at + 16 : at + 18], "big"), stream[at + 18]
+    names: list[str] = []
+    while data[at : at + 16] == _BGP_MARKER and len(data) >= at + 19 and len(names) < _MOST_MESSAGES:
+        size, kind = int.from_bytes(data[at + 16 : at + 18], "big"), data[at + 18]
         names.append(_BGP_TYPES.get(kind, f"type {kind}"))
         at += max(size, 19)
     return ", ".join(names)
 
 
-def _arp(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+def _arp(packet: _Packet) -> Dissected:
+    frame, at = packet.data, packet.at
     operation, asks, wanted = frame[at + 7], frame[at + 14 : at + 18], frame[at + 24 : at + 28]
     if len(wanted) < 4:
         raise IndexError
     if operation == 1:
-        return Dissected("ARP", src, dst, f"who has {_dotted(wanted)}? tell {_dotted(asks)}")
-    return Dissected("ARP", src, dst, f"{_dotted(asks)} is at {_mac(frame[at + 8 : at + 14])}")
+        return packet.described("ARP", f"who has {_dotted(wanted)}? tell {_dotted(asks)}")
+    return packet.described("ARP", f"{_dotted(asks)} is at {_mac(frame[at + 8 : at + 14])}")
 
 
-def _pause(frame: bytes, at: int, src: str, dst: str) -> Dissected:
+def _pause(packet: _Packet) -> Dissected:
     """IEEE 802.3 PAUSE, and 802.1Qbb's priority flow control: classes, and quanta of 512 bit times for each."""
-    operation = int.from_bytes(frame[at : at + 2], "big")
+    operation, first = struct.unpack_from(">HH", packet.data, packet.at)
     if operation == 0x0101:
-        enabled, *quanta = struct.unpack_from(">9H", frame, at + 2)
-        said = ", ".join(f"class {c}: {quanta[c]} quanta" for c in _PFC_CLASSES if enabled >> c & 1)
-        return Dissected("PFC", src, dst, said or "no class")
+        quanta = struct.unpack_from(">8H", packet.data, packet.at + 4)
+        pauses = tuple((str(c), quanta[c]) for c in _PFC_CLASSES if first >> c & 1)
+        said = ", ".join(f"class {c}: {count} quanta" for c, count in pauses)
+        return replace(packet.described("PFC", said or "no class"), pauses=pauses)
     if operation == 0x0001:
-        return Dissected("PAUSE", src, dst, f"{int.from_bytes(frame[at + 2 : at + 4], 'big')} quanta")
-    return Dissected("other", src, dst, f"MAC control {operation:#06x}")
+        return replace(packet.described("PAUSE", f"{first} quanta"), pauses=(("all", first),))
+    return packet.described("other", f"MAC control {operation:#06x}")
 
 
-# What is parsed of the frames without an IP header, by Ethernet type.
-_WITHOUT_IP: Final[Mapping[int, Callable[[bytes, int, str, str], Dissected]]] = {
-    0x0806: _arp,
-    0x8808: _pause,
-    wire.ETHERTYPE_ROCE_V1: _roce_v1,
-}
+_PARSERS: Final[Mapping[int, Callable[[_Packet], Dissected]]] = {
+    IP + 1: _icmp, IP + 6: _tcp, IP + 58: _icmp6, 0x0806: _arp, 0x8808: _pause, wire.ETHERTYPE_ROCE_V1: _roce_v1,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)  # formatting an address takes longer than parsing the rest of its packet

@@ -6,7 +6,7 @@ import gzip
 import json
 import struct
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,55 +21,9 @@ from heddle.wire.capturefile import CaptureFile, open_capture
 from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import ROCE_V1, dissect
 from heddle.wire.icrc import verdict
-from tests.unit.capture_frames import START_NS, packet, v1_frame
-from tests.unit.roce_samples import DQPN, SAMPLES, SAMPLES6, SRC_IP
-
-FRAMES = [sample.frame() for sample in (*SAMPLES, *SAMPLES6)]
-TIMES = [START_NS + 1000 * number for number in range(len(FRAMES))]
-MAGICS = {"us": 0xA1B2C3D4, "ns": 0xA1B23C4D}
-ETHERNET = 1
-
-
-def pcap(frames: Sequence[bytes], order: str = "<", unit: str = "us", link: int = ETHERNET, snap: int = 65535) -> bytes:
-    """A pcap as another machine's tcpdump writes it."""
-    parts = [struct.pack(f"{order}IHHiIII", MAGICS[unit], 2, 4, 0, 0, snap, link)]
-    for frame, time_ns in zip(frames, TIMES * (len(frames) // len(TIMES) + 1), strict=False):
-        fraction = time_ns % 10**9 // (1000 if unit == "us" else 1)
-        kept = frame[:snap]
-        parts += [struct.pack(f"{order}IIII", time_ns // 10**9, fraction, len(kept), len(frame)), kept]
-    return b"".join(parts)
-
-
-def block(order: str, kind: int, body: bytes) -> bytes:
-    body += bytes(-len(body) % 4)
-    size = len(body) + 12
-    return struct.pack(f"{order}II", kind, size) + body + struct.pack(f"{order}I", size)
-
-
-def pcapng(frames: Sequence[bytes], order: str = "<", resolution: int | None = None, name: bytes = b"eth7") -> bytes:
-    """A pcapng with one interface. resolution: the value of if_tsresol; None: microseconds, by default."""
-    options = struct.pack(f"{order}HH", 2, len(name)) + name + bytes(-len(name) % 4)
-    ticks = 10**6
-    if resolution is not None:
-        options += struct.pack(f"{order}HHBxxx", 9, 1, resolution)
-        ticks = 2 ** (resolution & 0x7F) if resolution & 0x80 else 10**resolution
-    parts = [
-        block(order, 0x0A0D0D0A, struct.pack(f"{order}IHHq", 0x1A2B3C4D, 1, 0, -1)),
-        block(order, 1, struct.pack(f"{order}HHI", ETHERNET, 0, 0) + options + bytes(4)),
-        block(order, 0xBAD, b"what no one knows is passed over"),
-    ]
-    for frame, time_ns in zip(frames, TIMES, strict=False):
-        at = time_ns * ticks // 10**9
-        head = struct.pack(f"{order}IIIII", 0, at >> 32, at & 0xFFFFFFFF, len(frame), len(frame))
-        flags = struct.pack(f"{order}HHI", 2, 4, 2) + bytes(4)  # epb_flags: outbound
-        parts.append(block(order, 6, head + frame + bytes(-len(frame) % 4) + flags))
-    return b"".join(parts)
-
-
-FORMATS = {
-    **{f"pcap {order} {unit}": pcap(FRAMES, order, unit) for order in "<>" for unit in MAGICS},
-    **{f"pcapng {order} {res}": pcapng(FRAMES, order, res) for order in "<>" for res in (None, 9, 6, 0x80 | 30)},
-}
+from tests.marks import deep
+from tests.unit.capture_frames import CARRIED, FORMATS, FRAMES, TIMES, block, packet, pcap, pcapng, tshark, v1_frame
+from tests.unit.roce_samples import DQPN, SRC_IP
 
 
 @pytest.fixture
@@ -141,23 +95,80 @@ def test_a_file_that_ends_too_early_gives_what_is_before(
     assert file.damage.startswith("the file ends within ")
 
 
-def test_damage_in_a_file_takes_no_memory_and_leaves_what_is_before(opened: Callable[[bytes], CaptureFile]) -> None:
-    good = pcap(FRAMES[:1])
-    file = opened(good + struct.pack("<IIII", 1, 1, 0xFFFFFFF0, 60))
-    assert len(list(file.packets())) == 1
-    assert file.damage == "packet 2 has the length 4294967280, so it is damaged"
-    for body in (struct.pack("<II", 6, 7), struct.pack("<II", 6, 13), struct.pack("<II", 6, 1 << 30)):
-        file = opened(pcapng(FRAMES[:1]) + body)
-        assert len(list(file.packets())) == 1
-        assert "has the length" in file.damage
-    file = opened(pcapng([]) + block("<", 6, struct.pack("<IIIII", 3, 0, 0, 0, 0)))
-    assert list(file.packets()) == [] and "interface 3, which the file does not describe" in file.damage
-    # A gzip that is damaged inside gives what is before.
+SECTION = pcapng([])[:28]
+DAMAGED = {
+    **{f"packet 2 has the length {size}, so it is damaged": pcap(FRAMES[:1]) + struct.pack("<IIII", 1, 1, size, 60)
+       for size in (0xFFFFFFF0, 262145)},
+    "block 5 (enhanced packet), after packet 1 has the length 7": pcapng(FRAMES[:1]) + struct.pack("<II", 6, 7),
+    "block 5 (enhanced packet), after packet 1 has the length 13": pcapng(FRAMES[:1]) + struct.pack("<II", 6, 13),
+    "block 5 (enhanced packet), after packet 1 has the length 1073741824, so it is damaged":
+        pcapng(FRAMES[:1]) + struct.pack("<II", 6, 1 << 30),
+    "block 4 (enhanced packet) is of interface 3, which the file does not describe":
+        pcapng([]) + block("<", 6, struct.pack("<IIIII", 3, 0, 0, 0, 0)),
+    "block 2 (simple packet) is of interface 0, which the file does not describe":
+        SECTION + block("<", 3, struct.pack("<II", 4, 4)),
+    "block 4 (enhanced packet) is too short: 16 bytes": pcapng([]) + block("<", 6, bytes(16)),
+    "block 4 (enhanced packet) is of 20 bytes and has a packet of 60":
+        pcapng([]) + block("<", 6, struct.pack("<IIIII", 0, 0, 0, 60, 60)),
+    "block 2 (interface description) is too short: 0 bytes": SECTION + block("<", 1, b""),
+    "block 2 (interface description) is too short: 4 bytes": SECTION + block("<", 1, bytes(4)),
+    "block 2 (interface description) has the length 20 at its start and 24 at its end":
+        SECTION + block("<", 1, bytes(8))[:-4] + struct.pack("<I", 24),
+    "block 1 (section header) has the version 7.0, which is not known": SECTION[:12] + b"\7" + SECTION[13:],
+    "block 1 (section header) is too short: 8 bytes": block("<", 0x0A0D0D0A, struct.pack("<IHH", 0x1A2B3C4D, 1, 0)),
+    "block 4 (section header) begins with 00000000, which is no byte order": pcapng([]) + SECTION[:8] + bytes(20),
+    "block 4098 (interface description) describes interface 4097: more than are read":
+        gzip.compress(SECTION + block("<", 1, struct.pack("<HHI", 1, 0, 0)) * 5000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damage_is_named_and_what_is_before_is_read(damage: str, opened: Callable[[bytes], CaptureFile]) -> None:
+    file = opened(DAMAGED[damage])
+    assert [packet.data for packet in file.packets()] == FRAMES[: "after" in damage or damage.startswith("packet 2")]
+    assert file.damage.startswith(damage)
+
+
+@pytest.mark.parametrize("body", [bytes(1 << 22), block("<", 0x7777, bytes(1 << 20)) * 99], ids=["packets", "blocks"])
+def test_a_small_file_does_not_expand_without_end(body: bytes, opened: Callable[[bytes], CaptureFile]) -> None:
+    file = opened(gzip.compress((pcapng([]) if body[0] else pcap([])) + body))
+    assert sum(1 for _ in file.packets()) < 110_000
+    assert "decompress it first" in file.damage
+
+
+def test_a_gzip_that_is_damaged_inside_gives_what_is_before(opened: Callable[[bytes], CaptureFile]) -> None:
     packed = bytearray(gzip.compress(pcap(FRAMES * 50), compresslevel=0))
     packed[len(packed) // 2] ^= 0xFF
     file = opened(bytes(packed))
     packets = list(file.packets())
     assert packets and file.damage
+
+
+def test_names_are_short_and_clocks_may_be_odd(opened: Callable[[bytes], CaptureFile]) -> None:
+    escapes = b"\x1b]0;owned\x07\x1b[31mX"
+    for name, said in (
+        (escapes, "?]0;owned??[31mX"),
+        (b"e" * 65000, "e" * 256),
+        (b"\xff\0", "\ufffd"),
+        (b"", "interface 0"),
+    ):
+        file = opened(pcapng(FRAMES[:1], name=name))
+        assert [packet.port for packet in file.packets()] == [said]
+    for clock in (struct.pack("<HH", 9, 0), struct.pack("<HHBxxx", 9, 1, 127), struct.pack("<HHq", 14, 8, 2**63 - 1)):
+        file = opened(SECTION + block("<", 1, struct.pack("<HHI", 1, 0, 0) + clock) + block("<", 6, bytes(20)))
+        assert len(list(file.packets())) == 1 and not file.damage
+
+
+@pytest.mark.needs("tshark")
+@pytest.mark.parametrize("name", ["pcap > us", "pcapng < 158", *(deep(name) for name in FORMATS)])
+def test_tshark_reads_the_same_packets(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(FORMATS[name])
+    found = list(open_capture(tmp_path / "file", "").packets())
+    fields = ("frame.len", "frame.time_epoch", "infiniband.bth.psn")
+    for each, (size, time, psn) in zip(found, tshark(tmp_path / "file", *fields), strict=True):
+        seconds, _, fraction = time.partition(".")
+        assert (int(size), int(psn)) == (each.wire_bytes, dissect(each.data or b"").fields["psn"])
+        assert abs(int(seconds) * 10**9 + int(fraction.ljust(9, "0")) - each.time_ns) <= 1
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -180,9 +191,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert peak < 1_000_000
 
 
-# tshark
-
-
 # The verb
 
 
@@ -201,11 +209,12 @@ def test_the_text_and_the_document_of_a_file(
     broken[-6] ^= 1
     pfc = Ether(src="02:00:00:00:00:09", dst="01:80:c2:00:00:01", type=0x8808)
     frames = [
-        *[packet(wire.SEND_MIDDLE, psn, tos=3 if psn == 2 else 2) for psn in (1, 2, 2, 9, 3)],
+        *[packet(wire.SEND_MIDDLE, psn, tos=3 if psn == 2 else 0x6A, id=number)
+          for number, psn in ((1, 1), (2, 2), (3, 2), (4, 9), (4, 9), (5, 3))],
         bytes(broken), packet(wire.ACK, 3, behind=roce.aeth(wire.NAK_SEQUENCE, 1), qpn=0x11),
         packet(wire.SEND_ONLY, 10)[:-4] + bytes(4), v1_frame(), bytes(Ether() / IP() / ICMP()),
         bytes(pfc / MACControlClassBasedFlowControl(c3_enabled=1, c3_pause_time=500)),
-        *FRAMES[:2],
+        FRAMES[0], CARRIED[0][1], FRAMES[-1][:64],
     ]  # fmt: skip
     Path("some.pcapng").write_bytes(pcapng(frames, resolution=9))
     assert verb("--read", "some.pcapng", "--count", "3") == 0
@@ -213,10 +222,13 @@ def test_the_text_and_the_document_of_a_file(
     assert verb("--read", "some.pcapng", "--format", "json", "--count", "1") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["packets"] == len(frames) and len(document["frames"]) == 1
-    assert document["icrc"] == {"right": 8, "wrong": 1, "zero": 1, "cut": 0, "unchecked": 0, "wrong_packets": [6]}
+    assert document["icrc"] == {"right": 9, "wrong": 1, "zero": 1, "cut": 0, "unchecked": 0, "wrong_packets": [7]}
     assert document["not_rocev2"] == {ROCE_V1: 1, "ICMP": 1, "PFC": 1}
     first = document["qps"][0]
     assert (first["qpn"], first["psn"]["missing"], first["psn"]["late"], first["psn"]["repeated"]) == (7, 5, 1, 1)
+    assert (first["dscp"], first["pcp"], first["copies"]) == ({"26": 4, "0": 4}, {"untagged": 8}, 1)
+    assert (document["copies"], document["tunnels"], document["cut_before_bth"]) == (1, {"VXLAN": 1}, 1)
+    assert document["dscp"] == {"26": 4, "0": 5, "24": 2} and document["pcp"] == {"untagged": 11}
     assert any(row["qpn"] == DQPN for row in document["qps"])
 
 

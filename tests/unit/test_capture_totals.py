@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from scapy.contrib.mac_control import MACControlClassBasedFlowControl, MACContro
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import ICMPv6ND_RA, IPv6, IPv6ExtHdrHopByHop
 from scapy.layers.l2 import ARP, Dot1Q, Ether
-from scapy.utils import PcapNgReader
+from scapy.utils import PcapNgReader, wrpcap
 
 from heddle.base.problems import InputError
 from heddle.cli.capture_live import bounds_of
@@ -20,11 +22,12 @@ from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
 from heddle.wire import roce
 from heddle.wire.capturefile import CapturedPacket
-from heddle.wire.conversations import CaptureTotals, PsnOrder
+from heddle.wire.conversations import CaptureTotals, QpConversation
 from heddle.wire.dissect import dissect
 from heddle.wire.icrc import verdict
 from heddle.wire.pcapng import Frame, PcapngFile, PcapReader
-from tests.unit.capture_frames import packet, taken
+from heddle.wire.psnorder import PsnOrder
+from tests.unit.capture_frames import CARRIED, SEALED, packet, taken, tshark
 from tests.unit.roce_samples import DQPN, DST_IP, DST_IP6, SAMPLES, SAMPLES6, SPORT, SRC_IP, SRC_IP6, Sample
 
 # ICRC
@@ -49,12 +52,48 @@ def test_an_icrc_is_right_whatever_routers_change_and_wrong_if_any_other_bit_is(
     assert verdict(frame[: ip_at + 3], ip_at) == "cut"
 
 
-def test_tags_move_the_packet_and_fragments_are_not_checked() -> None:
+def test_a_fragment_is_not_checked() -> None:
     frame = SAMPLES[0].frame()
-    tagged = frame[:12] + b"\x88\xa8\0\1\x81\0\0\2" + frame[12:]
-    assert dissect(tagged).ip_at == 22 and verdict(tagged, 22) == "right"
-    fragment = frame[:20] + b"\x20" + frame[21:]
-    assert verdict(fragment, 14) == "unchecked"
+    assert verdict(frame[:20] + b"\x20" + frame[21:], 14) == "unchecked"
+
+
+# Tunnels
+
+
+@pytest.mark.parametrize(("tunnel", "frame"), [*CARRIED, *(("", frame) for _, frame in SEALED)])
+def test_a_packet_in_a_tunnel_is_read_and_one_that_is_encrypted_is_named(tunnel: str, frame: bytes) -> None:
+    what = dissect(frame)
+    sealed = {frame: kind for kind, frame in SEALED}.get(frame)
+    assert what.kind == (sealed or "RoCE data")
+    assert what.tunnel == tunnel
+    if sealed is None:
+        assert verdict(frame, what.ip_at) in ("right", "unchecked")
+        assert what.fields["qpn"] == DQPN and what.src in (SRC_IP, SRC_IP6, "1.1.1.1", "fd00::1")
+    for size in range(len(frame)):
+        assert dissect(frame[:size]).kind
+
+
+@pytest.mark.needs("tshark")
+def test_tshark_reads_the_same_in_tunnels(tmp_path: Path) -> None:
+    frames = [frame for _, frame in CARRIED]
+    wrpcap(str(tmp_path / "all.pcap"), frames, linktype=1)
+    fields = ("infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.bth.psn", "vlan.priority",
+              "ieee8021ad.priority", "ip.src", "ipv6.src", "ip.dsfield.dscp", "ipv6.tclass.dscp")  # fmt: skip
+    for frame, said in zip(frames, tshark(tmp_path / "all.pcap", *fields), strict=True):
+        what = dissect(frame)
+        last = [values.split(",")[-1] for values in said]
+        assert (int(last[0]), int(last[1], 16), int(last[2])) == (what.opcode, what.fields["qpn"], what.fields["psn"])
+        assert what.src in last[5:7] and str(what.fields["dscp"]) in last[7:9]
+        assert sorted(f"{said[3]},{said[4]}".replace(",", "")) == sorted(
+            str(what.fields.get("pcp", "")).replace("/", "")
+        )
+
+
+def test_headers_without_end_are_malformed() -> None:
+    for head, again in ((b"\x81\0\0\1", 10**4), (b"\x88\x47" + b"\0\1\0\x40" * 10**5, 1)):
+        assert dissect(bytes(12) + head * again).kind == "other"
+    nested = bytes(Ether() / IP(proto=4) / IP(proto=4)) + bytes(IP(proto=4)) * 3000
+    assert dissect(nested).text == "malformed headers"
 
 
 # The order of PSNs
@@ -83,9 +122,20 @@ def test_psns_tell_losses_and_repetitions(psns: list[int], gaps: int, missing: i
 
 def test_another_connection_on_the_same_number_is_no_loss() -> None:
     order = PsnOrder()
-    for psn in (10, 11, 5_000_000, 5_000_001, 20, 21):
+    for psn in (10, 11, 5_000_000, 5_000_001, 20, 21, 28_000, 27_999, 10_000, 10_001):
         order.add(psn)
-    assert (order.restarts, order.missing, order.repeated, order.last) == (2, 0, 0, 21)
+    assert (order.restarts, order.missing, order.repeated, order.last) == (4, 0, 1, 10_001)
+    order.add(20_000, starts=False)  # in the middle of a message: a loss, or a capture with gaps
+    assert (order.restarts, order.missing) == (4, 9_998)
+
+
+def test_many_numbers_that_are_late_take_no_time_and_little_memory() -> None:
+    order = PsnOrder()
+    began = time.process_time()
+    for psn in (*range(0, 64_000, 2), *range(1, 64_000, 2)):
+        order.add(psn)
+    assert time.process_time() - began < 2
+    assert (order.late, order.missing, order.gaps, order.repeated) == (31_999, 0, 31_999, 0)
 
 
 # Totals
@@ -95,37 +145,130 @@ def test_a_queue_pair_has_its_marks_answers_and_losses() -> None:
     frames = [
         packet(wire.SEND_FIRST, 1),
         packet(wire.SEND_MIDDLE, 2, tos=3),
-        packet(wire.SEND_LAST, 4),
-        packet(wire.SEND_LAST, 4),
-        packet(wire.ACK, 3, behind=roce.aeth(0, 1)),
-        packet(wire.ACK, 3, behind=roce.aeth(wire.NAK_SEQUENCE, 1)),
-        packet(wire.ACK, 3, behind=roce.aeth(wire.RNR_NAK, 1)),
-        bytes(Ether() / IP(src="10.0.0.1", dst="10.0.1.1") / UDP(sport=50000) / roce.cnp(7)),
+        packet(wire.SEND_LAST, 4, id=2),
+        packet(wire.SEND_LAST, 4, id=3),
+        *(
+            packet(wire.ACK, 3, behind=roce.aeth(syndrome, 1))
+            for syndrome in (0x1F, 0x2C, *range(0x60, 0x66), 0x40, 0x9F)
+        ),
+        packet(wire.ACK, 3, behind=roce.aeth(0x60, 1))[:56],
+        bytes(Ether() / IP(src="10.0.0.1", dst="10.0.1.1", tos=0xC0) / UDP(sport=50000) / roce.cnp(7)),
     ]
     broken = bytearray(packet(wire.SEND_ONLY, 5))
     broken[-6] ^= 1
+    frames[0] = frames[0][:12] + b"\x81\0\xa0\5" + frames[0][12:]
     totals = taken([*frames, bytes(broken)])
     (qp,) = totals.qps.values()
-    assert (qp.src, qp.dst, qp.qpn, qp.packets, qp.data) == ("10.0.0.1", "10.0.1.1", 7, 9, 4)
-    assert (qp.acks, dict(qp.naks), qp.rnrs, qp.cnps, qp.ce) == (1, {"sequence": 1}, 1, 1, 1)
-    assert (qp.order.first, qp.order.last, qp.order.missing, qp.order.repeated) == (1, 4, 1, 1)
-    assert (totals.icrc, totals.wrong, qp.icrc_wrong) == (Counter(right=8, wrong=1), [9], 1)
-    assert totals.ecn == Counter({"ect0": 7, "ce": 1, "not-ect": 1})
+    assert (qp.src, qp.dst, qp.qpn, qp.packets, qp.data) == ("10.0.0.1", "10.0.1.1", 7, 17, 4)
+    assert (qp.acks, qp.rnrs, qp.cnps, qp.ce, qp.reserved) == (1, 1, 1, 1, Counter({"0x40": 1, "0x9f": 1}))
+    reasons = ("sequence", "invalid request", "access", "operation", "invalid RD request", "reserved 0x65")
+    assert dict(qp.naks) == dict.fromkeys(reasons, 1)
+    assert (qp.order.first, qp.order.last, qp.order.missing, qp.order.repeated, qp.copies) == (1, 4, 1, 1, 0)
+    assert (totals.icrc, totals.wrong, qp.icrc_wrong) == (Counter(right=15, cut=1, wrong=1), [17], 1)
+    assert totals.ecn == Counter({"ect0": 15, "ce": 1, "not-ect": 1})
+    assert totals.dscps == qp.dscps == Counter({"0": 16, "48": 1})
+    assert totals.pcps == qp.pcps == Counter({"untagged": 16, "5": 1})
 
 
-def test_reads_use_numbers_of_the_other_direction() -> None:
-    read = roce.RETH(va=1, rkey=2, dmalen=9000)
-    frames = [
-        packet(wire.READ_REQUEST, 1, behind=read),
-        packet(wire.READ_REQUEST, 4, behind=read),
-        packet(wire.SEND_ONLY, 7),
-        packet(wire.READ_RESPONSE_FIRST, 1, behind=roce.aeth(0, 1)),
-        packet(wire.READ_RESPONSE_LAST, 3, behind=roce.aeth(0, 1)),
-        packet(wire.READ_RESPONSE_ONLY, 9, behind=roce.aeth(0, 2)),
-    ]
-    (qp,) = taken(frames).qps.values()
-    assert (qp.order.gaps, qp.order.missing) == (0, 0)
-    assert (qp.responses, qp.order_of_responses.missing) == (3, 1)
+def test_packets_that_are_cut_before_their_bth_are_of_port_4791() -> None:
+    frames = [SAMPLES6[5].frame()[:64], SAMPLES[5].frame()[:53], SAMPLES[5].frame()[:41]]
+    totals = taken(frames)
+    assert (totals.kinds, totals.cut) == (Counter({"RoCE cut": 2, "other": 1}), 2)
+    short = Ether() / IP(src=SRC_IP, dst=DST_IP) / UDP(sport=SPORT, dport=4791) / b"short"
+    assert dissect(bytes(short) + bytes(20)).kind == "UDP", "the padding of a frame is no BTH"
+
+
+READ = 4096  # bytes: four responses with an MTU of 1024
+
+
+def asks(psn: int, size: int = READ) -> bytes:
+    return packet(wire.READ_REQUEST, psn, behind=roce.RETH(va=1, rkey=2, dmalen=size))
+
+
+def answers(first: int, count: int = 4, lost: Container[int] = ()) -> list[bytes]:
+    """The responses to a READ, from PSN `first` on, but the lost ones."""
+    codes = [wire.READ_RESPONSE_FIRST, *[wire.READ_RESPONSE_MIDDLE] * (count - 2), wire.READ_RESPONSE_LAST]
+    codes = [wire.READ_RESPONSE_ONLY] if count == 1 else codes
+    return [
+        packet(code, psn, behind=_head(code) + b"x" * 1024, qpn=33, back=True)
+        for psn, code in enumerate(codes, first) if psn not in lost
+    ]  # fmt: skip
+
+
+def _head(code: int) -> bytes:
+    return b"" if code == wire.READ_RESPONSE_MIDDLE else bytes(roce.aeth(31, 1))
+
+
+def write(psn: int) -> bytes:
+    return packet(wire.SEND_ONLY, psn)
+
+
+@pytest.mark.parametrize(
+    ("frames", "missing", "missing_responses"),
+    [
+        ([asks(100), *answers(100), write(104)], 0, 0),
+        ([asks(100), *answers(100), write(105)], 1, 0),
+        ([asks(100), write(105)], 1, 0),  # no MTU gives five responses
+        ([asks(100), write(108)], 0, 0),  # it may be 512
+        ([asks(100), *answers(100), write(108)], 4, 0),
+        ([asks(100), asks(104), *answers(100), *answers(104), write(110)], 2, 0),
+        ([asks(100), write(104), write(106)], 1, 0),
+        ([asks(100), asks(100), *answers(100), write(104), write(106)], 1, 0),
+        ([asks(100)[:58], write(150)], 0, 0),  # its length was cut off
+        ([write(99), *answers(200), write(104), asks(100)], 0, 0),  # the request was late
+        ([asks(100), asks(104), *answers(100, lost={103}), *answers(104)], 0, 1),
+        ([asks(100), asks(104), *answers(100), *answers(104, lost={104, 105})], 0, 2),
+        ([asks(100), asks(104), asks(108), *answers(100), *answers(108)], 0, 4),
+        ([asks(1, 9), asks(2, 9), asks(3, 9), *answers(1, 1), *answers(3, 1)], 0, 1),
+        ([*answers(100, lost={103}), *answers(110)], 0, 1),  # requests are not in the capture
+        ([*answers(100), *answers(110, lost={110})], 0, 1),
+        ([*answers(100), *answers(110)], 0, 0),
+    ],
+)
+def test_losses_around_reads_are_seen(frames: list[bytes], missing: int, missing_responses: int) -> None:
+    qps = {qp.qpn: qp for qp in taken(frames).qps.values()}
+    orders = [getattr(qps.get(qpn), name, PsnOrder()) for qpn, name in ((7, "order"), (33, "order_of_responses"))]
+    assert [order.missing for order in orders] == [missing, missing_responses]
+    assert [order.restarts for order in orders] == [0, 0]
+
+
+def seen(*packets: tuple[int, int, int], step_ns: int = 10_000, ce: Container[int] = ()) -> QpConversation:
+    """The totals of packets with these PSNs, IP IDs and TTLs."""
+    totals = CaptureTotals()
+    for number, (psn, ident, ttl) in enumerate(packets, 1):
+        frame = packet(wire.SEND_ONLY, psn, id=ident, ttl=ttl, tos=3 if number in ce else 2)
+        totals.add(CapturedPacket(number, "", number * step_ns, None, len(frame), frame), dissect(frame))
+    (qp,) = totals.qps.values()
+    return qp
+
+
+@pytest.mark.parametrize(
+    ("packets", "copies", "repeated"),
+    [
+        ([(psn, 0, 64) for psn in (1, 1, 2, 2, 3, 3)], 3, 0),  # a bond and its member; the NIC sends one ID
+        ([(psn, 7 + psn, 64) for psn in (1, 2, 3, 1, 2, 3)], 3, 0),
+        ([(psn, 0, ttl) for psn in (1, 2, 3) for ttl in (64, 63)], 3, 0),  # a mirror of both directions
+        ([(psn, 0, ttl) for ttl in (64, 63, 62) for psn in (1, 2, 3)], 6, 0),
+        ([(psn, 0, 64) for psn in (1, 2, 3, 2, 3, 4)], 0, 2),
+        ([(psn, ident, 64) for psn, ident in ((1, 1), (2, 2), (2, 3), (3, 4), (2, 5))], 0, 2),
+        ([(1, 1, 64), (1, 1, 63), (2, 2, 64), (2, 2, 63), (1, 3, 64), (1, 3, 63)], 3, 1),  # of a retransmission, too
+    ],
+)
+def test_copies_are_no_retransmissions(packets: list[tuple[int, int, int]], copies: int, repeated: int) -> None:
+    qp = seen(*packets)
+    assert (qp.copies, qp.order.repeated, qp.packets) == (copies, repeated, len(packets))
+
+
+def test_copies_have_the_mark_of_their_switch_and_take_less_time_than_a_timer() -> None:
+    qp = seen((1, 0, 64), (1, 0, 63), (2, 0, 64), (2, 0, 63), (3, 0, 64), (3, 0, 63), ce=(2, 5, 6))
+    assert (qp.copies, qp.ce) == (3, 2)
+    assert seen((1, 0, 64), (1, 0, 64), step_ns=10**6).order.repeated == 1
+    frames = [packet(wire.ACK, 3, behind=roce.aeth(31, 1))] * 2
+    assert [qp.acks for qp in taken(frames).qps.values()] == [2], "to two retransmissions"
+    assert [qp.acks for qp in taken([write(2), write(2), *frames]).qps.values()] == [1], "at a port with copies"
+    six = [SAMPLES6[8].frame()] * 2
+    assert [qp.copies for qp in taken([*six, six[0][:21] + b"\x3f" + six[0][22:]]).qps.values()] == [2]
+    assert [qp.copies for qp in taken([frame[:80] for frame in six]).qps.values()] == [1], "without an ICRC"
 
 
 def test_one_packet_at_two_ports_is_no_retransmission() -> None:
