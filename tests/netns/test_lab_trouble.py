@@ -32,12 +32,14 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.runs.run import run
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import get_runtime
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing import hashing
 from heddle.testing.pool import Pool
+from heddle.traffic.options import run_options
 from tests.conftest import Up
 from tests.machine import patience, until
 from tests.marks import deep
@@ -184,20 +186,30 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.deep
-def test_more_links_than_open_files_come_up_and_go_down(name: str, leftovers: Leftovers) -> None:
+def test_a_large_lab_comes_up_with_few_open_files_and_proves_every_path(name: str, leftovers: Leftovers) -> None:
     """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit.
 
     The agent of PFC holds three a node, and raises its own limit.
     """
-    program = f"""
+
+    def limited(line: str) -> None:
+        program = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024))
 from heddle.lab import lifecycle as lab
 from heddle.spec.shapes.clos import ClosSpec
-lab.up(ClosSpec(name={name!r}, racks=1, ctsw=1, hosts_per_rack=128))
-assert lab.down({name!r})
+{line}
 """
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True, timeout=patience(120))
+        argv = [sys.executable, "-c", program]
+        subprocess.run(argv, cwd=Path(__file__).parents[2], check=True, timeout=patience(240))
+
+    limited(f"lab.up(ClosSpec(name={name!r}, racks=64, ctsw=8, hosts_per_rack=1))")
+    (found,) = status(name)
+    assert found.converged and (found.bgp.established, found.links) == (512, 576), found
+    result = run(open_lab(name), run_options(size="64K", iters=1, warmup=0), Silent())
+    assert result.wrong == 0 and result.proof is not None
+    assert result.proof.agree and result.proof.qps >= 64
+    limited(f"assert lab.down({name!r})")
     assert leftovers(name) == []
 
 

@@ -221,7 +221,8 @@ import pathlib, time, pytest
 
 @pytest.mark.fabric("tiny", racks=1)
 def test_slow(heddle_lab):
-    pathlib.Path("up").write_text(heddle_lab.name)
+    pathlib.Path("new").write_text(heddle_lab.name)
+    pathlib.Path("new").rename("up")
     time.sleep(100)
 """
 
