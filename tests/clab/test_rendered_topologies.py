@@ -118,7 +118,7 @@ def test_the_c9s_dialect_is_the_same_fabric(
     containerlab: Containerlab, lab_name: Callable[[], str], tmp_path: Path
 ) -> None:
     name = lab_name()
-    fabric = load_fabric("tiny", name=name).fabric
+    fabric = load_fabric("tiny", name=name, overrides=("routing.loopbacks=true",)).fabric
     path = render(fabric, tmp_path / "out", RenderOptions(dialect="c9s"))
     data = yaml.safe_load(path.read_text())
     data["mgmt"]["network"] = f"heddle-{name}"  # the dialect names none, and Docker's default one may be in use
