@@ -128,7 +128,7 @@ def _skewed(hops: Sequence[NextHop], bandwidths: Mapping[str, int]) -> str:
     """Describe wrong next-hop weights; empty if they match the weights that any known FRR release derives."""
     if len(hops) < 2:
         return ""
-    now = tuple([hop.weight for hop in hops])
+    now = tuple(hop.weight for hop in hops)
     wanted = [bandwidths.get(hop.port, 1) for hop in hops]
     rights = [weights_of(wanted, release) for release in RELEASES] if bandwidths else [(1,) * len(hops)]
     if now in rights:
