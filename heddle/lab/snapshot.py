@@ -296,7 +296,8 @@ class _Reading:
         lab, name = self._fabric.name, found.node
         if self._wants(LabPart.CARRIER):
             with self._guarded(LabPart.CARRIER):
-                found = replace(found, down=ports_down(netlink))
+                down, ports = ports_down(netlink), self._fabric.by_name[name].ports
+                found = replace(found, down={port.name: down[port.name] for port in ports if port.name in down})
         if self._wants(LabPart.UNROUTED):
             with self._guarded(LabPart.UNROUTED):
                 found = replace(found, unrouted=tuple(without_route(netlink, self._fabric.by_name[name])))

@@ -210,6 +210,12 @@ def test_a_worse_route_by_the_port_is_not_steered_to(lab: StaticLab) -> None:
         lab.ip("rtsw1", "-6" if six else "-4", "route", "del", *default)
         lab.ip("rtsw1", "route", "replace", prefix, *(word for hop in hops.values() for word in hop))
     assert ports(lab, frames) == ["eth1", "eth2"]
+    # Nor past a longer prefix that does not use the port; in IPv4 only where its metric differs.
+    longer = [str(first).partition("/")[0], *([] if six else ["metric", "2048"])]
+    lab.ip("rtsw1", "-6" if six else "-4", "route", "add", *longer, *via, "eth2", "onlink")
+    assert ports(lab, frames) == [None, "eth2"]
+    lab.ip("rtsw1", "-6" if six else "-4", "route", "del", *longer)
+    assert ports(lab, frames) == ["eth1", "eth2"]
 
 
 def test_a_frame_of_a_vlan_is_not_steered(lab: StaticLab) -> None:

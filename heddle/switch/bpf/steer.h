@@ -3,8 +3,8 @@
  * Send a packet to a chosen port, in the same form as the kernel would forward it there.
  *
  * The kernel checks the port for each packet: bpf_fib_lookup() with the port as output finds a route only if the port
- * is a live next hop of the longest prefix. So a link that goes down and a route that BGP withdraws have an immediate
- * effect, and nothing has to watch them.
+ * is a live next hop of it, and a second lookup finds the best route. So a link that goes down and a route that BGP
+ * withdraws have an immediate effect, and nothing has to watch them.
  */
 #ifndef HEDDLE_STEER_H
 #define HEDDLE_STEER_H
@@ -64,7 +64,8 @@ OUTLINE int is_next_hop(struct __sk_buff *skb, const struct roce *flow, __u32 po
 
 /* Whether the route with that metric, found by a lookup by port, is the one that the kernel would use. In IPv4 a lookup
  * by port skips a route without the port, and finds a worse one or one of a shorter prefix (fib_table_lookup). Two
- * routes with the same metric, to prefixes of different lengths, cannot be distinguished. */
+ * routes with the same metric, to prefixes of different lengths, cannot be distinguished: no result of a lookup depends
+ * on the length. IPv6 prefers the port among the routes of the longest prefix only (find_rr_leaf). */
 INLINE int is_best(struct __sk_buff *skb, const struct roce *flow, __u32 metric)
 {
 	struct fib_lookup fib;
