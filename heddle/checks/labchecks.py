@@ -155,9 +155,9 @@ def bgp(subject: Subject) -> Found:
 
 
 def routes(subject: Subject) -> Answer:
-    """Every kernel has every route with all of its next hops, and no route that the fabric does not have."""
+    """Every kernel has every route with all of its next hops, those to neighbours, and no other route."""
     lab, made, now = subject.lab, subject.lab.blueprint, subject.now
-    checked, gaps = made.routes_checked(), made.gaps(now)
+    checked, gaps = made.routes_checked(), [*made.gaps(now), *map(first_line, health.unrouted(lab, now))]
     if not checked and not gaps:
         raise NothingError("no host has an address, so no route is expected")
     found = health.wrong_routes(lab, now)

@@ -33,8 +33,9 @@ class LabStatus:
     """One lab. `broken`: incomplete, as `up` or `down` runs or was killed, or nodes are missing or stopped; `down`
     removes what there is.
 
-    converged: every route is in every kernel, and there are no faults. faults: in lines. link_faults: what
-    `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
+    converged: every route is in every kernel, and there are no faults. faults: in lines. gaps: routes that are missing
+    or have other next hops, neighbours that are not up, a line each; none are read where nodes are not running.
+    link_faults: what `./inv fault` or the fabric file set on links, in lines; routes do not depend on them.
     """
 
     lab: str
@@ -49,12 +50,14 @@ class LabStatus:
     faults: tuple[str, ...] = ()
     missing_sessions: tuple[MissingSession, ...] = ()
     link_faults: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `./inv status --format json`; the last three only where there are any."""
+        """An entry of `./inv status --format json`; the last four only where there are any."""
         data = asdict(self)
         optional = {
             "faults": list(data.pop("faults")),
+            "gaps": list(data.pop("gaps")),
             "missing_sessions": [each.to_json() for each in self.missing_sessions],
             "link_faults": list(data.pop("link_faults")),
         }
@@ -80,7 +83,7 @@ def _status(name: str) -> LabStatus:
         more = LabPart(0) if lost else health.parts(lab) | lab.blueprint.gap_parts
         now = lab.snapshot(LabPart.SESSIONS | more)
         faults = lost or health.problems(lab, now)
-        missing = lost or lab.blueprint.gaps(now)
+        gaps = [] if lost else lab.blueprint.gaps(now)
         sessions = _missing_sessions(lab, now, [problem.where for problem in lost])
     except HeddleError as error:  # show any reason why it cannot be opened or read; `down` works all the same
         return LabStatus(name, "", "broken", False, 0, 0, 0, BgpStatus(0, 0), faults=first_lines(error.problems))
@@ -88,7 +91,7 @@ def _status(name: str) -> LabStatus:
         lab=name,
         runtime=lab.runtime.name,
         state="broken" if lost else "up",
-        converged=not missing and not faults,
+        converged=not gaps and not faults,
         switches=len(lab.fabric.switches),
         hosts=len(lab.fabric.hosts),
         links=len(lab.fabric.links),
@@ -97,6 +100,7 @@ def _status(name: str) -> LabStatus:
         faults=first_lines(faults),
         missing_sessions=sessions,
         link_faults=fault_lines(lab),
+        gaps=tuple(gaps),
     )
 
 

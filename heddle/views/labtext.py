@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heddle.lab.lifecycle import UpResult
     from heddle.lab.status import LabStatus
 
-_SESSIONS: Final = 12  # missing BGP sessions that `status LAB` shows
+_LINES: Final = 12  # missing BGP sessions, or gaps, that `status LAB` shows
 _FAULT_COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
 _FAULT_LEGEND: Final = (
     "A fault concerns packets that leave by the port, after its queue. Counters start when the fault is set;\n"
@@ -80,10 +80,13 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
     if not labs:
         return "no lab is running; run ./inv up zone to start one"
     if detail:
-        rows = [(k, _value_text(v)) for k, v in labs[0].to_json().items() if k not in ("bgp", "missing_sessions")]
-        bgp = labs[0].bgp
-        rows.append(("bgp", f"{bgp.established} of {bgp.expected} established"))
-        return table(("lab", labs[0].lab), [*rows[1:], *_missing(labs[0])])
+        lab, lists = labs[0], ("bgp", "missing_sessions", "gaps")
+        rows = [(k, _value_text(v)) for k, v in lab.to_json().items() if k not in lists]
+        rows.append(("bgp", f"{lab.bgp.established} of {lab.bgp.expected} established"))
+        rows += _first_rows("missing", [each.text() for each in lab.missing_sessions], lab.lab)
+        if not lab.faults and not lab.missing_sessions:  # else gaps follow from them
+            rows += _first_rows("gaps", lab.gaps, lab.lab)
+        return table(("lab", lab.lab), rows[1:])
     header = ("lab", "runtime", "state", "converged", "switches", "hosts", "links", "bgp", "from")
     return table(
         header,
@@ -97,12 +100,11 @@ def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:
     )
 
 
-def _missing(lab: LabStatus) -> list[tuple[str, str]]:
-    """Rows of BGP sessions that are not established: the first ones when there are many."""
-    found = lab.missing_sessions
-    rows = [("missing" if not at else "", each.text()) for at, each in enumerate(found[:_SESSIONS])]
-    more = len(found) - len(rows)
-    return [*rows, ("", f"and {more} more: ./inv status {lab.lab} --format json lists all")] if more else rows
+def _first_rows(name: str, lines: Sequence[str], lab: str) -> list[tuple[str, str]]:
+    """Rows of lines that can be many: the first ones, and how many more there are."""
+    rows = [("" if at else name, line) for at, line in enumerate(lines[:_LINES])]
+    more = len(lines) - len(rows)
+    return [*rows, ("", f"and {more} more: ./inv status {lab} --format json lists all")] if more else rows
 
 
 def _value_text(value: object) -> str:

@@ -70,6 +70,10 @@ def test_the_words_of_a_lab(golden: Callable[[str, str], None]) -> None:
         lab_text(inventory(broken, *every[1:-1], stopped)),
         nodes_text(inventory(broken, stopped)),
         status_text([row], detail=True),
+        status_text(
+            [replace(row, faults=(), missing_sessions=(), gaps=("leaf1: 10.0.1.0/24 has no next hop eth2",))],
+            detail=True,
+        ),
         "\n".join(paths_text(result()).splitlines()[-19:]),
         paths_text(result(), select(qp="256-258", port="rtsw1:eth1,ctsw2:eth1")),
         paths_text(result(), select(qp="7", host="host1", port="host2")),
@@ -90,7 +94,7 @@ def test_the_words_of_a_route_that_the_fabric_does_not_have(golden: Callable[[st
         node.name: NodeSnapshot(node.name, fib=fib, down={}, drained=False)
         for node, fib in zip(tiny.fabric.switches, fibs(tiny.fabric, stray).values(), strict=True)
     }
-    now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED, nodes)
+    now = Snapshot("tiny", LabPart.FIBS | LabPart.CARRIER | LabPart.DRAINED | LabPart.UNROUTED, nodes)
     found = health.wrong_routes(lab, now)
     lines = tuple(str(each).partition("\n")[0] for each in found)
     checked, faults, _ = labchecks.routes(Subject(lab, {}, now))

@@ -83,6 +83,7 @@ def test_everything_that_can_be_repaired_is_repaired_at_once_and_reported(whole:
     inside(whole, "rtsw2", "tc", "qdisc", "del", "dev", "eth1", "clsact")
     inside(whole, "ctsw2", "ip", "-6", "route", "del", "fe80::/64", "dev", "eth2")
     assert "ctsw2:eth2  the route fe80::/64 is missing" in "\n".join(status(whole.name)[0].faults)
+    assert "ctsw2:eth2  the route fe80::/64 is missing" in validate(whole, ["routes"])[1].detail
     inside(whole, "host4", "tc", "filter", "del", "dev", "eth1", "ingress", "pref", "10")
     for node, daemon in (("rtsw1", "zebra"), ("ctsw1", "bgpd")):
         whole.output(node, ["sh", "-c", f"kill -9 $(cat /run/frr/{daemon}.pid)"])
