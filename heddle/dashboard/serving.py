@@ -97,6 +97,11 @@ class _Bounded(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def on_response_complete(self) -> None:
+        """An answer ends: the next request may have begun before, and no more of it may come."""
+        super().on_response_complete()
+        self._watch()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         self._forget()
