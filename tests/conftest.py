@@ -33,7 +33,7 @@ from typing import Any
 
 import pytest
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.cli.progress import PlainObserver
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host import packages
@@ -302,7 +302,7 @@ def _leftovers(lab: str) -> list[str]:
     ]
     found += [str(path) for path in Path("/etc/ssh/ssh_config.d").glob(f"clab-{lab}.conf")]
     found += [str(path) for path in (RUN_DIR / lab, CLAB_DIR / lab, BPF_DIR / lab, state.lab_dir(lab)) if path.exists()]
-    found += [str(path) for end in ("lock", "*.lock") for path in (state.state_dir() / "labs").glob(f"{lab}.{end}")]
+    found += [str(path) for path in owners.LOCKS.glob(f"{lab}.*")]
     inodes = {path.stat().st_ino for path in namespaces_of(lab)}
     # Other labs' daemons see this one's namespaces come, and must see them go.
     marks = (f"/heddle/{lab}/",) if inodes else (f"/heddle/{lab}/", f"heddle-{lab}-")

@@ -34,7 +34,7 @@ BESIDE: Final = tuple(
         "rail", "lab_trouble", "mcp", "runs_kept", "repair", "pool", "killed", "validate", "topology_examples",
         "inspect", "ipv6", "trees", "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring",
         "capture", "second_transport", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live",
-        "paths_proof", "wrong_paths",
+        "paths_proof", "wrong_paths", "owners",
     )
 )  # fmt: skip
 # The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.

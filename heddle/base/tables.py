@@ -75,3 +75,8 @@ def some_of(texts: Sequence[str], most: int = 4, joint: str = ", ") -> str:
     """The first of several texts: `a, b, c, d and 3 more`; joined by `; `, `a; b; c; d; and 3 more`."""
     more = f"{joint.rstrip(' ,')} and {len(texts) - most} more" if len(texts) > most else ""
     return joint.join(texts[:most]) + more
+
+
+def many(count: int, word: str) -> str:
+    """`1 queue`, `1,200 switches`."""
+    return f"{count:,} {word}{'es' if word.endswith(('s', 'ch')) else 's'}" if count != 1 else f"1 {word}"

@@ -173,15 +173,16 @@ def _defect(error: Exception, words: Sequence[str], as_json: bool) -> int:
     if os.environ.get("HEDDLE_DEBUG"):
         traceback.print_exception(error)
         return DEFECT
-    from heddle.base.state import state_dir
+    from heddle.base import state
+    from heddle.base.userfiles import make_dir
 
-    report = state_dir() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    report = state.state_dir() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     said = f"{type(error).__name__}: {error}".split("\n")[0][:200]
     hint = "run it with HEDDLE_DEBUG=1 to see the traceback"
     try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(f"Heddle {VERSION}: {words}\n\n" + "".join(traceback.format_exception(error)))
+        make_dir(report.parent)
+        state.write_file(report, f"Heddle {VERSION}: {words}\n\n" + "".join(traceback.format_exception(error)))
         hint = f"please report it, with the file {report}"
-    except OSError:
+    except HeddleError:
         pass
     return _report("Defect", DEFECT, [Problem("", said, "is a defect of Heddle, not yours", hint)], as_json)

@@ -86,11 +86,16 @@ def up(
 )
 def status(out: Console, lab: str | None = None) -> None:
     """Show running labs, or one in detail: whether it converged, and which BGP sessions are missing and why."""
+    from heddle.lab.ownership import other_labs
     from heddle.lab.status import status as read
     from heddle.views import labtext as views
 
-    labs = read(lab)
-    out.result({"labs": [each.to_json() for each in labs]}, views.status_text(labs, detail=lab is not None))
+    labs, others = read(lab), other_labs() if lab is None else []
+    data: dict[str, Any] = {"labs": [each.to_json() for each in labs]}
+    if others:
+        data["others"] = [{"lab": each.lab, "user": each.user, "state": each.state} for each in others]
+    text = views.status_text(labs, detail=lab is not None)
+    out.result(data, "\n".join([text, *(f"lab {each.lab} {each.text()}" for each in others)]))
 
 
 @verb(
@@ -237,20 +242,21 @@ def render(
 
 
 @verb(
-    help={"all": "take all labs down"},
+    help={"all": "take all of your labs down", "force": "also a lab of another user or state directory"},
     positional=["lab"],
     root=True,
     lasting=True,
 )
-def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
+def down(out: Console, lab: str | None = None, all_: bool = False, force: bool = False) -> None:
     """Take a lab down: remove its namespaces, processes, BPF pins and files, and nothing of other labs.
 
     Its runs are removed too: to keep some, first copy them from the lab's directory (docs/runs.md). It is not an
-    error when there is no such lab.
+    error when there is no such lab. A lab of another user or state directory is taken down after a question, or with
+    --force; its runs stay there. What runs in a lab is not ended: wait for it, or end it first.
     """
-    from heddle.base import state
-    from heddle.base.problems import InputError, Problem
     from heddle.lab import lifecycle as labs
+    from heddle.lab.ownership import other_labs
+    from heddle.views.labtext import down_text
 
     known = state.labs()
     if all_ and lab is not None:
@@ -258,9 +264,16 @@ def down(out: Console, lab: str | None = None, all_: bool = False) -> None:
     if lab is None and not all_ and len(known) > 1:
         hint = f"one of: {', '.join(known)}; or ./inv down --all"
         raise InputError(Problem("", "down", "needs a LAB, because several are running", hint))
+    if all_ and force:
+        hint = "name each lab of another user: ./inv down LAB --force"
+        raise InputError(Problem("", "--all and --force", "exclude each other", hint))
     names = known if lab is None else [lab]
-    removed = [name for name in names if labs.down(name, out.observer)]
-    text = f"{', '.join(removed)}: removed completely" if removed else "no lab to take down"
+    done = {name: labs.down(name, out.observer, force=force, ask=out.confirm) for name in names}
+    removed = {name: each for name, each in done.items() if each}
+    text = down_text(removed)
     if lab is not None and not removed:
         text = f"there is no lab {lab}" + (f"; running: {', '.join(known)}" if known else "")
-    out.result({"down": removed}, text)
+    if all_:
+        text = "\n".join([text, *(f"lab {each.lab} {each.text()}: it is left" for each in other_labs())])
+    runs = {name: each.runs for name, each in removed.items() if each.runs}
+    out.result({"down": list(removed), **({"runs": runs} if runs else {})}, text)

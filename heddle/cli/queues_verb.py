@@ -168,10 +168,10 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
 
 def _reset(lab: Lab) -> None:
     """Set all counters to 0. Not during a run, which needs the difference of two readings."""
-    from heddle.base import state
+    from heddle.base import owners
     from heddle.switch.queues.cells import LabQueues
 
-    with state.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
+    with owners.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
         live.forget()
 
 

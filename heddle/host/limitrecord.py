@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from heddle.base.lockfile import held, late
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
-from heddle.base.state import try_lock
 
 _LOCK_S: Final = 30.0  # a holder needs milliseconds
 
@@ -104,18 +103,10 @@ class RecordFile:
     def locked(self) -> Iterator[None]:
         """Lock the record. The lock file is removed while it is held: a waiting process notices, and tries again."""
         path = self.path.with_suffix(".lock")
-        end = time.monotonic() + _LOCK_S
-        with machine_errors(str(path)):
-            while (fd := try_lock(path, 0o600)) is None:
-                if time.monotonic() > end:
-                    raise MachineError(Problem("", str(path), f"has been locked for {_LOCK_S:g} s", "try again"))
-                time.sleep(0.01)
-        try:
+        with ExitStack() as stack:
+            with machine_errors(str(path)):
+                stack.enter_context(held(path, late(path, _LOCK_S), seconds=_LOCK_S))
             yield
-        finally:
-            with suppress(OSError):
-                path.unlink()
-            os.close(fd)
 
 
 def _parsed(data: Mapping[str, Any]) -> LimitRecord:

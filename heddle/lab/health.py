@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 
-from heddle.base import state
+from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, MachineError, Problem
@@ -279,7 +279,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [*_links(lab), *_ports(lab)]
     if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
         done.append("the PFC agent and its keeper: started again")
-    with state.lock(lab.name, state.CHANGES):
+    with owners.lock(lab.name, owners.CHANGES):
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
         done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]

@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
 from heddle.base.tables import some_of
@@ -296,7 +296,7 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
     if not wanted:
         return []
     require_netem(wanted.values())  # before the record says that it is set
-    with state.lock(lab.name, state.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
+    with owners.lock(lab.name, owners.CHANGES):  # as `queues set`: also during a run, which holds the lab's lock
         requested = Requested.read(lab.dir)
         # The end of a run does not undo what is set now.
         before = {ref: fault for ref, fault in requested.before_run.items() if ref not in wanted}
@@ -320,7 +320,7 @@ def _changing(lab: Lab) -> Iterator[None]:
     """The lock of what changes during runs. Another command has it for a moment; then this waits."""
     end = time.monotonic() + _LOCK_S
     while True:
-        lock = state.lock(lab.name, state.CHANGES)
+        lock = owners.lock(lab.name, owners.CHANGES)
         try:
             lock.__enter__()
         except InputError:

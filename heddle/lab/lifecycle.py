@@ -8,20 +8,20 @@ The record is written before anything is created. So a lab can be found and remo
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
-from heddle.base.problems import CheckError, InputError, MachineError, Problem, machine_errors, trouble
+from heddle.base.owners import LabOwner
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, trouble
 from heddle.base.process import Journal
-from heddle.base.tables import some_of
+from heddle.base.tables import many, some_of
+from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
@@ -33,13 +33,14 @@ from heddle.lab.health import Repaired
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
+from heddle.lab.ownership import check_free, other_owner
+from heddle.lab.removal import remove, remove_others
 from heddle.lab.revive import restore_routes
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
-from heddle.runtimes.registry import RUNTIMES, Runtime, get_runtime, on_machine
+from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
-from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 
@@ -82,10 +83,15 @@ def up(
     engine = get_runtime(runtime)
     lab = lab_from(blueprint_from(wanted), engine)
     clock = _Clock()
-    with state.lock(lab.name):
+    check_free(lab.name)
+    with owners.lock(lab.name, work="start"):
+        check_free(lab.name)  # again: with the lock, nobody else becomes the owner
         running = _running(lab, options, observer)
         if running is not None:
+            owners.claim_lab(lab.name)
             return _resumed(running, observer, timeout, clock, repairing=repair)
+        if kept := state.stored_runs(lab.name):
+            observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
         for warning in lab.fabric.policy.queues.late_marks:
@@ -100,12 +106,12 @@ def up(
                 lab.wait(observer, timeout)
         except CheckError as error:
             if rollback:
-                _remove(lab.name, observer, engine)
+                remove(lab.name, observer, engine, keep_runs=True)
                 raise
             left = Problem("", f"lab {lab.name}", "is left running for inspection", f"./inv down {lab.name} removes it")
             raise CheckError(*error.problems, left) from None
         except BaseException:  # Ctrl-C above all
-            _remove(lab.name, observer, engine)
+            remove(lab.name, observer, engine, keep_runs=True)
             raise
     return UpResult(lab, True, True, clock.seconds(), Repaired() if repair else None)
 
@@ -113,7 +119,7 @@ def up(
 def repair_lab(name: str | None, observer: Observer | None = None, timeout: float | None = None) -> UpResult:
     """Repair a running lab and wait for its routes, as `up` with `repair`. name: None if only one lab is running."""
     lab, clock = open_lab(name), _Clock()
-    with state.lock(lab.name):
+    with owners.lock(lab.name, work="repair"):
         return _resumed(lab, observer or Silent(), timeout, clock, repairing=True)
 
 
@@ -163,10 +169,56 @@ def _session_problems(lab: Lab) -> list[Problem]:
     return [Problem(lab.name, "BGP", f"sessions are missing: {some_of(missing, joint='; ')}", hint)]
 
 
-def down(name: str, observer: Observer | None = None) -> bool:
-    """Remove everything of a lab, in any state; False when there was nothing to remove."""
-    with state.lock(name), state.lock(name, state.CHANGES):
-        return _remove(name, observer or Silent(), *map(get_runtime, RUNTIMES))
+@dataclass(frozen=True, slots=True)
+class DownResult:
+    """The result of `down`; it is false when there was nothing to remove.
+
+    runs: the number of stored runs that were removed with the lab. other: the owner of the lab on this machine, if that
+    is another state directory. With `forced` its lab was removed, and its record and runs stay there; otherwise only
+    this directory's record and runs of that name.
+    """
+
+    removed: bool
+    runs: int = 0
+    other: LabOwner | None = None
+    forced: bool = False
+
+    def __bool__(self) -> bool:
+        return self.removed
+
+
+def down(
+    name: str, observer: Observer | None = None, *, force: bool = False, ask: Callable[[str], bool] | None = None
+) -> DownResult:
+    """Remove everything of a lab, in any state.
+
+    InputError for a lab of another state directory, unless with `force` or when `ask` answers a question with True.
+    """
+    observer = observer or Silent()
+    other = other_owner(state.check_name(name))
+    if other is not None and not force and not state.lab_dir(name).exists():
+        if ask is None or not ask(f"lab {name} {other.text()}. Remove it?"):
+            raise InputError(Problem("", f"lab {name}", other.text(), f"./inv down {name} --force removes it"))
+        force = True
+    with owners.lock(name, work="removal"), owners.lock(name, owners.CHANGES):
+        if (now := other_owner(name)) != other:
+            why = "has another owner than a moment ago" if now is None else now.text()
+            raise InputError(Problem("", f"lab {name}", why, f"run ./inv down {name} again"))
+        if other is not None and force:
+            remove_others(name, observer, *map(get_runtime, RUNTIMES))
+            return DownResult(removed=True, other=other, forced=True)
+        runs = state.stored_runs(name)
+        if other is not None:  # the lab that this directory has a record of is gone
+            return DownResult(state.remove_record(name), runs, other)
+        _record_ending(name)
+        return DownResult(remove(name, observer, *map(get_runtime, RUNTIMES)), runs)
+
+
+def _record_ending(name: str) -> None:
+    """Record what is about to happen, so that a removal which is killed is seen and finished."""
+    with suppress(HeddleError):  # a damaged record or a full disk must not prevent a removal
+        if (record := state.read_record(name)) is not None:
+            state.write_record(replace(record, phase="ending"))
 
 
 def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
@@ -213,12 +265,13 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     journal = Journal()
     umask = os.umask(0o022)  # no other user may write files that root reads later; daemons read them as user frr
     try:
+        owners.claim_lab(lab.name)
         state.write_record(record)
         disciplines.load()
         limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
-        with clock.step("render"):
+        with clock.step("render"), as_caller(lab.dir):
             lab.blueprint.write(lab.topology.parent, options)
-            state.give_to_caller(lab.topology.parent, deep=True)
+            give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):
             lab.runtime.create(lab.name, lab.topology, journal, observer)
         # Changes that need the kernel's RTNL lock come before the daemons, since hundreds of these take it in turn. But
@@ -231,15 +284,14 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         if not lab.blueprint.rendered:
             _install(lab, journal, observer, clock)
             lab = lab_from(lab.blueprint.completed(lab.handles()), lab.runtime)
-        with machine_errors(str(lab.dir / "up.sh")):
-            (lab.dir / "up.sh").write_text(journal.script(), encoding="utf-8")
+        state.write_file(lab.dir / "up.sh", journal.script())
         state.write_record(replace(record, phase="running", seconds=clock.seconds(), imported=lab.blueprint.recorded()))
         return lab
     except OSError as error:
-        _remove(lab.name, observer, lab.runtime)
+        remove(lab.name, observer, lab.runtime, keep_runs=True)
         raise trouble(error) from None
     except BaseException:
-        _remove(lab.name, observer, lab.runtime)
+        remove(lab.name, observer, lab.runtime, keep_runs=True)
         raise
     finally:
         os.umask(umask)
@@ -273,8 +325,10 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     gone = record.phase == "running" and len(engine.missing_nodes(lab.name, lab.topology)) == len(lab.handles())
     if gone or record.phase != "running" or not engine.exists(lab.name):
         what = "has lost all its nodes" if gone else "is incomplete"
+        if record.phase == "ending":
+            what = "was being removed"
         observer.warn(f"lab {lab.name} {what}; removing the rest of it first")
-        _remove(lab.name, observer, engine)
+        remove(lab.name, observer, engine, keep_runs=record.phase != "ending")
         return None
     check_version(record)
     problems = [] if record.runtime == lab.runtime.name else [("runtime", record.runtime, lab.runtime.name)]
@@ -295,32 +349,6 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
         raise InputError(Problem("", f"lab {lab.name}", why, hint), *details)
     observer.say(f"lab {lab.name} is already up with this fabric")
     return lab_of(record)
-
-
-def _remove(name: str, observer: Observer, *engines: Runtime) -> bool:
-    """Remove everything of a lab. The record is removed last, so an interrupted removal can be repeated."""
-    from heddle.kernel import rdma
-
-    with _uninterrupted(), machine_errors():
-        pfc.stop(name)
-        rdma.remove_links(rdma.prefix_of(name))  # of a run that was killed; in a namespace, it goes with that
-        count = sum(engine.destroy(name, observer) for engine in engines)
-        switch.remove(name)
-        limits.HERE.release(name, on_machine, observer)
-        return state.remove_record(name) or count > 0
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C: a removal takes about a second and should not be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class _Clock:

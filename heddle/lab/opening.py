@@ -12,6 +12,7 @@ from heddle.base import state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.state import Record
+from heddle.base.tables import many
 from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Role
@@ -20,6 +21,7 @@ from heddle.lab import convergence, revive
 from heddle.lab.daemons import DAEMONS, ESTABLISHED, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
+from heddle.lab.ownership import check_ours
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
 from heddle.render.render import host_sysctls, render, switch_sysctls, topology_name
@@ -134,17 +136,31 @@ def open_lab(name: str | None = None) -> Lab:
     if name is None:
         name = _only(names)
     record = state.read_record(name)
+    check_ours(name)
     if record is None:
         hint = did_you_mean(name, names) if names else "no lab is running; run ./inv up zone to start one"
         raise InputError(Problem("", f"lab {name}", "is not running", hint))
+    if record.phase == "ending":
+        why = "is not up: its `down` is running or was killed"
+        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} finishes it"))
     lab = lab_of(record)
     if record.phase != "running" or not lab.runtime.exists(name):
-        why = "is not up: its `up` or `down` is running or was killed, or the machine was restarted"
-        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
+        why = "is not up: its `up` is running or was killed, or the machine was restarted"
+        raise InputError(Problem("", f"lab {name}", why, _again(name)))
     if (lost := lab.missing_nodes()) and len(lost) == len(lab.handles()):
         why = "is not up: all of its nodes are missing or stopped"
-        raise InputError(Problem("", f"lab {name}", why, f"./inv down {name} removes the rest of it"))
+        raise InputError(Problem("", f"lab {name}", why, _again(name)))
     return lab
+
+
+def _again(name: str) -> str:
+    """The hint for a lab whose part on this machine is gone: `up` keeps its runs, `down` does not."""
+    runs = state.stored_runs(name)
+    if not runs:
+        return f"./inv down {name} removes the rest of it"
+    return (
+        f"./inv up brings it up again and keeps its runs; ./inv down {name} removes it with {many(runs, 'stored run')}"
+    )
 
 
 def _only(names: Sequence[str]) -> str:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
+from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
-from heddle.base.state import lock
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Role
 from heddle.kernel.namespace import inside

@@ -15,7 +15,7 @@ from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.families import Network
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
@@ -126,7 +126,7 @@ def set_hashing(
     check_exact(lab, exact or {})
     check_exact(lab, added or {})
     names = {node.name for node in nodes} | set(exact or {}) | set(added or {})
-    with state.lock(lab.name, state.CHANGES):
+    with owners.lock(lab.name, owners.CHANGES):
         now = wanted(lab)
         rows = []
         for node in lab.fabric.switches:
@@ -144,7 +144,7 @@ def set_hashing(
 def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
     """Replace a switch's whole exact-match table, in one swap; its mode stays. Raises as set_hashing does."""
     check_exact(lab, {switch: entries})
-    with state.lock(lab.name, state.CHANGES):
+    with owners.lock(lab.name, owners.CHANGES):
         _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
 
 
@@ -153,7 +153,7 @@ def restore_hashing(lab: Lab) -> bool:
 
     Raises as set_hashing does.
     """
-    with state.lock(lab.name, state.CHANGES):
+    with owners.lock(lab.name, owners.CHANGES):
         live = live_hashing(lab)
         if not live:
             return False

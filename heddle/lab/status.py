@@ -17,6 +17,7 @@ from heddle.lab.daemons import MissingSession, SessionCauses, explained
 from heddle.lab.impairments import fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.lab.ownership import check_ours
 from heddle.lab.snapshot import LabPart, Snapshot
 
 
@@ -69,6 +70,7 @@ def status(name: str | None = None) -> list[LabStatus]:
     """All labs that have a record, or the named lab; InputError when it does not exist."""
     names = state.labs()
     if name is not None and name not in names:
+        check_ours(name)
         hint = did_you_mean(name, names) if names else "no lab is running; run ./inv up zone to start one"
         raise InputError(Problem("", f"lab {name}", "is not running", hint))
     return [_status(each) for each in ([name] if name is not None else names)]

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.tables import some_of
@@ -89,7 +89,7 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
 
     names = _nodes(lab, switches)
     levels = {lab.fabric.by_name[name].level for name in names}
-    with state.lock(lab.name, state.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
+    with owners.lock(lab.name, owners.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
         own = own_queues(lab)
         usual = lab.fabric.policy.queues
         changes: list[tuple[QueuePolicy, QueuePolicy]] = []  # (before, after), reused: most switches have the same
@@ -149,7 +149,7 @@ def restore_queues(lab: Lab) -> bool:
     """
     from heddle.switch.queues.cells import LabQueues
 
-    with state.lock(lab.name, state.CHANGES):
+    with owners.lock(lab.name, owners.CHANGES):
         own = own_queues(lab)
         if not own:
             return False

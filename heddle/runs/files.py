@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from heddle.base import state
 from heddle.base.files import open_regular, read_regular
 from heddle.base.problems import machine_errors
+from heddle.base.userfiles import as_caller, give_to_caller
 
 _MOST_BYTES: Final = 1 << 28  # of a JSON file: far more than any run has
 
@@ -63,12 +63,12 @@ def write_arrays(path: Path, about: Mapping[str, Any], arrays: Mapping[str, Any]
     """
     import numpy as np
 
-    with machine_errors(str(path)):
+    with machine_errors(str(path)), as_caller(path):
         fd, name = tempfile.mkstemp(prefix=f".{path.stem}.", dir=path.parent)
         try:
             with os.fdopen(fd, "wb") as file:
                 np.savez_compressed(file, about_json=np.array(json.dumps(about)), **arrays)
-            state.give_to_caller(Path(name))
+            give_to_caller(Path(name))
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

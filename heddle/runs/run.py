@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from heddle.base import state
+from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_duration, format_size
@@ -79,7 +79,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         observer.warn(short)
     workers = worker_count(plan)
     _check_memory(plan, workers)
-    with state.lock(lab.name), faults_for_run(lab, faults, observer):
+    with owners.lock(lab.name, work="run"), faults_for_run(lab, faults, observer):
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):

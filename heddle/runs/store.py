@@ -24,8 +24,10 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base import mounts as trees
 from heddle.base import state
+from heddle.base.lockfile import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
+from heddle.base.userfiles import as_caller, give_to_caller, make_dir
 from heddle.runs.files import UnreadableError
 from heddle.runs.runrecord import RECORD, RunRecord, read_record, write_record
 from heddle.runs.stored import StoredRun, bytes_of
@@ -45,6 +47,8 @@ _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _NEW: Final = ".new-"  # directories that are being written
 _OLD: Final = ".old-"  # directories that are being removed
 _NEXT: Final = ".next.json"
+_LOCK: Final = ".lock"
+_LOCK_S: Final = 30.0  # a holder needs milliseconds, and seconds to remove many runs
 _SHOWN: Final = 6  # IDs in a hint
 
 
@@ -92,12 +96,12 @@ class History:
     @classmethod
     def of(cls, lab: Lab) -> History:
         """The runs of an opened lab."""
-        return cls(lab.name, lab.dir / "runs")
+        return cls(lab.name, lab.dir / state.RUNS)
 
     @classmethod
     def named(cls, lab: str) -> History:
         """The runs of a lab by its name; the lab need not be running."""
-        return cls(lab, state.lab_dir(lab) / "runs")
+        return cls(lab, state.lab_dir(lab) / state.RUNS)
 
     def ids(self) -> list[str]:
         """The IDs of all runs, oldest first."""
@@ -188,13 +192,15 @@ class History:
         with self._held():
             self._sweep()
             path = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.directory))
+            give_to_caller(path)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(fd, fcntl.LOCK_EX)  # held until this process ends; then _sweep may remove the directory
         try:
             yield Draft(self, path, keep)
         finally:
             try:
-                trees.remove(path)
+                with as_caller(path):
+                    trees.remove(path)
             finally:
                 os.close(fd)
 
@@ -205,7 +211,6 @@ class History:
             state.write_json(self.directory / _NEXT, {"next": number + 1})
             done = replace(record, id=f"{number:04}")
             write_record(written, done)
-            state.give_to_caller(written, deep=True)
             written.rename(self.directory / done.id)
             self._point()
             with suppress(HeddleError, OSError):  # the next run tries again; this run is already kept
@@ -223,15 +228,14 @@ class History:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the directory, so that only one process changes the set of runs. Creates the directory."""
-        state.make_dir(self.directory)
-        with machine_errors(str(self.directory)):
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                yield
-            finally:
-                os.close(fd)
+        """Have the lock of the directory, so that only one process changes the set of runs. Creates the directory.
+
+        MachineError when another process has it for more than _LOCK_S.
+        """
+        make_dir(self.directory)
+        path = self.directory / _LOCK
+        with machine_errors(str(self.directory)), as_caller(path), held(path, late(path, _LOCK_S), seconds=_LOCK_S):
+            yield
 
     def _next(self) -> int:
         """The number of the next run: above all existing and all removed runs."""
@@ -251,7 +255,7 @@ class History:
         beside = self.directory / f".{LAST}"
         beside.unlink(missing_ok=True)
         beside.symlink_to(last)
-        state.give_to_caller(beside)
+        give_to_caller(beside)
         beside.replace(link)
 
     def _prune(self, keep: Limits) -> None:

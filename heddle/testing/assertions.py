@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 from heddle.base.problems import CheckError, Problem
+from heddle.base.tables import many
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -47,11 +48,6 @@ def _field(name: str, text: str) -> list[str]:
 def rest(count: int, word: str) -> list[str]:
     """`and 3 more queues`, when a table shows only some."""
     return [f"and {many(count, f'more {word}')}"] if count > 0 else []
-
-
-def many(count: int, word: str) -> str:
-    """`1 queue`, `1,200 switches`."""
-    return f"{count:,} {word}{'es' if word.endswith(('s', 'ch')) else 's'}" if count != 1 else f"1 {word}"
 
 
 def run_text(result: RunResult) -> str:

@@ -8,23 +8,24 @@ a killed one left, also where that used another state directory. A lab without a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final
 
+from heddle.base.lockfile import held, late
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.base.process import start_of
 
 CLAIMS_DIR: Final = Path("/run/heddle-pytest")
 _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 _ATTEMPTS: Final = 10
+_SWEEP_S: Final = 120.0  # a lab is removed in a second or two, a large one in ten
 _numbers = count()  # of this process, for all of its pools
 
 
@@ -71,6 +72,10 @@ def unclaim(lab: str) -> None:
     """Remove the claim to a lab that is gone, or that stays by the user's wish."""
     with suppress(OSError):
         (CLAIMS_DIR / lab).unlink(missing_ok=True)
+    _remove_empty()
+
+
+def _remove_empty() -> None:
     with suppress(OSError):
         CLAIMS_DIR.rmdir()  # others' claims are in it, or it is not there
 
@@ -87,16 +92,23 @@ def claims() -> list[LabClaim]:
 
 @contextmanager
 def orphans() -> Iterator[list[LabClaim]]:
-    """The claims of processes that have ended; while the block runs, no other session removes the same labs."""
-    if not CLAIMS_DIR.is_dir():
-        yield []
-        return
-    fd = os.open(CLAIMS_DIR, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """The claims of processes that have ended; while the block runs, no other session removes the same labs.
+
+    MachineError when another session has not ended its removals in _SWEEP_S.
+    """
+    _check_owner()
+    path = CLAIMS_DIR / ".lock"
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield [each for each in claims() if not each.alive]
+        with ExitStack() as stack:
+            with machine_errors(str(path)):
+                try:
+                    stack.enter_context(held(path, late(path, _SWEEP_S), seconds=_SWEEP_S))
+                except FileNotFoundError:  # there are no claims
+                    yield []
+                    return
+            yield [each for each in claims() if not each.alive]
     finally:
-        os.close(fd)
+        _remove_empty()
 
 
 def _check_owner() -> None:

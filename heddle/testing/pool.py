@@ -197,7 +197,7 @@ def _down(name: str, state_dir: Path) -> None:
     from heddle.lab import lifecycle as life
 
     with _state_in(state_dir):
-        life.down(name)
+        life.down(name, force=True)
     claims.unclaim(name)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import HeddleError, Problem
 from heddle.base.process import end_all, start_of
-from heddle.testing.assertions import many
+from heddle.base.tables import many
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -151,15 +151,17 @@ def _undo(lab: Lab) -> None:
 def _clear(lab: Lab) -> None:
     """Counters and kept runs. An error when a run is still in progress: it holds the lock."""
     from heddle.base import mounts as trees
-    from heddle.base import state
+    from heddle.base import owners
+    from heddle.base.userfiles import as_caller
     from heddle.switch import counters
     from heddle.switch.queues.cells import LabQueues
 
-    with state.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
+    with owners.lock(lab.name), LabQueues.pinned(lab.fabric) as live:
         live.forget()
         counters.clear(lab.fabric)
         if (lab.dir / "runs").is_dir():
-            trees.remove(lab.dir / "runs")
+            with as_caller(lab.dir):
+                trees.remove(lab.dir / "runs")
 
 
 def _ended_text(gone: Collection[LabProcess]) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, trouble
 from heddle.base.process import run
+from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.views.style import PICTURES
 
 if TYPE_CHECKING:
@@ -85,8 +86,6 @@ def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> N
     shown: the path as the user typed it. It differs from `path` when the verb runs on another machine.
     flag: the flag that named it.
     """
-    from heddle.base import state
-
     check_target(path, shown, flag)
     try:
         _replace(path, content)
@@ -95,7 +94,6 @@ def write_file(path: Path, content: bytes, shown: str, flag: str = "--out") -> N
         raise InputError(Problem("", f"{flag} {shown}", why, "use another file name")) from None
     except OSError as error:
         raise trouble(error, shown) from None
-    state.give_to_caller(path)
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -103,6 +101,11 @@ def _replace(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return
+    with as_caller(path):
+        _replace_file(path, content)
+
+
+def _replace_file(path: Path, content: bytes) -> None:
     place = path.resolve()  # a link stays one
     mode = place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask()
     fd, name = tempfile.mkstemp(prefix=f".{place.name[:40]}.", dir=place.parent)
@@ -110,6 +113,7 @@ def _replace(path: Path, content: bytes) -> None:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             os.fchmod(fd, mode)
+        give_to_caller(Path(name))
         Path(name).replace(place)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import place_flag
-from heddle.base.tables import table
+from heddle.base.tables import many, table
 from heddle.base.units import format_rate
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from heddle.host.engine.setup import SetupStep
     from heddle.lab.impairments import PortFault
     from heddle.lab.inventory import LabInventory, NodeEntry, PortEntry
-    from heddle.lab.lifecycle import UpResult
+    from heddle.lab.lifecycle import DownResult, UpResult
     from heddle.lab.status import LabStatus
 
 _LINES: Final = 12  # missing BGP sessions, or gaps, that `status LAB` shows
@@ -73,6 +73,21 @@ def _repaired_lines(done: UpResult, size: str) -> Iterator[str]:
     what = f"{count} repair{'' if count == 1 else 's'}" if count else "nothing to repair"
     routes = "all routes are in the kernels" if done.converged else "routes avoid what is down or drained on purpose"
     yield f"{done.lab.name} is up: {size}; {what}; {routes}"
+
+
+def down_text(removed: Mapping[str, DownResult]) -> str:
+    """`zone: removed completely, with 3 stored runs`; a line for each lab that is not like the others."""
+    plain = [name for name, done in removed.items() if not done.runs and done.other is None]
+    lines = [f"{', '.join(plain)}: removed completely"] if plain else []
+    for name, done in removed.items():
+        runs = f", with {many(done.runs, 'stored run')}" if done.runs else ""
+        if done.other is None:
+            lines += [f"{name}: removed completely{runs}"] if runs else []
+        elif done.forced:
+            lines.append(f"{name}: removed from this machine; its record and its runs stay in {done.other.state}")
+        else:
+            lines.append(f"{name}: its record was removed{runs}; the lab of that name {done.other.text()}")
+    return "\n".join(lines) or "no lab to take down"
 
 
 def status_text(labs: Sequence[LabStatus], *, detail: bool) -> str:

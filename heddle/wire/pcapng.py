@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from heddle.base.problems import InputError, Problem, machine_errors
-from heddle.base.state import give_to_caller
+from heddle.base.userfiles import as_caller, give_to_caller
 
 SNAP_BYTES: Final = 65535  # more than any frame of a fabric
 _NANOSECONDS: Final = 0xA1B23C4D  # the magic number of a pcap with times in nanoseconds
@@ -90,7 +90,8 @@ class PcapngFile:
         self._temporary: Path | None = None
         _check_place(path)
         try:
-            fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
+            with as_caller(path):
+                fd, name = tempfile.mkstemp(prefix=f".{path.name[:200]}.", dir=path.parent)
         except OSError as error:
             why = f"cannot be written: {error.strerror}"
             raise InputError(Problem("", f"--out {path}", why, "name a file in a writable directory")) from None
@@ -105,7 +106,8 @@ class PcapngFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
+            with as_caller(self.path):
+                self._temporary.unlink(missing_ok=True)
             self._temporary = None
             with machine_errors(str(self.path)):
                 self._file.close()
@@ -124,7 +126,8 @@ class PcapngFile:
             os.fchmod(self._file.fileno(), 0o644)
             self._file.close()
             give_to_caller(self._temporary)
-            self._temporary.replace(self.path)
+            with as_caller(self.path):
+                self._temporary.replace(self.path)
         self._temporary = None
 
     def _write(self, data: bytes) -> None:

@@ -24,6 +24,7 @@ from heddle.base.events import Observer
 from heddle.base.files import real, result_name
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, machine_errors
 from heddle.base.resources import HERE
+from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
@@ -294,7 +295,7 @@ def write_files(unit: WorkshopUnit, files: Mapping[str, str]) -> Sequence[str]:
 def stop(unit: WorkshopUnit, observer: Observer) -> bool:
     """Take the unit's lab down; False when there was none. Progress stays."""
     progress = read_progress(unit.id)
-    removed = progress.running and bool(progress.lab) and labs.down(progress.lab, observer)
+    removed = progress.running and bool(progress.lab) and bool(labs.down(progress.lab, observer))
     if progress.running:
         write_progress(replace(progress, running=False))
     return removed
@@ -321,10 +322,10 @@ def _copy(unit: WorkshopUnit, before: UnitProgress, ask: Ask, *, fresh: bool) ->
 
 
 def _write(path: Path, text: str) -> None:
-    with machine_errors(str(path), "use a directory that this user can write to"):
+    with machine_errors(str(path), "use a directory that this user can write to"), as_caller(path):
         draft = path.with_name(f".{path.name}.new")
         draft.write_text(text, encoding="utf-8")
-        state.give_to_caller(draft)
+        give_to_caller(draft)
         draft.replace(path)
 
 

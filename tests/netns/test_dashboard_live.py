@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.base.process import run as command
@@ -189,7 +189,7 @@ def test_a_button_that_cannot_be_carried_out_says_why(page: WebClient, viewer: E
     for wrong in ({}, {"port": 1, "state": "down"}, {"port": "rtsw1:eth1", "state": "sideways"}):
         assert page.post(link, wrong)[0] == 400
     viewer.forget()
-    with state.lock(lab.name):  # as another command holds it
+    with owners.lock(lab.name):  # as another command holds it
         assert page.post(link, {"port": "rtsw1:eth1", "state": "down"})[0] == 202
         done = viewer.wait_for("action", lambda found: found["state"] != "running")
     assert "is being worked on by another Heddle" in done["text"]
@@ -224,7 +224,7 @@ def test_a_run_is_stopped_as_by_ctrl_c(page: WebClient, viewer: EventStream, lab
     assert page.post(f"/api/labs/{lab.name}/stop", {})[2] == {"stopped": True}
     done = viewer.wait_for("action", lambda found: found["state"] != "running", 60)
     assert (done["state"], "exit code 130" in done["text"]) == ("failed", True)
-    with state.lock(lab.name):
+    with owners.lock(lab.name):
         pass  # free again
 
 
@@ -342,7 +342,7 @@ def test_a_lab_that_is_repaired_or_changed_goes_on(page: WebClient, viewer: Even
 
 def is_free(lab: Lab) -> bool:
     try:
-        with state.lock(lab.name):
+        with owners.lock(lab.name):
             return True
     except InputError:
         return False

@@ -66,6 +66,7 @@ REMOVALS = [
     "heddle.base.mounts.remove",
     "heddle.switch.install.remove",
     "heddle.host.limits.MachineLimits.release",
+    "heddle.base.owners.disown_lab",
     "heddle.base.state.remove_record",
 ]
 DOWN = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.cli.console import Console
 from heddle.cli.exec_verb import run_inside
@@ -243,7 +243,7 @@ def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
 
 
 def test_two_heddles_do_not_work_on_one_lab(name: str) -> None:
-    with state.lock(name), pytest.raises(InputError, match=f"lab {name} is being worked on by another Heddle"):
+    with owners.lock(name), pytest.raises(InputError, match=f"lab {name} is being worked on by another Heddle"):
         life.down(name)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from heddle.base import state
+from heddle.base import owners
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.base.process import run as command
@@ -185,7 +185,7 @@ def test_counters_can_be_reset_and_depths_stay_right(lab: Lab, ran: RunResult) -
     assert all(each.quiet for each in after.rows), said.stdout
     assert after.reactions.count == 0
     assert failed(lab, "depths", "headroom") == {}
-    with state.lock(lab.name):
+    with owners.lock(lab.name):
         busy = inv(lab, "queues", "reset")
     assert busy.returncode == 2
     assert "is being worked on by another Heddle" in busy.stderr

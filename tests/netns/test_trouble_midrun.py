@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from heddle.base import process, state
+from heddle.base import owners, process
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError
 from heddle.checks.validate import validate
@@ -177,7 +177,8 @@ def test_there_and_back_is_noticed_too(tiny: Lab) -> None:
 
 
 def test_a_lab_whose_hashing_is_being_switched_is_not_taken_down_under_it(tiny: Lab) -> None:
-    with state.lock(tiny.name, state.CHANGES), pytest.raises(InputError, match="is being worked on by another Heddle"):
+    busy = pytest.raises(InputError, match="is being worked on by another Heddle")
+    with owners.lock(tiny.name, owners.CHANGES), busy:
         life.down(tiny.name)
     assert open_lab(tiny.name).fabric == tiny.fabric
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +19,19 @@ def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
     monkeypatch.delenv(KEEP_RUNS, raising=False)
     monkeypatch.delenv(KEEP_BYTES, raising=False)
     return History("zone", tmp_path / "runs")
+
+
+@pytest.fixture
+def home_of_nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of user nobody, who called this process with sudo; its `state` is the state directory."""
+    user, home = pwd.getpwnam("nobody"), Path(tempfile.mkdtemp(prefix="heddle-test-", dir="/var/tmp"))
+    try:
+        (home / "state").mkdir()
+        home.chmod(0o755)
+        for path in (home, home / "state"):
+            os.chown(path, user.pw_uid, user.pw_gid)
+        monkeypatch.setenv("HEDDLE_STATE_DIR", str(home / "state"))
+        monkeypatch.setenv("SUDO_USER", "nobody")
+        yield home
+    finally:
+        shutil.rmtree(home)

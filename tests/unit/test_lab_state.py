@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import resource
+import stat
 import sys
-from dataclasses import replace
+import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import run
@@ -19,6 +22,7 @@ from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.lifecycle import down, script_of
 from heddle.lab.opening import open_lab
+from heddle.lab.ownership import check_free, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_cleanup import remove_lab
@@ -32,6 +36,7 @@ from heddle.spec.shapes.clos import ClosSpec
 @pytest.fixture(autouse=True)
 def empty_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "a state"))
+    monkeypatch.setattr(owners, "LOCKS", tmp_path / "run" / "locks")
 
 
 @pytest.mark.parametrize(
@@ -128,11 +133,11 @@ def test_a_record_that_is_damaged_says_how_to_go_on(text: str) -> None:
 def test_invalid_lab_names_are_never_taken_down(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = str(tmp_path / "victim") if name == "/home" else name
     (tmp_path / "victim").mkdir()
-    monkeypatch.setattr("heddle.lab.lifecycle._remove", lambda *_: pytest.fail("looked for something to remove"))
+    monkeypatch.setattr("heddle.lab.lifecycle.remove", lambda *_: pytest.fail("looked for something to remove"))
     for verb in (down, open_lab, status, state.read_record, state.remove_record):
         with pytest.raises(InputError):
             verb(asked)
-    with pytest.raises(InputError), state.lock(asked):
+    with pytest.raises(InputError), owners.lock(asked):
         pass
     if not asked.isalnum():
         with pytest.raises(ValueError, match="is not a lab's name"):
@@ -149,22 +154,82 @@ def test_a_directory_that_is_no_labs_is_not_listed() -> None:
 
 
 def test_a_lock_is_held_by_one_that_lives_and_leaves_no_file() -> None:
-    with state.lock("x"):
-        with pytest.raises(InputError, match=f"another Heddle \\(process {os.getpid()}\\)"), state.lock("x"):
+    place = owners.LOCKS
+    with owners.lock("x", work="run"):
+        said = f"another Heddle \\(process {os.getpid()}\\): its run goes on"
+        with pytest.raises(InputError, match=said), owners.lock("x"):
             pass
-        with state.lock("y"):
-            pass
-    with state.lock("x"):
-        pass
-    assert list((state.state_dir() / "labs").iterdir()) == []
+        with owners.lock("y"), owners.lock("x", owners.CHANGES):
+            assert sorted(path.name for path in place.iterdir()) == ["x.changes.lock", "x.lock", "y.lock"]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place / "x.lock")] == [0o700, 0o600]
+    assert not place.parent.exists()
     # The lock of a killed command is free.
-    path = state.state_dir() / "labs" / "x.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("12345\n")
-    with path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    with state.lock("x"):
+    place.mkdir(parents=True)
+    (place / "x.lock").write_text("12345 1 run\n")
+    with owners.lock("x"):
         pass
+    # A holder that was killed as it started a command: its child has the lock for a moment.
+    place.mkdir(parents=True)
+    with (place / "x.lock").open("w") as file:
+        file.write("999999999 1\n")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        timer = threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN))
+        timer.start()
+        with owners.lock("x"):
+            pass
+        timer.join()
+
+
+def test_a_lab_belongs_to_one_state_directory_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here no lab is on the machine, so an owner counts while the process of its `up` runs: that is this one."""
+    with owners.lock("x"):
+        owners.claim_lab("x")
+    own = owners.owner_of("x")
+    assert own is not None and own.ours and own.starting and own.uid == os.getuid()
+    assert stat.S_IMODE((owners.LOCKS / "x.json").stat().st_mode) == 0o600
+    assert other_owner("x") is None
+    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path / "theirs"))
+    whose = f"lab x belongs to {own.user} (state directory {tmp_path}/a state)"
+    for refused in (lambda: open_lab("x"), lambda: status("x"), lambda: check_free("x"), lambda: down("x")):
+        with pytest.raises(InputError) as caught:
+            refused()
+        assert str(caught.value).startswith(whose + "\n"), caught.value
+    assert "./inv down x --force" in str(caught.value)
+    asked: list[str] = []
+    with pytest.raises(InputError):
+        down("x", ask=lambda question: bool(asked.append(question)))
+    assert asked == [f"{whose}. Remove it?"]
+    # What goes on is said, and not even --force ends it.
+    with owners.lock("x", work="run"):
+        works = f", and its run goes on (process {os.getpid()})"
+        with pytest.raises(InputError) as caught:
+            check_free("x")
+        assert str(caught.value).startswith(f"{whose}{works}\n")
+        with pytest.raises(InputError, match="is being worked on by another Heddle"):
+            down("x", force=True)
+    assert [each.lab for each in other_labs()] == ["x"]
+    # A process that has ended, and no lab: the record goes by itself.
+    (owners.LOCKS / "x.json").write_text(json.dumps({**asdict(own), "pid": 999999999}))
+    assert other_owner("x") is None and other_labs() == [] and not owners.LOCKS.exists()
+
+
+def test_a_removal_keeps_runs_where_they_are_not_meant_and_is_recorded_before_it_begins() -> None:
+    runs = state.lab_dir("x") / "runs"
+    (runs / "0001").mkdir(parents=True)
+    (runs / "0002").mkdir()
+    (runs / "last").symlink_to("0002")
+    state.write_record(state.Record("x", "netns", "running", {"name": "x"}, version=VERSION))
+    (state.lab_dir("x") / "topology").mkdir()
+    assert state.stored_runs("x") == 2
+    assert state.remove_record("x", keep_runs=True)
+    assert [path.name for path in state.lab_dir("x").iterdir()] == ["runs"]
+    assert not state.remove_record("x", keep_runs=True), "the second time there is nothing else"
+    assert state.remove_record("x") and not state.lab_dir("x").exists()
+    assert not state.remove_record("x")
+    state.write_record(state.Record("x", "netns", "ending", {"name": "x"}, version=VERSION))
+    with pytest.raises(InputError, match=r"its `down` is running or was killed\n.*down x finishes it"):
+        open_lab("x")
 
 
 def test_a_command_that_cannot_be_run_is_a_machine_error(tmp_path: Path) -> None:

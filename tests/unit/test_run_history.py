@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pwd
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from heddle.base.lockfile import held, late
 from heddle.base.problems import InputError, MachineError
 from heddle.runs import store, writer
 from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
@@ -251,15 +254,30 @@ def test_a_directory_that_may_not_be_read_is_named(history: History, monkeypatch
 
 
 @pytest.mark.root
-def test_under_sudo_the_files_belong_to_the_user_who_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("SUDO_USER", "nobody")
+def test_under_sudo_the_files_belong_to_the_user_who_called(home_of_nobody: Path) -> None:
     history = History.named("zone")
     keep(history)
     owner = pwd.getpwnam("nobody").pw_uid
     for path in (history.directory, *history.directory.rglob("*")):
         assert path.lstat().st_uid == owner, path
     assert history.remove(["1"]) == ["0001"]
+
+
+def test_a_lock_of_another_process_is_waited_for_in_bounded_time_and_no_other_user_can_have_it(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heddle.runs.store._LOCK_S", 0.1)
+    keep(history)
+    fd = os.open(history.directory, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # as any user can: the directory may be readable
+    keep(history)
+    os.close(fd)
+    lock = history.directory / ".lock"
+    with held(lock, late(lock, 0)):
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+        with pytest.raises(MachineError, match=f"has been locked for 0.1 s by process {os.getpid()}\\n.*kill"):
+            history.remove(["1"])
+    assert history.remove(["1"]) == ["0001"] and not lock.exists()
 
 
 def as_format(number: object) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from heddle.base import state
+from heddle.base import owners
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import find_program
@@ -74,7 +74,7 @@ def launch(
         why = "is not installed"
         raise MachineError(Problem("", argv[0], why, "run apt-get install perftest, or use --place vm"))
     rdma.require()
-    with state.lock(lab.name), _devices(lab, ports) as (source, target):
+    with owners.lock(lab.name), _devices(lab, ports) as (source, target):
         for number in range(1, _RUNS + 1):
             if number > 1:
                 again = f"it runs again ({number} of {_RUNS})"

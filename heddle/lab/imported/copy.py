@@ -42,6 +42,8 @@ def write_copy(
         if any(heddle_starts(node, runtime) for node in description.nodes.values()):
             (out / _START).write_text(_start_script(), encoding="utf-8")
             (out / _START).chmod(0o755)
+        path.touch(mode=0o600)  # values of ${VARIABLES} are in it, and these may be secrets
+        path.chmod(0o600)
         path.write_text(copied(description, fabric, out, options, runtime), encoding="utf-8")
     return path
 

@@ -31,7 +31,8 @@ from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.extras import EXTRAS, SSH
 from heddle.base.problems import InputError, MachineError, Problem, machine_errors
-from heddle.base.state import give_to_caller, make_dir, state_dir, write_json
+from heddle.base.state import state_dir, write_json
+from heddle.base.userfiles import give_to_caller, make_dir
 from heddle.host import packages
 from heddle.host.doctor import Check
 from heddle.host.engine.lockfile import locked

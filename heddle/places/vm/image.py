@@ -25,7 +25,8 @@ from typing import Any, Final
 from heddle.base import mounts
 from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.base.state import cache_dir, check_owner, give_to_caller, make_dir, write_json
+from heddle.base.state import cache_dir, write_json
+from heddle.base.userfiles import check_owner, give_to_caller, make_dir
 from heddle.host.engine.lockfile import locked
 from heddle.places.vm import imagebuild
 from heddle.places.vm.imagebuild import DISK, INITRAMFS, KERNEL_FILE, SCRATCH, build

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from heddle.base import resources, state
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, is_stopped, run, start_of
+from heddle.base.userfiles import make_dir
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
@@ -88,7 +89,7 @@ def start(lab: str, fabric: Fabric, handles: Mapping[str, NodeHandle], directory
 
     place = directory or state.lab_dir(lab)
     stop(lab)
-    place.mkdir(parents=True, exist_ok=True)
+    make_dir(place)
     spaces = {node.name: handles[node.name].netns for node in fabric.nodes if node.name in handles}
     # PYTHONPATH: independent of the caller's working directory. No numpy threads: they would not survive a fork.
     argv = ["env", f"PYTHONPATH={resources.HERE.python_path}", "OPENBLAS_NUM_THREADS=1"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
 from heddle.base.process import start_of
+from heddle.base.userfiles import as_caller, give_to_caller
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.namespace import setns
 from heddle.kernel.uapi import CLONE_NEWNET
@@ -35,8 +36,15 @@ AGENT, KEEPER = 0, 1
 _LINES_A_SECOND: Final = 5
 _CLOSING: Final = 32
 _LOG_BYTES: Final = 4 << 20  # a larger log is truncated
-# The directory may belong to the user who called sudo: never follow a link there.
 _OWN_FILE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def _open_own(path: Path, flags: int, mode: int) -> int:
+    """Open a file of the lab's directory. It belongs to the user who called sudo, and no link is followed there."""
+    with as_caller(path):
+        fd = os.open(path, flags | _OWN_FILE, mode)
+    give_to_caller(path)
+    return fd
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Log:
     """Text lines for the user, at most a few of each kind per second; both processes append to one file."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | _OWN_FILE, 0o644)
+        self._fd = _open_own(path, os.O_WRONLY | os.O_APPEND, 0o644)
         self._seen: dict[str, tuple[int, int]] = {}
 
     def say(self, kind: str, text: str) -> None:
@@ -141,7 +149,7 @@ class World:
         self.page = Page.from_buffer(queues.pulse.data)
         self._node = enter_any(layout.spaces)
         self.tell = -1  # a pipe to the process that waits until both are running
-        self._locks = os.open(layout.directory / LOCKS, os.O_RDWR | _OWN_FILE, 0o600)
+        self._locks = _open_own(layout.directory / LOCKS, os.O_RDWR, 0o600)
         os.fchmod(self._locks, 0o600)  # who may open it could lock it
         self.spaces: dict[str, Gates] = dict(gates)
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))

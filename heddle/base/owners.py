@@ -1,0 +1,171 @@
+"""Who has a lab of this machine, and the lab's locks: one of each for all users and all state directories.
+
+    /run/heddle/.locks/zone.json           the owner: the state directory that has the lab's record
+    /run/heddle/.locks/zone.lock           exists while a process changes the lab or measures in it
+    /run/heddle/.locks/zone.changes.lock   exists while one changes hashing, thresholds or link faults
+
+Namespaces, containers and BPF pins are named after the lab, and every user of a machine shares these names. The
+directory is root's, since all that changes a lab runs as root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from heddle.base.lockfile import LockHolder, held, holder_of
+from heddle.base.problems import InputError, Problem, machine_errors
+from heddle.base.process import start_of
+from heddle.base.state import check_name, state_dir
+from heddle.base.userfiles import caller
+
+CHANGES: Final = "changes"
+LOCKS: Final = Path("/run/heddle/.locks")
+_ATTEMPTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LabOwner:
+    """The owner of a lab. uid: who called `up`. pid, started: the process of `up`. when: in seconds since the epoch."""
+
+    lab: str
+    state: str
+    uid: int
+    pid: int
+    started: int
+    when: float
+
+    @property
+    def ours(self) -> bool:
+        """Whether the lab belongs to the state directory of this process."""
+        return self.state == _own_state()
+
+    @property
+    def starting(self) -> bool:
+        """Whether the process of `up` still runs."""
+        return start_of(self.pid) == self.started
+
+    @property
+    def user(self) -> str:
+        """The name of the user who called `up`."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+    def text(self) -> str:
+        """`belongs to ann (state directory /home/ann/.local/state/heddle)`, and what goes on in it."""
+        work = "" if (holder := working_on(self.lab)) is None else f", and {work_text(holder)}"
+        return f"belongs to {self.user} (state directory {self.state}){work}"
+
+
+def _own_state() -> str:
+    return str(state_dir().resolve())
+
+
+def claim_lab(lab: str) -> None:
+    """Record that the lab belongs to this state directory. Call it with the lab's lock held."""
+    user = caller()
+    uid, pid = user.pw_uid if user else os.getuid(), os.getpid()
+    own = LabOwner(lab, _own_state(), uid, pid, start_of(pid) or 0, time.time())
+    with machine_errors(str(LOCKS)):
+        fd, name = tempfile.mkstemp(prefix=f".{lab}.", dir=LOCKS)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(asdict(own), file)
+            Path(name).replace(_record(lab))
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def disown_lab(lab: str) -> None:
+    """Remove the record of a lab that is gone. Call it with the lab's lock held."""
+    with suppress(OSError):
+        _record(lab).unlink(missing_ok=True)
+
+
+def owner_of(lab: str) -> LabOwner | None:
+    """The owner of a lab; None when there is no record, or only root could read it."""
+    with suppress(OSError, ValueError, TypeError):
+        return LabOwner(**json.loads(_record(check_name(lab)).read_text(encoding="utf-8")))
+    return None
+
+
+def owned_labs() -> list[LabOwner]:
+    """All owners of this machine's labs, by the lab's name; empty for all users but root."""
+    with suppress(OSError):
+        names = sorted(path.stem for path in LOCKS.iterdir() if path.suffix == ".json" and path.name[0] != ".")
+        return [found for name in names if (found := owner_of(name)) is not None]
+    return []
+
+
+def working_on(lab: str) -> LockHolder | None:
+    """The process that has the lab's lock now."""
+    holder = holder_of(_lock(lab))
+    return holder if holder is not None and holder.alive else None
+
+
+def work_text(holder: LockHolder) -> str:
+    """`its run goes on (process 12)`."""
+    return f"{f'its {holder.work} goes on' if holder.work else 'another Heddle works on it'} (process {holder.pid})"
+
+
+@contextmanager
+def lock(lab: str, what: str = "", *, work: str = "") -> Iterator[None]:
+    """Lock the lab on this machine for a with block; InputError when another command has the lock.
+
+    what: lock only this part, as CHANGES, which may change while a run has the lab's lock. `down` takes both locks.
+    work: what the others are told, as `run`.
+    """
+    path = _lock(check_name(lab), what)
+
+    def busy(holder: LockHolder | None) -> InputError:
+        process = f" (process {holder.pid})" if holder is not None else ""
+        works = f": its {holder.work} goes on" if holder is not None and holder.work else ""
+        owner = owner_of(lab)
+        whose = f"; the lab is {owner.user}'s (state directory {owner.state})" if owner and not owner.ours else ""
+        why = f"is being worked on by another Heddle{process}{works}{whose}"
+        return InputError(Problem("", f"lab {lab}", why, "wait until it ends, or end it, then try again"))
+
+    with ExitStack() as stack:
+        stack.callback(_remove_empty)
+        with machine_errors(str(path)):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    _make_directory()
+                    stack.enter_context(held(path, busy, work=work))
+                    break
+                except FileNotFoundError:  # the last one that had a lab removed it just now
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+        yield
+
+
+def _make_directory() -> None:
+    for each, mode in ((LOCKS.parent, 0o755), (LOCKS, 0o700)):
+        with suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+            each.chmod(mode)  # the daemons of nodes read below the first, as user frr, whatever the umask is
+
+
+def _remove_empty() -> None:
+    for each in (LOCKS, LOCKS.parent):
+        with suppress(OSError):  # labs have files there
+            each.rmdir()
+
+
+def _record(lab: str) -> Path:
+    return LOCKS / f"{lab}.json"
+
+
+def _lock(lab: str, what: str = "") -> Path:
+    return LOCKS / (f"{lab}.{what}.lock" if what else f"{lab}.lock")
