@@ -137,20 +137,20 @@ _REFUSED_IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
     "env-files": KeySupport("refused", "is not supported for namespaces", f"use env, {_IN_ENGINE}"),
 }
 _NO_MEANING: Final = "has no meaning for kind: linux"
-# For all runtimes: these belong to other kinds than linux, or to another engine.
+# For all runtimes: these belong to other kinds than linux.
 _REFUSED: Final[Mapping[str, KeySupport]] = {
     "startup-config": KeySupport("refused", _NO_MEANING, "bind the file below /etc/frr"),
     **dict.fromkeys(
         ("enforce-startup-config", "suppress-startup-config", "license", "components", "extras"),
         KeySupport("refused", _NO_MEANING, "leave it out"),
     ),
-    "runtime": KeySupport("refused", "selects an engine for one node; a Heddle lab has one runtime", "leave it out"),
 }
 # Heddle gives every lab its own management network, without access to the outside.
 _LEFT: Final[Mapping[str, KeySupport]] = {
     "ports": KeySupport("left", "Heddle's labs publish no ports"),
     "mgmt-ipv4": KeySupport("left", "the management network is Heddle's"),
     "mgmt-ipv6": KeySupport("left", "the management network is Heddle's"),
+    "runtime": KeySupport("left", "Heddle's containers run in Docker, containerlab's default"),
 }
 _FOR_ALL: Final[Mapping[str, KeySupport]] = {
     **dict.fromkeys((*HONOURED, *_ENGINE_ONLY, "cmd", "entrypoint", "network-mode", *_REFUSED_IN_NAMESPACES), _TAKEN),
@@ -159,7 +159,9 @@ _FOR_ALL: Final[Mapping[str, KeySupport]] = {
 }
 _IN_NAMESPACES: Final[Mapping[str, KeySupport]] = {
     **_FOR_ALL,
-    **dict.fromkeys(_ENGINE_ONLY - HONOURED, KeySupport("left", "namespaces use this machine's files and programs")),
+    **dict.fromkeys(
+        (*(_ENGINE_ONLY - HONOURED), "runtime"), KeySupport("left", "namespaces use this machine's files and programs")
+    ),
     **_REFUSED_IN_NAMESPACES,
 }
 ALL_NODE_KEYS: Final = tuple(sorted(_FOR_ALL))
@@ -169,8 +171,22 @@ LISTS: Final = frozenset({"exec", "binds", "cap-add", "devices", "env-files", "v
 GROUPS: Final = frozenset({"sysctls", "labels", "env"})
 
 
-def node_key(key: str, runtime: str) -> KeySupport | None:
+_READERS: Final = frozenset({"sleep", "tail", "cat", "true"})
+_WAITING: Final = re.compile(
+    r"(\S*/)?(sh|bash|ash|tini|sleep|tail|cat)|-\w*|--|/dev/null|infinity|inf|\d+[smhd]?|while|true|:|do|done|exec|wait|"
+)
+
+
+def only_waits(command: str) -> bool:
+    """True for a container's command that does nothing but keep the container running, also inside `sh -c`."""
+    words = [word.strip("\"'") for word in re.split(r"[\s;&]+", command)]
+    return words[0].rpartition("/")[2] in _READERS or all(_WAITING.fullmatch(word) for word in words)
+
+
+def node_key(key: str, runtime: str, value: Any = None) -> KeySupport | None:
     """How a key of a node is handled; None when containerlab has no such key."""
+    if key == "runtime" and runtime != "netns" and value not in (None, "", "docker"):
+        return KeySupport("refused", f"is {value}, but Heddle's containers run in Docker", "leave it out")
     return (_IN_NAMESPACES if runtime == "netns" else _FOR_ALL).get(key)
 
 
@@ -195,13 +211,28 @@ OUTSIDE: Final[Mapping[str, str]] = {
     "dummy": "has only one end",
 }
 
+_INSIDE: Final = "leave it out: nothing leads out of a lab"
+# What to do without such a link.
+LINK_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(OUTSIDE, _INSIDE),
+    "dummy": "leave it out, and add the device in exec: ip link add NAME type dummy",
+}
+
 LINUX: Final = "linux"
+
+
+_BRIDGE: Final = (
+    "use a node of kind: linux, and make its bridge in exec: ip link add br0 type bridge, ip link set eth1 master br0, "
+    "ip link set br0 up"
+)
 
 
 def kind_refused(kind: str) -> tuple[str, str]:
     """(why, hint) for a kind other than linux."""
-    if kind in ("bridge", "ovs-bridge", "host", "ext-container"):
-        return "is an object of this machine, which Heddle does not change", "use a node of kind: linux as a bridge"
+    if kind in ("bridge", "ovs-bridge"):
+        return "is a bridge of this machine, which Heddle does not change", _BRIDGE
+    if kind in ("host", "ext-container"):
+        return "is an object of this machine, which Heddle does not change", _INSIDE
     if kind == "frr":
         return "is containerlab's FRR node, new in 0.80", "use kind: linux, and bind frr.conf and daemons"
     why = "is not supported: Heddle runs only kind: linux, in every runtime"

@@ -56,7 +56,6 @@ _SHOWN: Final = 100  # characters of a value, in messages
 _MOST_PROBLEMS: Final = 50  # of one file: each looks for similar words
 _INTERFACE: Final = re.compile(r"[^\s/:]{1,15}")  # IFNAMSIZ, dev_valid_name
 _MAC: Final = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}")  # unicast
-_IDLE: Final = frozenset({"sleep", "tail", "cat", "tini", "sh", "bash", "ash", "true"})
 
 
 def holds_topology(path: Path) -> bool:
@@ -180,7 +179,7 @@ class _DescriptionReader:
         self._judged.add(trail)
         for key, value in layer.items():
             what = ".".join(str(step) for step in (*trail[1:], key))
-            verdict = grammar.node_key(key, self.runtime)
+            verdict = grammar.node_key(key, self.runtime, value)
             if verdict is None:
                 hint = did_you_mean(key, grammar.ALL_NODE_KEYS)
                 self.add((*trail, key), what, "is no key of a node", hint if "did you" in hint else "")
@@ -202,8 +201,7 @@ class _DescriptionReader:
 
     def _command(self, trail: Trail, what: str, command: str) -> None:
         """Check a container's command. A namespace runs none: Heddle starts FRR, and idle commands are left out."""
-        program = command.split(" ", 1)[0].rpartition("/")[2]
-        if frr.is_service(command) or (program in _IDLE and "-c" not in command.split()):
+        if frr.is_service(command) or grammar.only_waits(command):
             self.left.setdefault("a namespace needs no main process", {})[str(trail[-1])] = None
             return
         why = "is the main process of a container; a namespace has none"
@@ -314,7 +312,7 @@ class _LinkReader:
         if kind not in ("veth", "brief"):
             why = OUTSIDE.get(kind, "is no type of link")
             why = f"{why}, but a link must connect two nodes of the lab" if kind in OUTSIDE else why
-            self._add((*at, "type"), f"{what}.type: {kind}", why, "veth")
+            self._add((*at, "type"), f"{what}.type: {kind}", why, grammar.LINK_HINTS.get(kind, "veth"))
             return None
         for key in item:
             if key not in LINK_KEYS:
@@ -358,7 +356,8 @@ class _LinkReader:
             node, _, interface = str(raw or "").partition(":")
             mac = ""
         if node in OUTSIDE and node not in self._nodes:
-            self._add(trail, f"{what}: {raw}", f"{OUTSIDE[node]}, but a link must connect two nodes of the lab")
+            why = f"{OUTSIDE[node]}, but a link must connect two nodes of the lab"
+            self._add(trail, f"{what}: {raw}", why, grammar.LINK_HINTS[node])
             return None
         if not node or not interface:
             self._add(trail, what, "is not a node and an interface", "leaf1:eth1")

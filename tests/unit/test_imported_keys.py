@@ -1,0 +1,109 @@
+"""Keys and values that public topologies have, in both runtimes: used, left out with one message, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.lab.imported.grammar import only_waits
+from heddle.lab.imported.imported import import_topology
+
+Write = Callable[[str], Path]
+
+# As netlab writes a lab for containerlab.
+NETLAB = """name: netlab
+prefix: ""
+topology:
+  nodes:
+    r1:
+      mgmt-ipv4: 192.168.121.101
+      kind: linux
+      restart-policy: 'no'
+      image: quay.io/frrouting/frr:10.5.1
+      runtime: docker
+      group:
+      binds: ["x.clab.yml:/etc/frr/daemons"]
+    h1:
+      kind: linux
+      restart-policy: 'no'
+      image: python:3.13-alpine
+      runtime: docker
+      exec: [ip addr add 10.1.1.2/24 dev eth1]
+  links:
+    - endpoints: ["r1:eth1", "h1:eth1"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str) -> Path:
+        path = tmp_path / "x.clab.yml"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("runtime", "said"),
+    [
+        ("netns", "left out: restart-policy, image, runtime (namespaces use this machine's files and programs)"),
+        ("containerlab", "left out: runtime (Heddle's containers run in Docker, containerlab's default)"),
+    ],
+)
+def test_containerlabs_default_engine_is_left_out_with_one_message(runtime: str, said: str, write: Write) -> None:
+    made = import_topology(write(NETLAB), runtime)
+    assert [note for note in made.notes if "runtime" in note] == [said]
+    assert made.description is not None
+    assert all("runtime" not in node.passed for node in made.description.nodes.values())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        "defaults: {kind: linux, runtime: podman}, nodes: {a: {}}",
+        "kinds: {linux: {runtime: podman}}, nodes: {a: {kind: linux}}",
+        "groups: {g: {runtime: podman}}, nodes: {a: {kind: linux, group: g}}",
+        "nodes: {a: {kind: linux, runtime: podman}}",
+    ],
+)
+def test_another_engine_is_refused_for_containers_and_makes_no_difference_in_namespaces(
+    sections: str, write: Write
+) -> None:
+    path = write(f"name: x\ntopology: {{{sections}}}\n")
+    assert any("runtime" in note for note in import_topology(path, "netns").notes)
+    with pytest.raises(InputError, match=r"runtime is podman, but Heddle's containers run in Docker\n.*leave it out"):
+        import_topology(path, "containerlab")
+
+
+@pytest.mark.parametrize(
+    ("command", "waits"),
+    [
+        ("sleep infinity", True),
+        ("/bin/sh", True),
+        ("tail -f /dev/null", True),
+        ('sh -c "tail -f /dev/null"', True),
+        ('ash -c "sleep 9999"', True),
+        ('/bin/bash -c "while true; do sleep 1d; done"', True),
+        ('-c "tail -f /dev/null"', True),
+        ("bash -l", True),
+        ("sh /start.sh", False),
+        ("tini -- /bin/server", False),
+        ('sh -c "date > /tmp/time & sh"', False),
+        ("python3 -m http.server", False),
+        ("--config.file=/etc/loki.yml", False),
+    ],
+)
+def test_a_command_that_only_keeps_a_container_running_is_not_needed_in_a_namespace(
+    command: str, waits: bool, write: Write
+) -> None:
+    assert only_waits(command) == waits
+    path = write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, cmd: '{command}'}}}}}}\n")
+    if waits:
+        assert import_topology(path, "netns").notes[0] == "left out: cmd (a namespace needs no main process)"
+    else:
+        with pytest.raises(InputError, match="is the main process of a container"):
+            import_topology(path, "netns")
