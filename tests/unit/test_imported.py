@@ -70,6 +70,17 @@ def test_topologies_and_fabric_files_are_told_apart(write: Write, tmp_path: Path
         ("two.clab.yml", "name: two\ntopology: {nodes: [\n", r"two\.clab\.yml:\d"),
         ("two.clab.yml", "name: two\n", r"racks"),  # neither: a fabric file without its keys
         ("two.yml", "name: two\ntopology: {nodes: {}}\n", "has no nodes"),
+        (
+            "two.clab.gotmpl",
+            "name: two\ntopology:\n  nodes:\n{{ .n }}\n",
+            r"two\.clab\.yml, which starts nothing, then",
+        ),
+        (
+            "two.yml",
+            "name: two\ntopology:\n  nodes:\n{{ .n }}\n",
+            r"two\.yml:4  \{\{ \.n \}\} is an action of a Go template",
+        ),
+        ("two.gotmpl", '{{ template "all" . }}\n', "is an action of a Go template"),
     ],
 )
 def test_a_file_that_is_wrong_is_explained_by_the_reader_that_it_is_for(

@@ -23,7 +23,7 @@ from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import presets
 
 _ONE: Final = "./inv up zone, or ./inv up mylab.clab.yml"
-_ENDINGS: Final = (".clab.yml", ".clab.yaml")  # of containerlab topologies
+_ENDINGS: Final = (".clab.yml", ".clab.yaml", ".gotmpl")  # of containerlab topologies
 
 
 def blueprint_of(

@@ -5,14 +5,15 @@ A key that a runtime cannot honour is refused: a lab must not start with part of
 only if it makes no difference to a lab in namespaces, or if Heddle decides its value.
 Sections: the parts of a file from which a node gets its keys, and how they are merged. Source: containerlab 0.79,
 types/topology.go (GetNodeKind, GetNodeGroup, getField, mergeStringSliceFields).
-Substitution of environment variables, magic variables and lab names: core/file.go (envsubst, unset variables stay) and
-core/config.go (magicVarReplacer).
+Go templates and substitution of environment variables (core/file.go: envsubst, unset variables stay), magic variables
+(core/config.go: magicVarReplacer) and lab names.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _VARIABLE: Final = re.compile(
     r"|(?P<bare>[^\W\d]\w*))"
 )
 _REFERENCE: Final = re.compile(r"\$([^\W\d]\w*)")
+_ACTION: Final = re.compile(r"\{\{(.{0,60}?\}\})?")  # of a Go template
 NODE_NAME: Final = "__clabNodeName__"
 LAB_NAME: Final = "__clabLabName__"
 # Directories that containerlab creates; namespaces have none.
@@ -38,6 +40,24 @@ LONGEST_LINE: Final = 1 << 15  # characters of a command
 MOST_VALUES: Final = 400_000  # of a topology, with aliases and inherited values written out
 _LAB_LENGTH: Final = 12
 MOST_BYTES: Final = 1 << 20  # of a topology, and of each file of FRR and each script that it binds
+
+
+def is_template_of_topology(text: str) -> bool:
+    """True for a Go template of a topology: it has actions, `{{ ... }}`, and is no YAML before they are executed."""
+    return _ACTION.search(text) is not None and re.search(r"^topology:", text, re.MULTILINE) is not None
+
+
+def check_rendered(text: str, source: str) -> None:
+    """InputError for a Go template. containerlab executes every topology as a template, of any name (core/file.go)."""
+    if (found := _ACTION.search(text)) is None:
+        return
+    line = text.count("\n", 0, found.start()) + 1
+    stem = re.sub(r"(\.clab)?\.(gotmpl|ya?ml)$", "", source)
+    plain = f"{stem}.clab.yml" if source.endswith(".gotmpl") else f"{stem}.rendered.clab.yml"
+    command = shlex.join(["containerlab", "deploy", "-t", source, "--dry-run", "--export-rendered", plain])
+    why = "is an action of a Go template, which containerlab executes before it reads the file, and Heddle does not"
+    hint = f"run {command}, which starts nothing, then ./inv up {shlex.quote(plain)}"
+    raise InputError(Problem(f"{source}:{line}", found[0], why, hint))
 
 
 def expand(text: str, source: str, variables: Mapping[str, str] | None = None) -> str:

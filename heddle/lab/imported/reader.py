@@ -60,13 +60,18 @@ _MAC: Final = re.compile(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}")  # uni
 
 def holds_topology(path: Path) -> bool:
     """True when a file has a group `topology`. InputError when it cannot be read or is no YAML."""
-    document = parse(expand(read_text(path, str(path), _READING), str(path)), str(path), _READING)
+    text = read_text(path, str(path), _READING)
+    if grammar.is_template_of_topology(text):
+        return True
+    document = parse(expand(text, str(path)), str(path), _READING)
     return isinstance(document.data.get("topology"), dict)
 
 
 def read_description(path: Path, runtime: str, name: str | None, source: str) -> TopologyDescription:
     """Read the file. name: the lab's name, instead of the file's. source: the file's name in errors."""
-    document = parse(expand(read_text(path, source, _READING), source), source, _READING)
+    text = read_text(path, source, _READING)
+    grammar.check_rendered(text, source)
+    document = parse(expand(text, source), source, _READING)
     if "racks" in document.data and "topology" not in document.data:
         hint = f"./inv up {shlex.quote(source)} brings it up"
         raise InputError(Problem(source, "the file", "is a fabric file, not a containerlab topology", hint))
