@@ -54,6 +54,11 @@ class Blueprint(ABC):
         """Notes for the user before the lab is created, a sentence each."""
         return ()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the lab reaches this machine beyond its nodes, a line each, for the user before it is created."""
+        return ()
+
     @abstractmethod
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the topology and the files that it binds into `out`; returns the topology's path."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from heddle.base import owners, state
 from heddle.base.events import Observer, Silent
@@ -43,6 +44,8 @@ from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
+
+_WARNINGS: Final = 12  # lines on what reaches this machine, of one topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ def up(
             observer.say(f"lab {lab.name}: kept {many(kept, 'stored run')} of an earlier lab of that name")
         for note in lab.blueprint.notes:
             observer.say(note)
+        for line in _shown(lab.blueprint.warnings):
+            observer.warn(line)
         for warning in lab.fabric.policy.queues.late_marks:
             observer.warn(warning)
         preflight(lab.fabric, daemons=engine.daemons_here)
@@ -221,12 +226,21 @@ def _record_ending(name: str) -> None:
             state.write_record(replace(record, phase="ending"))
 
 
+def _shown(warnings: Sequence[str]) -> list[str]:
+    """The first lines, and where the others are."""
+    more = len(warnings) - _WARNINGS
+    last = [f"and {more} more like these: ./inv up FILE --explain lists all"] if more > 0 else []
+    return [*warnings[:_WARNINGS], *last]
+
+
 def script_of(wanted: Source, runtime: str = "netns", options: RenderOptions = DEFAULT) -> str:
     """The commands of `up` as a shell script; nothing is run. InputError when `up` would refuse the options."""
     blueprint = blueprint_from(wanted)
     check_deployable(options, runtime, installed_version() if runtime == "containerlab" else None)
     name = blueprint.fabric.name
     journal = Journal()
+    for line in (*blueprint.notes, *blueprint.warnings):
+        journal.comment(line)
     limits.HERE.write_script(name, limits.needs_of(blueprint.fabric), journal)
     with tempfile.TemporaryDirectory(prefix="heddle-") as scratch:
         topology = blueprint.write(Path(scratch, "topology"), options)

@@ -274,12 +274,15 @@ def test_hosts_alone_are_a_lab_too(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("heddle.views.labtext.place_flag", lambda: "")  # with a place fewer commands are shown
-    hosts = "".join(f"    h{n}: {{exec: [ip addr add 10.9.0.{n}/24 dev eth1]}}\n" for n in (1, 2))
+    hosts = "".join(f"    h{n}: {{exec: [ip addr add 10.9.0.{n}/24 dev eth1, test -d /]}}\n" for n in (1, 2))
     (tmp_path / "two.clab.yml").write_text(
         f"name: two\ntopology:\n  defaults: {{kind: linux}}\n  nodes:\n{hosts}"
         '  links:\n    - endpoints: ["h1:eth1", "h2:eth1"]\n'
     )
-    done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime)
+    warned: list[list[str]] = []
+    listener = Listener(at={"create": lambda: warned.append([*listener.warnings])})
+    done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime, observer=listener)
+    assert warned == [["exec: test -d / (h1, h2): runs as root of this machine, and sees all of its files"]]
     assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
     assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
     assert all(check.ok for check in validate(done.lab))

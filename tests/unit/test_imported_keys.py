@@ -10,6 +10,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.lab.imported.grammar import only_waits
 from heddle.lab.imported.imported import import_topology
+from heddle.lab.lifecycle import script_of
 
 Write = Callable[[str], Path]
 
@@ -107,3 +108,58 @@ def test_a_command_that_only_keeps_a_container_running_is_not_needed_in_a_namesp
     else:
         with pytest.raises(InputError, match="is the main process of a container"):
             import_topology(path, "netns")
+
+
+REACHING = """name: x
+topology:
+  defaults: {kind: linux}
+  groups:
+    g: {privileged: true, exec: [sh -c 'rm -r /srv']}
+  nodes:
+    a:
+      group: g
+      pid-mode: host
+      cgroupns-mode: host
+      cap-add: [SYS_ADMIN, SYS_RAWIO]
+      security-opts: ["seccomp=unconfined"]
+      binds: ["/:/host", "sub/../../y:/etc/frr/y:ro", "link:/etc/frr/z", "x.clab.yml:/etc/frr/daemons", "~:/root"]
+      exec: [ip link set lo up, ip netns exec other reboot, sysctl -w net.ipv4.ip_forward=1, sysctl -p, "echo \\e[2J"]
+    b: {group: g, privileged: false, cgroupns-mode: private}
+"""
+
+
+def test_what_reaches_this_machine_is_listed_by_key_node_and_value(tmp_path: Path) -> None:
+    (directory := tmp_path / "lab" / "sub").mkdir(parents=True)
+    (path := directory.parent / "x.clab.yml").write_text(REACHING)
+    (tmp_path / "y").write_text("")
+    (directory.parent / "link").symlink_to("/etc")
+    lines = import_topology(path, "containerlab").warnings
+    command = "runs as root of its container, which is no protection for this machine"
+    outside = "what is outside the topology's directory"
+    assert list(lines) == [
+        "privileged: true (a): root of the node is root of this machine",
+        "pid-mode: host (a): the node sees and ends this machine's processes",
+        "cgroupns-mode: host (a): the node sees this machine's control groups",
+        "cap-add: SYS_ADMIN, SYS_RAWIO (a): more rights of root than Docker's default",
+        "security-opts: seccomp=unconfined (a): changes what the engine keeps from a node",
+        f"binds: /:/host (a): the node can read and write {outside}",
+        f"binds: sub/../../y:/etc/frr/y:ro (a): the node can read {outside}",
+        f"binds: link:/etc/frr/z (a): the node can read and write {outside}",
+        f"binds: ~:/root (a): the node can read and write {outside}",
+        f"exec: sh -c 'rm -r /srv' (a, b): {command}",
+        f"exec: ip netns exec other reboot (a): {command}",
+        f"exec: sysctl -p (a): {command}",
+        f"exec: echo ?[2J (a): {command}",
+    ]
+
+
+def test_in_namespaces_commands_are_roots_and_keys_of_containers_have_no_effect(write: Write) -> None:
+    node = "{kind: linux, privileged: true, exec: [touch /srv/x], binds: ['/etc/hosts:/etc/hosts']}"
+    made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {node}}}}}\n"), "netns")
+    assert list(made.warnings) == [
+        "privileged: true (a): has no effect in namespaces, where each command is root of this machine anyway",
+        "binds: /etc/hosts:/etc/hosts (a): the node can read and write what is outside the topology's directory",
+        "exec: touch /srv/x (a): runs as root of this machine, and sees all of its files",
+    ]
+    script = script_of(made)
+    assert all(f"# {line}\n" in script.split("ip -batch")[0] for line in (*made.warnings, *made.notes))

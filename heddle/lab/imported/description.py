@@ -46,7 +46,9 @@ class BindDescription:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """A node of kind linux. passed: keys that only a container engine uses, unchanged from the file."""
+    """A node of kind linux. passed: keys that only a container engine uses, unchanged from the file. reach: what of the
+    node reaches this machine (reach.py).
+    """
 
     name: str
     where: str  # lab.clab.yml:12
@@ -60,6 +62,7 @@ class NodeDescription:
     command: str = ""  # entrypoint and cmd: the command of the container
     isolated: bool = False  # network-mode: none
     passed: Mapping[str, Any] = field(default_factory=dict)
+    reach: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def sources(self) -> Mapping[str, Path]:

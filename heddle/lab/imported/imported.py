@@ -33,6 +33,7 @@ from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copy_data, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
+from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
@@ -93,6 +94,12 @@ class ImportedLab(Blueprint):
     parts: Mapping[str, str]
     notes: tuple[str, ...] = ()
     description: TopologyDescription | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the topology reaches this machine (reach.py)."""
+        nodes = {} if self.description is None else self.description.nodes
+        return tuple(lines_of({name: node.reach for name, node in nodes.items()}))
 
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:

@@ -34,6 +34,7 @@ from heddle.lab.imported.grammar import (
     magic,
     resolved,
 )
+from heddle.lab.imported.reach import reach_of
 from heddle.runtimes.netns_space import PROVIDED
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
@@ -175,6 +176,7 @@ class _DescriptionReader:
             command=command,
             isolated=merged.get("network-mode") == "none",
             passed={k: v for k, v in passed.items() if k not in _OWN_FIELDS},
+            reach=reach_of(merged, name, lab, self.path.parent, self.runtime),
         )
 
     def _judge(self, trail: Trail, layer: Mapping[str, Any]) -> None:
