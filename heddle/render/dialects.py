@@ -31,6 +31,11 @@ DEPLOY: Final[Mapping[Dialect, str]] = {
     "frr": "containerlab deploy",
     "c9s": "containerlab --runtime c9s deploy",
 }
+# Rights of containers beside Docker's default. FRR's daemons end without one of theirs. With SYS_ADMIN a node can be
+# root of the machine, so hosts do not have it.
+HOST_CAPABILITIES: Final = ("NET_ADMIN", "NET_RAW")
+SWITCH_CAPABILITIES: Final = ("NET_ADMIN", "SYS_ADMIN", "NET_RAW")
+NODE_MEMORY: Final = "1Gb"  # of a container with Heddle's image, which needs less than 100 MB
 
 
 @dataclass(frozen=True, slots=True)

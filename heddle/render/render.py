@@ -22,7 +22,17 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.nexthops import edges_of
-from heddle.render.dialects import DEPLOY, KIND_KEYS, PRIVILEGED, SKIP_WHEN_UNUSED, Dialect, RenderOptions
+from heddle.render.dialects import (
+    DEPLOY,
+    HOST_CAPABILITIES,
+    KIND_KEYS,
+    NODE_MEMORY,
+    PRIVILEGED,
+    SKIP_WHEN_UNUSED,
+    SWITCH_CAPABILITIES,
+    Dialect,
+    RenderOptions,
+)
 from heddle.render.imagenames import image_names
 
 if TYPE_CHECKING:
@@ -111,6 +121,9 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         skip_when_unused=options.takes(SKIP_WHEN_UNUSED),
         unprivileged=options.takes(PRIVILEGED),
         images=image_names(),
+        switch_capabilities=SWITCH_CAPABILITIES,
+        host_capabilities=HOST_CAPABILITIES,
+        node_memory=NODE_MEMORY,
         level_of=fabric.level_of,
         # containerlab's graph sorts its rows by the names of groups.
         switch_groups=list(dict.fromkeys(fabric.level_of(node).group for node in reversed(fabric.switches))),

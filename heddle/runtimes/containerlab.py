@@ -44,6 +44,7 @@ from heddle.runtimes.clab_deploy import deploy, note
 from heddle.runtimes.netns_topology import known_node, read_topology
 
 _SHOWN: Final = 5  # nodes that are listed by name
+_MOST_PROCESSES: Final = 4096  # and threads, of a node: a switch has less than 100, and the machine usually 32,768
 _PROC: Final = Path("/proc")
 _SPACES: Final = (IPv4Network("172.24.0.0/13"), IPv4Network("192.168.0.0/16"))  # of management networks
 # The node's shell starts the command: for a missing command, engines print to stdout and use their own exit codes.
@@ -105,6 +106,7 @@ class ContainerlabRuntime:
         """Record the commands of create, without running them."""
         journal.comment("containerlab makes the containers and links, and runs each node's exec, daemons included.")
         note(lab, topology, journal)
+        journal.note(["docker", *_limit(lab, read_topology(topology).nodes)])
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Deploy containers, links, sysctls, and every node's `exec`, so that daemons are running when this returns."""
@@ -121,6 +123,10 @@ class ContainerlabRuntime:
             observer.advance("create", min(done, total))
 
         deploy(lab, topology, step)
+        limit = _limit(lab, topo.nodes)
+        journal.note(["docker", *limit])
+        if (done_update := docker(limit, check=False)).code != 0:
+            observer.warn(f"a node can start any number of processes: this engine sets no limit: {done_update.reason}")
         if lost := self.missing_nodes(lab, topology):
             raise MachineError(*lost[:_SHOWN])
         observer.end("create", f"{len(topo.nodes)} containers, {len(topo.links)} links")
@@ -162,6 +168,11 @@ def _networks(fabric: Fabric) -> set[IPv4Network]:
     """IPv4 networks of a fabric, as the engine's are: its pool, and the ports' networks of imported topologies."""
     ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
     return {each for each in (fabric.policy.pool, *ports) if isinstance(each, IPv4Network)}
+
+
+def _limit(lab: str, nodes: Iterable[str]) -> list[str]:
+    """The docker command that limits the processes of each node; a topology has no key for that."""
+    return ["update", f"--pids-limit={_MOST_PROCESSES}", *(_container(lab, node) for node in nodes)]
 
 
 def _container(lab: str, node: str) -> str:

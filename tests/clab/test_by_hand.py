@@ -54,8 +54,11 @@ def test_containerlab_and_docker_know_the_lab(tiny: Lab) -> None:
     assert health.faults(lab) == []
     for container in json.loads(docker(["inspect", *names]).out):
         assert container["HostConfig"]["Privileged"] is False
-        wanted = {"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}
+        wanted = {"NET_ADMIN", "NET_RAW"} | ({"SYS_ADMIN"} if "tsw" in container["Name"].rpartition("-")[2] else set())
         assert {name.removeprefix("CAP_") for name in container["HostConfig"]["CapAdd"]} == wanted
+        assert (container["HostConfig"]["PidsLimit"], container["HostConfig"]["Memory"]) == (4096, 10**9)
+        modes = {bind["Destination"]: bind["RW"] for bind in container["Mounts"]}
+        assert {path for path, writable in modes.items() if writable} <= {"/etc/frr/frr.conf"}
     for node in ("rtsw1", "host1"):
         assert "default" not in lab.output(node, ["ip", "route"])
         assert "default" not in lab.output(node, ["ip", "-6", "route"])

@@ -144,7 +144,11 @@ def test_what_holds_for_every_fabric_in_every_dialect(spec: FabricSpec, options:
     for each in [*part["groups"].values(), *part["nodes"].values()]:
         assert all(isinstance(value, str) for value in each.get("sysctls", {}).values()), "a sysctl is not quoted"
     assert part["defaults"]["privileged"] is False
-    assert part["defaults"]["cap-add"] == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
+    rights = {name: set(group["cap-add"]) for name, group in part["groups"].items()}
+    assert rights.pop("server") == {"NET_ADMIN", "NET_RAW"}
+    assert all(each == {"NET_ADMIN", "SYS_ADMIN", "NET_RAW"} for each in rights.values())
+    writable = {bind for node in part["nodes"].values() for bind in node.get("binds", []) if not bind.endswith(":ro")}
+    assert options.dialect == "c9s" or {bind.rpartition(":")[2] for bind in writable} <= {"/etc/frr/frr.conf"}
 
     topology = render(fabric, tmp_path / "out", options)
     nodes = part["nodes"].values()

@@ -19,14 +19,20 @@ from heddle.lab.imported import frr
 from heddle.lab.imported.decisions import forwarding
 from heddle.lab.imported.description import NodeDescription, TopologyDescription
 from heddle.lab.imported.grammar import literal
-from heddle.render.dialects import PRIVILEGED, SKIP_WHEN_UNUSED, RenderOptions
+from heddle.render.dialects import (
+    HOST_CAPABILITIES,
+    NODE_MEMORY,
+    PRIVILEGED,
+    SKIP_WHEN_UNUSED,
+    SWITCH_CAPABILITIES,
+    RenderOptions,
+)
 from heddle.render.imagenames import REPOSITORIES, image_names
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
 from heddle.runtimes.clab_containers import LABEL
 from heddle.spec.yamlfile import Word
 
 _START: Final = "start.sh"
-_CAPABILITIES: Final = ("NET_ADMIN", "SYS_ADMIN", "NET_RAW")  # what FRR needs; `privileged` is containerlab's default
 # Set by docker for a container on a machine that forwards, and by containerlab for every node of kind linux.
 _SWITCH_SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 _NODE_SYSCTLS: Final = {"net.ipv6.conf.all.disable_ipv6": "0"}
@@ -60,7 +66,7 @@ def copy_data(
 ) -> dict[str, Any]:
     """The topology as values, before `$` is doubled."""
     defaults: dict[str, Any] = {"privileged": False} if options.takes(PRIVILEGED) else {}
-    defaults |= {"restart-policy": "no", "cap-add": list(_CAPABILITIES)}
+    defaults["restart-policy"] = "no"
     mgmt: dict[str, Any] = {"network": f"heddle-{description.name}"}
     if options.mgmt == "none":
         defaults["network-mode"] = "none"
@@ -112,8 +118,12 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls, **forwarding(node)}
     data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}
     data["network-mode"] = "none" if node.isolated else ""
+    # FRR may run in an image of the user's, too.
+    rights = SWITCH_CAPABILITIES if switch or not is_heddles(image) else HOST_CAPABILITIES
+    data |= {"cap-add": list(rights), "memory": NODE_MEMORY if is_heddles(image) else ""}
     if runtime != "netns":
         data |= {key: value for key, value in node.passed.items() if key != "image"}
+        data["cap-add"] = list(dict.fromkeys([*rights, *node.passed.get("cap-add", ())]))
     return {key: value for key, value in data.items() if value not in ("", {}, [])}
 
 
