@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from pydantic import TypeAdapter
+
 from heddle.base.ethernet import DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
 from heddle.base.units import shown
@@ -62,10 +64,11 @@ class HashOptions:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HashOptions:
         """What `to_json` wrote."""
-        return cls(**{**data, "udf": Udf(**data["udf"])})
+        return _HASH_OPTIONS.validate_python(data)
 
 
 DEFAULT_OPTIONS: Final = HashOptions()
+_HASH_OPTIONS: Final = TypeAdapter(HashOptions)
 
 
 @dataclass(frozen=True, slots=True)

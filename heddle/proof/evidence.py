@@ -147,7 +147,7 @@ class Evidence:
         if data["format"] == _WITHOUT_SPORT:
             data = _with_sports(data)
         elif data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, not {FORMAT}")
+            raise ValueError(f"it has format {data['format']}, and this Heddle reads {FORMAT}")
         before = _read(data["before"], {})
         return cls(
             before,

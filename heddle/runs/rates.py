@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from heddle.base.arrays import F64
-from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
+from heddle.runs.files import Layout, UnreadableError, read_arrays, typed, undamaged, write_arrays
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
 
 RATES: Final = "rates.npz"
 _VERSION_OF_RATES: Final = 1
+_ARRAYS: Final[Layout] = {"counts": ("i", 1), "times_s": ("f", 1), "rates_bps": ("f", 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,9 @@ class PacedQp:
     def name(self) -> str:
         """`host2 to host1, QP 349135`."""
         return f"{self.src} to {self.dst}, QP {self.qpn}"
+
+
+_QPS: Final = TypeAdapter(tuple[PacedQp, ...])
 
 
 @dataclass(frozen=True)
@@ -134,13 +139,16 @@ def read_rates(directory: Path) -> Rates:
     if not path.exists():
         raise UnreadableError(f"{RATES} is missing: the run had no congestion control, or did not finish")
     with undamaged(RATES):
-        about, arrays = read_arrays(path, _VERSION_OF_RATES)
-        counts, times, rates = (arrays[name] for name in ("counts", "times_s", "rates_bps"))
-        if not int(counts.sum()) == len(times) == len(rates) or (counts < 0).any():
+        about, arrays = read_arrays(path, _VERSION_OF_RATES, _ARRAYS)
+        counts, times, rates = (arrays[name] for name in _ARRAYS)
+        if (counts < 0).any() or (counts > len(times)).any() or not int(counts.sum()) == len(times) == len(rates):
             raise ValueError("its arrays do not fit together")
+        qps, seconds = typed(_QPS, about["qps"]), float(about["seconds"])
+        if seconds < 0 or (times < 0).any() or (rates < 0).any() or not all(qp.line_bps > 0 for qp in qps):
+            raise ValueError("a time or a rate is not positive")
         ends = np.cumsum(counts)
         courses = tuple(
-            RateCourse(PacedQp(**qp), times[end - count : end], rates[end - count : end])
-            for qp, end, count in zip(about["qps"], ends.tolist(), counts.tolist(), strict=True)
+            RateCourse(qp, times[end - count : end], rates[end - count : end])
+            for qp, end, count in zip(qps, ends.tolist(), counts.tolist(), strict=True)
         )
-        return Rates(str(about["controller"]), float(about["seconds"]), courses)
+        return Rates(str(about["controller"]), seconds, courses)

@@ -7,22 +7,27 @@ and evidence are in a separate file (measured.py), so that many records can be r
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from heddle.base import state
+from heddle.base.problems import InputError
 from heddle.base.version import VERSION
-from heddle.runs.files import UnreadableError, read_object
+from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import SizeRow
+from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"
+ID: Final = re.compile(r"[0-9]{4,9}")
 RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
 
 
@@ -90,12 +95,32 @@ def write_record(directory: Path, record: RunRecord) -> None:
 def read_record(directory: Path) -> RunRecord:
     """Read run.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / RECORD, RUN_FORMAT)
-    try:
-        record = _ADAPTER.validate_python(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the record"
-        raise UnreadableError(f"{RECORD} is damaged: {where}: {first['msg']}") from None
-    if not (record.rows if record.interrupted else record.outcome is None or record.outcome.rows):
-        raise UnreadableError(f"{RECORD} is damaged: it has no result rows")
+    with undamaged(RECORD):
+        record = typed(_ADAPTER, data)
+    if why := next(_contradictions(record), ""):
+        raise UnreadableError(f"{RECORD} is damaged: {why}")
     return record
+
+
+def _contradictions(record: RunRecord) -> Iterator[str]:
+    """What no run has: values of the right type that the readers of a record cannot use."""
+    header, rows = record.header, record.measured
+    options = header.options
+    try:
+        state.check_name(header.lab)
+        find_pattern(options.collective, options.algorithm)
+    except InputError as error:
+        yield str(error.problems[0]).partition("\n")[0]
+    if not ID.fullmatch(record.id):
+        yield f"its ID is {record.id[:20]!r}"
+    if not (rows if record.interrupted else record.outcome is None or rows):
+        yield "it has no result rows"
+    if not options.sizes or not header.ranks:
+        yield "it has no sizes or no ranks"
+    counts = [header.k, header.qps, options.iters, options.qps, options.entropy, options.chunk, options.bucket_ns]
+    counts += [*options.sizes, *(row.size for row in rows), *(rank.rate_bps for rank in header.ranks)]
+    if min(counts) < 1:
+        yield "it has a number below 1"
+    times = [record.seconds, *(us for row in rows for us in row.iteration_us)]
+    if min(options.warmup, *times) < 0 or not all(row.time_us > 0 and row.busbw > 0 for row in rows):
+        yield "it has a time or a bandwidth that no run has"

@@ -19,9 +19,11 @@ from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from heddle.base.arrays import F64, I32, I64
-from heddle.runs.files import UnreadableError, read_arrays, undamaged, write_arrays
+from heddle.base.ethernet import CLASSES
+from heddle.runs.files import Layout, UnreadableError, read_arrays, typed, undamaged, write_arrays
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS, LiveQueues, Words, row_reader
 
 _LEVELS: Final = slice(0, len(LEVELS))
@@ -257,6 +259,7 @@ def _merged(one: _Bucket, two: _Bucket) -> _Bucket:
 
 SERIES: Final = "series.npz"
 _FORMAT: Final = 1
+_ARRAYS: Final[Layout] = {"ends_s": ("f", 1), "rows": ("i", 1), "about": ("f", 1)} | dict.fromkeys(COLUMNS, ("i", 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,15 @@ class RowLabel:
     def name(self) -> str:
         """`rtsw1:eth3 class 3`."""
         return f"{self.port} class {self.traffic_class}"
+
+    @property
+    def possible(self) -> bool:
+        """Whether a port can have such a row."""
+        least = min(self.kmin, self.kmax, self.xoff, self.xon)
+        return ":" in self.port and 0 <= self.traffic_class < CLASSES and self.rate_bps > 0 and least >= 0
+
+
+_LABELS: Final = TypeAdapter(tuple[RowLabel, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,9 +318,13 @@ def read_series(directory: Path) -> Recorded:
     if not path.exists():
         raise UnreadableError(f"{SERIES} is missing, so its queues were not recorded")
     with undamaged(SERIES):
-        about, arrays = read_arrays(path, _FORMAT)
+        about, arrays = read_arrays(path, _FORMAT, _ARRAYS)
         series = Series.of_arrays(arrays)
-        labels = tuple(RowLabel(**label) for label in about["labels"])
-        if len(labels) != len(series.rows):
-            raise ValueError("rows without labels")
-        return Recorded(str(about["lab"]), str(about["what"]), int(about["k"]), labels, series)
+        if (np.diff(series.ends_s, prepend=0.0) < 0).any():
+            raise ValueError("its times do not rise")
+        labels = typed(_LABELS, about["labels"])
+        if len(labels) != len(series.rows) or not all(each.possible for each in labels):
+            raise ValueError("its labels do not fit to its rows")
+        if (k := int(about["k"])) < 1:
+            raise ValueError(f"k is {k}")
+        return Recorded(str(about["lab"]), str(about["what"]), k, labels, series)

@@ -28,8 +28,9 @@ from heddle.base.lockfile import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir
+from heddle.runs.coherence import misfit
 from heddle.runs.files import UnreadableError
-from heddle.runs.runrecord import RECORD, RunRecord, read_record, write_record
+from heddle.runs.runrecord import ID, RECORD, RunRecord, read_record, write_record
 from heddle.runs.stored import StoredRun, bytes_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ KEEP_RUNS: Final = "HEDDLE_KEEP_RUNS"
 KEEP_BYTES: Final = "HEDDLE_KEEP_BYTES"
 _RUNS: Final = 50
 _BYTES: Final = "200MB"
-_ID: Final = re.compile(r"[0-9]{4,9}")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _NEW: Final = ".new-"  # directories that are being written
 _OLD: Final = ".old-"  # directories that are being removed
@@ -107,7 +107,7 @@ class History:
         """The IDs of all runs, oldest first."""
         try:
             with os.scandir(self.directory) as found:
-                names = [each.name for each in found if _ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+                names = [each.name for each in found if ID.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -310,7 +310,8 @@ def load(lab: Lab, run: str | None = None) -> StoredRun:
         how = "was interrupted" if found.interrupted else "failed"
         why = f"{how}, so it has no paths: {found.record.why_not_done}"
         raise InputError(Problem("", found.what, why, _other(history)))
-    found.needed(found.measured)
+    if why := misfit(lab.fabric, found.evidence):
+        raise found.unusable(f"it ran on another fabric: {why}")
     return found
 
 

@@ -18,7 +18,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.runs.files import UnreadableError
-from heddle.runs.measured import FlowRow, read_evidence
+from heddle.runs.measured import EVIDENCE, FlowRow, read_evidence
 from heddle.runs.runrecord import RunRecord, read_record
 
 if TYPE_CHECKING:
@@ -123,7 +123,13 @@ class StoredRun:
         if self.record.outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
             return Stored(None, f"the run {how}, so it has no paths")
-        return _stored(read_evidence, self.path)
+        found, built = _stored(read_evidence, self.path), self.fabric.value
+        if found.value is not None and built is not None:
+            from heddle.runs.coherence import misfit
+
+            if why := misfit(built, found.value[1]):
+                return Stored(None, f"{EVIDENCE} does not fit to the fabric of the run: {why}")
+        return found
 
     @property
     def flows(self) -> tuple[FlowRow, ...]:

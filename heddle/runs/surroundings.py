@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import JsonValue, NonNegativeInt, TypeAdapter
 
 from heddle.base import state
 from heddle.base.version import VERSION
@@ -19,19 +21,23 @@ from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import Fabric
 from heddle.lab.thresholds import own_settings
 from heddle.predict.selftest import SelfTest, verdict
-from heddle.runs.files import UnreadableError, read_object, undamaged
+from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 SURROUNDINGS: Final = "fabric.json"
 _FORMAT: Final = 1
-# Key of the file -> how its value is read; those of the machine are one group.
-_PLAIN: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "runtime": str, "versions": dict, "hashing": dict, "spec": dict,
-    "queues": lambda nodes: {str(node): dict(settings) for node, settings in nodes.items()},
+_SELFTEST: Final = TypeAdapter(SelfTest)
+# Key of the file -> the type of its value; those of the machine are one group.
+_PLAIN: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "runtime": TypeAdapter(str), "versions": TypeAdapter(dict[str, str]), "spec": TypeAdapter(dict[str, JsonValue]),
+    "hashing": TypeAdapter(dict[str, dict[str, JsonValue]]),
+    "queues": TypeAdapter(dict[str, dict[str, JsonValue]]),
 }  # fmt: skip
-_MACHINE: Final[Mapping[str, Callable[[Any], Any]]] = {"processors": int, "processor": str, "memory": int}
+_MACHINE: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "processors": TypeAdapter(NonNegativeInt), "processor": TypeAdapter(str), "memory": TypeAdapter(NonNegativeInt),
+}  # fmt: skip
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
@@ -86,9 +92,10 @@ def read_surroundings(directory: Path) -> Surroundings:
         raise UnreadableError(f"{SURROUNDINGS} is missing: the Heddle that made this run did not write it")
     data = read_object(directory / SURROUNDINGS, _FORMAT)
     with undamaged(SURROUNDINGS):
-        plain = {name: read(data[name]) for name, read in _PLAIN.items()}
-        machine = {name: read(data["machine"][name]) for name, read in _MACHINE.items()}
-        return Surroundings(fabric_from_json(data["fabric"]), selftest=SelfTest(**data["selftest"]), **plain, **machine)
+        plain = {name: typed(kind, data[name]) for name, kind in _PLAIN.items()}
+        machine = {name: typed(kind, data["machine"][name]) for name, kind in _MACHINE.items()}
+        selftest = typed(_SELFTEST, data["selftest"])
+        return Surroundings(fabric_from_json(data["fabric"]), selftest=selftest, **plain, **machine)
 
 
 def _versions(runtime: str) -> dict[str, str]:

@@ -112,8 +112,11 @@ class SwitchCounters:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SwitchCounters:
         """What `to_json` wrote."""
-        flows = tuple(FlowCount(*row) for row in data["flows"])
-        return cls(str(data["switch"]), flows, tuple(PortCount(*row) for row in data["ports"]), int(data["misses"]))
+        flows = tuple(
+            FlowCount(str(port), str(src), str(dst), *map(int, counts)) for port, src, dst, *counts in data["flows"]
+        )
+        ports = tuple(PortCount(str(port), *map(int, counts)) for port, *counts in data["ports"])
+        return cls(str(data["switch"]), flows, ports, int(data["misses"]))
 
 
 def rows_for(fabric: Fabric) -> int:

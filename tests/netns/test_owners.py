@@ -66,7 +66,7 @@ def test_of_two_that_begin_at_once_one_wins_and_the_other_is_told_the_process(
         both = [place.start("up", "tiny", "--name", name) for place in (ours, theirs)]
         (code, _, won), (lost_code, _, lost) = sorted(ended(each) for each in both)
         assert (code, lost_code) == (0, 2), won + lost
-        winner, loser = both if both[0].returncode == 0 else both[::-1]
+        winner = both[0] if both[0].returncode == 0 else both[1]
         busy = BUSY.search(lost)
         assert busy is None or int(busy[1]) == winner.pid, lost
         assert busy is not None or f"lab {name} belongs to " in lost, "it came when the other one had ended"

@@ -41,7 +41,7 @@ def run_plan(name: str) -> None:
         ("x.csv", run_plan),
         ("x.pcap", lambda name: open_capture(Path(name), name)),
         ("run.json", lambda name: read_object(Path(name))),
-        ("rates.npz", lambda name: read_arrays(Path(name), 1)),
+        ("rates.npz", lambda name: read_arrays(Path(name), 1, {})),
         ("frr.conf", lambda name: blueprint_of(topology(Path(name).with_name("t.clab.yml"),
                                                         f"{{kind: linux, binds: [{name}:/etc/frr/frr.conf]}}"),
                                                None, "netns")),

@@ -52,9 +52,9 @@ class Steering:
     def from_json(cls, data: Mapping[str, Any]) -> Steering:
         """What `to_json` wrote."""
         return cls(
-            tuple(tuple(group) for group in data["groups"]),
-            tuple(tuple(slots) for slots in data["slots"]),
-            {ip_network(prefix): PrefixRule(*rule) for prefix, rule in data["prefixes"].items()},
+            tuple(tuple(map(str, group)) for group in data["groups"]),
+            tuple(tuple(map(str, slots)) for slots in data["slots"]),
+            {ip_network(prefix): PrefixRule(*map(int, rule)) for prefix, rule in data["prefixes"].items()},
             {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]},
         )
 

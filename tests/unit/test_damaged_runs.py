@@ -1,0 +1,177 @@
+"""Files of a stored run that are damaged or strange: refused at the door, with the file and what is wrong in it.
+
+tests/fuzz/test_stored_runs.py does the same with random damage, for every verb.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.runs.files import UnreadableError
+from heddle.runs.measured import read_evidence
+from heddle.runs.rates import read_rates
+from heddle.runs.runrecord import read_record
+from heddle.runs.series import read_series
+from heddle.runs.store import open_runs
+from heddle.runs.surroundings import read_surroundings
+
+CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "run"
+READERS: dict[str, Callable[[Path], object]] = {
+    "run.json": read_record, "fabric.json": read_surroundings, "evidence.json": read_evidence,
+    "series.npz": read_series, "rates.npz": read_rates,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(CORPUS, tmp_path / "0002"))
+
+
+def said(run: Path, name: str) -> str:
+    with pytest.raises(UnreadableError) as caught:
+        READERS[name](run)
+    assert str(caught.value).startswith(f"{name} ")
+    return str(caught.value)
+
+
+def test_a_run_of_this_format_is_read(run: Path) -> None:
+    for read in READERS.values():
+        assert read(run) is not None
+    (stored,) = open_runs([str(run)])
+    assert stored.proof.value is not None and stored.proof.value.agree
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "why"),
+    [
+        ("run.json", ["seconds"], "1.5", "run.json is damaged: seconds: Input should be a valid number"),
+        ("run.json", ["seconds"], 10**30, "run.json is damaged: it has a number of 31 digits"),
+        ("run.json", ["seconds"], float("nan"), "run.json is damaged: it has NaN, which is no number"),
+        ("run.json", ["id"], "../../../etc/x", "run.json is damaged: its ID is '../../../etc/x'"),
+        ("run.json", ["header", "lab"], "../x", "run.json is damaged: lab '../x' is not a valid lab name"),
+        ("run.json", ["header", "k"], 0, "run.json is damaged: it has a number below 1"),
+        ("run.json", ["header", "options", "collective"], "nap", "--collective nap is not a supported collective"),
+        ("run.json", ["outcome", "rows", 0, "busbw"], 0.0, "a time or a bandwidth that no run has"),
+        ("run.json", ["heddle"], "\ud800", "run.json is damaged: a text has half a character"),
+        ("fabric.json", ["spec"], [], "fabric.json is damaged: Input should be "),
+        ("fabric.json", ["hashing", "rtsw1"], "e-ecmp", "fabric.json is damaged: rtsw1: Input should be"),
+        ("fabric.json", ["selftest", "state"], "fine", "fabric.json is damaged: state: Input should be 'agrees'"),
+        ("fabric.json", ["fabric", "nodes", 0, "level"], 7, "fabric.json is damaged: rtsw1 is on level 7"),
+        ("fabric.json", ["fabric", "links"], [], "fabric.json is damaged: ports and links differ"),
+        ("fabric.json", ["fabric", "policy", "mtu"], "many", "fabric.json is damaged: invalid literal for int()"),
+        ("evidence.json", ["received", 0, "ce"], [], "evidence.json is damaged: 0.ce: Input should be a valid integer"),
+        ("evidence.json", ["evidence", "oracle"], 7, "evidence.json is damaged: 'int' object is not iterable"),
+        ("evidence.json", ["evidence", "after", "nodes", 0, "counters", "flows", 0, 0], {}, ""),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(run: Path, name: str, path: list[Any], value: Any, why: str) -> None:
+    data = json.loads((run / name).read_text())
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (run / name).write_text(json.dumps(data))
+    if why:
+        assert why in said(run, name)
+    else:  # a port that the fabric does not have: the proof says what differs
+        READERS[name](run)
+        assert open_runs([str(run)])[0].proof.value is not None
+
+
+def test_values_within_values_are_counted(run: Path) -> None:
+    for nested in ("[" * 40 + "]" * 40, '{"x": ' * 400 + "1" + "}" * 400):
+        text = (CORPUS / "fabric.json").read_text().replace('"spec": {', f'"spec": {{"x": {nested}, ', 1)
+        (run / "fabric.json").write_text(text)
+        assert "fabric.json is damaged: it has more than 32 values within values" in said(run, "fabric.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (["sent", 0, "src"], "host99", "host host99 of a flow"),
+        (["sent", 0, "first_hop"], "rtsw1:eth77", "port rtsw1:eth77 of a flow"),
+        (["sent", 0, "src_ip"], "10.0.0", "address 10.0.0 of a flow"),
+        (["sent", 0, "packets"], -1, "a count below 0"),
+        (["before", "nodes", 0, "hashing", "seed"], 1 << 40, "rtsw1: an impossible seed"),
+        (["before", "nodes", 0, "hashing", "mode"], "nap", "rtsw1: hashing mode nap"),
+    ],
+)
+def test_evidence_that_does_not_fit_to_the_fabric_is_named(run: Path, path: list[Any], value: Any, why: str) -> None:
+    data = json.loads((run / "evidence.json").read_text())
+    place = data["evidence"]
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (run / "evidence.json").write_text(json.dumps(data))
+    (stored,) = open_runs([str(run)])
+    with pytest.raises(InputError, match=r"run 0002 .*evidence.json does not fit to the fabric of the run: ") as caught:
+        stored.needed(stored.proof)
+    assert why in str(caught.value)
+
+
+def rewritten(run: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    with np.load(run / name) as file:
+        arrays = {key: file[key] for key in file.files}
+    change(arrays)
+    np.savez_compressed(run / name, **arrays)
+
+
+def set_to(name: str, value: object) -> Callable[[dict[str, Any]], None]:
+    return lambda arrays: arrays.update({name: np.array(value)})
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("series.npz", set_to("depth", [1.0]), "depth has the type float64 and 1 dimensions"),
+        ("series.npz", set_to("depth", [[1]]), "its arrays do not fit together"),
+        ("series.npz", set_to("ends_s", [np.nan]), "ends_s has a number that is not finite"),
+        ("series.npz", set_to("rows", np.array([None])), "rows has the type object"),
+        ("series.npz", set_to("about_json", "{"), "series.npz is damaged: Expecting property name"),
+        ("series.npz", set_to("about_json", '{"format": 7}'), "series.npz has another format"),
+        ("rates.npz", set_to("counts", [-1, 1]), "its arrays do not fit together"),
+        ("rates.npz", set_to("times_s", np.zeros(3) - 1), "its arrays do not fit together"),
+        ("rates.npz", lambda arrays: arrays.pop("counts"), "counts.npy' in the archive"),
+    ],
+)  # fmt: skip
+def test_arrays_of_the_wrong_kind_are_named(
+    run: Path, name: str, change: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    rewritten(run, name, change)
+    assert why in said(run, name)
+
+
+def test_damaged_archives_are_named(run: Path) -> None:
+    whole = (run / "series.npz").read_bytes()
+    for at in range(60, len(whole), 97):  # each byte of the compressed data may be the damaged one
+        (run / "series.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            read_series(run)  # a byte that is not read, such as a date
+        except UnreadableError as error:
+            assert str(error).startswith("series.npz is damaged: ")
+    # An array that claims more than it has, and one that unpacks to more than any run has.
+    for claimed in ("(10, 99999999999)", "(10, -1)"):
+        target = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(whole)) as old, zipfile.ZipFile(target, "w") as new:
+            for name in old.namelist():
+                content = old.read(name)
+                head = b"'shape': (" if name == "depth.npy" else b"nothing"
+                start, end = content.find(head), content.find(b"), }")
+                new.writestr(
+                    name, content[: start + 9] + claimed.encode() + content[end + 1 :] if start > 0 else content
+                )
+        (run / "series.npz").write_bytes(target.getvalue())
+        assert "series.npz is damaged: depth has" in said(run, "series.npz")
+    with zipfile.ZipFile(run / "series.npz", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("about_json.npy", bytes(300 << 20))
+    assert "series.npz is damaged: it has more than 256 MiB" in said(run, "series.npz")
