@@ -124,6 +124,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "start 02": "bring up the fabric of workshop unit 02, and list its steps",
         "check": "check each step of the running unit on the live fabric",
         "answer links 1": "answer the question of a step",
+        "result --out anna.txt": "write what was solved, with the path proofs, to hand it in",
     },
     "explain": {
         "MMR": "explain a term: what, why, how to see it, where to read more",

@@ -157,7 +157,7 @@ INSPECT: Final[Options] = {
 }
 
 LAB_UNITS: Final[Options] = {
-    "action": Option("list, start, check, hint, answer, solve or stop", "heddle.cli.lab_verb:ACTIONS"),
+    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.lab_verb:ACTIONS"),
     "what": Option(
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
         "heddle.workshop.catalogue:unit_ids",
@@ -166,6 +166,7 @@ LAB_UNITS: Final[Options] = {
     "name": "with start: name of the lab, in place of unit02",
     "fresh": "with start: begin again with a new lab, without hints and answers",
     "yes": "answer all questions with yes: apply the solution, start again with a changed file, install packages",
+    "out": "with result: file to write, to hand in",
 }
 
 PLOT: Final[Options] = {

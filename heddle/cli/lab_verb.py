@@ -10,8 +10,8 @@ from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
-ACTIONS: Final = ("list", "start", "check", "hint", "answer", "solve", "stop")
-_ROOTLESS: Final = frozenset({"list", "hint"})
+ACTIONS: Final = ("list", "start", "check", "hint", "answer", "solve", "stop", "result")
+_ROOTLESS: Final = frozenset({"list", "hint", "result"})
 
 
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -35,6 +35,7 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     positional=["action", "what"],
     root=lambda typed: typed["action"] not in _ROOTLESS,
     files_in=_files,
+    files_out=["out_"],
     endings_here=[".yml"],
 )
 def lab_units(
@@ -45,20 +46,23 @@ def lab_units(
     name: str | None = None,
     fresh: bool = False,
     yes: bool = False,
+    out_: str | None = None,
 ) -> None:
     """Workshop units: exercises on a running fabric that check your work.
 
     list shows the units. start NN brings the lab of a unit up; check reports for each step what was observed; hint
     gives one more hint; answer STEP VALUE answers a question; solve explains and applies the solution; stop takes the
-    lab down. Name a unit by its number or its name: ./inv lab start 02, ./inv lab start entropy. The other actions
-    use the running unit by default. check ends with exit code 1 until every step is right. labs/README.md is for
-    instructors.
+    lab down; result writes what you solved, with the path proofs of your runs, to hand in. Name a unit by its number or
+    its name: ./inv lab start 02, ./inv lab start entropy. The other actions use the running unit by default; result
+    shows all units. check ends with exit code 1 until every step is right. labs/README.md is for instructors.
     """
     if action not in ACTIONS:
         raise InputError(Problem("", f"lab {action}", "is not something that lab does", did_you_mean(action, ACTIONS)))
     of_start = {"--fresh": fresh, "--runtime": runtime, "--name": name}
     if action != "start" and (typed := [flag for flag, value in of_start.items() if value]):
         raise InputError(Problem("", typed[0], f"has no meaning for lab {action}", "leave it out: it is for lab start"))
+    if action != "result" and out_:
+        raise InputError(Problem("", "--out", f"has no meaning for lab {action}", "leave it out: it is for lab result"))
     most = {"list": 0, "hint": 2, "answer": 3}.get(action, 1)
     if len(what) > most:
         hint = {"list": "./inv lab list", "answer": "./inv lab answer STEP VALUE"}.get(action, f"./inv lab {action} NN")
@@ -79,5 +83,7 @@ def lab_units(
             units.take_answer(out, what)
         case "solve":
             units.solve_unit(out, what, yes=yes)
+        case "result":
+            units.hand_in(out, what, out_)
         case _:
             units.stop_unit(out, what)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from heddle.base.files import real, result_name
 from heddle.base.problems import InputError, Problem
+from heddle.base.progname import as_started
 from heddle.base.tables import table
+from heddle.base.version import VERSION
 from heddle.cli.console import Console
 from heddle.host import packages
 from heddle.runtimes.registry import get_runtime
+from heddle.views.graph import write_file
 from heddle.workshop import unitlife as life
-from heddle.workshop.catalogue import WorkshopUnit, find_unit, later, names_unit, unit_ids
+from heddle.workshop.catalogue import WorkshopUnit, find_unit, names_unit, unit_ids
+from heddle.workshop.progress import UnitProgress, read_progress, results
+from heddle.workshop.record import RunProof, StepRecord, UnitResult, now
 from heddle.workshop.stepcheck import OK, WRONG
 
 _WIDE: Final = 100
+_SHORT: Final = 16  # digits of a digest in a text
 
 
 @dataclass(frozen=True, slots=True)
 class ListedUnit:
-    """A row of `lab list`. state: running, solved, started, a dash, `later` or `broken`. minutes: None if not known."""
+    """A row of `lab list`. state: running, solved, started, a dash or `broken`. minutes: None if not known."""
 
     number: str
     id: str
@@ -33,23 +41,22 @@ class ListedUnit:
         """An entry of `labs`."""
         return {
             "id": self.id, "number": self.number, "title": self.title, "minutes": self.minutes, "state": self.state,
-            "ready": self.state not in ("later", "broken"),
+            "ready": self.state != "broken",
         }  # fmt: skip
 
 
 def listed_units() -> list[ListedUnit]:
-    """Every unit, and those that come later, by number. A unit with a wrong file is in the list, as broken."""
-    running = life.running_unit()
-    rows = [ListedUnit(number, number, title, None, "later") for number, title in later().items()]
+    """Every unit, by number. A unit with a wrong file is in the list, as broken."""
+    running, rows = life.running_unit(), []
     for each in unit_ids():
         try:
             spec = find_unit(each).spec
-            word = state_word(life.read_progress(each), running=each == running)
+            word = state_word(read_progress(each), running=each == running)
             rows.append(ListedUnit(each[:2], each, spec.title, spec.minutes, word))
         except InputError as error:
             first = str(error).partition("\n")[0]
             rows.append(ListedUnit(each[:2], each, first, None, "broken"))
-    return sorted(rows, key=lambda row: row.number)
+    return rows
 
 
 def start_unit(out: Console, what: Sequence[str], runtime: str, name: str, *, fresh: bool, yes: bool) -> None:
@@ -63,7 +70,7 @@ def start_unit(out: Console, what: Sequence[str], runtime: str, name: str, *, fr
     created = life.start(
         unit, runtime, out.observer, lambda question: yes or out.confirm(question), name=name, fresh=fresh
     )
-    progress = life.read_progress(unit.id)
+    progress = read_progress(unit.id)
     data = {
         "unit": unit.id, "lab": progress.lab, "runtime": progress.runtime, "created": created, "file": progress.file,
         "readme": unit.readme, "steps": list(unit.spec.steps),
@@ -126,7 +133,7 @@ def solve_unit(out: Console, what: Sequence[str], *, yes: bool) -> None:
 def stop_unit(out: Console, what: Sequence[str]) -> None:
     """`lab stop`."""
     unit = life.meant_unit(*what)
-    name = life.read_progress(unit.id).lab
+    name = read_progress(unit.id).lab
     removed = life.stop(unit, out.observer)
     done = f"unit {unit.id}: its lab {name} is down; progress is kept"
     out.result(
@@ -134,7 +141,21 @@ def stop_unit(out: Console, what: Sequence[str]) -> None:
     )
 
 
-def state_word(progress: life.UnitProgress, *, running: bool) -> str:
+def hand_in(out: Console, what: Sequence[str], name: str | None) -> None:
+    """`lab result`. name: the file to write, or None to print it."""
+    found = results(*what)
+    data = {"heddle": VERSION, "written": now(), "units": [each.to_json() for each in found]}
+    text = result_text(found)
+    if name is None:
+        return out.result(data, text)
+    written = json.dumps(data, indent=2) if out.json else as_started(text)
+    write_file(real(name), written.rstrip("\n").encode() + b"\n", name)
+    many = f"{len(found)} unit{'' if len(found) == 1 else 's'}"
+    out.result({"result": result_name(name), "units": len(found)}, f"wrote {name}: {many}")
+    return None
+
+
+def state_word(progress: UnitProgress, *, running: bool) -> str:
     """The learner's state in a unit."""
     if running:
         return "running, solved" if progress.solved else "running"
@@ -145,15 +166,47 @@ def state_word(progress: life.UnitProgress, *, running: bool) -> str:
 
 def list_text(rows: Sequence[ListedUnit]) -> str:
     """The table of units."""
-    lines = [
-        (row.number, f"{row.minutes} min" if row.minutes else "", "comes later" if row.state == "later" else row.state,
-         row.title) for row in rows
-    ]  # fmt: skip
+    lines = [(row.number, f"{row.minutes} min" if row.minutes else "", row.state, row.title) for row in rows]
     total = sum(row.minutes or 0 for row in rows)
     return f"{table(('unit', 'time', 'state', 'title'), lines)}\n\n{total} minutes in all. ./inv lab start 01 begins."
 
 
-def start_text(unit: WorkshopUnit, progress: life.UnitProgress, *, created: bool) -> str:
+def result_text(found: Sequence[UnitResult]) -> str:
+    """A table for each unit, then the path proofs of its runs."""
+    lines = [f"Heddle {VERSION}: workshop result, written {_clock(now())}"]
+    for each in found:
+        spec, many = each.unit.spec, len(each.unit.spec.steps)
+        word = "solved" if each.solved else f"{each.done} of {many} steps are right"
+        rows = [(name, *_cells(each.step(name))) for name in spec.steps]
+        lines += ["", f"Unit {each.unit.number}, {spec.title}: {word}; started {_clock(each.started)}"]
+        lines += [table(("step", "right at", "wrong states", "hints", "solution", "Heddle"), rows)]
+        lines += [_proved(name, proof) for name in spec.steps if (proof := each.step(name).proof)]
+    lines += ["", "wrong states: how many different ones a check found before the step was right. --format json has"]
+    return "\n".join([*lines, "the path of each QP; docs/writing-units.md explains what this result proves."])
+
+
+def _cells(step: StepRecord) -> tuple[str, ...]:
+    """The time, mistakes and helps of a step."""
+    if not step.solved_at:
+        return "not yet", str(step.wrong), str(step.hints), "", ""
+    return _clock(step.solved_at), str(step.wrong), str(step.hints), "used" if step.with_solution else "-", step.heddle
+
+
+def _proved(name: str, proof: RunProof) -> str:
+    """`fixed: run 0001 of 07:15: 32 of 32 QPs proven, MMR 4.00, digest ...`."""
+    head = f"{name}: run {proof.run} of {_clock(proof.when)}"
+    if proof.missing:
+        return f"{head}: no paths: {proof.missing}"
+    mmr = f", MMR {proof.mmr:.2f}" if proof.mmr is not None else ""
+    return f"{head}: {proof.proven} of {proof.qps} QPs proven{mmr}, digest {proof.digest[:_SHORT]}"
+
+
+def _clock(when: str) -> str:
+    """`2026-11-27 07:15:00 UTC` for a time in ISO 8601."""
+    return when.partition("+")[0].partition(".")[0].removesuffix("Z").replace("T", " ") + " UTC" if when else "-"
+
+
+def start_text(unit: WorkshopUnit, progress: UnitProgress, *, created: bool) -> str:
     """What a learner needs after `start`: the text to read, the tasks, what may be changed, and the next commands."""
     spec = unit.spec
     lines = [
@@ -165,6 +218,8 @@ def start_text(unit: WorkshopUnit, progress: life.UnitProgress, *, created: bool
     ]
     for name, step in spec.steps.items():
         lines += _wrapped(f"  {name:<{_width(spec.steps)}}  ", step.question or step.title)
+    if spec.needs:
+        lines += ["", f"This unit builds on unit {', '.join(spec.needs)}."]
     lines += ["", "You may change:"]
     for each in spec.may_change:
         lines += _wrapped("  - ", each)
@@ -199,7 +254,9 @@ def check_text(report: life.UnitReport) -> str:
 def _next(report: life.UnitReport) -> str:
     step = report.next_step
     if step is None:
-        return "The unit is solved. ./inv lab stop takes its lab down; ./inv lab list shows the next one."
+        after = report.unit.spec.next
+        more = f"the next one is ./inv lab start {after}" if after else "it is the last one: ./inv lab result"
+        return f"The unit is solved. ./inv lab stop takes its lab down; {more}"
     word = "next hint" if step.state == WRONG else "a hint for the next step"
     return f"For {'the ' if step.state == WRONG else ''}{word}: ./inv lab hint {report.unit.number} {step.step}"
 

@@ -56,10 +56,11 @@ class NotDoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Facts, and where they were observed: `run 0002`, `rtsw1:eth2`."""
+    """Facts, and where they were observed: `run 0002`, `rtsw1:eth2`. run: the ID of the run, where they are of one."""
 
     facts: Facts
     where: str = ""
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class UnitLab:
 
     lab: Lab
     answers: Mapping[str, str] = field(default_factory=dict)
+    _paths: dict[str, PathsResult] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def runs(self) -> Sequence[RunRecord]:
@@ -93,7 +95,9 @@ class UnitLab:
         """The paths of a run, by three sources."""
         from heddle.runs.store import paths_of
 
-        return paths_of(self.lab, record.id)
+        if record.id not in self._paths:
+            self._paths[record.id] = paths_of(self.lab, record.id)
+        return self._paths[record.id]
 
     def queues(self) -> QueuesResult:
         """Every queue, counted since `up` or since ./inv queues reset."""
@@ -159,7 +163,7 @@ def _run(where: UnitLab, step: StepSpec) -> Seen:
     facts = run_facts(record)
     if step.facts & set(_PATHS):
         facts |= path_facts(where.paths(record), where.lab.fabric)
-    return Seen(facts, f"run {record.id}")
+    return Seen(facts, f"run {record.id}", record.id)
 
 
 def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:

@@ -31,7 +31,7 @@ _EVERY_S: Final = 0.5  # between two looks at a fabric that settles
 class StepVerdict:
     """One step. mistake: the name of the typical wrong answer that it shows, or empty; hint: that one's hint.
 
-    facts: what was observed, where a verdict depends on it.
+    facts: what was observed, where a verdict depends on it. run: the ID of the run that was looked at, if any.
     """
 
     step: str
@@ -42,6 +42,7 @@ class StepVerdict:
     mistake: str = ""
     hint: str = ""
     facts: Facts | None = None
+    run: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `steps`."""
@@ -92,7 +93,7 @@ def _judged(name: str, step: StepSpec, seen: Seen, begun: Facts | None) -> StepV
     known = {key: seen.facts[key] for key in sorted(step.facts) if key in seen.facts}
     missed = {key: Condition(each) for key, each in step.expect.items() if not _holds(Condition(each), known.get(key))}
     if not missed:
-        return StepVerdict(name, step.title, OK, _text(step, known, step.expect), seen.where, facts=known)
+        return StepVerdict(name, step.title, OK, _text(step, known, step.expect), seen.where, facts=known, run=seen.run)
     said = _wanted(step, known, missed)
     if known == begun or (step.untouched and _match(step.untouched, known)):
         return StepVerdict(name, step.title, OPEN, said, facts=known)  # the place may be the answer to another step

@@ -1,23 +1,19 @@
 """The life of a unit: started (its lab, its setup, the learner's copy of a file), checked, solved, stopped.
 
-In:  a WorkshopUnit. Out: UnitReport, UnitProgress. One unit runs at a time: its lab is the only one that a learner has,
+In:  a WorkshopUnit. Out: UnitReport. One unit runs at a time: its lab is the only one that a learner has,
 so no command needs --lab.
 
 A unit's setup and solution are commands as a user types them (`./inv run --qps 16`). Each runs in a process of its own:
-units can use every verb, and no room below the command line has to know one. Progress is STATE/workshop/02-entropy.json
-and outlives the unit's lab; a damaged file counts as no progress, and the next command replaces it.
+units can use every verb, and no room below the command line has to know one.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
-
-from pydantic import TypeAdapter, ValidationError
 
 from heddle.base import process, state
 from heddle.base.events import Observer
@@ -32,8 +28,9 @@ from heddle.lab.opening import open_lab
 from heddle.places.choice import VARIABLE
 from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.observe import UnitLab
+from heddle.workshop.progress import UnitProgress, read_progress, write_progress
+from heddle.workshop.record import hinted, now, recorded
 from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps
-from heddle.workshop.unitspec import Fact
 
 Say = Callable[[str], None]
 Ask = Callable[[str], bool]
@@ -49,53 +46,6 @@ _BY_FLAG: Final = frozenset({"capture", "exec", "hashing", "paths", "plot", "que
 _SECONDS: Final = 300.0
 # Without colours, and on this machine: where to run was decided for the verb that runs these.
 _HERE: Final = ("env", "NO_COLOR=1", f"{VARIABLE}=")
-_DIR: Final = "workshop"
-_PROGRESS_FORMAT: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class UnitProgress:
-    """Of one unit. running: it was started and not stopped; lab: the name of its lab.
-
-    hints: step -> hints shown. states: of the last check. begun: step -> its facts when the unit was started.
-    file: the learner's copy of the fabric file, or empty. solution_seen: the learner used `solve`.
-    """
-
-    unit: str
-    lab: str = ""
-    runtime: str = "netns"
-    running: bool = False
-    solved: bool = False
-    solution_seen: bool = False
-    file: str = ""
-    hints: Mapping[str, int] = field(default_factory=dict)
-    answers: Mapping[str, str] = field(default_factory=dict)
-    states: Mapping[str, str] = field(default_factory=dict)
-    begun: Mapping[str, Mapping[str, Fact]] = field(default_factory=dict)
-
-
-_ADAPTER: Final = TypeAdapter(UnitProgress)
-
-
-def read_progress(unit: str) -> UnitProgress:
-    """The progress in a unit; an empty one when there is none."""
-    try:
-        data: Any = json.loads(_path(unit).read_text(encoding="utf-8"))
-        if data.pop("format", None) != _PROGRESS_FORMAT:
-            return UnitProgress(unit)
-        found = _ADAPTER.validate_python(data)
-    except (OSError, ValueError, TypeError, ValidationError, AttributeError, RecursionError):
-        return UnitProgress(unit)
-    return found if found.unit == unit else UnitProgress(unit)
-
-
-def write_progress(progress: UnitProgress) -> None:
-    """Write it, as a whole or not at all."""
-    state.write_json(_path(progress.unit), {"format": _PROGRESS_FORMAT, **asdict(progress)}, indent=1)
-
-
-def _path(unit: str) -> Path:
-    return state.state_dir() / _DIR / f"{unit}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +124,9 @@ def start(
             return False
         if not ask(f"{copy} has changed. Take the lab down, and start it with the changed file?"):
             raise InputError(Problem("", copy, "has changed since the lab was started", "add --yes to start it again"))
-    begun = UnitProgress(unit.id, solved=before.solved) if fresh else before
-    begun = replace(begun, lab=lab_name, runtime=runtime, running=True, file=copy, begun={})
+    begun = UnitProgress(unit.id, solved=before.solved, steps=before.steps) if fresh else before
+    first = before.started or now()
+    begun = replace(begun, lab=lab_name, runtime=runtime, running=True, file=copy, begun={}, started=first)
     if running == unit.id:
         labs.down(lab_name, observer)
     write_progress(begun)
@@ -193,10 +144,12 @@ def start(
 def check(unit: WorkshopUnit) -> UnitReport:
     """Look at the live fabric and the learner's runs, and keep what was found. InputError when it is not started."""
     progress, lab = opened(unit)
-    verdicts = check_steps(unit, UnitLab(lab, progress.answers), progress.begun)
+    seen = UnitLab(lab, progress.answers)
+    verdicts = check_steps(unit, seen, progress.begun)
     report = UnitReport(unit, lab.name, lab.runtime.name, tuple(verdicts))
     states = {step.step: step.state for step in verdicts}
-    write_progress(replace(progress, states=states, solved=progress.solved or report.solved))
+    steps = recorded(unit, progress.steps, verdicts, seen, with_solution=progress.solution_seen)
+    write_progress(replace(progress, states=states, solved=progress.solved or report.solved, steps=steps))
     return report
 
 
@@ -248,7 +201,8 @@ def hint(unit: WorkshopUnit, step: str | None) -> ShownHint:
     spec = unit.step(name)
     before = progress.hints.get(name, 0)
     shown = min(before + 1, len(spec.hints))
-    write_progress(replace(progress, hints={**progress.hints, name: shown}))
+    steps = hinted(progress.steps, name) if shown > before else progress.steps
+    write_progress(replace(progress, hints={**progress.hints, name: shown}, steps=steps))
     return ShownHint(name, spec.title, tuple(spec.hints[:shown]), len(spec.hints), shown > before)
 
 

@@ -157,6 +157,7 @@ def _plain_name(value: str) -> str:
 
 
 Wanted = Annotated[Written, BeforeValidator(_condition)]
+UnitNumber = Annotated[str, Field(pattern=r"^[0-9]{2}$")]
 InvCommand = Annotated[str, AfterValidator(_command)]
 Text = Annotated[str, Field(min_length=1)]
 UnitFiles = dict[Annotated[str, AfterValidator(_plain_name)], Text]  # name for the learner -> in the unit's folder
@@ -208,10 +209,13 @@ class UnitSpec(Strict):
     """One unit. fabric: a preset, or a file in the unit's folder. file: the learner's copy of it, where there is one.
 
     set: path=value of the fabric file. setup: commands after `up`, for the faults that the learner has to find.
+    needs: numbers of the units that it builds on. next: number of the unit after it, empty for the last one.
     """
 
     title: Text
     minutes: Annotated[int, Field(ge=1, le=60)]
+    needs: list[UnitNumber] = Field(default_factory=list)
+    next: UnitNumber | Literal[""] = ""
     fabric: Text
     set: list[Text] = Field(default_factory=list)
     file: str = ""

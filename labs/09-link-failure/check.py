@@ -23,4 +23,5 @@ def through(lab: UnitLab) -> Seen:
             "placement": facts["placement"],
         },
         f"run {record.id}",
+        record.id,
     )

@@ -18,8 +18,9 @@ import pytest
 
 from heddle.base import process
 from heddle.base.resources import HERE
+from heddle.base.version import VERSION
 from heddle.workshop import unitlife
-from heddle.workshop.catalogue import find_unit, unit_ids
+from heddle.workshop.catalogue import WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.unitlife import run_command, write_files
 from tests.typed import typed
 
@@ -82,6 +83,25 @@ def go_through(
 
     assert inv("lab", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
     assert not leftovers(name)
+    handed_in(unit, cwd)
+
+
+def handed_in(unit: WorkshopUnit, cwd: Path) -> None:
+    """The result outlives the lab. It counts what was wrong, and proves the paths of each run that solved a step."""
+    wrote = inv("lab", "result", unit.number, "--out=mine.json", cwd=cwd, ends=0)
+    assert (wrote["result"], wrote["units"]) == (str(cwd / "mine.json"), 1)
+    result = json.loads((cwd / "mine.json").read_text())["units"][0]
+    assert result["unit"] == unit.id and result["solved"] and result["started"]
+    for step in result["steps"]:
+        spec = unit.spec.steps[step["step"]]
+        assert step["solved_at"] >= result["started"] and step["heddle"] == VERSION and step["with_solution"]
+        assert step["wrong"] >= (1 if spec.wrong else 0), step
+        assert bool(step["observed"]) == (spec.look != "answer")
+        if spec.look == "run":
+            proof = step["proof"]
+            assert proof["qps"] == len(proof["paths"]) > 0 and len(proof["digest"]) == 64, proof
+            # Where packets were lost or repeated on purpose, not every path can be proven.
+            assert proof["proven"] == proof["qps"] or unit.number in ("06", "07", "09"), proof
 
 
 def test_a_unit_from_start_to_stop(
