@@ -196,7 +196,7 @@ def name(lab_name: Callable[[], str]) -> Iterator[str]:
     """The name of a lab that goes down with the test, whatever became of it."""
     chosen = lab_name()
     yield chosen
-    life.down(chosen)
+    life.down(chosen, force=True)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def try_lock(path: Path, work: str = "") -> int | None:
 def holder_of(path: Path) -> LockHolder | None:
     """The process that a lock file names; None when there is no file, or its process has not signed it yet."""
     try:
-        words = path.read_text(encoding="ascii", errors="replace").split(maxsplit=2)
+        words = path.read_text(encoding="utf-8", errors="replace").split(maxsplit=2)
         return LockHolder(int(words[0]), int(words[1]), "".join(words[2:]).strip())
     except (OSError, ValueError, IndexError):
         return None

@@ -201,7 +201,7 @@ def remove_record(lab: str, *, keep_runs: bool = False) -> bool:
         entries = [entry for entry in directory.iterdir() if entry.name not in kept]
         # The record is removed last: an interrupted removal is still known as a lab.
         for entry in sorted(entries, key=lambda each: each.name == "lab.json"):
-            trees.remove(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            trees.remove(entry) if not entry.is_symlink() and entry.is_dir() else entry.unlink()
         if not kept:
             trees.remove(directory)
     return bool(entries) or not kept

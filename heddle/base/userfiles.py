@@ -40,8 +40,9 @@ def caller() -> pwd.struct_passwd | None:
 def as_caller(path: Path) -> Iterator[None]:
     """Access files as the user who called sudo for a with block, unless root owns `path` and all directories above it.
 
-    Only this thread is concerned, and no command that it starts. Without sudo nothing changes. MachineError when the
-    kernel does not allow it.
+    Only this thread is concerned, and no command that it starts. Without sudo nothing changes. Import and read what
+    belongs to Heddle before the block: the caller may not read root's Python. MachineError when the kernel does not
+    allow it.
     """
     user = caller()
     if user is None or not _reaches(path):

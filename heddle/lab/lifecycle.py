@@ -22,7 +22,7 @@ from heddle.base.owners import LabOwner
 from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, trouble
 from heddle.base.process import Journal
 from heddle.base.tables import many, some_of
-from heddle.base.userfiles import as_caller, give_to_caller
+from heddle.base.userfiles import give_to_caller
 from heddle.base.version import VERSION
 from heddle.fabric.model import Fabric
 from heddle.host import delivery, limits
@@ -283,7 +283,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         state.write_record(record)
         disciplines.load()
         limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
-        with clock.step("render"), as_caller(lab.dir):
+        with clock.step("render"):
             lab.blueprint.write(lab.topology.parent, options)
             give_to_caller(lab.topology.parent, deep=True)
         with clock.step("create"):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
+from heddle.base.userfiles import as_caller
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.nexthops import edges_of
 from heddle.render.dialects import (
@@ -60,7 +61,12 @@ def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
     files are moved into it one by one, the topology last. InputError when `out` cannot be such a directory.
     """
     files = rendered(fabric, options)
-    out = Path(out)
+    with as_caller(out := Path(out)):
+        _write_all(files, out)
+    return out / topology_name(fabric.name)
+
+
+def _write_all(files: Mapping[str, str], out: Path) -> None:
     try:
         if out.exists() and not out.is_dir():
             raise InputError(Problem("", f"--out {out}", "is a file", "name a directory; it is created if missing"))
@@ -77,7 +83,6 @@ def render(fabric: Fabric, out: Path, options: RenderOptions = DEFAULT) -> Path:
         raise _refused(error, out) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return out / topology_name(fabric.name)
 
 
 def _refused(error: OSError, out: Path) -> HeddleError:

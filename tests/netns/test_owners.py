@@ -205,7 +205,7 @@ def test_a_link_in_the_state_leads_root_nowhere(name: str, sudo: Place, leftover
         for path in (sudo.directory, *sudo.directory.rglob("*")):
             os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
         code, _, said = sudo.run("up", "tiny", "--name", name)
-        assert code == 3 and "Permission denied" in said, said
+        assert code in (2, 3) and "Permission denied" in said, said
         assert [path.name for path in tmp_path.iterdir()] == ["sub"] and (tmp_path / "sub").stat().st_uid == 0
         sudo.run("down", name)
         assert leftovers(name) == [] and not place.is_symlink()

@@ -56,9 +56,8 @@ def untouched(roots: Path) -> bool:
 
 def render(_: Path) -> None:
     topology = state.lab_dir("zone") / "topology"
-    with as_caller(topology):
-        blueprint_from(load_fabric("tiny", name="zone")).write(topology, DEFAULT)
-        give_to_caller(topology, deep=True)
+    blueprint_from(load_fabric("tiny", name="zone")).write(topology, DEFAULT)
+    give_to_caller(topology, deep=True)
 
 
 def crash(_: Path) -> None:

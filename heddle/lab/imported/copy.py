@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 from heddle.base.problems import machine_errors
+from heddle.base.userfiles import as_caller
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.imported import frr
 from heddle.lab.imported.decisions import forwarding
@@ -43,14 +44,17 @@ def write_copy(
 ) -> Path:
     """Write the files into `out`; returns the topology's path. MachineError when they cannot be written."""
     path = out / topology_name(description.name)
-    with machine_errors(str(out)):
+    text = copied(description, fabric, out, options, runtime)
+    starts = any(heddle_starts(node, runtime) for node in description.nodes.values())
+    start = _start_script() if starts else ""
+    with machine_errors(str(out)), as_caller(out):
         out.mkdir(parents=True, exist_ok=True)
-        if any(heddle_starts(node, runtime) for node in description.nodes.values()):
-            (out / _START).write_text(_start_script(), encoding="utf-8")
+        if starts:
+            (out / _START).write_text(start, encoding="utf-8")
             (out / _START).chmod(0o755)
         path.touch(mode=0o600)  # values of ${VARIABLES} are in it, and these may be secrets
         path.chmod(0o600)
-        path.write_text(copied(description, fabric, out, options, runtime), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     return path
 
 
