@@ -7,6 +7,7 @@ the caller may not write leads to an error, whenever it was made; and each new f
 
 from __future__ import annotations
 
+import codecs
 import errno
 import grp
 import os
@@ -49,6 +50,7 @@ def as_caller(path: Path) -> Iterator[None]:
         yield
         return
     before = _fs_ids()
+    codecs.lookup("ascii")  # Python imports a codec when it is used first
     try:
         with suppress(OSError):  # for good: root needs no group's rights
             os.setgroups([])

@@ -113,8 +113,8 @@ def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing
     # A run goes on: nothing ends it.
     run = theirs.start("run", "--lab", name, "--collective", "all-reduce", "--size", "16M", "--iters", "1000")
     until(lambda: (holder := owners.working_on(name)) is not None and holder.work == "run")
-    for words in (("up", "tiny", "--name", name), ("down", name)):
-        code, _, said = ours.run(*words)
+    for other in (("up", "tiny", "--name", name), ("down", name)):
+        code, _, said = ours.run(*other)
         assert code == 2 and f"{whose}, and its run goes on (process {run.pid})" in said, said
     code, _, said = ours.run("down", name, "--force")
     assert code == 2 and f"another Heddle (process {run.pid}): its run goes on; the lab is root's" in said, said

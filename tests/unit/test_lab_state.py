@@ -197,8 +197,13 @@ def test_a_lab_belongs_to_one_state_directory_of_the_machine(tmp_path: Path, mon
         assert str(caught.value).startswith(whose + "\n"), caught.value
     assert "./inv down x --force" in str(caught.value)
     asked: list[str] = []
+
+    def no(question: str) -> bool:
+        asked.append(question)
+        return False
+
     with pytest.raises(InputError):
-        down("x", ask=lambda question: bool(asked.append(question)))
+        down("x", ask=no)
     assert asked == [f"{whose}. Remove it?"]
     # What goes on is said, and not even --force ends it.
     with owners.lock("x", work="run"):
