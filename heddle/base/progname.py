@@ -1,7 +1,8 @@
 """The name by which Heddle was started: `./inv` in a checkout, `heddle` where a wheel is installed.
 
-Texts in the code say `./inv VERB`, whatever the layout. They pass through `as_started` where they are printed
-(heddle/base/printable.py). So no other module knows the name, and the text that a user reads can be typed.
+Texts in the code say `./inv VERB`, and name pages of the manual as `docs/NAME.md`, whatever the layout. They pass
+through `as_started` where they are printed (heddle/base/printable.py). So no other module knows the name, and the text
+that a user reads can be typed: a wheel has no docs/ beside it, but `heddle explain docs/NAME.md` prints the page.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ CHECKOUT: Final = "./inv"
 INSTALLED: Final = "heddle"
 # As a word: not `x./inv`, `./inventory`, or `./inv/x`. A full stop may follow it at the end of a sentence.
 _WORD: Final = re.compile(r"(?P<sudo>\bsudo )?(?<![\w./-])\./inv(?![\w/-]|\.\w)")
+# A page, perhaps with an anchor; not one that is the word of a command already.
+_PAGE: Final = re.compile(r"(?<![\w./-])(?<!explain )docs/[a-z0-9-]+\.md(?![\w])(?:#[\w-]+)?")
 _of_layout = CHECKOUT
 
 
@@ -36,9 +39,14 @@ def program() -> str:
 def as_started(text: str) -> str:
     """The text with `./inv` replaced by the name that this program was started by; behind `sudo` by its path.
 
-    sudo has a PATH of its own, in which the `heddle` of a virtual environment is not found.
+    sudo has a PATH of its own, in which the `heddle` of a virtual environment is not found. Where the program is not
+    `./inv`, a page of the manual becomes the command that prints it.
     """
-    if program() == CHECKOUT or CHECKOUT not in text:
+    if program() == CHECKOUT:
+        return text
+    if "docs/" in text:
+        text = _PAGE.sub(lambda found: f"{INSTALLED} explain {found[0]}", text)
+    if CHECKOUT not in text:
         return text
     return _WORD.sub(lambda found: f"sudo {path()}" if found["sudo"] else INSTALLED, text)
 

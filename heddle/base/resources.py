@@ -2,7 +2,7 @@
 
 Heddle is used in one of two layouts, and this module is the only one that knows them:
 
-    checkout   ROOT/topologies, templates, traffic, labs beside ROOT/heddle; ROOT/tasks.py has the verbs
+    checkout   ROOT/topologies, templates, traffic, labs, docs beside ROOT/heddle; ROOT/tasks.py has the verbs
     wheel      the same folders and files are package data, heddle/_content/topologies and so on; there is no ROOT
 
 Which files the wheel carries is in pyproject.toml (hatch's force-include), from this module's CONTENT and BESIDE.
@@ -25,13 +25,13 @@ TOPOLOGIES: Final = "topologies"
 TEMPLATES: Final = "templates"
 TRAFFIC: Final = "traffic"
 LABS: Final = "labs"
-CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS)
+DOCS: Final = "docs"
+CONTENT: Final = (TOPOLOGIES, TEMPLATES, TRAFFIC, LABS, DOCS)
 _BUNDLED: Final = "_content"
 _VERBS: Final = "tasks.py"
 FRONT_DOOR: Final = "inv"
-GLOSSARY: Final = "docs/glossary.md"
 # With these, the content and the package, a wheel makes a checkout on a lab server (heddle/places/sync.py).
-BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE", GLOSSARY)
+BESIDE: Final = (_VERBS, FRONT_DOOR, "requirements.lock", "LICENSE")
 _REINSTALL: Final = "install Heddle again, or use a complete checkout"
 
 

@@ -129,6 +129,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "explain": {
         "MMR": "explain a term: what, why, how to see it, where to read more",
         "": "list all terms",
+        "docs/paths.md": "print a page of the manual",
     },
     "image": {
         "": "build the container images that are missing",

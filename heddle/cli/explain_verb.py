@@ -1,4 +1,4 @@
-"""The verb `explain`: the terms of docs/glossary.md, and which of them a user's word means.
+"""The verb `explain`: the terms of docs/glossary.md, which of them a user's word means, and the pages of the manual.
 
 The grammar of the page is in `parse_glossary`.
 """
@@ -16,8 +16,9 @@ from itertools import groupby
 from typing import Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, nearest
-from heddle.base.resources import GLOSSARY, HERE
+from heddle.base.resources import DOCS, HERE
 from heddle.base.tables import table
+from heddle.cli import manual
 from heddle.cli.argv import Option, Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
@@ -33,7 +34,8 @@ _WIDEST: Final = 100  # longer lines of prose are hard to read
 @verb(
     help={
         "term": Option(
-            "a term, in any case: MMR, e-ecmp, queue pair; without one, all terms are listed",
+            "a term, in any case: MMR, e-ecmp, queue pair; or a page of the manual: docs/queues.md#pfc; "
+            "without one, all terms are listed",
             "heddle.cli.explain_verb:words_of_terms",
         )
     },
@@ -43,10 +45,14 @@ _WIDEST: Final = 100  # longer lines of prose are hard to read
 def explain(out: Console, term: Sequence[str] = ()) -> None:
     """Explain a term of AI fabrics: what it is, why it matters, the command that shows it, and where to read more.
 
+    With the name of a page it prints the page: ./inv explain docs/paths.md.
     The steps of one hash decision are in ./inv hashing --explain.
     """
     if not term:
         return out.result({"terms": [each.to_json() for each in glossary()]}, _all())
+    if len(term) == 1 and manual.is_page(term[0]):
+        text = manual.page_text(term[0])
+        return out.result({"page": term[0], "text": text}, text)
     entry = find_term(term)
     return out.result({"terms": [entry.to_json()]}, entry_text(entry))
 
@@ -148,9 +154,9 @@ def _joined(text: str) -> str:
 @cache
 def glossary() -> list[Term]:
     """The entries of docs/glossary.md. MachineError when the page is missing from the installation."""
-    path = HERE.beside(GLOSSARY)
+    path = HERE.content(DOCS) / "glossary.md"
     try:
-        return parse_glossary(path.read_text())
+        return parse_glossary(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MachineError(Problem(str(path), "the glossary", f"cannot be read: {error}")) from None
 

@@ -48,6 +48,12 @@ def test_a_checkout_keeps_its_texts() -> None:
         ("as root: su -c './inv up'", "as root: su -c 'heddle up'"),
         ("the shell that starts ./inv.", "the shell that starts heddle."),
         ("./inv: wrong; `./inv`", "heddle: wrong; `heddle`"),
+        (
+            "docs/queues.md has all; see docs/paths.md#mmr.",
+            "heddle explain docs/queues.md has all; see heddle explain docs/paths.md#mmr.",
+        ),
+        ("./inv explain docs/queues.md prints it", "heddle explain docs/queues.md prints it"),
+        ("my/docs/queues.md docs/queues.mdx docs/", "my/docs/queues.md docs/queues.mdx docs/"),
         ("./inventory.yml x./inv a/./inv ./inv/x ./inv.yml", "./inventory.yml x./inv a/./inv ./inv/x ./inv.yml"),
     ],
 )

@@ -132,7 +132,7 @@ def test_it_starts_again_by_a_path_that_needs_no_path_of_pythons(installed: Inst
 
 
 def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tmp_path: Path) -> None:
-    """What --place brings over from a wheel is what it brings from this checkout, but for docs and tests."""
+    """What --place brings over from a wheel is what it brings from this checkout, but for tests."""
     asked = (
         "import json, sys; from heddle.places import sync; m = sync.manifest_of(sync.project());"
         "import tarfile; json.dump(m, open('manifest.json', 'w'));"
@@ -153,6 +153,19 @@ def test_a_lab_server_gets_a_checkout_from_a_wheel(installed: InstalledWheel, tm
     )
     assert listed.returncode == 0, listed.stderr
     assert "up" in listed.stdout
+
+
+def test_a_page_that_a_hint_names_can_be_read(installed: InstalledWheel, tmp_path: Path) -> None:
+    wrong = installed.heddle("explain", "MMR", cwd=tmp_path)
+    assert "more  heddle explain docs/paths.md#the-use-of-links\n" in wrong.stdout
+    words = wrong.stdout.rpartition("heddle ")[2].split()
+    shown = installed.heddle(*words, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("## The use of links\n")
+    (tmp_path / "empty.clab.yml").write_text("name: empty\ntopology: {}\n")
+    hinted = installed.heddle("up", "empty.clab.yml", cwd=tmp_path).stderr
+    assert "heddle explain docs/bring-your-own.md has an example" in hinted
+    assert installed.heddle("explain", "docs/bring-your-own.md", cwd=tmp_path).stdout.startswith("# ")
 
 
 def test_presets_plans_templates_and_programs_are_found_also_without_extras(
