@@ -29,7 +29,7 @@ from heddle.cli.lab_verb import lab_units
 from heddle.cli.machine_verbs import image, setup
 from heddle.cli.test_verb import test
 from heddle.cli.vm_verb import vm
-from heddle.cli.checkout_verbs import bench, lint
+from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke
 
 typed = typed_to_invoke()

@@ -1,14 +1,18 @@
-"""The verbs that work on Heddle itself, in a checkout: bench (its speed on this machine), lint (the linters)."""
+"""The verbs that work on Heddle itself, in a checkout: bench (its speed), lint (the linters), docs (the site)."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from heddle.base import resources
-from heddle.base.problems import CheckError, Problem
+from heddle.base.problems import CheckError, InputError, Problem
+from heddle.cli.argv import Option
 from heddle.cli.console import Console
 from heddle.cli.lockedtools import ensure_tools
 from heddle.cli.verbs import verb
@@ -23,6 +27,12 @@ _LINTERS: Final = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("mypy",),
+)
+_OF_A_SITE: Final = "search/search_index.json"
+# What a browser loads by itself; a link that the reader clicks may lead anywhere.
+_LOADED: Final = re.compile(
+    r"<(?:script|img|iframe|source|link(?! rel=.?(?:canonical|prev|next)))\b"
+    r"[^>]*?\s(?:src|href)=[\"']?((?:https?:)?//[^\s\"'>]+)"
 )
 
 
@@ -66,3 +76,38 @@ def lint(out: Console) -> None:
     if complained:
         raise CheckError(*[Problem("", name, "failed", "see its output above") for name in complained])
     out.result({"ok": True, "linters": [" ".join(t) for t in _LINTERS]}, "all linters passed")
+
+
+@verb(
+    help={"out_": Option("directory to write (default: site, in the checkout)", value="DIR")},
+    checkout=True,
+    files_out=["out_"],
+    directory_out=True,
+)
+def docs(out: Console, out_: str | None = None) -> None:
+    """Build the manual as a site that needs no network. Wrong links and anchors fail.
+
+    mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory. Only the search needs
+    a web server: python3 -m http.server -d site
+    """
+    root = resources.HERE.checkout("./inv docs")
+    site = root / "site" if out_ is None else Path(out_).absolute()
+    if site.exists() and not (site / _OF_A_SITE).is_file() and (not site.is_dir() or any(site.iterdir())):
+        hint = "name a new or an empty directory: the old content is removed"
+        raise InputError(Problem("", f"--out {site}", "has something else than an older site", hint))
+    ensure_tools(out, root / "requirements-docs.lock", ("mkdocs", "mkdocs-material", "pymdown-extensions"), "mkdocs")
+    out.close()
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    # The first variable silences the theme's note about another program; docs/ gets no compiled hooks.
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Not with --quiet: it drops the warnings before --strict counts them.
+    done = subprocess.run(argv, cwd=root, env=env, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        lines = re.findall(r"^(?:WARNING|ERROR) +- +(.+)", done.stderr, re.MULTILINE) or done.stderr.splitlines()[-5:]
+        raise CheckError(*[Problem("docs", line, "") for line in lines])
+    pages = sorted(site.rglob("*.html"))
+    far = [(page, found[1]) for page in pages for found in _LOADED.finditer(page.read_text(encoding="utf-8"))]
+    if far:
+        hint = "put the file into docs/site"
+        raise CheckError(*[Problem(str(page), url, "is loaded from another server", hint) for page, url in far])
+    out.result({"site": str(site), "pages": len(pages)}, f"{len(pages)} pages: {site / 'index.html'}")

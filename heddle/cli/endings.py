@@ -1,7 +1,6 @@
 """The end of the process: exit codes, the text of errors, and with `--format json` the document of an error.
 
-Exit codes: 0 success, 1 a check failed, 2 the input is wrong, 3 the machine misses something or failed, 70 a defect of
-Heddle, 130 Ctrl-C, 141 the reader of stdout has closed it.
+EXIT_CODES has the exit codes and their meanings.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.extras import missing_module
-from heddle.base.problems import HeddleError, MachineError, Problem, exhausted
+from heddle.base.problems import CheckError, HeddleError, InputError, MachineError, Problem, exhausted
 from heddle.base.tables import written
 from heddle.base.version import VERSION
 from heddle.cli.console import colour_wanted, problems_json
@@ -27,6 +26,18 @@ from heddle.cli.console import colour_wanted, problems_json
 DEFECT: Final = 70  # EX_SOFTWARE of sysexits.h
 INTERRUPTED: Final = 130  # as a shell reports SIGINT
 PIPE: Final = 141  # as a shell reports SIGPIPE
+# What docs/exit-codes-and-variables.md lists.
+EXIT_CODES: Final[Mapping[int, str]] = {
+    0: "success",
+    CheckError.exit_code: "a check failed, or a result is wrong",
+    InputError.exit_code: "wrong input: a word, a file, or a request that does not fit the running lab",
+    MachineError.exit_code: "something is missing on this machine, or the machine failed; the hint has the command",
+    DEFECT: "a defect of Heddle; the message names a file with the details",
+    128 + signal.SIGHUP: "the terminal was closed (SIGHUP)",
+    INTERRUPTED: "Ctrl-C (SIGINT)",
+    PIPE: "the reader of stdout has closed it (SIGPIPE)",
+    128 + signal.SIGTERM: "stopped by SIGTERM",
+}
 _MOMENT_S: Final = 0.01
 _ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 _NO_DIRECTORY: Final = Problem("", "the working directory", "no longer exists", "cd to an existing directory")

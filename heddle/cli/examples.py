@@ -153,6 +153,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "up": "measure how long labs take to start",
         "all --format json": "measure everything and print one JSON document",
     },
+    "docs": {
+        "": "build the site of the manual in site/",
+        "--out /tmp/manual": "build it in another directory",
+    },
     "lint": {
         "": "check style and types of the whole tree",
         "--format json": "print which linters passed as one JSON document",

@@ -149,7 +149,13 @@ def _listed(commands: Commands) -> str:
 
 def _help_of(command: Command) -> str:
     """A verb's usage, its docstring, its words and flags, and examples."""
-    verb: Verb = command.verb
+    rows = [(f"  {word}", what) for word, what in help_rows(command.verb)]
+    flags = table(["Arguments and flags", ""], rows)
+    return f"Usage: {command.verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(command.verb.name)}"
+
+
+def help_rows(verb: Verb) -> list[tuple[str, str]]:
+    """Each argument and flag of a verb as it is typed, and what it does."""
     rows = []
     for p in verb.parameters:
         option = p.option
@@ -160,6 +166,5 @@ def _help_of(command: Command) -> str:
         elif not p.positional and p.name != verb.rest:
             shown += f" {p.value}"
         shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((f"  {shown}", option.help + words + (f" (default: {p.default})" if shows_default else "")))
-    flags = table(["Arguments and flags", ""], rows)
-    return f"Usage: {verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(verb.name)}"
+        rows.append((shown, option.help + words + (f" (default: {p.default})" if shows_default else "")))
+    return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
@@ -38,6 +39,13 @@ def reading(hint: str = "", also: str = "") -> Iterator[None]:
     except ValueError as error:
         why, _, usual = str(error).partition("; ")
         raise wrong(why, (hint or usual) + also) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """What a key with a reader of its own accepts, in words: metadata of its type, for the reference of keys."""
+
+    words: str
 
 
 def parsed(parser: Any) -> BeforeValidator:

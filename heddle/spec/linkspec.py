@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, create_model, mode
 
 from heddle.base.units import format_duration, parse_duration, parse_share
 from heddle.spec.impairments import KINDS, LONGEST_NS
-from heddle.spec.keys import Rate, Size, Strict, at, reading, wrong
+from heddle.spec.keys import Rate, Size, Strict, Takes, at, reading, wrong
 
 SLOWEST_BPS: Final = 10**6
 FASTEST_BPS: Final = 10**10
@@ -86,8 +86,12 @@ def _time_reader(key: str) -> Callable[[Any], int]:
 _DURATION: Final = PlainSerializer(
     lambda value: format_duration(value) if isinstance(value, int) else value, when_used="json"
 )
-Delay = Annotated[int | Literal["shape"], BeforeValidator(read_delay), _DURATION]
-Length = Annotated[int, BeforeValidator(read_length), PlainSerializer(format_length, when_used="json")]
+_TIME: Final = f"`0`, or a time up to {format_duration(LONGEST_NS)}"
+Delay = Annotated[int | Literal["shape"], BeforeValidator(read_delay), _DURATION, Takes(f"`shape`, {_TIME}")]
+_IN_FILES: Final = PlainSerializer(format_length, when_used="json")
+Length = Annotated[
+    int, BeforeValidator(read_length), _IN_FILES, Takes(f"`0`, or a length up to {_LONGEST_M // 1000}km")
+]
 
 
 class DelaySpec(Strict):
@@ -123,9 +127,9 @@ def _impairments() -> Mapping[str, Any]:
         if key == "delay":
             continue
         read: Callable[[Any], Any] = _time_reader(key) if kind.unit == "time" else _read_share
-        value_type: Any = Annotated[float, BeforeValidator(read)]
+        value_type: Any = Annotated[float, BeforeValidator(read), Takes("a share: `1/256`, `0.5%`, `0.005`")]
         if kind.unit == "time":
-            value_type = Annotated[int, BeforeValidator(read), _DURATION]
+            value_type = Annotated[int, BeforeValidator(read), _DURATION, Takes(_TIME)]
         none = 0 if kind.unit == "time" else 0.0
         pair: Any = create_model(
             f"{key.title()}Spec", __base__=Strict, host=(value_type, none), fabric=(value_type, none)

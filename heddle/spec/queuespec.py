@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from heddle.base.ethernet import CLASSES, DSCPS, MAX_QUANTA
-from heddle.base.units import parse_size, round_down, shown
-from heddle.spec.keys import Duration, Size, Strict, at, reading, wrong
+from heddle.base.units import format_size, parse_size, round_down, shown
+from heddle.spec.keys import Duration, Size, Strict, Takes, at, reading, wrong
 
 _BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
@@ -36,8 +36,12 @@ def _size(bounds: tuple[int, int]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-BufferSize = Annotated[int | Literal["auto"], _size(_BUFFERS)]
-Headroom = Annotated[int | Literal["auto"], _size(_HEADROOMS)]
+def _auto_or(bounds: tuple[int, int]) -> Takes:
+    return Takes(f"`auto`, or a size from {shown(bounds[0])} to {format_size(bounds[1])}")
+
+
+BufferSize = Annotated[int | Literal["auto"], _size(_BUFFERS), _auto_or(_BUFFERS)]
+Headroom = Annotated[int | Literal["auto"], _size(_HEADROOMS), _auto_or(_HEADROOMS)]
 
 
 def _quanta(value: Any) -> int | Literal["auto"]:
@@ -50,7 +54,7 @@ def _quanta(value: Any) -> int | Literal["auto"]:
     return value
 
 
-Quanta = Annotated[int | Literal["auto"], BeforeValidator(_quanta)]
+Quanta = Annotated[int | Literal["auto"], BeforeValidator(_quanta), Takes(f"`auto`, or 1 to {MAX_QUANTA:,}")]
 
 
 def _one_for_all(value: Any) -> Any:

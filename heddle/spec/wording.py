@@ -32,7 +32,7 @@ M = TypeVar("M", bound=BaseModel)
 _ROUNDS: Final = 16  # more than there are checks between keys
 _DURATION: Final = re.compile(r"[0-9.]+ *[num]?s")
 _OF_LISTS: Final = ("heddle_at", "list_type", "tuple_type", "too_short")
-_PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "use 1 to 12 lowercase letters and digits, a letter first"}
+PATTERNS: Final = {"^[a-z][a-z0-9]{0,11}$": "use 1 to 12 lowercase letters and digits, a letter first"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ def _range(trail: Trail, model: Model, text: str) -> str:
 
 def _pattern(detail: ErrorDetails, text: str) -> tuple[str, str]:
     pattern = str(detail["ctx"]["pattern"])
-    return "is not a valid name", _PATTERNS.get(pattern, f"use a name that matches {pattern}")
+    return "is not a valid name", PATTERNS.get(pattern, f"use a name that matches {pattern}")
 
 
 def _ours(detail: ErrorDetails, text: str) -> tuple[str, str]:
@@ -318,7 +318,7 @@ def _quoted(trail: Trail, model: Model, text: str) -> str:
         return f"write it as {field.default}" if field and isinstance(field.default, str) else ""
     if all(re.fullmatch(p, text) for p in patterns):
         return f'put it in quotes: "{text}"'
-    return _PATTERNS.get(patterns[0], f"use a value that matches {patterns[0]}")
+    return PATTERNS.get(patterns[0], f"use a value that matches {patterns[0]}")
 
 
 def _anything(detail: ErrorDetails, text: str) -> tuple[str, str]:
