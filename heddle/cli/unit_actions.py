@@ -182,7 +182,7 @@ def result_text(found: Sequence[UnitResult]) -> str:
         lines += [table(("step", "right at", "wrong states", "hints", "solution", "Heddle"), rows)]
         lines += [_proved(name, proof) for name in spec.steps if (proof := each.step(name).proof)]
     lines += ["", "wrong states: how many different ones a check found before the step was right. --format json has"]
-    return "\n".join([*lines, "the path of each QP; docs/writing-units.md explains what this result proves."])
+    return "\n".join([*lines, "the path of each QP; labs/README.md says what this result proves."])
 
 
 def _cells(step: StepRecord) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ def start_text(unit: WorkshopUnit, progress: UnitProgress, *, created: bool) -> 
     for name, step in spec.steps.items():
         lines += _wrapped(f"  {name:<{_width(spec.steps)}}  ", step.question or step.title)
     if spec.needs:
-        lines += ["", f"This unit builds on unit {', '.join(spec.needs)}."]
+        lines += ["", "This unit builds on " + " and ".join(f"unit {each}" for each in spec.needs) + "."]
     lines += ["", "You may change:"]
     for each in spec.may_change:
         lines += _wrapped("  - ", each)

@@ -18,14 +18,18 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
 from heddle.workshop.observe import FACTS
 from tests.unit.test_help_examples import verbs
+from tests.unit.unitdrawing import addresses, drawing
 
 LABS = resources.HERE.content(resources.LABS)
-HEADINGS = ["What you will see", "Time", "Start", "Tasks", "Check", "Why", "Go further"]
+HEADINGS = [
+    "What you will see", "Time", "Before and after", "Start", "Tasks", "Expected output", "Check", "Why", "Go further",
+]  # fmt: skip
 VERBS = verbs()
 UNITS = unit_ids()
 FIRST_UNITS = ("01", "02", "03")  # of the first hour; labs/README.md
 # The limits of the whole workshop.
 MINUTES = 180
+WORDS_OF_A_SENTENCE = 25
 
 
 @pytest.fixture(params=UNITS, scope="module")
@@ -42,6 +46,19 @@ def commands_in(text: str) -> Iterator[str]:
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield from (line.partition("  #")[0].strip() for line in block.splitlines() if line.startswith("./inv"))
     yield from re.findall(r"`(\./inv [^`\n]+)`", text)
+
+
+def part(unit: WorkshopUnit, heading: str) -> str:
+    """The text below a heading."""
+    return text_of(unit).partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def sentences_in(text: str) -> Iterator[str]:
+    """The sentences of a Markdown text; code counts as one word, and tables and blocks are left out."""
+    prose = re.sub(r"^ *```.*?^ *```|^\|.*?$|^#.*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "CODE", prose))
+    for block in re.split(r"\n\s*\n|\n(?= *(?:- |[0-9]+\. ))", prose):
+        yield from re.split(r"(?<=[.!?]) (?=\S)|(?<=:) |; ", " ".join(block.split()))
 
 
 def mistakes_in(command: str) -> str:
@@ -85,6 +102,39 @@ def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) ->
     # The solution is not in the tasks.
     answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
     assert not [each for each in answers if each in tasks_part]
+
+
+def test_the_units_before_and_after_are_those_of_lab_yml_and_of_the_list(unit: WorkshopUnit) -> None:
+    before, _, after = part(unit, "Before and after").rpartition("\n\n" if unit.spec.next else "This is the last unit")
+    linked = [find_unit(each).number for each in re.findall(r"\]\(\.\./([^/)]+)/", after)]
+    assert linked == ([unit.spec.next] if unit.spec.next else [])
+    assert set(unit.spec.needs) <= {find_unit(each).number for each in re.findall(r"\]\(\.\./([^/)]+)/", before)}
+    numbers = [each[:2] for each in UNITS]
+    assert [*numbers, ""][numbers.index(unit.number) + 1] == unit.spec.next
+    row = re.search(rf"^\| \[{unit.number}\]\([^)]*\) .*\| ([^|]*) \|$", (LABS / "README.md").read_text(), re.MULTILINE)
+    assert row is not None and row[1].split(", ") == (unit.spec.needs or ["-"])
+
+
+def test_a_drawing_has_the_wiring_and_the_addresses_of_the_fabric(unit: WorkshopUnit) -> None:
+    fabric = load_fabric(unit.fabric, name=unit.lab, overrides=unit.spec.set).fabric
+    start = part(unit, "Start")
+    assert addresses(fabric) in start, addresses(fabric)
+    if max(node.level for node in fabric.switches) == 2 and unit.number != "01":  # 01 and 04 are drawn by hand
+        assert drawing(fabric) in start, drawing(fabric)
+    assert all(node.name in start for node in fabric.nodes)
+
+
+def test_each_unit_shows_an_output_and_how_to_read_it(unit: WorkshopUnit) -> None:
+    expected = part(unit, "Expected output")
+    assert "```text\n" in expected
+    if "algbw" in expected or "how to read it" in expected:
+        assert ("### Reading the table" in expected) == (unit.number == "02")  # the first unit with a run
+        assert unit.number == "02" or "(../02-entropy/README.md#reading-the-table)" in expected
+
+
+def test_sentences_are_short(unit: WorkshopUnit) -> None:
+    long = [each for each in sentences_in(text_of(unit)) if len(each.split()) > WORDS_OF_A_SENTENCE]
+    assert not long, "\n".join(long)
 
 
 def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
