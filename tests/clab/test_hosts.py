@@ -37,7 +37,7 @@ def test_bgp_is_configured_by_hand(tiny: Lab) -> None:
 def test_a_program_of_a_host_pauses_its_switch(tiny: Lab) -> None:
     """As in workshop unit 06: the image has Python, and may send any frame."""
     solution = yaml.safe_load((resources.HERE.content(resources.LABS) / "06-pfc/solution.yml").read_text())
-    (typed,) = (each["run"] for each in solution["commands"] if "./inv exec" in each["run"])
+    typed, *_ = (each["run"] for each in solution["commands"] if "./inv exec" in each["run"])
     _, _, _, *command = shlex.split(typed)
     port = tiny.fabric.by_name["host1"].ports[0]
     with LabQueues.pinned(tiny.fabric) as queues:

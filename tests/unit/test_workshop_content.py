@@ -56,9 +56,14 @@ def part(unit: WorkshopUnit, heading: str) -> str:
 def sentences_in(text: str) -> Iterator[str]:
     """The sentences of a Markdown text; code counts as one word, and tables and blocks are left out."""
     prose = re.sub(r"^ *```.*?^ *```|^\|.*?$|^#.*?$", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "CODE", prose))
+    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`|\./inv [^;,]*", "CODE ", prose))
     for block in re.split(r"\n\s*\n|\n(?= *(?:- |[0-9]+\. ))", prose):
         yield from re.split(r"(?<=[.!?]) (?=\S)|(?<=:) |; ", " ".join(block.split()))
+
+
+def too_long(text: str) -> list[str]:
+    """The sentences with too many words."""
+    return [each for each in sentences_in(text) if len(each.split()) > WORDS_OF_A_SENTENCE]
 
 
 def mistakes_in(command: str) -> str:
@@ -133,8 +138,16 @@ def test_each_unit_shows_an_output_and_how_to_read_it(unit: WorkshopUnit) -> Non
 
 
 def test_sentences_are_short(unit: WorkshopUnit) -> None:
-    long = [each for each in sentences_in(text_of(unit)) if len(each.split()) > WORDS_OF_A_SENTENCE]
+    texts = [text_of(unit), *unit.spec.may_change, *(each.why for each in unit.solution().commands)]
+    for step in unit.spec.steps.values():
+        texts += [step.title, step.question, *step.hints, *(each.hint for each in step.wrong.values())]
+    long = [each for text in texts for each in too_long(text)]
     assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("name", ["README.md", "certifications.md"])
+def test_sentences_of_the_pages_beside_the_units_are_short(name: str) -> None:
+    assert not (long := too_long((LABS / name).read_text(encoding="utf-8"))), "\n".join(long)
 
 
 def test_every_command_can_be_typed(unit: WorkshopUnit) -> None:
