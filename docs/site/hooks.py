@@ -1,6 +1,6 @@
 """Hooks of mkdocs for the site of the manual (mkdocs.yml): the workshop's pages, and links that leave docs/.
 
-In:  the pages of docs/, and README.md of labs/ and its units, with links relative to their places in a checkout.
+In:  the pages of docs/ and labs/, with links relative to their places in a checkout.
 Out: a site in which labs/ is a folder of docs/. A link to a file that is not in the site becomes its path.
 """
 
@@ -25,9 +25,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File, InclusionLevel
 
     root = _root(config)
-    for path in sorted((root / "labs").rglob(_README)):
+    for path in sorted((root / "labs").rglob("*.md")):
         name = path.relative_to(root).as_posix()
-        listed = name.count("/") == 1  # its units are found from there
+        listed = name == f"labs/{_README}"  # the others are found from there
         level = InclusionLevel.INCLUDED if listed else InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, name, abs_src_path=str(path), inclusion=level))
     return files
