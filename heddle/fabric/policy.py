@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
-
-from pydantic import TypeAdapter
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from heddle.base.ethernet import DSCPS, HEADER, MAX_QUANTA, QUANTUM_BITS
 from heddle.base.families import Family, Network, Version
 from heddle.base.units import shown
 from heddle.spec.impairments import NO_FAULT, LinkFault
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 # FIB_MULTIPATH_HASH_FIELD_*, in the words of a fabric file.
 FIELDS: Final[Mapping[str, int]] = {
@@ -64,11 +66,17 @@ class HashOptions:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HashOptions:
         """What `to_json` wrote."""
-        return _HASH_OPTIONS.validate_python(data)
+        return _options_reader().validate_python(data)
+
+
+@cache
+def _options_reader() -> TypeAdapter[HashOptions]:
+    from pydantic import TypeAdapter  # processes that read no stored run start without it
+
+    return TypeAdapter(HashOptions)
 
 
 DEFAULT_OPTIONS: Final = HashOptions()
-_HASH_OPTIONS: Final = TypeAdapter(HashOptions)
 
 
 @dataclass(frozen=True, slots=True)

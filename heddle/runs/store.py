@@ -28,7 +28,6 @@ from heddle.base.lockfile import held, late
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean, machine_errors
 from heddle.base.units import parse_size
 from heddle.base.userfiles import as_caller, give_to_caller, make_dir
-from heddle.runs.coherence import misfit
 from heddle.runs.files import UnreadableError
 from heddle.runs.runrecord import ID, RECORD, RunRecord, read_record, write_record
 from heddle.runs.stored import StoredRun, bytes_of
@@ -304,6 +303,8 @@ def has_run(lab: Lab) -> bool:
 
 def load(lab: Lab, run: str | None = None) -> StoredRun:
     """A finished run with its evidence. run: as typed after --run; None is the last one."""
+    from heddle.runs.coherence import misfit
+
     history = History.of(lab)
     found = history.open(run)
     if found.record.outcome is None:
