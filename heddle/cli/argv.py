@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
@@ -35,6 +36,9 @@ _KINDS: Final[Mapping[str, tuple[Callable[[str], Any], str]]] = {
     "int": (_whole, "a whole number"),
     "float": (_finite, "a number"),
 }
+_MOST: Final = 10**9  # of any number; verbs have limits of their own below that
+_ENDLESS: Final = re.compile(r"[0-9]{301}")  # no value has such a number, and int() refuses more than 4300 digits
+_SHOWN: Final = 80  # characters of a value that is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,14 @@ class Tool:
     """A verb as a tool of an assistant (assistant.py). changes: it sends traffic or writes a file.
 
     without: words of parameters that are not offered, beside those that every verb has and those that name files to
-    write. Only parameters that read may be offered.
+    write. Only parameters that read may be offered. runs: names of parameters that name stored runs: an assistant
+    types an ID or LAB:ID, and never a directory.
     """
 
     does: str
     without: Sequence[str] = ()
     changes: bool = False
+    runs: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +286,9 @@ class _Parse:
             what = f"{self.verb.name} {parameter.value}" if parameter.positional else parameter.flag
             self.problems.add(where="", what=what, why="is an empty word", hint=self._see())
             self.values.setdefault(parameter.name, None)
+        elif _ENDLESS.search(text):
+            self.problems.add(where="", what=f"{shown[:_SHOWN]}...", why="has a number of more than 300 digits")
+            self.values.setdefault(parameter.name, None)
         elif parameter.kind == "list":
             self.values[parameter.name] = [*(self.values.get(parameter.name) or []), text]
         else:
@@ -288,7 +297,10 @@ class _Parse:
     def _convert(self, parameter: Parameter, text: str, shown: str) -> None:
         convert, name = _KINDS.get(parameter.kind, (str, "a text"))
         try:
-            self.values[parameter.name] = convert(text)
+            value = self.values[parameter.name] = convert(text)
+            if parameter.kind in _KINDS and abs(value) > _MOST:
+                said = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+                self.problems.add(where="", what=said, why=f"is outside -{_MOST:,} to {_MOST:,}")
         except ValueError:
             self.problems.add(where="", what=shown, why=f"is not {name}")
             if parameter.required:

@@ -46,6 +46,10 @@ _MOST_BYTES: Final = 1_000_000  # of a result: more does not fit into an assista
 REPORTS: Final = "reports"  # directory of the files that tools write, in the state directory
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
 _LONGEST: Final = 100  # letters of a file's name
+_LONGEST_VALUE: Final = 4096  # characters of an argument
+_BELOW: Final = 1 << 62  # of a number
+_SHOWN: Final = 80  # characters of a wrong value
+_RUN: Final = re.compile(r"(?:[a-z][a-z0-9]{0,11}:)?(?:[0-9]{1,9}|last)")  # never a path: a server may run as root
 _END_S: Final = 20.0  # for a cancelled run to end its workers
 _INSTRUCTIONS: Final = (
     "Heddle emulates an AI-training fabric: FRR switches, real queues, RoCEv2 hosts. Start with `status`: it lists the "
@@ -89,23 +93,22 @@ class Assistant:
         """The command line of a call. InputError for a tool or argument that is not offered, or has another type."""
         verb = self.offered.get(name)
         if verb is None:
-            hint = did_you_mean(name, self.offered)
+            hint = did_you_mean(name[:_SHOWN], self.offered)
             if name in self._tools:
                 hint = "the user starts the server with ./inv mcp --allow-run to offer it"
-            raise InputError(Problem("", f"tool {name}", "is not offered", hint))
+            raise InputError(Problem("", f"tool {name[:_SHOWN]}", "is not offered", hint))
         keys, problems, values = arguments_of(verb), Problems(), dict[str, Any]()
         for key, value in arguments.items():
             parameter = keys.get(key)
             if parameter is not None and parameter.kind == "list" and isinstance(value, str):
                 value = [value]  # noqa: PLW2901  (what an assistant writes often enough for a list of one)
             if parameter is None:
-                problems.add(where=name, what=key, why="is no argument of this tool", hint=did_you_mean(key, keys))
-            elif not _fits(parameter, value):
-                why = f"is not of type {_TYPES[parameter.kind][0]['type']}"
-                problems.add(where=name, what=f"{key}: {json.dumps(value)}", why=why)
-            elif parameter.required and value.startswith("-"):  # the one kind of value that stands alone in the line
-                problems.add(where=name, what=f"{key}: {json.dumps(value)}", why="begins with -, as a flag does")
+                word = key[:_SHOWN]
+                problems.add(where=name, what=word, why="is no argument of this tool", hint=did_you_mean(word, keys))
             else:
+                why, hint = _wrong(verb, parameter, value)
+                if why:
+                    problems.add(where=name, what=f"{key}: {_brief(value)}", why=why, hint=hint)
                 values[parameter.name] = value
         for key, parameter in keys.items():
             if parameter.required and key not in arguments:
@@ -160,12 +163,39 @@ def _listed(verb: Verb) -> Tool:
     )
 
 
+def _wrong(verb: Verb, parameter: Parameter, value: Any) -> tuple[str, str]:
+    """Why a value cannot be typed for a parameter, and a hint; empty if it can."""
+    texts = value if parameter.kind == "list" else [value]
+    if not _fits(parameter, value):
+        return f"is not of type {_TYPES[parameter.kind][0]['type']}", ""
+    if len(str(value)) > _LONGEST_VALUE:
+        return f"is longer than {_LONGEST_VALUE:,} characters", ""
+    if parameter.required and value.startswith("-"):  # the one kind of value that stands alone in the line
+        return "begins with -, as a flag does", ""
+    if not all(str(text).isprintable() for text in texts):
+        return "has a character that cannot be printed", ""
+    if verb.tool is not None and parameter.name in verb.tool.runs and not all(map(_RUN.fullmatch, texts)):
+        return "is not a run", "name a run as 3, last or zone:3; the tool `runs` lists them"
+    return "", ""
+
+
 def _fits(parameter: Parameter, value: Any) -> bool:
+    if isinstance(value, int | float) and not abs(value) < _BELOW:
+        return False
     if isinstance(value, bool) != (parameter.kind == "bool"):
         return False
     if parameter.kind == "list" and not all(isinstance(each, str) for each in value or []):
         return False
     return isinstance(value, _TYPES[parameter.kind][1])
+
+
+def _brief(value: Any) -> str:
+    """A value as JSON, cut where it is long. Python makes no text of a number of thousands of digits."""
+    try:
+        text = json.dumps(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _needed(keys: Mapping[str, Parameter]) -> list[str]:

@@ -74,6 +74,7 @@ class Shown:
     tool=Tool(
         "Show the path of each QP of a run from three sources (prediction, kernels, counters), the use of the links, "
         "MMR. In a large run, choose QPs by qp, host or port.",
+        runs=("run",),
         without=("all", "predict", "plan", "set", "mode", "trials", "down", "drain"),
     ),
 )

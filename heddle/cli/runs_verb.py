@@ -69,6 +69,7 @@ def _one(names: Sequence[str]) -> str:
         "Write stored runs as one HTML file for the user: fabric, results, queues, paths, parameters. Without runs, "
         "the last one. `report` of the result is the path of the file.",
         changes=True,
+        runs=("runs",),
     ),
 )
 def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab: str | None = None) -> None:
@@ -101,6 +102,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
         "Compare two stored runs of one collective, as a=3, b=5 or a=zone:3: settings that differ, ratios B / A, and "
         "whether noise explains each difference.",
         without=("report",),
+        runs=("a", "b"),
     ),
 )
 def compare(

@@ -76,6 +76,13 @@ def test_a_call_becomes_the_line_of_the_verb(tool: str, arguments: dict[str, Any
         ("compare", {"a": "3"}, "give a and b"),
         ("compare", {"a": "--out=/etc/motd", "b": "4"}, "begins with -, as a flag does"),
         ("compare", {"a": "3", "b": "4", "out": "x.html"}, "out is no argument of this tool"),
+        *[("compare", {"a": "3", "b": path}, "is not a run") for path in ("/etc", "kept/0003", ".", "zone:../x", "~")],
+        ("report", {"runs": ["3", "./0003"]}, 'runs: ["3", "./0003"] is not a run'),
+        ("paths", {"run": "/tmp/0001"}, 'run: "/tmp/0001" is not a run'),
+        ("paths", {"qp": ["9" * 200_000]}, "is longer than 4,096 characters"),
+        ("status", {"lab": "x" * 200_000}, "is longer than 4,096 characters"),
+        ("run", {"qps": 10**5000}, "qps: a number of thousands of digits is not of type integer"),
+        ("status", {"lab": "a\x1b[31m"}, "has a character that cannot be printed"),
     ],
 )
 def test_what_does_not_fit_is_named(tool: str, arguments: dict[str, Any], said: str) -> None:
@@ -103,7 +110,7 @@ def test_listing_the_verbs_does_not_import_the_sdk() -> None:
     [
         ({}, "report-last.html"),
         ({"runs": ["3", "zone:5"], "lab": "zone"}, "report-zone-3-zone-5.html"),
-        ({"runs": ["../../etc/cron.d/x", "--out=y"]}, "report-x--out-y.html"),
+        ({"runs": ["last"], "lab": "../../etc"}, "report--etc-last.html"),
     ],
 )
 def test_a_report_is_written_into_the_state_directory(

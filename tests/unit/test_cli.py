@@ -84,6 +84,10 @@ def test_a_positional_list_takes_all_words_that_are_left() -> None:
         ("a --name=", "--name is an empty word"),
         ("a --set", "write --set PATH=VALUE"),
         ("a --wait inf", "--wait inf is not a number"),
+        ("a --wait 1e300", "--wait 1e300 is outside -1,000,000,000 to 1,000,000,000"),
+        (f"a --n {'9' * 290}", "... is outside -1,000,000,000 to 1,000,000,000"),
+        (f"a --n {'9' * 5000}", "... has a number of more than 300 digits"),
+        (f"a --set a={'9' * 5000}", "... has a number of more than 300 digits"),
     ],
 )
 def test_wrong_words_are_named(line: str, said: str) -> None:
