@@ -54,6 +54,7 @@ from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
 _NICE: Final = 5
 _LONG_S: Final = 1.0
+_SIZE_S: Final = 0.1  # while a size is measured: a process that is stopped in a wait is missed only when the wait ends
 _LAST_S: Final = 0.002
 _LINK_DOWN: Final = frozenset({errno.ENOBUFS, errno.ENETDOWN})  # ENOBUFS: without a carrier the kernel drops frames
 VALIDATE: Final = "run ./inv validate to check the lab"
@@ -92,6 +93,7 @@ class Worker:
         self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
         self._turning: list[Rank] = []  # to be checked
         self._began: machine.OwnTime | None = None  # at the start of the current size
+        self._absences = machine.Absences()  # of the current size
         self._owes = True  # must send a message: "ready" for the next size, or "done"
         self._unread = b""  # the incomplete line that has been read
         self._stopped = False
@@ -153,7 +155,7 @@ class Worker:
         while True:
             self._turn_over()
             # No event wakes the loop when the last acknowledgement arrives, so it polls.
-            rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S
+            rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S if self._began is None else _SIZE_S
             for rank in self._slow:
                 rank.advance()
             until = min([time.monotonic() + rest, *(rank.due for rank in self._slow)])
@@ -164,7 +166,10 @@ class Worker:
                         if self._stillness.still
                         else WorkerMessage(moving=True)
                     )
-                if self.loop.turn(until, stdin) and self._read(stdin):
+                heard = self.loop.turn(until, stdin)
+                if self._began is not None:
+                    self._absences.look(time.monotonic(), until)
+                if heard and self._read(stdin):
                     self.loop.take_rest()
                     return self._stopped
             except NicError as error:
@@ -187,7 +192,7 @@ class Worker:
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
             if _GO in line:
-                self._began = machine.own_time()
+                self._began, self._absences = machine.own_time(), machine.Absences()
                 for rank in self._ranks.values():
                     rank.begin()
             elif _CHECK in line:
@@ -204,7 +209,8 @@ class Worker:
         worker's CPU and NICs. Each call checks one rank, so that large arrays do not keep NICs waiting.
         """
         if self._began is not None and all(rank.size_done for rank in self._ranks.values()):
-            send(WorkerMessage(use=WorkerUse.between(self._began, machine.own_time())))
+            use = WorkerUse.between(self._began, machine.own_time(), self._absences.seconds)
+            send(WorkerMessage(use=use))
             self._began = None
         if self._turning:
             rank = self._turning.pop(0)

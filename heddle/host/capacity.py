@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,8 @@ TICK_S: Final = 0.01  # the unit of /proc/stat: USER_HZ is 100 on every architec
 _STAT: Final = Path("/proc/stat")
 _MEMINFO: Final = Path("/proc/meminfo")
 _SOFTNET: Final = Path("/proc/net/softnet_stat")
+ABSENT_S: Final = 0.1  # shorter absences do not count: clocks of the kernel and of a hypervisor differ by some ms
+_LOOK_S: Final = 0.05
 _SCHEDSTAT: Final = Path("/proc/self/schedstat")  # of the main thread: ns that it ran, ns that it waited, ...
 _CPU_FIELD: Final = 12  # of a line of softnet_stat: its processor, since Linux 5.10
 
@@ -113,6 +115,28 @@ def own_time() -> OwnTime:
     except OSError:
         waited = 0.0
     return OwnTime(time.monotonic(), time.process_time(), waited)
+
+
+class Absences:
+    """The time in which this process should have run, and the kernel neither ran it nor had it wait for a processor.
+
+    A process that is stopped (SIGSTOP, a freezer, a limit of its group) has no other trace: /proc/PID/schedstat counts
+    only the time that a process is runnable. seconds: of all absences; clock: unit tests set their own.
+    """
+
+    def __init__(self, clock: Callable[[], OwnTime] = own_time) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.seconds = 0.0
+
+    def look(self, now_s: float, due_s: float) -> None:
+        """Call after each wait. due_s: when it should have ended; now_s: when it has (CLOCK_MONOTONIC)."""
+        if now_s - due_s < ABSENT_S and now_s - self._last.at_s < _LOOK_S:
+            return  # to read the clock takes longer than a packet
+        then, self._last = self._last, self._clock()
+        used = self._last.ran_s - then.ran_s + self._last.waited_s - then.waited_s
+        if (absent := now_s - due_s - used) >= ABSENT_S:
+            self.seconds += absent
 
 
 def crc_seconds() -> float:

@@ -19,9 +19,10 @@ FULL: Final = 0.95  # of the time: a processor or worker that was busy for longe
 WAITED: Final = 0.2  # of the time: a worker that waited for a processor for longer sent its packets late
 TOOK_PART: Final = 0.05  # of the packets: a processor that handled fewer was busy with something else than the run
 _NAMED: Final = 0.01
+STOPPED: Final = 0.01  # of the time: a worker that was stopped for longer
 LEAST_S: Final = TICK_S / (1 - FULL)
 
-CauseKind = Literal["processor", "worker", "backlog", "sockets"]
+CauseKind = Literal["processor", "worker", "stopped", "backlog", "sockets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,21 @@ class ProcessorUse:
 class WorkerUse:
     """A worker in a phase, until its last rank was done. Shares of the time, 0 to 1.
 
-    busy: it ran; softirqs that interrupted it are included. waited: it was runnable and had no processor.
+    busy: it ran; softirqs that interrupted it are included. waited: it was runnable and had no processor. stopped: it
+    was neither, though a wait of its own had ended (capacity.Absences); 0 in records of older versions.
     """
 
     seconds: float
     busy: float
     waited: float
+    stopped: float = 0.0
 
     @classmethod
-    def between(cls, before: OwnTime, after: OwnTime) -> WorkerUse:
-        """The use between two readings of one process."""
+    def between(cls, before: OwnTime, after: OwnTime, stopped_s: float = 0.0) -> WorkerUse:
+        """The use between two readings of one process. stopped_s: of its absences."""
         seconds = max(1e-9, after.at_s - before.at_s)
-        return cls(seconds, (after.ran_s - before.ran_s) / seconds, (after.waited_s - before.waited_s) / seconds)
+        ran, waited = after.ran_s - before.ran_s, after.waited_s - before.waited_s
+        return cls(seconds, ran / seconds, waited / seconds, stopped_s / seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ class Phase:
     def causes(self) -> tuple[Cause, ...]:
         """Why the host CPU was or may have been the bottleneck; empty when no reading shows it."""
         found = [*self._processors(), *self._workers()] if self.judged else []
+        found += self._stopped()
         if self.backlog_drops:
             text = f"{self.backlog_drops} packets lost in its backlog: raise net.core.netdev_max_backlog"
             found.append(Cause("backlog", self.size, None, sure=True, text=text))
@@ -150,6 +155,18 @@ class Phase:
                 sure = use.busy + use.waited > FULL
                 found.append(Cause("worker", self.size, number, sure=sure, text=text))
         return found
+
+    def _stopped(self) -> list[Cause]:
+        """Judged in every phase: the time is not from /proc/stat."""
+        return [
+            Cause(
+                "stopped", self.size, number, sure=True,
+                text=f"worker {number}: for {use.stopped * use.seconds:.2g} s of {use.seconds:.2g} s it was stopped, or"
+                " this machine was",
+            )
+            for number, use in enumerate(self.workers)
+            if use.stopped > STOPPED
+        ]  # fmt: skip
 
 
 def _stolen(use: ProcessorUse) -> str:

@@ -155,10 +155,12 @@ class MachineUse:
         """Lines of the table, directly below its rows; none when the host CPU was not the bottleneck."""
         if not self.unreliable:
             return []
-        was = "was" if self.overrun else "may have been"
+        what = f"the host CPU {'was' if self.overrun else 'may have been'} the bottleneck"
+        if all(cause.cause == "stopped" for cause in self.unreliable):
+            what = "a worker did not run all the time"
         sizes = dict.fromkeys(cause.size for cause in self.unreliable if cause.size is not None)
         some = f" at {len(sizes)} of {len(self.phases)} sizes" if 0 < len(sizes) < len(self.phases) else ""
-        lines = [f"{MARK} the host CPU {was} the bottleneck{some}: do not trust bandwidth or depths"]
+        lines = [f"{MARK} {what}{some}: do not trust bandwidth or depths"]
         for cause in sorted(self.unreliable, key=lambda cause: not cause.sure)[:_MOST_LINES]:
             where = f"{format_size(cause.size)}: " if cause.size is not None else ""
             lines.append(f"{MARK} {where}{cause.text}")

@@ -98,6 +98,23 @@ def test_a_link_that_is_down_before_a_run_is_named(tiny: Lab, request: pytest.Fi
     assert workers() == []
 
 
+def test_a_worker_that_is_stopped_for_a_while_makes_the_run_unreliable(tiny: Lab) -> None:
+    def stop() -> None:
+        worker = workers()[0]
+        os.kill(worker, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(worker, signal.SIGCONT)
+
+    result = run_and(tiny, RunOptions(sizes=(4 << 20,), iters=6, warmup=0, timeout=20), stop)
+    assert result.wrong == 0
+    stopped = [cause for cause in result.machine.unreliable if cause.cause == "stopped"]
+    assert [cause.number for cause in stopped] == [0]
+    (phase,) = result.machine.phases
+    assert 1.5 < phase.workers[0].stopped * phase.workers[0].seconds < 2.5
+    assert phase.workers[1].stopped == 0
+    assert f"UNRELIABLE: 4 MiB: {stopped[0].text}" in result.table()
+
+
 @pytest.mark.parametrize(("sent", "transport"), [(signal.SIGKILL, "rc"), deep(signal.SIGTERM, "uc")])
 def test_a_worker_that_ends_by_a_signal_ends_the_run(tiny: Lab, sent: signal.Signals, transport: str) -> None:
     error = ended(tiny, lambda: os.kill(workers()[0], sent), transport=transport)

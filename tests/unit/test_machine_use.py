@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from heddle.host import capacity
-from heddle.host.capacity import MachineReading, OwnTime, PacketBudget, Processor, parse_reading
+from heddle.host.capacity import Absences, MachineReading, OwnTime, PacketBudget, Processor, parse_reading
 from heddle.host.saturation import Cause, Phase, WorkerUse
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.parts import MARK, MachineUse
@@ -93,6 +93,9 @@ def phase(
         ({"workers": (CALM, WorkerUse(1.0, 0.97, 0.0))}, [("worker", 1, True)]),
         ({"workers": (WorkerUse(1.0, 0.55, 0.44), CALM)}, [("worker", 0, True)]),
         ({"workers": (WorkerUse(1.0, 0.30, 0.30), CALM)}, [("worker", 0, False)]),
+        ({"workers": (WorkerUse(1.0, 0.3, 0.02, 0.2), CALM)}, [("stopped", 0, True)]),
+        ({"workers": (WorkerUse(1.0, 0.3, 0.02, 0.005), CALM)}, []),
+        ({"seconds": 0.19, "workers": (CALM, WorkerUse(0.19, 0.1, 0.0, 0.6))}, [("stopped", 1, True)]),
         ({"drops": 3}, [("backlog", None, True)]),
         # Too short to judge: 0.19 s are 19 steps of /proc/stat. Lost packets are lost packets.
         ({"seconds": 0.19, "idle": (0.0, 0.0), "workers": (WorkerUse(0.19, 1.0, 0.0), CALM)}, []),
@@ -117,6 +120,24 @@ def test_one_full_size_among_idle_ones_is_found() -> None:
     assert use.lines()[0] == (
         f"{MARK} the host CPU may have been the bottleneck at 1 of 3 sizes: do not trust bandwidth or depths"
     )
+
+
+def test_an_absence_is_a_late_end_of_a_wait_that_no_processor_time_explains() -> None:
+    times = [OwnTime(0.0, 0.0, 0.0)]
+    absences = Absences(lambda: times[-1])
+
+    def look(due_s: float, now_s: float, ran_s: float, waited_s: float = 0.0) -> float:
+        times.append(OwnTime(now_s, times[-1].ran_s + ran_s, times[-1].waited_s + waited_s))
+        absences.look(now_s, due_s)
+        return absences.seconds
+
+    assert look(0.1, 0.1, 0.0) == 0.0  # nothing to do: a slow link
+    assert look(0.2, 0.13, 0.0) == 0.0  # a packet came before the end of the wait
+    assert look(0.2, 2.2, 0.001) == pytest.approx(1.999)  # stopped
+    assert look(2.3, 4.3, 2.0) == pytest.approx(1.999)  # it ran
+    assert look(4.4, 6.4, 0.5, 1.5) == pytest.approx(1.999)  # it waited for a processor
+    assert look(6.5, 6.55, 0.0) == pytest.approx(1.999)  # a timer that was late
+    assert look(6.6, 7.6, 0.1, 0.4) == pytest.approx(2.499)
 
 
 def test_shares_of_workers_are_weighted_by_time() -> None:
