@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from heddle.base.units import emulated_words
@@ -76,7 +77,9 @@ class RunHead:
         """The line of one size, in the same columns."""
         pattern = find_pattern(self.options.collective, self.options.algorithm)
         wide = (10, 9) if narrow else (12, 12)
-        sizes = f"{row.size:{wide[0]}d}  {row.size // ELEMENT_BYTES:{wide[1]}d}"
+        ranks = len(self.communicators[0] if self.communicators else self.endpoints)
+        count = row.size // ELEMENT_BYTES // (ranks if pattern.by_chunk else 1)
+        sizes = f"{row.size:{wide[0]}d}  {count:{wide[1]}d}"
         head = f"{sizes}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
         figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
         in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
@@ -88,10 +91,9 @@ class RunHead:
 
     def _long(self, narrow: bool) -> list[str]:
         o = self.options
-        step = f"{o.sizes[1] / o.sizes[0]:g}(factor)" if len(o.sizes) > 1 else "1(factor)"
         return [
             f"# Collective test starting: {o.collective}",
-            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {step} "
+            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {_step(o.sizes)} "
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
@@ -155,6 +157,14 @@ def size_row(
     algbw = size / time_s / 1e9
     each = tuple(round(sum(ranks) / len(ranks) * 1e6, 3) for ranks in zip(*iterations, strict=True))
     return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong, each)
+
+
+def _step(sizes: Sequence[int]) -> str:
+    """The step of a series as nccl-tests prints it: `2(factor)`, or `65536(bytes)` where sizes are added."""
+    steps = {high - low for low, high in pairwise(sizes)}
+    if len(sizes) > 2 and len(steps) == 1:
+        return f"{steps.pop()}(bytes)"
+    return f"{sizes[1] / sizes[0]:g}(factor)" if len(sizes) > 1 else "1(factor)"
 
 
 def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:

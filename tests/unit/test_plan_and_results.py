@@ -179,6 +179,16 @@ def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
         text = replace(samples.result(), rows=rows, options=RunOptions(collective=collective)).table()
         (line,) = (line.split() for line in text.splitlines() if not line.startswith("#"))
         assert line[3:5] == words
+        assert line[1] == ("16" if collective == "all-reduce" else "4"), "elements, or those of one of four chunks"
+
+
+@pytest.mark.parametrize(
+    ("size", "step"),
+    [("64K", "1(factor)"), ("64K:1M:x4", "4(factor)"), ("64K:256K:64K", "65536(bytes)"), ("64K:128K", "2(factor)")],
+)
+def test_the_step_of_a_series_is_printed_as_nccl_tests_does(size: str, step: str) -> None:
+    text = replace(samples.result(), options=run_options(size=size)).table()
+    assert f" step: {step} warmup iters: " in text
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.title)

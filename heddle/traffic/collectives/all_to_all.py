@@ -32,6 +32,7 @@ class StaggeredAllToAll(Pattern):
 
     collective = "all-to-all"
     algorithm = "staggered"
+    by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """n-1 transfers, one per round. A round is sent when the data of the round two before it has arrived."""

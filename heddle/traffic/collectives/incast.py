@@ -22,6 +22,7 @@ class DirectIncast(Pattern):
     collective = "incast"
     algorithm = "direct"
     root = 0
+    by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """Step r: chunk r to rank 0. Step n-1+r: rank 0 clears rank r to send again."""

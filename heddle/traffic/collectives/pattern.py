@@ -53,7 +53,8 @@ class Pattern:
     in_place: a rank sends from its input array and receives into it. It sends a range once all data that earlier steps
               put there has arrived. Otherwise it sends from its input and receives into another array, and only
               `after` makes a transfer wait.
-    redop, root: as nccl-tests prints them; `none` if nothing is reduced.
+    redop, root: as nccl-tests prints them; `none` if nothing is reduced. by_chunk: its `count` is that of a chunk, one
+    of the array's `ranks` parts (common.cu prints `paramcount`).
     """
 
     collective: ClassVar[str]
@@ -61,6 +62,7 @@ class Pattern:
     in_place: ClassVar[bool] = False
     redop: ClassVar[str] = "none"
     root: ClassVar[int] = -1
+    by_chunk: ClassVar[bool] = False
 
     def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
         """The transfers of `rank` for an array of `count` elements, in the order of steps; steps are unique."""
