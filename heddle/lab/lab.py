@@ -59,6 +59,10 @@ class Blueprint(ABC):
         """What of the lab reaches this machine beyond its nodes, a line each, for the user before it is created."""
         return ()
 
+    def kernel_faults(self) -> tuple[list[Problem], list[str]]:
+        """What nodes need and this machine's kernel does not have, before the lab is created: problems and warnings."""
+        return [], []
+
     @abstractmethod
     def write(self, out: Path, options: RenderOptions) -> Path:
         """Write the topology and the files that it binds into `out`; returns the topology's path."""

@@ -103,6 +103,7 @@ def up(
             observer.warn(warning)
         preflight(lab.fabric, daemons=engine.daemons_here)
         switch.check(lab.fabric)
+        _check_kernel(lab, observer)
         with clock.step("prepare"):
             chosen = engine.prepare(lab.fabric, options, observer)
         lab = _make(lab, chosen, source, observer, clock)
@@ -224,6 +225,14 @@ def _record_ending(name: str) -> None:
     with suppress(HeddleError):  # a damaged record or a full disk must not prevent a removal
         if (record := state.read_record(name)) is not None:
             state.write_record(replace(record, phase="ending"))
+
+
+def _check_kernel(lab: Lab, observer: Observer) -> None:
+    problems, warnings = lab.blueprint.kernel_faults()
+    for line in warnings:
+        observer.warn(line)
+    if problems:
+        raise MachineError(*problems)
 
 
 def _shown(warnings: Sequence[str]) -> list[str]:

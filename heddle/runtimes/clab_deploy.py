@@ -15,6 +15,7 @@ from typing import Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Journal, dying_with_us, follow
 from heddle.host.engine import binary
+from heddle.kernel.devicetypes import explained
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.runtimes.netns_topology import read_topology
 
@@ -110,7 +111,7 @@ def _failed_commands(lab: str, said: Sequence[str]) -> list[Problem]:
         node = container.removeprefix(f"clab-{lab}-")
         command = (quoted or "").replace('\\"', '"') or plain
         why = f"failed with exit code {status}: {words or 'it printed nothing'}"
-        problems.append(Problem(node, command, why))
+        problems.append(Problem(node, command, *explained(command.split(), why)))
     return problems
 
 

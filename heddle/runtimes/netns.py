@@ -22,6 +22,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import Done, Journal, attached, dying_with_us, first_lines, run
 from heddle.fabric.model import Fabric
+from heddle.kernel.devicetypes import explained
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
@@ -260,14 +261,14 @@ def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) ->
     if not culprits:
         return Problem("", shlex.join(argv), f"failed with exit code {done.code}: {said}")
     line, where = culprits[0]
-    return Problem(where, f"ip {line}", f"failed: {said}")
+    return Problem(where, f"ip {line}", *explained(f"ip {line}".split(), f"failed: {said}"))
 
 
 def _raise_failures(failed: Mapping[str, Mapping[str, Any]]) -> None:
     problems = []
     for node, f in failed.items():
         why = f"failed with exit code {f['code']}: {first_lines(f['output'])}"
-        problems.append(Problem(node, shlex.join(f["command"]) or "entering", why))
+        problems.append(Problem(node, shlex.join(f["command"]) or "entering", *explained(f["command"], why)))
     if len(problems) > _SHOWN:
         problems[_SHOWN:] = [Problem("", f"and {len(problems) - _SHOWN} more nodes", "failed as well")]
     if problems:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.files import read_regular
+from heddle.kernel.devicetypes import SEPARATORS
 from heddle.lab.imported.description import NodeDescription
 from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
 from heddle.lab.lab import Setting
@@ -25,7 +26,6 @@ _FRR_LINE: Final = re.compile(r"^(no[ \t]+)?(ip|ipv6)[ \t]+forwarding[ \t]*$", r
 _FRR_FILES: Final = ("frr.conf", "zebra.conf")
 # Both are one variable (net/ipv4/devinet.c, devinet_sysctl_forward).
 _SAME: Final = ("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding")
-_SEPARATORS: Final = re.compile(r"[;&|\n]+")
 _SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "busybox", ".", "source"})
 _BEFORE: Final = frozenset({"then", "else", "do", "{", "(", "!", "sudo", "exec", "command"})  # a command follows
 _KEY: Final = re.compile(r"net([./][A-Za-z0-9_-]+)+")
@@ -67,11 +67,11 @@ def _forwarding(match: re.Match[str], source: str) -> tuple[str, str, str]:
 
 def _command_settings(node: NodeDescription) -> Iterator[tuple[str, str, str]]:
     for command in node.exec:
-        for line in _lines(command, node.sources):
+        for line in command_lines(command, node.sources):
             yield from _line_settings(line, node.sources)
 
 
-def _lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
+def command_lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
     """The words of each command line, including those inside `sh -c` and inside bound scripts."""
     words = _words(command)
     shell = bool(words) and words[0].rpartition("/")[2] in _SHELLS
@@ -87,7 +87,7 @@ def _lines(command: str, sources: Mapping[str, Path]) -> Iterator[list[str]]:
 def _split(words: list[str]) -> Iterator[list[str]]:
     part: list[str] = []
     for word in words:
-        if _SEPARATORS.fullmatch(word):
+        if SEPARATORS.fullmatch(word):
             yield part
             part = []
         elif part or word not in _BEFORE:

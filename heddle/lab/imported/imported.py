@@ -33,6 +33,7 @@ from heddle.lab.imported import reachability as convergence
 from heddle.lab.imported.copy import copy_data, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
+from heddle.lab.imported.devices import missing_devices
 from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.inventory import read_interfaces
@@ -113,6 +114,10 @@ class ImportedLab(Blueprint):
             raise MachineError(
                 Problem("", f"lab {record.name}", why, f"./inv down {record.name}, then up again")
             ) from None
+
+    def kernel_faults(self) -> tuple[list[Problem], list[str]]:
+        """Types of devices that its commands create (devices.py)."""
+        return missing_devices(() if self.description is None else self.description.nodes.values())
 
     def recorded(self) -> Mapping[str, Any]:
         """The whole object, without the description."""

@@ -21,6 +21,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import (
     NLM_F_REQUEST,
     NLMSG_ERROR,
+    RTM_NEWLINK,
     RTM_NEWQDISC,
     RouteSocket,
     attribute,
@@ -53,7 +54,6 @@ _ADDRESS: Final = struct.Struct("=HHiHBB8x")  # struct sockaddr_ll: family, prot
 KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enqueue` knows it
 KICK_CLASS: Final = 0x10FF0  # its leaf refuses every packet
 
-RTM_NEWLINK: Final = 16
 RTM_DELLINK: Final = 17
 _PACKET_QDISC_BYPASS: Final = 20
 _RTMGRP_LINK: Final = 1
