@@ -213,17 +213,42 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, name: str) -> No
 
 
 @pytest.mark.deep
-def test_a_daemon_that_refuses_its_file_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
-    name = lab_name()
-    (tmp_path / "daemons").write_text(DAEMONS)
-    conf = frr_conf("r1", 65001, "10.0.0.1", {}, {}, []).replace(" bgp router-id", " bgp rooter-id")
-    (tmp_path / "frr.conf").write_text(conf)
-    path = tmp_path / "wrong.clab.yml"
+def one_switch(directory: Path, daemons: str, conf: str, image: str = "") -> Path:
+    (directory / "daemons").write_text(daemons)
+    (directory / "frr.conf").write_text(conf)
+    path = directory / "wrong.clab.yml"
     binds = '["daemons:/etc/frr/daemons", "frr.conf:/etc/frr/frr.conf"]'
-    path.write_text(f"name: wrong\ntopology:\n  nodes:\n    r1: {{kind: linux, binds: {binds}}}\n")
-    with pytest.raises(MachineError, match="rooter-id"):
+    keys = f"kind: linux, binds: {binds}" + (f', image: "{image}"' if image else "")
+    path.write_text(f"name: wrong\ntopology:\n  nodes:\n    r1: {{{keys}}}\n")
+    return path
+
+
+def test_a_daemon_that_refuses_its_options_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
+    name = lab_name()
+    path = one_switch(tmp_path, DAEMONS.replace("bgpd_options=", "bgpd_options=--no-such-option # "), "")
+    with pytest.raises(MachineError, match="no-such-option"):
         life.up(import_topology(path, runtime, name), runtime=runtime)
     assert name not in state.labs()
+
+
+@pytest.mark.containers
+def test_lines_that_this_frr_does_not_take_are_named_and_the_others_are_loaded(
+    tmp_path: Path, name: str, runtime: str
+) -> None:
+    conf = frr_conf("r1", 65001, "10.0.0.1", {}, {}, []).replace(" bgp router-id", " bgp rooter-id")
+    conf += "router bgp 65001\n neighbor 10.9.9.9 peer-group MISSING\n!\nip route 10.8.0.0/16 Null0\n"
+    heard = Listener()
+    image = "" if runtime == "containerlab" else "quay.io/frrouting/frr:99.1"
+    lab = life.up(
+        import_topology(one_switch(tmp_path, DAEMONS, conf, image), runtime, name), runtime=runtime, observer=heard
+    ).lab
+    here = next(number for number, line in enumerate(conf.splitlines(), 1) if "rooter-id" in line)
+    unknown, refused, hint = heard.warnings
+    assert re.fullmatch(rf"r1: frr.conf:{here}  bgp rooter-id 10.0.0.1  is unknown to FRR [\d.]+\S*( .*)?", unknown)
+    assert not image or unknown.endswith(f"; the image is {image}")
+    assert re.match(r"r1: frr.conf:\d+  neighbor 10.9.9.9 peer-group MISSING  was refused by bgpd of FRR \d", refused)
+    assert hint.startswith("hint: all other lines are loaded")
+    assert "10.8.0.0/16" in lab.output("r1", ["vtysh", "-c", "show running-config"])
 
 
 def test_the_command_line_takes_it_and_switches_its_hashing(

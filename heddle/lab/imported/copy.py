@@ -154,7 +154,7 @@ def _start_script() -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - a shell script that contains only our own words
     )
-    return env.get_template("imported/start.sh.j2").render(daemons=frr.DAEMONS, always=frr.ALWAYS)
+    return env.get_template("imported/start.sh.j2").render(daemons=frr.DAEMONS, always=frr.ALWAYS, refused=frr.REFUSED)
 
 
 class _Dumper(yaml.SafeDumper):

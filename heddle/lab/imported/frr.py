@@ -15,6 +15,7 @@ from typing import Final
 
 FRR_DIR: Final = "/etc/frr"
 START: Final = "/run/frr/heddle-start.sh"  # path of Heddle's start script: /run/frr is separate for each node
+REFUSED: Final = "/var/log/frr/heddle-refused"  # what vtysh reported of lines of frr.conf that it could not load
 # All of FRR's daemons, in the order in which its own scripts start them.
 DAEMONS: Final = (
     "mgmtd", "zebra", "staticd", "bgpd", "ospfd", "ospf6d", "isisd", "ripd", "ripngd", "eigrpd", "babeld", "pimd",

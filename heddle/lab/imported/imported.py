@@ -36,6 +36,7 @@ from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, T
 from heddle.lab.imported.devices import missing_devices
 from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
+from heddle.lab.imported.refused import refused_lines
 from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -179,7 +180,9 @@ class ImportedLab(Blueprint):
         return tuple(nodes), owners
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
-        """Wait until sessions are established and hosts can be reached, see reachability.py."""
+        """Warn of lines that FRR refused, then wait until sessions are established and hosts can be reached."""
+        for line in refused_lines(lab, self.description.nodes) if self.description else ():
+            observer.warn(line)
         convergence.wait(lab, self.owners, observer, timeout)
 
     @property
