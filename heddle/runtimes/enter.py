@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH208, S606
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH120, PTH208, S606
 # os calls, since importing pathlib would double the start-up time; and becoming a command is the purpose here.
 """Run commands inside nodes: a helper process of the netns runtime, standard library only so that it starts quickly.
 
@@ -11,7 +11,8 @@ mount namespace that ends with the process: nothing must be kept alive, and noth
                                            while process PID, the caller, is running
 
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
-[[argv...], ...]}.
+[[argv...], ...]}. With "root" the node has its own view of all files: {"view": its root, "places": [[source, place],
+...], "devices": [name below /dev, ...]}, see netns_root.py.
 `many` prints one JSON object: node -> {"command", "code", "output"} of the first command that failed.
 """
 
@@ -59,17 +60,45 @@ def enter(job: dict) -> None:  # type: ignore[type-arg]
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _, _ in job["mounts"]]
     targets = [target for _, target, _ in job["mounts"]]
     outer = [t for t in targets if not any(t.startswith(f"{other}/") for other in targets)]
-    if any(target.startswith("/run/") and not os.path.exists(target) for target in outer):
+    own = "root" in job
+    if own:
+        enter_root(**job["root"])
+    elif any(target.startswith("/run/") and not os.path.exists(target) for target in outer):
         replace_run()
-    for fd, (_, target, read_only) in zip(sources, job["mounts"], strict=True):
-        if target in outer and target.startswith("/run/"):
+    for fd, (source, target, read_only) in zip(sources, job["mounts"], strict=True):
+        if own:
+            make_point(target, os.path.isdir(f"/proc/self/fd/{fd}"))
+        elif target in outer and target.startswith("/run/"):
             os.makedirs(target, exist_ok=True)  # on the tmpfs of replace_run, if it was missing
-        mount(f"/proc/self/fd/{fd}", target, flags=MS_BIND | MS_REC)
+        # The node's own view of the source: what it writes there stays in its layer.
+        seen = own and os.path.exists(source)
+        mount(source if seen else f"/proc/self/fd/{fd}", target, flags=MS_BIND | MS_REC)
         if read_only:
             mount("none", target, flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
         os.close(fd)
     show_own_interfaces()
     os.environ.update(job.get("env", {}))
+
+
+def enter_root(view: str, places: list, devices: list) -> None:  # type: ignore[type-arg]
+    """Take the node's view as the root, with its other places, and with /proc, /sys and devices of this machine."""
+    mount("/proc", f"{view}/proc", flags=MS_BIND | MS_REC)
+    found = [(os.open(source, os.O_PATH | os.O_CLOEXEC), place) for source, place in places]
+    kept = ["/sys", *(each for name in devices if os.path.exists(each := f"/dev/{name}"))]
+    found += [(os.open(place, os.O_PATH | os.O_CLOEXEC), place) for place in kept]
+    os.chroot(view)
+    os.chdir("/")
+    for fd, place in found:
+        mount(f"/proc/self/fd/{fd}", place, flags=MS_BIND | MS_REC)
+        os.close(fd)
+
+
+def make_point(target: str, directory: bool) -> None:
+    """Make a mount point in the node's view; nothing when it exists."""
+    if not os.path.exists(target):
+        os.makedirs(target if directory else os.path.dirname(target), exist_ok=True)
+        if not directory:
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
 def replace_run() -> None:

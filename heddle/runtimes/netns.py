@@ -27,8 +27,9 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR, inside
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
-from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
-from heddle.runtimes.netns_topology import NodeDef, Topology, known_node, read_topology
+from heddle.runtimes.netns_root import RUN_DIR, files_dir, job_root, make_views
+from heddle.runtimes.netns_space import Space, make_space
+from heddle.runtimes.netns_topology import OWN, READ_ONLY, NodeDef, Topology, known_node, read_topology
 
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
@@ -82,6 +83,7 @@ class NetnsRuntime:
         """Record the commands of create and start, without running them."""
         topo = read_topology(topology)
         topo.check_honoured()
+        self._note_views(lab, topo, journal)
         journal.note(["ip", "-batch", "-"], "\n".join(line for line, _ in _namespace_lines(lab, topo)))
         for node in topo.nodes.values():
             if node.sysctls:
@@ -99,6 +101,8 @@ class NetnsRuntime:
         observer.begin("create", len(topo.nodes) + len(topo.links))
         for node in topo.nodes.values():
             make_space(lab, node)
+        make_views(lab, list(topo.nodes.values()))
+        self._note_views(lab, topo, journal)
         _batch(["ip", "-batch", "-"], _namespace_lines(lab, topo), journal)
         observer.advance("create", len(topo.nodes))
         # Before the links: an interface takes its defaults (rp_filter, accept_dad) when it is created.
@@ -151,6 +155,13 @@ class NetnsRuntime:
         return remove_lab(lab, RUN_DIR / lab, observer)
 
     @staticmethod
+    def _note_views(lab: str, topo: Topology, journal: Journal) -> None:
+        """Record how nodes get their own view of all files, as a comment: enter.py mounts it for each process."""
+        for kind, how in ((OWN, "an overlay of this machine's root"), (READ_ONLY, "this machine's root, read-only")):
+            if names := [node.name for node in topo.nodes.values() if node.own_files == kind]:
+                journal.comment(f"The root of {len(names)} nodes is {how}: {files_dir(lab)}/NODE/%2F/view")
+
+    @staticmethod
     def _note_commands(lab: str, node: NodeDef, journal: Journal) -> None:
         """Record the commands as `ip netns exec` instead of enter.py; a comment names the mounts."""
         commands = _commands(node)
@@ -169,7 +180,8 @@ class NetnsRuntime:
     def _job(lab: str, node: NodeDef, commands: list[list[str]]) -> dict[str, Any]:
         mounts = Space(lab, node.name).mounts(node)
         netns = str(_netns(lab, node.name))
-        return {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
+        job = {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
+        return job | job_root(lab, node)
 
 
 def _netns(lab: str, node: str) -> Path:

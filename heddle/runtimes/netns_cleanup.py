@@ -18,7 +18,8 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import end_all, run
 from heddle.kernel.namespace import NETNS_DIR
-from heddle.runtimes.netns_space import PROVIDED, RUN_DIR
+from heddle.runtimes.netns_root import RUN_DIR, files_dir, remove_views
+from heddle.runtimes.netns_space import PROVIDED
 
 BPF_DIR: Final = Path("/sys/fs/bpf/heddle")
 _PATIENCE_S: Final = 1.0  # between SIGTERM and SIGKILL: time for a capture to write its last packets
@@ -49,6 +50,7 @@ def remove_lab(lab: str, run_dir: Path, observer: Observer) -> int:
                 Problem(lab, names, "cannot be removed", f"run ip netns del {left[0].name} to see the reason")
             )
         count += len(spaces)
+    remove_views(lab)
     count += remove_directories(run_dir, BPF_DIR / lab)
     if spaces:
         observer.end("remove", f"{len(spaces)} namespaces")
@@ -102,14 +104,14 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        if not _belongs(Path(entry.path), home, wanted, others):
+        if not _belongs(Path(entry.path), lab, home, wanted, others):
             continue
         if not of_containers and _identity(Path(entry.path, "ns/pid")) != ours:
             continue
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(int(entry.name))
             # The number may belong to another process since the first check.
-            if _belongs(Path(entry.path), home, wanted, others):
+            if _belongs(Path(entry.path), lab, home, wanted, others):
                 found.append(fd)
             else:
                 os.close(fd)
@@ -118,7 +120,9 @@ def _inside(lab: str, wanted: set[tuple[int, int]], of_containers: bool) -> list
     return found
 
 
-def _belongs(process: Path, home: tuple[str, Path], wanted: set[tuple[int, int]], others: set[tuple[int, int]]) -> bool:
+def _belongs(
+    process: Path, lab: str, home: tuple[str, Path], wanted: set[tuple[int, int]], others: set[tuple[int, int]]
+) -> bool:
     """Whether a process is in a namespace of the lab; or in one without a name, but with the lab's directories.
 
     home: the directory of these, see mounts.origin.
@@ -134,10 +138,12 @@ def _belongs(process: Path, home: tuple[str, Path], wanted: set[tuple[int, int]]
         return False
     # Any user can mount something with such a name in a user namespace of their own.
     device, directory = home
+    upper = f"upperdir={files_dir(lab)}/"
     fields = (line.split(" ", 5) for line in mounts)
     return any(
-        its_device == device and root.startswith(f"{directory}/") and target in PROVIDED
-        for _, _, its_device, root, target, _ in fields
+        (its_device == device and root.startswith(f"{directory}/") and target in PROVIDED)
+        or (target == "/" and upper in rest)
+        for _, _, its_device, root, target, rest in fields
     ) and same_users(process)
 
 

@@ -27,6 +27,10 @@ _LINK_KEYS: Final = frozenset({"type", "endpoints", "mtu", "vars", "labels"})
 NO_BIND: Final = "is not SOURCE:/TARGET or SOURCE:/TARGET:ro, with a target without .."
 # Modes after a bind's target. SELinux labels and propagation are for engines; here they have no effect.
 BIND_MODES: Final = frozenset({"", "ro", "rw", "z", "Z", "shared", "slave", "private", "rshared", "rslave", "rprivate"})
+# Label of nodes with their own view of all files: OWN, or READ_ONLY where the kernel has no overlayfs.
+OWN_FILES: Final = "heddle-files"
+OWN: Final = "own"
+READ_ONLY: Final = "read-only"
 DEFAULT_MTU: Final = 9500  # containerlab's default
 
 
@@ -55,6 +59,11 @@ class NodeDef:
     exec: tuple[str, ...]
     labels: Mapping[str, str]
     env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_files(self) -> str:
+        """OWN or READ_ONLY for a node with its own view of all files; empty for one that uses this machine's."""
+        return self.labels.get(OWN_FILES, "")
 
 
 @dataclass(frozen=True, slots=True)

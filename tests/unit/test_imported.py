@@ -161,7 +161,8 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
         assert sources["/etc/frr/frr.conf"] == tmp_path / "configs/Spine-1.conf"
         assert sources[frr.START] == tmp_path / runtime / "start.sh"
         assert topology.nodes["leaf-1"].exec == (f"sh {frr.START}",)
-        assert topology.nodes["leaf-1"].labels == {"heddle-lab": "miniclos"}
+        own = {"heddle-files": "own"} if runtime == "netns" else {}
+        assert topology.nodes["leaf-1"].labels == {"heddle-lab": "miniclos"} | own
 
 
 def test_heddle_starts_daemons_only_if_nothing_else_starts_them(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from heddle.render.dialects import (
 from heddle.render.imagenames import REPOSITORIES, image_names
 from heddle.render.render import TEMPLATES, mgmt_subnet, topology_name
 from heddle.runtimes.clab_containers import LABEL
+from heddle.runtimes.netns_topology import OWN, OWN_FILES, READ_ONLY
 from heddle.spec.yamlfile import Word
 
 _START: Final = "start.sh"
@@ -79,6 +80,8 @@ def copy_data(
     else:
         mgmt |= {"ipv4-subnet": str(options.subnet or mgmt_subnet(fabric)), "external-access": False}
     defaults["labels"] = {LABEL: description.name}
+    if runtime == "netns":
+        defaults["labels"][OWN_FILES] = READ_ONLY if description.read_only else OWN
     nodes = {name: _node(node, fabric, out, runtime) for name, node in description.nodes.items()}
     links = [
         {

@@ -110,13 +110,17 @@ class LinkDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopologyDescription:
-    """A whole file. notes: what Heddle changes or leaves out, a sentence each."""
+    """A whole file. notes: what Heddle changes or leaves out, a sentence each.
+
+    read_only: why nodes in namespaces cannot write to this machine's files in their own view; empty when they can.
+    """
 
     name: str
     path: Path
     nodes: Mapping[str, NodeDescription]
     links: tuple[LinkDescription, ...]
     notes: tuple[str, ...] = ()
+    read_only: str = ""
 
 
 DEFAULT_RATE_BPS: Final = 100 * 10**6

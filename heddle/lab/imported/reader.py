@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.lab.imported import frr, grammar
+from heddle.lab.imported.binds import no_view
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -35,7 +36,7 @@ from heddle.lab.imported.grammar import (
     resolved,
 )
 from heddle.lab.imported.reach import reach_of
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_root import WRITABLE, why_read_only
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
@@ -88,6 +89,7 @@ class _DescriptionReader:
         self.runtime = runtime
         self.problems = Problems()
         self.left: dict[str, dict[str, None]] = {}  # why -> keys, in order of appearance
+        self.read_only = why_read_only() if runtime == "netns" else ""
         self._judged: set[Trail] = set()
         self._values = 0
         self._commands: dict[str, str | None] = {}  # why each is no command: many nodes inherit the same ones
@@ -115,7 +117,10 @@ class _DescriptionReader:
         links = _LinkReader(self.add, self.left, set(part["nodes"])).links(part.get("links") or [])
         self.problems.raise_if_any()
         notes += [f"left out: {', '.join(keys)} ({why})" for why, keys in self.left.items()]
-        return TopologyDescription(lab, self.path, nodes, links, tuple(notes))
+        if self.read_only:
+            why = f"this kernel cannot give them an own view: {self.read_only}"
+            notes.append(f"nodes can write only below {', '.join(WRITABLE)} ({why})")
+        return TopologyDescription(lab, self.path, nodes, links, tuple(notes), self.read_only)
 
     def _name(self, notes: list[str]) -> str:
         """The file's own name, converted to a valid lab name."""
@@ -132,7 +137,12 @@ class _DescriptionReader:
         return lab
 
     def add(self, trail: Trail, what: str, why: str, hint: str = "") -> None:
-        """Add a problem at the line of a key, or of the nearest key above it. InputError when there are too many."""
+        """Add a problem at the line of a key, or of the nearest key above it; once, although nodes inherit keys.
+
+        InputError when there are too many.
+        """
+        if Problem(self.document.where(trail), what, why, hint) in self.problems.found:
+            return
         self.problems.add(where=self.document.where(trail), what=what, why=why, hint=hint)
         if len(self.problems.found) >= _MOST_PROBLEMS:
             self.problems.add(where=self.path.name, what="the rest of the file", why="was not read: too many problems")
@@ -230,14 +240,11 @@ class _DescriptionReader:
         if target.startswith("/var/run/"):  # a link to /run, everywhere
             target = target.removeprefix("/var")
         if self.runtime == "netns" and (str(path) == os.path.normpath(target) or target == "/lib/modules"):
-            return None  # this machine's own file, which a namespace sees anyway
+            return None  # a node sees this machine's file there anyway
         if not path.exists():
             self.add(trail, what, f"names {path}, which does not exist", "paths are relative to the topology file")
-        elif self.runtime == "netns" and not _can_bind(path, target):
-            kind = "directory" if path.is_dir() else "file"
-            why = f"is not possible: a namespace uses this machine's files, and there is no {kind} {target} to cover"
-            dirs = ", ".join(PROVIDED)
-            self.add(trail, what, why, f"bind below {dirs}, or use --runtime containerlab")
+        elif self.runtime == "netns" and (refused := no_view(path, target, self.read_only)):
+            self.add(trail, what, *refused)
         return BindDescription(path, target, mode)
 
     def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str) -> list[str]:
@@ -260,14 +267,6 @@ class _DescriptionReader:
             else:
                 kept.append(text)
         return kept
-
-
-def _can_bind(source: Path, target: str) -> bool:
-    """True when a namespace can mount `source` at `target`: below its own directories, or over the same file type."""
-    if any(target.startswith(f"{each}/") for each in PROVIDED):
-        return True
-    there = Path(target)
-    return there.exists() and there.is_dir() == source.is_dir()
 
 
 def _no_command(line: str) -> str | None:

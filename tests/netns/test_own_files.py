@@ -1,0 +1,113 @@
+"""Nodes of an imported topology have their own view of all files: nothing that one does changes this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.base.mounts import mount_points
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import import_topology
+
+ROOT = Path(__file__).resolve().parents[2]
+# Where programs of nodes write. Each directory gets a file, each file a line, from a host and from a router.
+DIRECTORIES = (
+    "/", "/dev", "/dev/shm", "/etc", "/etc/frr", "/home", "/opt", "/root", "/run", "/run/lock", "/srv", "/tmp", "/usr",
+    "/usr/local/bin", "/var", "/var/lib", "/var/log", "/var/run", "/var/tmp",
+)  # fmt: skip
+FILES = ("/etc/hosts", "/etc/passwd", "/etc/services", "/etc/profile")
+TOPOLOGY = """name: ownfiles
+topology:
+  defaults: {kind: linux}
+  nodes:
+    r1:
+      binds: ["daemons:/etc/frr/daemons", "conf:/conf", "setup.sh:/setup.sh", "setup.sh:/opt/no/such/setup.sh:ro"]
+      exec: [chmod 755 /setup.sh, /setup.sh, sh /opt/no/such/setup.sh]
+    h1: {binds: ["setup.sh:/mnt/setup.sh"], exec: [sh /mnt/setup.sh]}
+    h2:
+      # The machine's own scripts of FRR, which write the files of its daemons.
+      exec: ["sh -c 'sed -i s/bgpd=no/bgpd=yes/ /etc/frr/daemons && /usr/lib/frr/frrinit.sh start'"]
+  links:
+    - endpoints: ["r1:eth1", "h1:eth1"]
+    - endpoints: ["h2:eth1", "h1:eth2"]
+"""
+
+
+def word(name: str) -> str:
+    return f"heddle-of-{name}"
+
+
+def topology(directory: Path, name: str) -> Path:
+    """A topology whose nodes write to many places, with a word that has the lab's name."""
+    (directory / "daemons").write_text("zebra=yes\n")
+    (directory / "conf").mkdir()
+    (directory / "conf/kept").write_text("kept\n")
+    writes = [f"echo {word(name)} > {each}/{word(name)}" for each in DIRECTORIES]
+    writes += [f"echo {word(name)} >> {each}" for each in FILES]
+    writes += ["rm -f /etc/motd /etc/issue", "[ ! -d /conf ] || echo changed > /conf/kept", "chmod 700 /usr/bin/env"]
+    (directory / "setup.sh").write_text("#!/bin/sh\nset -e\n" + "\n".join(writes) + "\n")
+    path = directory / "ownfiles.clab.yml"
+    path.write_text(TOPOLOGY)
+    return path
+
+
+def machine(name: str) -> dict[str, object]:
+    """What the script would change."""
+    spots = [Path(each, word(name)) for each in DIRECTORIES]
+    modes = {each: Path(each).stat().st_mode for each in ("/usr/bin/env", "/etc/hosts")}
+    texts = {each: Path(each).read_text() for each in (*FILES, "/etc/frr/daemons")}
+    there = [Path(each).exists() for each in ("/etc/motd", "/etc/issue", "/setup.sh", "/opt/no", "/conf")]
+    return {"files": [each for each in spots if each.exists()], "modes": modes, "texts": texts, "there": there}
+
+
+def test_what_nodes_write_stays_in_their_own_view(
+    tmp_path: Path, name: str, leftovers: Callable[[str], list[str]]
+) -> None:
+    before, daemons = machine(name), Path("/etc/frr/daemons").stat().st_mtime_ns
+    lab = life.up(import_topology(topology(tmp_path, name), "netns", name), source="own", timeout=20).lab
+    for node in ("r1", "h1"):
+        spots = [f"{each}/{word(name)}" for each in DIRECTORIES]
+        assert lab.output(node, ["cat", *spots]).split() == [word(name)] * len(DIRECTORIES)
+        assert lab.output(node, ["tail", "-qn1", *FILES]).split() == [word(name)] * len(FILES)
+    assert lab.output("h2", ["vtysh", "-d", "bgpd", "-c", "show version"]).startswith("FRRouting")
+    with pytest.raises(Exception, match=word(name)):
+        lab.output("h2", ["cat", f"/etc/{word(name)}"])
+    assert lab.output("r1", ["cat", "/conf/kept"]) == "changed\n"
+    assert (tmp_path / "conf/kept").read_text() == "kept\n"
+    assert (tmp_path / "setup.sh").stat().st_mode & 0o111 == 0
+    for node in ("r1", "h1", "h2"):  # a process that comes later sees the same, and no disk
+        assert "vda" not in (seen := lab.output(node, ["ls", "/dev"]).split()) and "null" in seen
+    assert life.down(name)
+    assert machine(name) == before
+    assert Path("/etc/frr/daemons").stat().st_mtime_ns == daemons
+    assert leftovers(name) == []
+
+
+@pytest.mark.parametrize("step", ["create", "start", "converge"])
+def test_nothing_stays_mounted_after_a_kill(
+    step: str, tmp_path: Path, name: str, leftovers: Callable[[str], list[str]]
+) -> None:
+    path = topology(tmp_path, name)
+    program = f"""
+import os, signal, threading
+from pathlib import Path
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import import_topology
+from tests.listener import Listener
+
+def fire():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+lab = import_topology(Path({str(path)!r}), "netns", {name!r})
+life.up(lab, observer=Listener({{{step!r}: threading.Timer(0.05, fire).start}}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert done.returncode == -signal.SIGKILL
+    life.down(name)
+    assert leftovers(name) == []
+    assert not [each for each in mount_points() if f"/{name}/" in str(each)]
