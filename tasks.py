@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 # ruff: noqa: F401
 # mypy: implicit-reexport
 # isort: off
+if os.geteuid() == 0 and Path(__file__).stat().st_uid:  # the user could not remove compiled modules of root
+    own = str(Path("~root/.cache/heddle/pycache").expanduser())
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", own)
 from heddle.cli.tour_verb import demo, tour
 from heddle.cli.machine_verbs import doctor
 from heddle.cli.fabric_verbs import up, status, inspect

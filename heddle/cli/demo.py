@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count, groupby
 from typing import Any, Final
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.fabricfile import LoadedFabric, load_fabric
@@ -154,7 +154,8 @@ def free_name(stem: str) -> str:
     """`demo`, or the first free name of demo2, demo3, ...: a lab of the user is never touched."""
     runtime = get_runtime("netns")
     names = (stem if number == 1 else f"{stem}{number}" for number in count(1))
-    return next(name for name in names if state.read_record(name) is None and not runtime.exists(name))
+    free = (name for name in names if state.read_record(name) is None and not runtime.exists(name))
+    return next(name for name in free if owners.owner_of(name) is None and owners.working_on(name) is None)
 
 
 @contextmanager

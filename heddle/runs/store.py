@@ -46,7 +46,7 @@ _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _NEW: Final = ".new-"  # directories that are being written
 _OLD: Final = ".old-"  # directories that are being removed
 _NEXT: Final = ".next.json"
-_LOCK: Final = ".lock"
+_CHANGING: Final = ".lock"
 _LOCK_S: Final = 30.0  # a holder needs milliseconds, and seconds to remove many runs
 _SHOWN: Final = 6  # IDs in a hint
 
@@ -232,7 +232,7 @@ class History:
         MachineError when another process has it for more than _LOCK_S.
         """
         make_dir(self.directory)
-        path = self.directory / _LOCK
+        path = self.directory / _CHANGING
         with machine_errors(str(self.directory)), as_caller(path), held(path, late(path, _LOCK_S), seconds=_LOCK_S):
             yield
 

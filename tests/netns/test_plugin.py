@@ -212,7 +212,7 @@ def test_a_failed_test_keeps_lab_and_capture_and_prints_how_to_inspect_them(
         assert not [each for each in claims() if each.lab in (bad, mistake)], "no later session removes it"
     finally:
         for name in {bad, mistake}:
-            life.down(name)
+            life.down(name, force=True)
     assert (leftovers(bad), leftovers(mistake)) == ([], [])
 
 
@@ -332,7 +332,7 @@ def test_workers_have_labs_of_their_own_and_one_report(tmp_path: Path, leftovers
         assert [left for lab in named.values() if lab != kept for left in leftovers(lab)] == []
         assert not {each.pid for each in claims()} & set(named)
     finally:
-        life.down(kept)
+        life.down(kept, force=True)
     assert leftovers(kept) == []
     found = {each.get("name"): each.get("value") for each in ET.parse(place.path / "out.xml").iter("property")}
     assert found["heddle.run1.sizes"] == "65536" and found["heddle.fabric"] == "tiny, racks=1", found

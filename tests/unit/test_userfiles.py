@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +28,7 @@ from heddle.views.graph import write_file
 from heddle.wire.pcapng import PcapngFile
 from tests.unit.history_runs import keep
 
+ROOT = Path(__file__).parents[2]
 RECORD = state.Record("zone", "netns", "running", {"name": "zone"})
 SECRET = "of root"
 
@@ -219,3 +222,21 @@ def test_a_lock_file_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"), held(path, late(path, 0)):
         pass
     assert (tmp_path / "there").read_text() == "kept"
+
+
+@pytest.mark.root
+def test_root_compiles_no_module_in_a_checkout_of_a_user(home_of_nobody: Path) -> None:
+    for name in ("tasks.py", "heddle"):
+        (home_of_nobody / name).symlink_to(ROOT / name)
+    shows = "import runpy, sys; runpy.run_path('tasks.py', run_name='shown'); print(sys.pycache_prefix)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
+    found = []
+    for own in (ROOT / "tasks.py", home_of_nobody / "tasks.py"):
+        if own.is_symlink():
+            own.unlink()
+            own.write_bytes((ROOT / "tasks.py").read_bytes())
+            give_to_caller(own)
+        argv = [sys.executable, "-B", "-c", shows]
+        done = subprocess.run(argv, cwd=own.parent, env=env, capture_output=True, text=True, check=True)
+        found.append(done.stdout.split()[-1])
+    assert found == ["None", str(Path("~root/.cache/heddle/pycache").expanduser())]
