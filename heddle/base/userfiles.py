@@ -21,7 +21,6 @@ from typing import Final
 from heddle.base.problems import MachineError, Problem, machine_errors
 
 ELSEWHERE: Final = "set another directory, as in HEDDLE_STATE_DIR=/var/tmp/heddle"
-codecs.lookup("ascii")  # loaded now: in a block of as_caller, root's Python may not be readable
 _NOT_A_USER: Final = 0xFFFFFFFF  # setfsuid with it changes nothing, and returns the present one
 _ITSELF: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -12,7 +12,8 @@ import re
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,7 @@ _UNMOVED: Final = re.compile(r"clab-[0-9a-f]{8}")
 _MOVING_S: Final = 2.0  # moving a link takes milliseconds, on a busy machine some tenths of a second
 _DEPLOY_ENDS_S: Final = 30.0  # time for a containerlab whose parent was killed to remove its objects
 _DESTROY_S: Final = 120.0
+_HOSTS_S: Final = 5.0  # containerlab needs milliseconds
 _REMOVE_S: Final = 10.0
 
 
@@ -197,9 +199,27 @@ def _forget(lab: str) -> None:
     with suppress(FileNotFoundError):
         (_SSH_CONFIGS / f"clab-{lab}.conf").unlink()
     start, end = (f"###### CLAB-{lab}-{word} ######" for word in ("START", "END"))
-    with machine_errors(str(_HOSTS)), locked(_HOSTS_LOCK, fcntl.LOCK_EX):
+    with machine_errors(str(_HOSTS)), _hosts_locked():
         text = _HOSTS.read_text(encoding="utf-8", errors="surrogateescape") if _HOSTS.exists() else ""
         kept = re.sub(f"{re.escape(start)}\n.*?{re.escape(end)}\n?", "", text, flags=re.DOTALL)
         if kept != text:
             # In place, as containerlab does: in a container this file is a mount, which cannot be replaced.
             _HOSTS.write_text(kept, encoding="utf-8", errors="surrogateescape")
+
+
+@contextmanager
+def _hosts_locked() -> Iterator[None]:
+    """Have containerlab's lock for a with block, if it is free in _HOSTS_S.
+
+    It is in a directory that every user can write to, and so every user can make it first and hold it. Without it, only
+    a containerlab that writes the file in the same millisecond is in danger; `down` must not depend on other users.
+    """
+    end = time.monotonic() + _HOSTS_S
+    with ExitStack() as stack:
+        while time.monotonic() < end:
+            try:
+                stack.enter_context(locked(_HOSTS_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
+                break
+            except MachineError:
+                time.sleep(0.05)
+        yield

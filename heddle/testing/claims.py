@@ -100,12 +100,8 @@ def orphans() -> Iterator[list[LabClaim]]:
     path = CLAIMS_DIR / ".lock"
     try:
         with ExitStack() as stack:
-            with machine_errors(str(path)):
-                try:
-                    stack.enter_context(held(path, late(path, _SWEEP_S), seconds=_SWEEP_S))
-                except FileNotFoundError:  # there are no claims
-                    yield []
-                    return
+            with machine_errors(str(path)), suppress(FileNotFoundError):  # there are no claims
+                stack.enter_context(held(path, late(path, _SWEEP_S), seconds=_SWEEP_S))
             yield [each for each in claims() if not each.alive]
     finally:
         _remove_empty()

@@ -180,7 +180,7 @@ def test_no_file_of_root_is_in_the_state_of_the_user_who_called_sudo(
 ) -> None:
     assert sudo.run("up", "tiny", "--name", name)[0] == 0
     assert sudo.run(*RUN, "--lab", name)[0] == 0
-    assert sudo.run("queues", "set", "ecn.kmin=200KB", "--lab", name)[0] == 0
+    assert sudo.run("queues", "set", "ecn.kmin=42KB", "--lab", name)[0] == 0
     uid = pwd.getpwnam("nobody").pw_uid
     found = list(sudo.directory.rglob("*"))
     assert {path.name for path in found} >= {"lab.json", "up.sh", "pfc.log", "pfc.lock", "run.json", f"{name}.clab.yml"}

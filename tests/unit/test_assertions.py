@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -327,6 +328,23 @@ def test_only_claims_of_processes_that_ended_are_orphans(directory: Path) -> Non
     assert [each.lab for each in claims.claims()] == ["mine"]
     for name in (".half", "broken"):
         (directory / name).unlink()
+    claims.unclaim("mine")
+    assert not directory.exists()
+
+
+@pytest.mark.root
+def test_a_sweep_waits_for_another_one_in_bounded_time_and_for_no_other_user(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "_SWEEP_S", 0.1)
+    claims.claim("mine", Path("/var/tmp/state"))
+    fd = os.open(directory, os.O_RDONLY)  # as every user can open it
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    with claims.orphans():
+        assert (directory / ".lock").stat().st_mode & 0o077 == 0
+        with pytest.raises(MachineError, match=f"has been locked for 0.1 s by process {os.getpid()}"), claims.orphans():
+            pass
+    os.close(fd)
     claims.unclaim("mine")
     assert not directory.exists()
 

@@ -153,7 +153,9 @@ def test_the_copy_means_the_same_to_both_runtimes(tmp_path: Path, monkeypatch: p
     path = mini_clos(tmp_path, image="heddle/switch:1")
     for runtime in ("netns", "containerlab"):
         made = import_topology(path, runtime)
-        topology = read_topology(made.write(tmp_path / runtime, RenderOptions()))
+        copy = made.write(tmp_path / runtime, RenderOptions())
+        assert copy.stat().st_mode & 0o077 == 0, "values of variables of the environment are in it"
+        topology = read_topology(copy)
         topology.check_honoured()
         assert topology.name == "miniclos"
         assert topology.nodes["h1"].env == {"ROLE": "server for $5"}

@@ -25,6 +25,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_free, other_labs, other_owner
 from heddle.lab.status import status
 from heddle.render.dialects import RenderOptions
+from heddle.runtimes import clab_cleanup
 from heddle.runtimes.netns_cleanup import remove_lab
 from heddle.runtimes.netns_topology import bind_target, read_topology
 from heddle.runtimes.registry import get_runtime
@@ -235,6 +236,20 @@ def test_a_removal_keeps_runs_where_they_are_not_meant_and_is_recorded_before_it
     state.write_record(state.Record("x", "netns", "ending", {"name": "x"}, version=VERSION))
     with pytest.raises(InputError, match=r"its `down` is running or was killed\n.*down x finishes it"):
         open_lab("x")
+
+
+def test_a_lock_that_every_user_can_make_does_not_stop_a_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containerlab's own is such a lock."""
+    hosts, lock = tmp_path / "hosts", tmp_path / "clab-hosts.lock"
+    hosts.write_text("127.0.0.1 localhost\n###### CLAB-x-START ######\n10.0.0.1 a\n###### CLAB-x-END ######\n")
+    for name, value in (("_HOSTS", hosts), ("_HOSTS_LOCK", lock), ("_SSH_CONFIGS", tmp_path), ("_HOSTS_S", 0.2)):
+        monkeypatch.setattr(clab_cleanup, name, value)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        clab_cleanup._forget("x")
+    assert hosts.read_text() == "127.0.0.1 localhost\n"
 
 
 def test_a_command_that_cannot_be_run_is_a_machine_error(tmp_path: Path) -> None:
