@@ -46,7 +46,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
-from heddle.runtimes.netns_root import RUN_DIR
+from heddle.runtimes.netns_space import RUN_DIR
 from heddle.runtimes.registry import on_machine
 from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of

@@ -26,12 +26,10 @@ from heddle.base.mounts import mount_points
 from heddle.base.problems import MachineError, Problem, machine_errors
 from heddle.kernel.libc import libc
 from heddle.kernel.uapi import CLONE_NEWNS
+from heddle.runtimes.netns_space import RUN_DIR, shown
 from heddle.runtimes.netns_topology import READ_ONLY, NodeDef
 
-RUN_DIR: Final = Path("/run/heddle")
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 1, 32, 4096, 16384, 1 << 18, 2
-# Not shown as they are: the kernel's own file systems and /run, whose sockets lead to this machine's services.
-_OTHERWISE: Final = re.compile(r"/(proc|sys|dev|run)(/|$)")
 # Not shown: file systems of containers and snaps, hundreds on some machines, which no program of a node needs.
 _UNSEEN: Final = re.compile(r"/(snap|var/snap|var/lib/(docker|containerd?s?|kubelet|lxc|lxd|incus|snapd))(/|$)")
 WRITABLE: Final = ("/run", "/dev", "/tmp", "/var/tmp")  # noqa: S108 - each node's own, also where the rest is read-only
@@ -86,16 +84,11 @@ def remove_views(lab: str) -> None:
             raise MachineError(Problem(lab, str(directory), f"cannot be unmounted: {reason}", hint))
 
 
-def shown(path: Path) -> bool:
-    """Whether a node sees a path of this machine in its own view, where it can write to it."""
-    return not _OTHERWISE.match(str(path.resolve()))
-
-
 def machine_places() -> list[str]:
     """Where this machine has mounted something that a node sees too, without `/`, in the order of mounting."""
     found: dict[str, None] = {}
     for place in map(str, mount_points()):
-        if place != "/" and not _OTHERWISE.match(place) and not _UNSEEN.match(place):
+        if place != "/" and shown(Path(place)) and not _UNSEEN.match(place):
             found.pop(place, None)
             found[place] = None
     return list(found)

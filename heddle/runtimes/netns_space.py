@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem, machine_errors
-from heddle.runtimes.netns_root import RUN_DIR, shown
 from heddle.runtimes.netns_topology import Bind, NodeDef
 
+RUN_DIR: Final = Path("/run/heddle")
+# Not in a node's own view of all files: what is the kernel's, and /run, whose sockets lead to this machine's services.
+_OTHERWISE: Final = re.compile(r"/(proc|sys|dev|run)(/|$)")
 # FRR's paths, and the node's directory that replaces each.
 PROVIDED: Final = {"/etc/frr": "etc", "/run/frr": "run", "/var/log/frr": "log"}
 
@@ -50,6 +52,11 @@ class Space:
         binds = [(str(b.source), b.target, b.read_only or not shown(b.source)) for b in node.binds]
         # A bind of a directory covers what was bound below it before.
         return dirs + (sorted(binds, key=lambda each: each[1].count("/")) if node.own_files else binds)
+
+
+def shown(path: Path) -> bool:
+    """Whether a node with its own view of all files sees a path of this machine there, and can write to it."""
+    return not _OTHERWISE.match(str(path.resolve()))
 
 
 def make_space(lab: str, node: NodeDef) -> None:

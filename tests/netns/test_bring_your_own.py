@@ -307,7 +307,9 @@ def test_hosts_alone_are_a_lab_too(
     warned: list[list[str]] = []
     listener = Listener(at={"create": lambda: warned.append([*listener.warnings])})
     done = life.up(import_topology(tmp_path / "two.clab.yml", runtime, name), runtime=runtime, observer=listener)
-    assert warned == [["exec: test -d / (h1, h2): runs as root of this machine, and sees all of its files"]]
+    assert warned == [
+        ["exec: test -d / (h1, h2): runs as root of this machine: it reads all files; what it writes stays in the node"]
+    ]
     assert f"./inv exec --lab {name} h1 ip route;" in up_text(done)
     assert "dev eth1 src 10.9.0.1" in done.lab.output("h1", ["ip", "route", "get", "10.9.0.2"])
     assert all(check.ok for check in validate(done.lab))

@@ -17,7 +17,7 @@ import pytest
 from heddle.fabric.shapes import build
 from heddle.lab import lifecycle as life
 from heddle.runtimes.netns_cleanup import end_processes, remove_directories
-from heddle.runtimes.netns_root import RUN_DIR
+from heddle.runtimes.netns_space import RUN_DIR
 from heddle.spec.shapes.clos import ClosSpec
 from tests.machine import patience, until
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.lab.imported import frr
 from heddle.lab.imported.grammar import only_waits
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.netns_topology import read_topology
 
 Write = Callable[[str], Path]
 
@@ -158,8 +161,55 @@ def test_in_namespaces_commands_are_roots_and_keys_of_containers_have_no_effect(
     made = import_topology(write(f"name: x\ntopology: {{nodes: {{a: {node}}}}}\n"), "netns")
     assert list(made.warnings) == [
         "privileged: true (a): has no effect in namespaces, where each command is root of this machine anyway",
-        "binds: /etc/hosts:/etc/hosts (a): the node can read and write what is outside the topology's directory",
-        "exec: touch /srv/x (a): runs as root of this machine, and sees all of its files",
+        "binds: /etc/hosts:/etc/hosts (a): the node can read what is outside the topology's directory",
+        "exec: touch /srv/x (a): runs as root of this machine: it reads all files; what it writes stays in the node",
     ]
     script = script_of(made)
     assert all(f"# {line}\n" in script.split("ip -batch")[0] for line in (*made.warnings, *made.notes))
+
+
+IMAGES = """name: x
+topology:
+  defaults: {kind: linux}
+  nodes:
+    leaf1: {image: example/clab-frr}
+    leaf2: {image: example/clab-frr}
+    core: {image: example/os}
+    bare: {image: "quay.io/frrouting/frr:10.2", binds: ["daemons:/etc/frr/daemons"]}
+    typed: {image: frr/frr, exec: ["vtysh -c 'conf t' -c 'router ospf' -c 'network 10.0.0.0/8 ar 0'"]}
+    edited: {exec: ["sed -i s/isisd=no/isisd=yes/ /etc/frr/daemons", service frr start]}
+    h1: {image: example/host, exec: [ip addr add 172.16.1.2/24 dev eth1]}
+    h2: {image: example/host}
+  links:
+    - endpoints: ["leaf1:eth1", "core:eth1"]
+    - endpoints: ["leaf2:eth1", "core:eth2"]
+    - endpoints: ["leaf1:eth2", "h1:eth1"]
+    - endpoints: ["leaf2:eth2", "h2:eth1"]
+"""
+
+
+def test_nodes_that_route_only_with_their_image_are_named_before_anything_starts(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "daemons").write_text("bgpd=yes\n")
+    path = write(IMAGES)
+    engine = "use --runtime containerlab, which starts the image"
+    binds = "the file binds nothing below /etc/frr and no command starts FRR"
+    warnings = import_topology(path, "netns").warnings
+    assert [line for line in warnings if "namespaces do not use the image" in line] == [
+        f"leaf1, leaf2 will not route: {binds}, and namespaces do not use the image example/clab-frr; {engine}",
+        "core will not route: the file has several links for it, but no commands and no binds, and namespaces do not "
+        f"use the image example/os; {engine}",
+        "bare will start FRR without a configuration: the file binds no frr.conf, and no command runs vtysh, and "
+        f"namespaces do not use the image quay.io/frrouting/frr:10.2; {engine}",
+    ]
+    assert not [line for line in import_topology(path, "containerlab").warnings if "namespaces" in line]
+
+
+def test_commands_decide_which_daemons_heddle_starts_where_no_file_is_bound(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "daemons").write_text("bgpd=yes\n")
+    made = import_topology(write(IMAGES), "netns")
+    assert {switch: made.daemons(switch) for switch in ("bare", "typed", "edited")} == {
+        "bare": ("zebra", "bgpd"), "typed": ("zebra", "ospfd"), "edited": ("zebra", "isisd"),
+    }  # fmt: skip
+    topology = read_topology(made.write(tmp_path / "out", RenderOptions()))
+    assert topology.nodes["typed"].exec[0] == f"sh {frr.START} ospfd"
+    assert topology.nodes["edited"].exec[1] == f"sh {frr.START} isisd"

@@ -119,7 +119,7 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
     commands = list(node.exec)
     if starts:
         binds.append(f"{out / _START}:{frr.START}:ro")
-        commands = _with_start(commands)
+        commands = _with_start(commands, daemons_by_commands(node))
     image = node.image or image_names()["switch" if switch else "host"]
     data: dict[str, Any] = {"kind": "linux", "group": node.group, "image": image}
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls, **forwarding(node)}
@@ -134,12 +134,17 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
     return {key: value for key, value in data.items() if value not in ("", {}, [])}
 
 
-def _with_start(commands: list[str]) -> list[str]:
+def daemons_by_commands(node: NodeDescription) -> tuple[str, ...]:
+    """Daemons that Heddle starts because commands configure or enable them: the topology binds no file `daemons`."""
+    return frr.daemons_in(node.exec) if frr.bound_file(node.sources, "daemons") is None else ()
+
+
+def _with_start(commands: list[str], daemons: tuple[str, ...]) -> list[str]:
     """Insert the start script where the file starts FRR, else after the first `ip` commands.
 
     An image would start FRR even earlier.
     """
-    start = f"sh {frr.START}"
+    start = " ".join(["sh", frr.START, *daemons])
     services = [place for place, line in enumerate(commands) if frr.is_service(line)]
     if services:
         return [start if i == services[0] else line for i, line in enumerate(commands) if i not in services[1:]]

@@ -73,7 +73,9 @@ class NodeDescription:
     def frr(self) -> bool:
         """True when FRR runs in the node, which makes it a switch."""
         below = any(t == frr.FRR_DIR or t.startswith(f"{frr.FRR_DIR}/") for t in self.sources)
-        return below or any(frr.is_service(line) for line in (*self.exec, self.command))
+        # An image of FRR starts it; in namespaces it is needed where commands configure it.
+        typed = frr.routes(self.image) and any("vtysh" in line for line in self.exec)
+        return below or typed or any(frr.is_service(line) for line in (*self.exec, self.command))
 
     @cached_property
     def starts_itself(self) -> bool:

@@ -26,7 +26,11 @@ _SERVICE: Final = re.compile(
     r"^(?:\S*/)?(?:service\s+frr|frrinit\.sh|rc-service\s+frr|systemctl\s+(?:\S+\s+)*frr(?:\.service)?)\b|/init\.d/frr\b"
     r"|docker-start\b"
 )
-_BY_HAND: Final = re.compile(r"\b(?:watchfrr|zebra|bgpd|ospfd|isisd|frrinit\.sh|service\s+frr|docker-start)\b")
+# `bgpd=yes` is an edit of the file `daemons`.
+_BY_HAND: Final = re.compile(r"\b(?:watchfrr|zebra|bgpd|ospfd|isisd|frrinit\.sh|service\s+frr|docker-start)\b(?!=)")
+_ROUTERS: Final = re.compile(r"frr|quagga|(?<![a-z])bird|gobgp|exabgp|openbgpd|vyos|freertr", re.IGNORECASE)
+_ROUTER: Final = re.compile(r"\brouter (bgp|ospf6?|isis|ripng|rip|eigrp|babel)\b")  # lines of a daemon's configuration
+_ENABLED: Final = re.compile(r"\b([a-z0-9]+d)=(?:yes|true|1)\b")  # in commands that edit the file `daemons`
 _INTERFACE: Final = re.compile(r"^interface[ \t]+(\S+)", re.MULTILINE)
 _ADDRESS: Final = re.compile(r"^[ \t]+ip address (\d+\.\d+\.\d+\.\d+/\d+)", re.MULTILINE)
 _ASSIGNED: Final = re.compile(r"^[ \t]*([a-z0-9]+)=[\"']?(\w+)", re.MULTILINE)
@@ -43,6 +47,18 @@ def starts_itself(command: str, bound: Iterable[str]) -> bool:
         return False
     scripts = {target for target in bound if target.startswith(f"{FRR_DIR}/") and target.endswith(".sh")}
     return bool(_BY_HAND.search(command)) or any(script in command for script in scripts)
+
+
+def routes(image: str) -> bool:
+    """True for an image whose name is that of routing software."""
+    return bool(_ROUTERS.search(image))
+
+
+def daemons_in(commands: Iterable[str]) -> tuple[str, ...]:
+    """The daemons that commands configure with vtysh, or enable in the file `daemons`; in FRR's order."""
+    found = {f"{word}d" for line in commands if "vtysh" in line for word in _ROUTER.findall(line)}
+    found |= {word for line in commands for word in _ENABLED.findall(line)}
+    return tuple(daemon for daemon in DAEMONS if daemon in found)
 
 
 def bound_file(binds: Mapping[str, Path], name: str) -> Path | None:

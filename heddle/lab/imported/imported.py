@@ -30,13 +30,14 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
-from heddle.lab.imported.copy import copy_data, heddle_starts, is_heddles, write_copy
+from heddle.lab.imported.copy import copy_data, daemons_by_commands, heddle_starts, is_heddles, write_copy
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.devices import missing_devices
 from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.refused import refused_lines
+from heddle.lab.imported.unrouted import unrouted
 from heddle.lab.inventory import read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -99,9 +100,11 @@ class ImportedLab(Blueprint):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the topology reaches this machine (reach.py)."""
-        nodes = {} if self.description is None else self.description.nodes
-        return tuple(lines_of({name: node.reach for name, node in nodes.items()}))
+        """Nodes that do not route in namespaces (unrouted.py), and what reaches this machine (reach.py)."""
+        if self.description is None:
+            return ()
+        silent = unrouted(self.description) if self.runtime == "netns" else []
+        return (*silent, *lines_of({name: node.reach for name, node in self.description.nodes.items()}))
 
     @classmethod
     def of_record(cls, record: Record) -> ImportedLab:
@@ -231,7 +234,8 @@ def _daemons(node: NodeDescription, runtime: str) -> tuple[str, ...]:
     text = node.text("daemons")
     if text is None and not heddle_starts(node, runtime):
         return ()  # the file in the image decides, and cannot be read here
-    return tuple(each for each in frr.daemons_of(text) if each not in ("mgmtd", "staticd"))
+    names = {*frr.daemons_of(text), *daemons_by_commands(node)}
+    return tuple(each for each in frr.DAEMONS if each in names and each not in ("mgmtd", "staticd"))
 
 
 def _parts(description: TopologyDescription, fabric: Fabric, runtime: str) -> dict[str, str]:

@@ -32,7 +32,7 @@ _KEYS: Final[Mapping[str, str]] = {
 }
 _NO_EFFECT: Final = "has no effect in namespaces, where each command is root of this machine anyway"
 _COMMAND: Final[Mapping[bool, str]] = {
-    True: "runs as root of this machine, and sees all of its files",
+    True: "runs as root of this machine: it reads all files; what it writes stays in the node",
     False: "runs as root of its container, which is no protection for this machine",
 }
 # Programs that work on the network of their own namespace only, unless one of the words below is there.
@@ -47,7 +47,7 @@ def reach_of(keys: Mapping[str, Any], node: str, lab: str, directory: Path, runt
     for text in keys.get("binds", ()):
         source, _, rest = magic(text, lab, node).partition(":")
         if source and not any(word in source for word in DIRECTORIES) and _outside(source, directory):
-            verb = "read" if "ro" in rest.partition(":")[2].split(",") else "read and write"
+            verb = "read" if here or "ro" in rest.partition(":")[2].split(",") else "read and write"
             found.append((f"binds: {text}", f"the node can {verb} what is outside the topology's directory"))
     for text in keys.get("exec", ()):
         if not _only_network(text):
