@@ -133,6 +133,7 @@ def verb(
                 endings_here=endings_here,
                 lasting=lasting,
                 typed_in=typed_in,
+                yes=bool(typed.get("yes")),
             )
 
         def run(**typed: Any) -> None:

@@ -20,20 +20,16 @@ _BOOTS: Final = ("up", "ssh")
 
 def needed_packages(typed: Mapping[str, Any]) -> Sequence[str]:
     """QEMU to boot, and the tools that make an image, if the cache does not have it or it is made again."""
-    import os
-
     from heddle.host import packages
     from heddle.places.vm.guest import guests
-    from heddle.places.vm.image import find_image
+    from heddle.places.vm.guest import needed_packages as of_guest
     from heddle.places.vm.kernels import DEFAULT, kernel_named
 
     action = typed["action"]
     if action not in (*_BOOTS, "build") or (action == "ssh" and guests()):
         return ()
-    needed = packages.VM if action in _BOOTS else ()
-    if not typed["rebuild"] and find_image(kernel_named(typed["kernel"] or DEFAULT)) is not None:
-        return needed
-    return (*needed, *(packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER))
+    needed = of_guest(kernel_named(typed["kernel"] or DEFAULT), fresh=typed["rebuild"])
+    return needed if action in _BOOTS else needed[len(packages.VM) :]
 
 
 def needed_extras(typed: Mapping[str, Any]) -> Sequence[str]:

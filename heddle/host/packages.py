@@ -205,6 +205,7 @@ def ensure(
     yes: bool = False,
     ask: Callable[[str], bool] = lambda _: False,
     say: Callable[[str], None] = lambda _: None,
+    again: str = "run the same command again with --yes",
 ) -> None:
     """Return when all parts are present; install missing parts if that is allowed.
 
@@ -234,7 +235,7 @@ def ensure(
     if sudo is not None and allowed:
         say(f"{allowed} allows this without a question")
     if sudo is None or not (allowed or ask(f"Install {', '.join(words)} now?")):
-        hint = f"{line}\nor let Heddle install it: run the same command again with --yes"
+        hint = f"{line}\nor let Heddle install it: {again}"
         raise _missing(absent, hint)
     _install(absent, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
 

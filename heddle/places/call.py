@@ -28,6 +28,7 @@ class Call:
     endings_here: suffixes of a file that it may write to its working directory under a name of its choice.
     lasting:   it continues when the connection breaks; else it gets SIGHUP and undoes unfinished work.
     typed_in:  it reads stdin or a terminal (exec).
+    yes:       what the place needs on this machine may be installed without a question.
     """
 
     words: Sequence[str]
@@ -37,6 +38,7 @@ class Call:
     endings_here: Sequence[str] = ()
     lasting: bool = False
     typed_in: bool = False
+    yes: bool = False
 
     @property
     def verb(self) -> str:
@@ -52,6 +54,9 @@ class Output(Protocol):
 
     @property
     def observer(self) -> Observer: ...  # noqa: D102
+
+    def confirm(self, question: str) -> bool:
+        """Ask the user; False without a terminal."""
 
     def close(self) -> None:
         """End the live display, so that it does not overwrite later output."""

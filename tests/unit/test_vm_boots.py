@@ -11,17 +11,19 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem
 from heddle.cli.console import Console
 from heddle.cli.vm_verb import needed_extras, needed_packages, vm
 from heddle.host.packages import VM, VM_BUILD, VM_BUILD_USER
+from heddle.places.call import Call
 from heddle.places.ssh import Target, known_keys
-from heddle.places.vm import guest, hardware, qemu
+from heddle.places.vm import guest, hardware, place, qemu
 from heddle.places.vm.bootkeys import know_host, make_keys
 from heddle.places.vm.hardware import HOST, KVM, TCG, Hardware, kvm_problem, qemu_command
 from heddle.places.vm.image import VmImage
 from heddle.places.vm.imagebuild import INITRAMFS
 from heddle.places.vm.kernels import KERNELS
+from heddle.places.vm.place import VmPlace
 from heddle.places.vm.recipe import image_name
 
 USUAL = Hardware(2, 2048, 3600)
@@ -208,5 +210,44 @@ def test_each_action_asks_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert needed("status") == needed("down") == set()
     assert needed("up") == needed("ssh") == {*VM, *tools} and needed("build") == set(tools)
     assert needed_extras({"action": "status"}) == () and needed_extras({"action": "up"}) == ("ssh",)
-    monkeypatch.setattr("heddle.places.vm.image.find_image", lambda kernel: object())
+    monkeypatch.setattr(guest, "find_image", lambda kernel: object())
     assert needed("up") == set(VM) and needed("build") == set()
+
+
+@pytest.mark.parametrize("how", ["CI", "yes", "nothing"])
+def test_any_verb_with_place_vm_installs_qemu_after_consent(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for apt-get writes down what is asked of it, and brings a QEMU that fails."""
+    programs, log = tmp_path / "bin", tmp_path / "log"
+    programs.mkdir()
+    program = programs / "qemu-system-x86_64"
+    texts = {
+        "apt-get": f'case "$1" in -s) exit 1 ;; esac; echo "$*" >> {log}; printf "#!/bin/sh\\nexit 1" > {program}; '
+        f"/bin/chmod +x {program}",
+        "apt-cache": "exit 0",
+        "sudo": 'exec "$@"',
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    (programs / "env").symlink_to("/usr/bin/env")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(guest, "find_image", lambda _: VmImage(tmp_path, "backports", "6.12", 1.0))
+    monkeypatch.setattr(place, "ensure_guest", guest_that_is_not_there)
+    monkeypatch.setenv("CI", "true" if how == "CI" else "")
+    with pytest.raises(MachineError) as caught:
+        VmPlace(KERNELS["backports"]).run(Call(["status"], yes=how == "yes"), Console())
+    said = capfd.readouterr().err
+    assert "missing: qemu-system-x86 (runs the VM of --place vm)" in said
+    if how == "nothing":
+        assert caught.value.problems[0].what == "qemu-system-x86"
+        assert "or let Heddle install it: run ./inv vm up --kernel backports --yes" in caught.value.problems[0].hint
+        assert not log.exists()
+    else:
+        assert caught.value.problems[0].what == "the guest"
+        assert log.read_text().split()[-1] == "qemu-system-x86"
+
+
+def guest_that_is_not_there(*_: object) -> guest.Guest:
+    raise MachineError(Problem("", "the guest", "is not started in this test"))

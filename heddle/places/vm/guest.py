@@ -117,6 +117,16 @@ def guests() -> list[Guest]:
     return [guest for guest in found if guest is not None]
 
 
+def needed_packages(kernel: Kernel, *, fresh: bool = False) -> tuple[str, ...]:
+    """The parts (packages.py) that start a guest: QEMU, and the tools that make its image, if the cache has none.
+
+    fresh: the image is made again.
+    """
+    if not fresh and find_image(kernel) is not None:
+        return packages.VM
+    return (*packages.VM, *(packages.VM_BUILD if os.geteuid() == 0 else packages.VM_BUILD_USER))
+
+
 def ensure_guest(kernel: Kernel, observer: Observer, wanted: Hardware | None = None) -> Guest:
     """The guest of a kernel; it is started when it does not run, and its image is made when there is none.
 

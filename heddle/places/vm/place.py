@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.base.problems import MachineError, Problem
+from heddle.host import packages
 from heddle.places.call import Address, Call, Output
 from heddle.places.session import SshPlace
 from heddle.places.ssh import Target
 from heddle.places.vm import qemu
-from heddle.places.vm.guest import Guest, ensure_guest, find_guest, guest_dir
+from heddle.places.vm.guest import Guest, ensure_guest, find_guest, guest_dir, needed_packages
 from heddle.places.vm.hardware import HOST
 from heddle.places.vm.kernels import DEFAULT, Kernel, place_name
 
@@ -35,7 +36,12 @@ class VmPlace:
     kernel: Kernel
 
     def run(self, call: Call, out: Output) -> int:
-        """Run the verb there; the guest is started first, when it does not run."""
+        """Run the verb there; the guest is started first, when it does not run, and what that needs is installed."""
+        if find_guest(self.kernel.name) is None:
+            again = f"run ./inv vm up --kernel {self.kernel.name} --yes"
+            packages.ensure(
+                needed_packages(self.kernel), yes=call.yes, ask=out.confirm, say=out.observer.say, again=again
+            )
         guest = ensure_guest(self.kernel, out.observer)
         try:
             return ssh_place(guest).run(call, out)
