@@ -91,6 +91,8 @@ def enter_root(view: str, places: list, devices: list) -> None:  # type: ignore[
     for fd, place in found:
         mount(f"/proc/self/fd/{fd}", place, flags=MS_BIND | MS_REC)
         os.close(fd)
+    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # the caller's, which this node does not have
+        del os.environ["TMPDIR"]
 
 
 def make_point(target: str, directory: bool) -> None:

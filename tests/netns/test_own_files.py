@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from heddle.base.mounts import mount_points
+from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
+from heddle.runtimes.netns_root import why_read_only
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where programs of nodes write. Each directory gets a file, each file a line, from a host and from a router.
@@ -111,3 +113,35 @@ life.up(lab, observer=Listener({{{step!r}: threading.Timer(0.05, fire).start}}))
     life.down(name)
     assert leftovers(name) == []
     assert not [each for each in mount_points() if f"/{name}/" in str(each)]
+
+
+def test_without_overlayfs_nodes_see_files_read_only_and_new_paths_are_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, leftovers: Callable[[str], list[str]]
+) -> None:
+    """The kernels of tests have overlayfs: only its trial is replaced."""
+    monkeypatch.setattr("heddle.lab.imported.reader.why_read_only", lambda: "it has no overlayfs")
+    path = topology(tmp_path, name)
+    with pytest.raises(InputError) as refused:
+        import_topology(path, "netns", name)
+    paths = ["/conf", "/setup.sh", "/opt/no/such/setup.sh", "/mnt/setup.sh"]
+    why = "which this machine does not have; nodes cannot create it, since it has no overlayfs"
+    assert [problem.why for problem in refused.value.problems] == [f"needs {each}, {why}" for each in paths]
+    assert all("--place vm" in problem.hint for problem in refused.value.problems)
+
+    node = "{kind: linux, binds: ['daemons:/etc/frr/daemons']}"
+    path.write_text(f"name: x\ntopology: {{nodes: {{r1: {node}}}}}\n")
+    made = import_topology(path, "netns", name)
+    assert "nodes can write only below /run, /dev, /tmp, /var/tmp, /etc/frr" in "\n".join(made.notes)
+    lab = life.up(made, source="own", timeout=20).lab
+    failed = "for each in /etc /usr /root /home /opt /var/lib; do touch $each/x 2>&1 || :; done"
+    assert lab.output("r1", ["sh", "-c", failed]).count("Read-only file system") == 6
+    done = "for each in /run /dev/shm /tmp /var/tmp /etc/frr; do touch $each/x && echo $each; done"
+    assert len(lab.output("r1", ["sh", "-c", done]).split()) == 5
+    assert not [each for each in ("/run/x", "/dev/shm/x", "/tmp/x", "/var/tmp/x", "/etc/frr/x") if Path(each).exists()]
+    assert lab.output("r1", ["vtysh", "-c", "show version"]).startswith("FRRouting")
+    assert life.down(name)
+    assert leftovers(name) == []
+
+
+def test_the_kernel_of_this_machine_can_give_nodes_their_own_view() -> None:
+    assert why_read_only() == ""

@@ -37,6 +37,7 @@ from heddle.lab.imported.grammar import (
 )
 from heddle.lab.imported.reach import reach_of
 from heddle.runtimes.netns_root import WRITABLE, why_read_only
+from heddle.runtimes.netns_space import PROVIDED
 from heddle.runtimes.netns_topology import BIND_MODES, DEFAULT_MTU, NO_BIND, bind_target
 from heddle.spec.yamlfile import Document, ReadOptions, Trail, parse, read_text
 
@@ -119,7 +120,7 @@ class _DescriptionReader:
         notes += [f"left out: {', '.join(keys)} ({why})" for why, keys in self.left.items()]
         if self.read_only:
             why = f"this kernel cannot give them an own view: {self.read_only}"
-            notes.append(f"nodes can write only below {', '.join(WRITABLE)} ({why})")
+            notes.append(f"nodes can write only below {', '.join((*WRITABLE, *PROVIDED))} ({why})")
         return TopologyDescription(lab, self.path, nodes, links, tuple(notes), self.read_only)
 
     def _name(self, notes: list[str]) -> str:
