@@ -43,8 +43,18 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Bridge:
+    """The bridge that a switch's port is in. mac: of its router, if the bridge has an address (an SVI)."""
+
+    name: str
+    mac: str
+
+
+@dataclass(frozen=True, slots=True)
 class Port:
-    """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered."""
+    """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered. A port in a
+    bridge has the bridge's address; only imported topologies have such.
+    """
 
     node: str
     name: str
@@ -54,6 +64,17 @@ class Port:
     rate_bps: int
     mtu: int
     address: Interface | None = None
+    bridge: Bridge | None = None
+
+    @property
+    def router_mac(self) -> str:
+        """The destination MAC of packets that this port's switch is to route."""
+        return self.mac if self.bridge is None else self.bridge.mac
+
+    @property
+    def router_port(self) -> str:
+        """The interface on which the switch's router receives what arrives at this port."""
+        return self.name if self.bridge is None else self.bridge.name
 
     @property
     def ref(self) -> str:

@@ -22,6 +22,7 @@ IFF_LOWER_UP: Final = 0x10000  # there is a carrier
 IFLA_ADDRESS: Final = 1
 IFLA_IFNAME: Final = 3
 IFLA_MTU: Final = 4
+IFLA_MASTER: Final = 10
 IFLA_LINKINFO: Final = 18
 IFLA_INFO_KIND: Final = 1  # inside IFLA_LINKINFO
 IFLA_EXT_MASK: Final = 29  # bits RTEXT_FILTER_*

@@ -288,7 +288,7 @@ class _Work:
         for time_ns, wire_bytes, data in records:
             if self._began_ns <= time_ns <= self._last_ns:
                 since = (time_ns - self._began_ns) / 1e9
-                yield Frame(tap.ref, time_ns, since, data[6:12] == tap.mac, wire_bytes, data)
+                yield Frame(tap.ref, time_ns, since, tap.sent(data), wire_bytes, data)
 
     def _hand_on(self, until_ns: int) -> None:
         """Give the sink what is not later than that, as far as the bound allows."""

@@ -16,7 +16,14 @@ from typing import Any, Final
 from heddle.fabric.model import Node, Port, Role
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.netlink import ALL_LINKS, RTM_GETLINK, RouteSocket, attributes, down_ports
-from heddle.kernel.uapi import IFADDRMSG, IFLA_ADDRESS, IFLA_IFNAME
+from heddle.kernel.uapi import (
+    IFADDRMSG,
+    IFLA_ADDRESS,
+    IFLA_IFNAME,
+    IFLA_INFO_KIND,
+    IFLA_LINKINFO,
+    IFLA_MASTER,
+)
 from heddle.lab.daemons import BgpPeer
 from heddle.lab.lab import Lab
 from heddle.lab.snapshot import LabPart
@@ -28,10 +35,13 @@ _IFA_F_SECONDARY: Final = 0x01
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """Interfaces of one node. addresses: interface -> its IPv4 addresses, primary first; macs: interface -> MAC."""
+    """Interfaces of one node. addresses: interface -> its IPv4 addresses, primary first; macs: interface -> MAC;
+    bridges: interface -> the bridge that it is a port of.
+    """
 
     addresses: Mapping[str, tuple[IPv4Interface, ...]]
     macs: Mapping[str, str]
+    bridges: Mapping[str, str]
 
 
 def read_interfaces(handle: NodeHandle) -> Interfaces:
@@ -39,11 +49,16 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
     with RouteSocket(handle.netns) as netlink:
         names: dict[int, str] = {}
         macs: dict[str, str] = {}
+        kinds: dict[str, bytes] = {}
+        masters: dict[str, int] = {}
         for message in netlink.dump(RTM_GETLINK, ALL_LINKS):
             attrs = attributes(message, 16)
             name = attrs[IFLA_IFNAME].rstrip(b"\0").decode()
             names[struct.unpack_from("=i", message, 4)[0]] = name
             macs[name] = attrs.get(IFLA_ADDRESS, b"").hex(":")
+            kinds[name] = attributes(attrs.get(IFLA_LINKINFO, b""), 0).get(IFLA_INFO_KIND, b"").rstrip(b"\0")
+            if IFLA_MASTER in attrs:
+                masters[name] = struct.unpack("=I", attrs[IFLA_MASTER])[0]
         found: dict[str, list[tuple[bool, IPv4Interface]]] = {}
         for message in netlink.dump(_RTM_GETADDR, IFADDRMSG.pack(socket.AF_INET, 0, 0, 0, 0)):
             _, length, flags, _, index = IFADDRMSG.unpack_from(message)
@@ -53,7 +68,8 @@ def read_interfaces(handle: NodeHandle) -> Interfaces:
                 address = IPv4Interface((IPv4Address(raw), length))
                 found.setdefault(names.get(index, ""), []).append((bool(flags & _IFA_F_SECONDARY), address))
     addresses = {n: tuple(a for _, a in sorted(rows, key=lambda row: row[0])) for n, rows in found.items()}
-    return Interfaces(addresses, macs)
+    bridges = {name: names[index] for name, index in masters.items() if kinds.get(names.get(index, "")) == b"bridge"}
+    return Interfaces(addresses, macs, bridges)
 
 
 @dataclass(frozen=True, slots=True)

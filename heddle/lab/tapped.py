@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
+from heddle.fabric.model import Port
 from heddle.kernel.namespace import inside
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Tapped:
     """A port to capture at. mac: what its own frames come from, which tells those that leave from those that come.
 
     mtu: bytes of its largest IP packet; no frame is longer than that and its headers, since offloads are off.
-    outlet: the interface at the end of the delay line that leads to the port; empty without one.
+    outlet: the interface at the end of the delay line that leads to the port; empty without one. far: for a port in a
+    bridge, which sends frames from any MAC, the MAC at the other end; else empty.
     """
 
     ref: str
@@ -44,6 +46,11 @@ class Tapped:
     mac: bytes
     mtu: int
     outlet: str = ""
+    far: bytes = b""
+
+    def sent(self, frame: bytes) -> bool:
+        """Whether the port sent a frame that was seen at it."""
+        return frame[6:12] != self.far if self.far else frame[6:12] == self.mac
 
     def places(self, expression: str) -> Iterator[tuple[str, str]]:
         """Where to listen, each with its pcap-filter expression, so that each packet is seen once."""
@@ -106,7 +113,16 @@ def _of_node(lab: Lab, node: str, name: str | None) -> list[Tapped]:
             raise InputError(Problem("", f"{node}:{each}", f"is not a port of {node}", hint))
         hint = f"./inv validate says what else is wrong; ./inv down {lab.name}, then up again, recreates it"
         raise MachineError(Problem("", f"{node}:{each}", "is not there any more", hint))
-    return [Tapped(f"{node}:{each}", netns, each, macs[each], mtus[each], lines.get(macs[each], "")) for each in chosen]
+    far = {port.name: _far_mac(lab, port) for port in lab.fabric.by_name[node].ports} if wanted else {}
+    return [
+        Tapped(f"{node}:{each}", netns, each, macs[each], mtus[each], lines.get(macs[each], ""), far.get(each, b""))
+        for each in chosen
+    ]
+
+
+def _far_mac(lab: Lab, port: Port) -> bytes:
+    peer = lab.fabric.by_name[port.peer_node].port(port.peer_port)
+    return b"" if port.bridge is None else bytes.fromhex(peer.mac.replace(":", ""))
 
 
 def _mac(interface: str) -> bytes:

@@ -10,6 +10,7 @@ This module converts FIBs and tables to their arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from heddle.base.arrays import I32
 from heddle.base.families import Network
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import Fabric, Node
 from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import Forwarding, forwarding_of
@@ -64,25 +65,37 @@ def forwarding_for(fabric: Fabric, fibs: Mapping[str, Fib], addresses: Sequence[
     groups: dict[Group, int] = {}
     table = np.full((len(names), len(addresses)), NO_PORT, dtype=np.int32)
     wanted = [ip_address(address) for address in addresses]
-    for row, name in enumerate(names):
-        fib = fibs[name]
-        known: dict[Network, int] = {}
+    for row, switch in enumerate(fabric.switches):
+        name, fib, behind = switch.name, fibs[switch.name], behind_bridges(fabric, switch)
+        known: dict[tuple[Network, Path], int] = {}
         for column, address in enumerate(wanted):
             prefix = fib.match(address)
             if prefix is None:
                 continue
-            if prefix not in known:
-                for hop in fib.routes[prefix]:  # a port without a link of the fabric leads nowhere
+            hops = fib.routes[prefix]
+            if behind:
+                hops = tuple(replace(hop, port=behind.get((hop.port, addresses[column]), hop.port)) for hop in hops)
+            key = prefix, tuple(hop.port for hop in hops) if behind else ()
+            if key not in known:
+                for hop in hops:  # a port without a link of the fabric leads nowhere
                     if number.setdefault(f"{name}:{hop.port}", len(number)) == len(ports):
                         ports[f"{name}:{hop.port}"] = NO_PORT
-                known[prefix] = groups.setdefault(_group(name, fib, prefix, number), len(groups))
-            table[row, column] = known[prefix]
+                known[key] = groups.setdefault(_group(name, hops, fib.buckets.get(prefix), number), len(groups))
+            table[row, column] = known[key]
     return forwarding_of(names, tuple(ports), tuple(ports.values()), table, tuple(groups))
 
 
-def _group(switch: str, fib: Fib, prefix: Network, number: Mapping[str, int]) -> Group:
-    hops = fib.routes[prefix]
-    buckets = fib.buckets.get(prefix)
+def behind_bridges(fabric: Fabric, switch: Node) -> Mapping[tuple[str, str], str]:
+    """(bridge, host's address) -> the port of a switch with that host: a route that leads to the bridge ends there."""
+    found: dict[tuple[str, str], str] = {}
+    for port in switch.ports:
+        host = fabric.by_name[port.peer_node].port(port.peer_port)
+        if port.bridge is not None and host.address is not None:
+            found[port.bridge.name, str(host.address.ip)] = port.name
+    return found
+
+
+def _group(switch: str, hops: Sequence[NextHop], buckets: Sequence[int] | None, number: Mapping[str, int]) -> Group:
     members: Iterable[NextHop] = [hops[at] for at in buckets] if buckets else [hop for hop in hops if not hop.dead]
     ids = tuple(number[f"{switch}:{hop.port}"] for hop in members)
     return ids, tuple(1 if buckets else hop.weight for hop in members), bool(buckets)

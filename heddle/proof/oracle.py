@@ -2,7 +2,9 @@
 
 In:  a fabric, the handles of its switches, and flows.
 Out: Answers: for each flow the ordered egress ports, from its source's leaf to the port of its destination host; where
-     packets of one flow are spread, all ports of that step in one word (walk.py); and the source of the choices:
+     packets of one flow are spread, all ports of that step in one word (walk.py). For a route to a bridge with an
+     address, the port that the kernel's neighbour table and the bridge's table name (bridges.py). And the source of the
+     choices:
 
 `kernel`: if the kernel hashes, RTM_GETROUTE for the flow's 5-tuple and ingress port (`ip route get ... iif`). If the
     BPF program sets a hash, it is run on the flow's header (BPF_PROG_TEST_RUN, on the switch's own maps). Then
@@ -35,6 +37,7 @@ from heddle.base.problems import CheckError, Problem
 from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
 from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, POLICY_L4, SPREADING, programmed
 from heddle.fabric.model import Fabric, Port, Role
+from heddle.kernel.bridges import port_behind
 from heddle.kernel.fib import Fib, NextHop, read_fib, read_names, route_hops
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import Program
@@ -133,7 +136,10 @@ class _Switch:
         if hashing.mode not in MODES:
             raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle does not know"))
         self._lab = fabric.name
-        self._macs = {port.name: port.mac for port in fabric.by_name[handle.name].ports}
+        ports = fabric.by_name[handle.name].ports
+        self._macs = {port.name: port.router_mac for port in ports}
+        self._routers = {port.name: port.router_port for port in ports}
+        self._bridges = {port.bridge.name for port in ports if port.bridge is not None}
         self._handle = handle
         self._hashing = hashing
         self._flows = flows
@@ -167,7 +173,20 @@ class _Switch:
             rest = [at for at in range(len(arrivals)) if at not in found]
             hashed, chooser = self._hashed(netlink, [arrivals[at] for at in rest], indexes, names)
             found.update((at, (ports, chooser)) for at, ports in zip(rest, hashed, strict=True))
+            if self._bridges:
+                found = {
+                    at: (tuple(self._behind(netlink, port, arrivals[at], indexes, names) for port in ports), chooser)
+                    for at, (ports, chooser) in found.items()
+                }
         return [found[at] for at in range(len(arrivals))]
+
+    def _behind(
+        self, netlink: RouteSocket, port: str, arrival: _Arrival, indexes: Mapping[str, int], names: Mapping[int, str]
+    ) -> str:
+        """The port of a bridge that the kernel chose by its route; the bridge itself if its port is not known."""
+        if port not in self._bridges:
+            return port
+        return names.get(port_behind(netlink, indexes[port], self._flows[arrival.row].dst_ip), port)
 
     def _by_value(
         self, netlink: RouteSocket, arrivals: Sequence[_Arrival], values: Mapping[int, int],
@@ -307,7 +326,7 @@ class _Switch:
             RTMSG.pack(family, bits, bits, DSCP_DATA << 2, 0, 0, 0, 0, flags)
             + attribute(RTA_DST, socket.inet_pton(family, flow.dst_ip))
             + attribute(RTA_SRC, socket.inet_pton(family, flow.src_ip))
-            + attribute(RTA_IIF, struct.pack("=I", indexes.get(arrival.port, 0)))
+            + attribute(RTA_IIF, struct.pack("=I", indexes.get(self._routers.get(arrival.port, ""), 0)))
             + attribute(RTA_IP_PROTO, bytes([socket.IPPROTO_UDP]))
             + attribute(RTA_SPORT, struct.pack("!H", flow.sport))
             + attribute(RTA_DPORT, struct.pack("!H", flow.dport))

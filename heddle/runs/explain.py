@@ -8,7 +8,7 @@ Out: Explanation: for each switch the hashed words, the steps of the hash, the n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
-from heddle.predict.predict import forwarding_for, rule_of, rules_for
+from heddle.predict.predict import behind_bridges, forwarding_for, rule_of, rules_for
 from heddle.predict.rules import HashingRule
 from heddle.predict.walk import MAX_HOPS, element, walk
 from heddle.proof import oracle
@@ -165,7 +165,8 @@ def explain_flow(fabric: Fabric, handles: Mapping[str, NodeHandle], now: Snapsho
     switch, _, arrives = flow.first_hop.partition(":")
     hops: list[Hop] = []
     while len(hops) < MAX_HOPS:
-        steps, computed = _Choice(fibs[switch], hashing[switch], flow).steps()
+        behind = behind_bridges(fabric, fabric.by_name[switch])
+        steps, computed = _Choice(fibs[switch], hashing[switch], flow, behind).steps()
         here = np.array([ids[switch]], dtype=np.int32)
         walked = walk(forwarding, rules, columns, zero, here, max_hops=1).steps
         predicted = tuple(forwarding.ports[port].partition(":")[2] for step in walked for port in step.port.tolist())
@@ -185,13 +186,15 @@ def _link(node: Node, port: str) -> tuple[str, str] | None:
 class _Choice:
     """One switch's choice for one flow, in plain integers."""
 
-    def __init__(self, fib: Fib, hashing: SwitchHashing, flow: Flow) -> None:
+    def __init__(self, fib: Fib, hashing: SwitchHashing, flow: Flow, behind: Mapping[tuple[str, str], str]) -> None:
         self._fib, self._hashing, self._flow = fib, hashing, flow
         self._rule: HashingRule = rule_of(hashing)
         self._columns = FlowArrays.of([flow])
         self._address = ip_address(flow.dst_ip)
         self._prefix = fib.match(self._address)
-        self._hops: tuple[NextHop, ...] = fib.lookup(self._address)
+        self._hops: tuple[NextHop, ...] = tuple(
+            replace(hop, port=behind.get((hop.port, flow.dst_ip), hop.port)) for hop in fib.lookup(self._address)
+        )
         self._live = [hop for hop in self._hops if not hop.dead]
         self._done: list[Step] = []
 

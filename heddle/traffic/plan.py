@@ -242,6 +242,9 @@ def ack_timeout(
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
 
 
+_ADDRESSES: Final = "a rank needs an address of its host's port, and one of its switch (docs/bring-your-own.md)"
+
+
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
     """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` gives one to each box in turn, or named hosts."""
     bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
@@ -262,11 +265,13 @@ def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
             f"try --ranks {len(nics)}, or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
         )
         why = f"is more than the {len(nics)} NICs to place them on"
-        raise InputError(Problem("", f"--ranks {ranks}", why, hint), *_as_problems(bare))
+        more = Problem("", f"--ranks {ranks}", why, f"try --ranks {len(nics)}" if bare else hint)
+        raise InputError(*_as_problems(bare), more)
     if ranks < 2:
         hint = "use a fabric with two hosts or more"
         why = f"gives {ranks} of the two ranks that a collective needs"
-        raise InputError(Problem("", asked, why, hint), *_as_problems(bare))
+        few = Problem("", asked, why, _ADDRESSES if bare else hint)
+        raise InputError(*_as_problems(bare), few)  # the reason first
     return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 
@@ -275,11 +280,15 @@ def _no_nic(fabric: Fabric, port: Port) -> str:
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
     if port.address is None:
-        return f"has no {fabric.policy.ip.name} address; imported topologies run over IPv4 only"
+        return (
+            f"has no {fabric.policy.ip.name} address (those of its VLANs, bonds and bridges are not used); imported "
+            "topologies run over IPv4 only"
+        )
     if peer.role is Role.HOST:
         return f"leads to {peer.name}, which is not a switch"
     if gateway.address is None:
-        return f"leads to {gateway.ref}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
+        router = gateway.ref if gateway.bridge is None else f"{gateway.ref}, a port of the bridge {gateway.bridge.name}"
+        return f"leads to {router}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
     if gateway.address.ip not in port.address.network:
         return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
     return ""
@@ -315,7 +324,7 @@ def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
         raise ValueError(f"{port.ref} has no address")  # _no_nic checked this
     return Endpoint(
         rank, port.node, port.name, str(port.address.ip), port.mac,
-        str(gateway.address.ip), gateway.mac, gateway.ref, port.rate_bps, port.mtu,
+        str(gateway.address.ip), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
     )  # fmt: skip
 
 

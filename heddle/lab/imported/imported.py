@@ -25,7 +25,7 @@ from heddle.base.sysctls import is_sysctl_number
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Bridge, Fabric, Node, Port
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
@@ -38,7 +38,7 @@ from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
 from heddle.lab.imported.refused import refused_lines
 from heddle.lab.imported.unrouted import unrouted
-from heddle.lab.inventory import read_interfaces
+from heddle.lab.inventory import Interfaces, read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.render.dialects import RenderOptions
@@ -175,11 +175,7 @@ class ImportedLab(Blueprint):
         for node in self.fabric.nodes:
             now = read_interfaces(handles[node.name])
             owners |= {str(a.ip): node.name for rows in now.addresses.values() for a in rows if not a.is_loopback}
-            ports = tuple(
-                replace(port, address=_first(now.addresses.get(port.name)), mac=now.macs.get(port.name) or port.mac)
-                for port in node.ports
-            )
-            nodes.append(replace(node, ports=ports))
+            nodes.append(replace(node, ports=tuple(_as_running(port, now) for port in node.ports)))
         return tuple(nodes), owners
 
     def wait(self, lab: Lab, observer: Observer, timeout: float | None) -> None:
@@ -223,6 +219,14 @@ def _of_hashing(settings: Mapping[str, Sequence[Setting]]) -> dict[str, str]:
     """The last value of each hashing sysctl, which is the one in the kernel."""
     last = {key: rows[-1].value for key, rows in settings.items() if key.startswith(_HASHING)}
     return {key: value for key, value in last.items() if is_sysctl_number(value)}
+
+
+def _as_running(port: Port, now: Interfaces) -> Port:
+    """With the MAC and address of the running node; a port in a bridge has the address of the bridge."""
+    name = now.bridges.get(port.name)
+    bridge = None if name is None else Bridge(name, now.macs[name])
+    address = _first(now.addresses.get(port.name if name is None else name))
+    return replace(port, address=address, mac=now.macs.get(port.name) or port.mac, bridge=bridge)
 
 
 def _first(addresses: tuple[IPv4Interface, ...] | None) -> IPv4Interface | None:
