@@ -12,28 +12,29 @@ from pathlib import Path
 if os.geteuid() == 0 and Path(__file__).stat().st_uid:  # the user could not remove compiled modules of root
     own = str(Path("~root/.cache/heddle/pycache").expanduser())
     sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", own)
-from heddle.cli.tour_verb import demo, tour
 from heddle.cli.machine_verbs import doctor
-from heddle.cli.fabric_verbs import up, status, inspect
-from heddle.cli.exec_verb import exec_, launch
-from heddle.cli.capture_verb import capture
-from heddle.cli.run_verb import run
-from heddle.cli.hashing_verb import hashing
-from heddle.cli.paths_verb import paths
-from heddle.cli.fabric_verbs import validate, render
-from heddle.cli.picture_verbs import graph
-from heddle.cli.fabric_verbs import down
-from heddle.cli.serving_verbs import dashboard
-from heddle.cli.fabric_verbs import fault
-from heddle.cli.picture_verbs import plot
-from heddle.cli.queues_verb import queues
-from heddle.cli.runs_verb import compare, report, runs
-from heddle.cli.serving_verbs import mcp
-from heddle.cli.explain_verb import explain
-from heddle.cli.lab_verb import lab_units
+from heddle.cli.tour_verb import demo, tour
 from heddle.cli.machine_verbs import image, setup
-from heddle.cli.test_verb import test
+from heddle.cli.fabric_verbs import up, status, inspect
+from heddle.cli.exec_verb import exec_
+from heddle.cli.fabric_verbs import validate, down, render
+from heddle.cli.picture_verbs import graph
+from heddle.cli.run_verb import run
+from heddle.cli.exec_verb import launch
+from heddle.cli.fabric_verbs import fault
+from heddle.cli.capture_verb import capture
+from heddle.cli.paths_verb import paths
+from heddle.cli.hashing_verb import hashing
+from heddle.cli.predict_verb import predict
+from heddle.cli.queues_verb import queues
+from heddle.cli.picture_verbs import plot
+from heddle.cli.runs_verb import compare, report, runs
+from heddle.cli.serving_verbs import dashboard
+from heddle.cli.explain_verb import explain
+from heddle.cli.workshop_verb import workshop
 from heddle.cli.vm_verb import vm
+from heddle.cli.serving_verbs import mcp
+from heddle.cli.test_verb import test
 from heddle.cli.checkout_verbs import bench, docs, lint
 from heddle.cli.program import commands_in, main, typed_to_invoke
 

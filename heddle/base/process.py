@@ -1,7 +1,7 @@
 """Run outside commands: logged, timed, replayable. All of Heddle runs them through this module.
 
 Every command is an argument list; nothing passes through a shell. `Journal` records the commands and prints them as a
-shell script: `./inv up --explain` shows it, also for teaching.
+shell script: `./inv up --dry-run` shows it, also for teaching.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ import math
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, get_args
 
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
-from heddle.cli.hints import NcclFlags, spare_hint
+from heddle.cli.hints import spare_hint
+from heddle.cli.nccltests import NcclFlags
 
 
 def _whole(text: str) -> int:
@@ -66,13 +67,19 @@ class Option:
 
     values: the possible words, or `module:name` of a table, a Literal or a function without parameters that has them,
     or a function of what is typed. listed: the words before the values, where `--help` lists them. value: the
-    placeholder of the value in usage lines, where the flag's own name is not clear enough.
+    placeholder of the value in usage lines, where the flag's own name is not clear enough. group: the heading above it
+    in `--help`. short: `-n`. was: the flags that it replaces, each with the values that have another word now; they
+    work for one version (renamed.py). excludes: the parameter in whose place it is typed.
     """
 
     help: str = ""
     values: Sequence[str] | str | Callable[[Typed], Sequence[str]] = ()
     listed: str = ""
     value: str = ""
+    group: str = ""
+    short: str = ""
+    was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    excludes: str = ""
 
     def offered(self, typed: Typed) -> list[str]:
         """The values that a shell offers; none for a free value."""
@@ -83,6 +90,13 @@ class Option:
 
 
 Options = Mapping[str, str | Option]  # by the name of the parameter; a text is an option with only a help
+
+
+def group(name: str, options: Options) -> dict[str, Option]:
+    """These options below one heading of `--help`."""
+    return {
+        key: replace(each if isinstance(each, Option) else Option(each), group=name) for key, each in options.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +147,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`)."""
+    """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`).
+
+    group: the heading above it in the list of verbs. was: what it replaces (renamed.py).
+    """
 
     name: str
     parameters: Sequence[Parameter]
@@ -143,11 +160,14 @@ class Verb:
     tool: Tool | None = None
     files_out: Sequence[str] = ()  # names of parameters
     endings_here: Sequence[str] = ()
+    group: str = ""
+    was: Sequence[str] = ()
 
     @property
     def flags(self) -> dict[str, Parameter]:
         """Flag -> parameter; `--no-x` sets a parameter to false that is true by default."""
         table = {p.flag: p for p in self.parameters if p.name != self.rest}
+        table |= {p.option.short: p for p in self.parameters if p.option.short}
         table |= {f"--no-{p.word}": p for p in self.parameters if p.kind == "bool" and p.default is True}
         return table
 
@@ -180,7 +200,7 @@ def parameters_of(
 ) -> list[Parameter]:
     """Read a verb's parameters from its signature, without the first one (the console).
 
-    shared: options by name for parameters that have none here, or only a help.
+    shared: by name, what the options here leave out.
     """
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
@@ -190,8 +210,9 @@ def parameters_of(
         placed = p.name in positional or p.default is inspect.Parameter.empty
         name = p.name.rstrip("_")
         usual = (shared or {}).get(name, Option())
-        option = options.get(name, usual)
-        option = replace(usual, help=option) if isinstance(option, str) else option
+        own = options.get(name, Option())
+        own = Option(own) if isinstance(own, str) else own
+        option = replace(usual, **{f.name: value for f in fields(own) if (value := getattr(own, f.name))})
         found.append(Parameter(p.name, kind, p.default, placed, option))
     return found
 
@@ -234,8 +255,18 @@ class _Parse:
             if parameter.required and parameter.name not in self.values:
                 what = f"{self.verb.name} {parameter.word.upper()}"
                 self.problems.add(where="", what=what, why="is missing", hint=self._see())
+        self._check_excluded()
         self.problems.raise_if_any()
         return self.values
+
+    def _check_excluded(self) -> None:
+        """One problem for each parameter that was typed with others that stand in its place."""
+        for parameter in self.verb.parameters:
+            others = [p for p in self.verb.parameters if p.option.excludes == parameter.name and p.name in self.values]
+            if others and parameter.name in self.values:
+                names = ", ".join(p.option.short or p.flag for p in others)
+                hint = f"use {parameter.flag}, or {names}"
+                self.problems.add(where="", what=f"{parameter.flag} and {names}", why="exclude each other", hint=hint)
 
     def _see(self, spare: str = "") -> str:
         """The verb's usage; for a spare word, the flag for the lab or fabric that it may name."""
@@ -255,7 +286,6 @@ class _Parse:
 
     def _flag(self, word: str, words: list[str]) -> None:
         flag, equals, value = word.partition("=")
-        flag = "--out" if flag == "-o" and "--out" in self.verb.flags else flag
         parameter = self.verb.flags.get(flag)
         if parameter is None:
             near = nearest(flag, self.verb.flags)

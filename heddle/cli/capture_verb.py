@@ -9,6 +9,7 @@ from heddle.host import packages
 
 
 @verb(
+    group="Traffic",
     help=words.CAPTURE,
     positional=["port"],
     packages=lambda typed: () if typed["read"] else packages.CAPTURE,

@@ -43,6 +43,7 @@ def _needed(what: str) -> Sequence[str]:
 
 
 @verb(
+    group="Heddle",
     help={
         "what": "cli, up, large, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, "
         "dcqcn, order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, or all",
@@ -61,7 +62,7 @@ def bench(out: Console, what: str = "all", runs: int | None = None) -> None:
     out.result(result.to_json(), result.text())
 
 
-@verb(checkout=True)
+@verb(group="Heddle", checkout=True)
 def lint(out: Console) -> None:
     """Run ruff and mypy --strict over the whole tree; install them from requirements-dev.lock when needed."""
     root = resources.HERE.checkout("./inv lint")
@@ -79,6 +80,7 @@ def lint(out: Console) -> None:
 
 
 @verb(
+    group="Heddle",
     help={"out_": Option("directory to write (default: site, in the checkout)", value="DIR")},
     checkout=True,
     files_out=["out_"],

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.problems import HeddleError
 from heddle.base.progname import INSTALLED, program
 from heddle.cli.argv import Parameter, Typed, Verb
+from heddle.cli.renamed import current
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node
@@ -64,7 +65,6 @@ end
 complete --command inv --no-files --arguments '(__complete_inv)'
 """,
 }
-_FABRIC_FLAGS: Final = ("--fabric", "--predict")
 
 
 def script(shell: str) -> str:
@@ -81,7 +81,7 @@ def candidates(words: Sequence[str], verbs: Mapping[str, Verb], core: Sequence[s
     *before, last = list(words[1:]) or [""]
     if not before or before == ["help"]:
         return list(core) if last.startswith("-") else list(verbs)
-    verb = verbs.get(before[0])
+    verb = verbs.get(current(before[0], before[1:], verbs).name)
     if verb is None:
         return []
     waiting = verb.positionals
@@ -177,9 +177,16 @@ def runs(typed: Typed) -> list[str]:
     return [*sorted(ids, key=int), LAST] if ids else []
 
 
+def _fabric_typed(typed: Typed) -> str:
+    """The value of --fabric, or the first word of a verb that takes a fabric there; empty when neither is typed."""
+    placed = [p.word for p in typed.verb.positionals][:1] == ["fabric"]
+    first = next((word for word in typed.before if placed and not word.startswith("-")), "")
+    return typed.value_of("--fabric") or first
+
+
 def _fabrics_meant(typed: Typed) -> Iterator[Fabric]:
     """The typed fabric, or the fabrics of the possible labs."""
-    if name := typed.value_of(*_FABRIC_FLAGS):
+    if name := _fabric_typed(typed):
         from heddle.fabric.fabricfile import load_fabric
 
         yield load_fabric(name).fabric

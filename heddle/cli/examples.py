@@ -54,6 +54,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "run": {
         "--collective all-reduce --size 64K:1M:x2": "run a ring all-reduce of several sizes",
+        "-b 64K -e 1M -f 2 -n 10": "the same sizes, ten times each, as nccl-tests is started",
         "--collective incast --qps 4 --fabric tiny": (
             "start preset tiny, send from all ranks to rank 0, and take it down"
         ),
@@ -70,7 +71,11 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "paths": {
         "": "show the paths of the last run, from three sources",
-        "--predict zone --plan ring,qps=16": "predict the link loads of a ring; no lab is needed",
+        "--host host1 --run 1": "show the QPs of host1 in the first run",
+    },
+    "predict": {
+        "zone --plan ring,qps=16": "predict the link loads of a ring; no lab is needed",
+        "zone --plan ring --down rtsw1:eth1 --csv loads.csv": "with a link down; write the load of every link",
     },
     "validate": {
         "": "run every check on the running lab",
@@ -120,7 +125,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "": "serve an assistant that started this line: tools that only read",
         "--allow-run": "also let it run collectives",
     },
-    "lab": {
+    "workshop": {
         "start 02": "bring up the fabric of workshop unit 02, and list its steps",
         "check": "check each step of the running unit on the live fabric",
         "answer links 1": "answer the question of a step",

@@ -28,6 +28,7 @@ _NO_COMMAND: Final = 127  # exit code of shells, enter.py and container engines 
 
 
 @verb(
+    group="Lab",
     help=words.EXEC,
     rest="cmd",
     rest_after_positionals=True,
@@ -151,6 +152,7 @@ def _stdout_to(fd: int) -> Iterator[None]:
 
 
 @verb(
+    group="Traffic",
     help={
         "client": "the host that runs the client: data of a write or send test flow from it",
         "server": "the host that runs the server",

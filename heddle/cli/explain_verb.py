@@ -32,6 +32,7 @@ _WIDEST: Final = 100  # longer lines of prose are hard to read
 
 
 @verb(
+    group="Learn",
     help={
         "term": Option(
             "a term, in any case: MMR, e-ecmp, queue pair; or a page of the manual: docs/queues.md#pfc; "

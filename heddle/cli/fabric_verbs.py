@@ -17,13 +17,14 @@ from heddle.host import packages
 def _files(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.lab.imported.choose import files_of
 
-    return files_of(typed["fabric"], typed["topology"])
+    return files_of(typed["fabric"])
 
 
 @verb(
+    group="Lab",
     help=words.UP,
-    packages=lambda typed: () if typed["explain"] else packages.for_runtime(typed["runtime"]),
-    root=lambda typed: not typed["explain"],
+    packages=lambda typed: () if typed["dry_run"] else packages.for_runtime(typed["runtime"]),
+    root=lambda typed: not typed["dry_run"],
     positional=["fabric"],
     files_in=_files,
     lasting=True,
@@ -32,12 +33,11 @@ def up(
     out: Console,
     fabric: str | None = None,
     name: str | None = None,
-    topology: str | None = None,
     runtime: str = "netns",
     set_: Sequence[str] = (),
     dialect: str | None = None,
     mgmt: str = "own",
-    explain: bool = False,
+    dry_run: bool = False,
     repair: bool = False,
     rollback: bool = False,
     timeout: float | None = None,
@@ -57,18 +57,18 @@ def up(
     if timeout is not None and timeout <= 0:
         hint = "use a positive number of seconds, for example --timeout 60"
         raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
-    if repair and explain:
+    if repair and dry_run:
         hint = "./inv status LAB and ./inv validate show the faults"
-        raise InputError(Problem("", "--repair and --explain", "exclude each other", hint))
-    if repair and fabric is None and topology is None:
+        raise InputError(Problem("", "--repair and --dry-run", "exclude each other", hint))
+    if repair and fabric is None:
         if set_:
             hint = "remove it, or name the fabric"
             raise InputError(Problem("", "--set", "cannot change a lab that is only repaired", hint))
         done = lab.repair_lab(name, out.observer, timeout)
         return out.result(views.up_json(done), views.up_text(done))
     options = render_options(dialect, mgmt, version=installed_version() if runtime == "containerlab" else None)
-    made, source = blueprint_of(fabric, topology, runtime, name=name, overrides=set_, dialect=dialect)
-    if explain:
+    made, source = blueprint_of(fabric, runtime, name=name, overrides=set_, dialect=dialect)
+    if dry_run:
         script = lab.script_of(made, runtime, options)
         return out.result({"lab": made.fabric.name, "script": script}, script)
     done = lab.up(
@@ -79,6 +79,7 @@ def up(
 
 
 @verb(
+    group="Lab",
     help={"lab": "show this lab in detail"},
     positional=["lab"],
     root=True,
@@ -99,6 +100,7 @@ def status(out: Console, lab: str | None = None) -> None:
 
 
 @verb(
+    group="Lab",
     help=words.INSPECT,
     positional=["lab"],
     root=True,
@@ -137,6 +139,7 @@ def _check_node(word: str) -> None:
 
 
 @verb(
+    group="Lab",
     positional=["lab"],
     root=True,
     tool=Tool("Run every check on a running lab. `ok` is false if one fails."),
@@ -154,7 +157,7 @@ def validate(out: Console, lab: str | None = None) -> None:
     out.exit_code = 0 if ok else 1
 
 
-@verb(help=words.FAULT, positional=["port"], root=True)
+@verb(group="Traffic", help=words.FAULT, positional=["port"], root=True)
 def fault(
     out: Console,
     port: Sequence[str] = (),
@@ -211,6 +214,7 @@ def fault(
 
 
 @verb(
+    group="Lab",
     help={"out": "directory to write", "name": "override the lab name"},
     files_in=["fabric"],
     files_out=["out_"],
@@ -242,6 +246,7 @@ def render(
 
 
 @verb(
+    group="Lab",
     help={"all": "take all of your labs down", "force": "also a lab of another user or state directory"},
     positional=["lab"],
     root=True,

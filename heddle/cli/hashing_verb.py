@@ -11,6 +11,7 @@ from heddle.cli.verbs import verb
 
 
 @verb(
+    group="Paths",
     help=words.HASHING,
     positional=["mode"],
     root=True,

@@ -6,13 +6,13 @@ A name in the verb's signature says the rest: kind and default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from heddle.cli import completion
-from heddle.cli.argv import Option, Options
+from heddle.cli.argv import Option, Options, group
 from heddle.spec.impairments import KINDS
 
+OUTPUT: Final = "Recording and output"  # the heading of what every verb has, where a verb has headings
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
@@ -32,6 +32,7 @@ SHARED: Final[Mapping[str, Option]] = {
     ),
     "mode": Option(values="heddle.fabric.hashmodes:MODES", listed="one of"),
     "node": Option(values=completion.nodes),
+    "out": Option(short="-o"),
     "port": Option(values=completion.ports),
     "run": Option(
         "ID or number of a run (./inv runs lists them), or last (default: last)", completion.runs, value="ID"
@@ -45,10 +46,11 @@ SHARED: Final[Mapping[str, Option]] = {
         value="PATH=VALUE",
     ),
     "switch": Option(values=completion.switches),
-    "timeout": Option(value="N"),
+    "timeout": Option(value="SECONDS"),
 }
 _FABRIC, _LAB, _RUN_ID, _RUNTIME, _SET = (SHARED[name].help for name in ("fabric", "lab", "run", "runtime", "set"))
 _FILE: Final = "FILE"
+_SETTING: Final = "NAME=NUMBER"
 
 EXEC: Final[Options] = {
     "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
@@ -86,10 +88,12 @@ HASHING: Final[Options] = {
 }
 
 UP: Final[Options] = {
-    "fabric": "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
+    "fabric": Option(
+        "preset name, fabric file, or your own containerlab topology (.clab.yml with nodes of kind linux)",
+        was={"--topology": {}},
+    ),
     "name": "override the lab name",
-    "topology": Option("a containerlab topology file; the same as naming it without this flag", value=_FILE),
-    "explain": "print the commands as a shell script, and run nothing",
+    "dry_run": Option("print the commands as a shell script, and run nothing", was={"--explain": {}}),
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",
     "timeout": "seconds to wait for convergence (default: by size)",
@@ -112,17 +116,16 @@ PATHS: Final[Options] = {
     "qp": Option("these QPs only: 17, 0x11, 17-20, or several with commas; can be repeated", value="N"),
     "host": Option("only QPs from or to these: host1, host1:eth2, 'host*'; can be repeated", completion.nics),
     "port": "only QPs that use the link of these ports, in either direction: rtsw1:eth1, or rtsw1; can be repeated",
-    "predict": replace(
-        SHARED["fabric"], help=f"predict the loads of a fabric without a lab: {_FABRIC}", value="FABRIC"
-    ),
+}
+
+PREDICT: Final[Options] = {
     "plan": Option(
         "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word: a collective, ring, "
         "permutation, shift:N, incast:N; keys can follow: ring,qps=16",
         completion.plans,
     ),
-    "set": f"{_SET} (with --predict)",
     "mode": "hashing mode of the first rows and tables (default: that of the fabric file)",
-    "trials": "number of other sets of hash seeds, for mean, p5 and p95",
+    "trials": Option("number of other sets of hash seeds, for mean, p5 and p95", value="N"),
     "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", completion.ports),
     "drain": Option("switches that are drained by BGP: ctsw1", completion.switches),
     "csv": Option("write one line per link to this file", value=_FILE),
@@ -156,8 +159,8 @@ INSPECT: Final[Options] = {
     "node": "these nodes only, with one row per port: rtsw1, rtsw1,host2, 'ctsw*'; can be repeated",
 }
 
-LAB_UNITS: Final[Options] = {
-    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.lab_verb:ACTIONS"),
+WORKSHOP: Final[Options] = {
+    "action": Option("list, start, check, hint, answer, solve, stop or result", "heddle.cli.workshop_verb:ACTIONS"),
     "what": Option(
         "a unit (02 or entropy); then a step for hint, or a step and a value for answer",
         "heddle.workshop.catalogue:unit_ids",
@@ -208,7 +211,7 @@ REPORT: Final[Options] = {
         "which runs: IDs or numbers that ./inv runs lists, last, LAB:ID, or directories; otherwise the last",
         completion.runs,
     ),
-    "out": "file to write to (also -o); otherwise report-RUN.html here",
+    "out": "file to write to; otherwise report-RUN.html here",
     "lab": _LAB_OF_RUNS,
 }
 
@@ -218,72 +221,143 @@ COMPARE: Final[Options] = {
     ),
     "b": Option("the run to compare with it", completion.runs),
     "report": "write the comparison and both runs as an HTML file",
-    "out": "the HTML file (also -o); otherwise compare-A-B.html here",
+    "out": "the HTML file; otherwise compare-A-B.html here",
     "lab": _LAB_OF_RUNS,
 }
 
 RUN: Final[Options] = {
-    "collective": Option("the collective (incast: all ranks send to rank 0)", completion.collectives, listed="one of"),
-    "algorithm": Option("the algorithm (default: the collective's first)", completion.algorithms, listed="one of"),
-    "ranks": "number of ranks (default: one per NIC)",
-    "size": "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
-    "qps": "queue pairs per connection",
-    "qp_mode": Option(
-        "split (each message over all QPs) or round-robin (one message per QP in turn)",
-        "heddle.traffic.options:QpMode",
-        value="MODE",
+    **group(
+        "What runs",
+        {
+            "collective": Option(
+                "the collective (incast: all ranks send to rank 0)", completion.collectives, listed="one of"
+            ),
+            "algorithm": Option(
+                "the algorithm (default: the collective's first)", completion.algorithms, listed="one of"
+            ),
+            "iters": Option("measured iterations", value="N", short="-n"),
+            "warmup": Option("iterations before the measurement", value="N", short="-w"),
+            "check": Option("as in nccl-tests; every result is checked here, also with 0", value="N", short="-c"),
+        },
     ),
-    "iters": "measured iterations",
-    "warmup": "iterations before the measurement",
-    "sport": Option(
-        "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
-        ("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
+    **group(
+        "Sizes",
+        {
+            "size": Option("bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests", value="SIZE"),
+            "minbytes": Option(
+                "as in nccl-tests, in place of --size: smallest size (default: 32M)", short="-b", excludes="size"
+            ),
+            "maxbytes": Option("as in nccl-tests: largest size (default: 32M)", short="-e", excludes="size"),
+            "stepfactor": Option(
+                "as in nccl-tests: factor between sizes (default: 1, which is none)", short="-f", excludes="size"
+            ),
+            "stepbytes": Option(
+                "as in nccl-tests: bytes between sizes, without -f (default: 1M)", short="-i", excludes="size"
+            ),
+            "chunk": "bytes per message",
+        },
     ),
-    "chunk": "bytes per message",
-    "window": "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
-    "timeout": "N of the retransmission timeout, 4.096 us x 2^N: 8 to 31 (default: by rates, queues and pauses)",
-    "placement": Option("placement of ranks on hosts: block, cyclic, or host names with commas", completion.placements),
-    "split": Option(
-        "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
-        ("auto",),
+    **group(
+        "Placement",
+        {
+            "ranks": Option("number of ranks (default: one per NIC)", value="N"),
+            "placement": Option(
+                "placement of ranks on hosts: block, cyclic, or host names with commas", completion.placements
+            ),
+            "split": Option(
+                "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
+                ("auto",),
+            ),
+        },
     ),
-    "transport": Option(
-        "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
-        "heddle.endpoints.transports:TRANSPORTS",
-        listed="one of",
+    **group(
+        "Transport",
+        {
+            "transport": Option(
+                "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
+                "heddle.endpoints.transports:TRANSPORTS",
+                listed="one of",
+            ),
+            "qps": Option("queue pairs per connection, 1 to 128", value="N"),
+            "qp_mode": Option(
+                "split (each message over all QPs) or round-robin (one message per QP in turn)",
+                "heddle.traffic.options:QpMode",
+                value="MODE",
+            ),
+            "sport": Option(
+                "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
+                ("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
+            ),
+            "window": Option(
+                "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
+                value="N",
+            ),
+            "local_ack_timeout": Option(
+                "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
+                "(default: by rates, queues and pauses)",
+                value="N",
+                was={"--timeout": {}},
+            ),
+            "recovery": Option(
+                "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
+                "heddle.traffic.options:Recovery",
+            ),
+            "entropy": Option(
+                "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
+                value="N",
+            ),
+            "fastpath": Option(
+                "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
+                ("auto", "on", "off"),
+            ),
+        },
     ),
-    "recovery": Option(
-        "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
-        "heddle.traffic.options:Recovery",
+    **group(
+        "Congestion",
+        {
+            "cc": Option(
+                "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
+                "or swift (a window that follows delay and CNPs)",
+                completion.congestion_controls,
+                was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
+            ),
+            "cc_set": Option(
+                "parameter of the congestion control in hardware units; can be repeated",
+                completion.congestion_settings,
+                value=_SETTING,
+            ),
+            "admission": Option(
+                "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off",
+                ("on", "off"),
+            ),
+            "cts_class": Option("traffic class of CTS packets: control or data", ("control", "data")),
+            "admission_set": Option(
+                "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated",
+                completion.admission_settings,
+                value=_SETTING,
+            ),
+        },
     ),
-    "entropy": "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
-    "fastpath": Option(
-        "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
-        ("auto", "on", "off"),
+    **group(
+        "Faults",
+        {
+            "slow": Option(
+                "its ranks process data at this share of their NIC's rate; can be repeated", value="HOST=PERCENT"
+            ),
+            "fault": Option(
+                "fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",
+                value="PORT,KIND=VALUE",
+            ),
+        },
     ),
-    "dcqcn": Option(
-        "DCQCN: receivers report ECN marks by CNPs, and senders reduce their rate: on or off", ("on", "off")
+    **group(
+        "Lab",
+        {
+            "lab": _LAB,
+            "fabric": "bring this fabric up for the run, and take it down after it",
+            "runtime": f"{_RUNTIME} (with --fabric)",
+            "set": f"{_SET} (with --fabric)",
+        },
     ),
-    "cc": Option(
-        "congestion control: none, dcqcn (as --dcqcn on), or swift (a window that follows delay and CNPs)",
-        completion.congestion_controls,
-    ),
-    "cc_set": Option(
-        "parameter of the congestion control in hardware units, NAME=NUMBER; can be repeated",
-        completion.congestion_settings,
-    ),
-    "admission": Option(
-        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", ("on", "off")
-    ),
-    "cts_class": Option("traffic class of CTS packets: control or data", ("control", "data")),
-    "admission_set": Option(
-        "parameter of admission, NAME=NUMBER: channels, buffsize, steps, cts_timeout; can be repeated",
-        completion.admission_settings,
-    ),
-    "slow": "HOST=PERCENT: its ranks process data at this share of their NIC's rate; can be repeated",
-    "fault": "PORT,KIND=VALUE: fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",
-    "bucket": "time step of the recorded queues, for plot: 1ms to 100ms",
-    "fabric": "bring this fabric up for the run, and take it down after it",
-    "runtime": f"{_RUNTIME} (with --fabric)",
-    "set": f"{_SET} (with --fabric)",
+    **group(OUTPUT, {"bucket": "time between two samples of the queues, for plot: 1ms to 100ms"}),
 }

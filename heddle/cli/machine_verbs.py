@@ -7,7 +7,7 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 
-@verb()
+@verb(group="Start")
 def doctor(out: Console) -> None:
     """Check what this machine can run and how to fix what is missing.
 
@@ -24,6 +24,7 @@ def doctor(out: Console) -> None:
 
 
 @verb(
+    group="Start",
     help={
         "what": Option(
             "containerlab; or fabric: FRR and the other system packages of runtime netns", ("containerlab",)
@@ -55,6 +56,7 @@ def setup(out: Console, what: str = "containerlab", stop: bool = False, yes: boo
 
 
 @verb(
+    group="Start",
     help={
         "rebuild": "build both images again, even if they exist",
         "prune": "remove older images that nothing uses",

@@ -29,6 +29,7 @@ def _is_picture(typed: Mapping[str, Any]) -> bool:
 
 
 @verb(
+    group="Lab",
     help=words.GRAPH,
     positional=["lab"],
     extras=lambda typed: [PLOT] if _is_picture(typed) else [],
@@ -97,6 +98,7 @@ def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
 
 
 @verb(
+    group="Queues",
     help=words.PLOT,
     positional=["what"],
     extras=[PLOT],

@@ -17,14 +17,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
+from heddle.base.progname import as_started
 from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
 from heddle.cli import completion, endings
-from heddle.cli.argv import Typed, Verb, parse, wants_json
+from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
+from heddle.cli.helptexts import OUTPUT
 from heddle.cli.hints import verb_hint
-from heddle.cli.verbs import Command
+from heddle.cli.renamed import current
+from heddle.cli.verbs import GROUPS, Command
 
 Commands = Mapping[str, Command]  # by the verb's name, in the order of tasks.py
 _COMPLETION: Final = "--print-completion-script"
@@ -92,12 +95,15 @@ def _run(commands: Commands, words: Sequence[str]) -> None:
 
 
 def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None:
-    if name not in commands:
+    now = current(name, words, {each: command.verb for each, command in commands.items()})
+    if now.name not in commands:
         raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
-    command = commands[name]
-    if explain or _asks_help(command.verb, words):
+    for note in now.notes:
+        print(as_started(note), file=sys.stderr)
+    command = commands[now.name]
+    if explain or _asks_help(command.verb, now.words):
         return written(_help_of(command))
-    command.run(**parse(command.verb, words))
+    command.run(**parse(command.verb, now.words))
     return None
 
 
@@ -136,35 +142,53 @@ def _asks_help(verb: Verb, words: Sequence[str]) -> bool:
 def _help(commands: Commands) -> str:
     """Usage, verbs, flags."""
     flags = table(["Flags", ""], [(f"  {flag}", what) for flag, what in _FLAGS.items()])
+    codes = table(["Exit codes", ""], [(f"  {code}", what) for code, what in endings.EXIT_CODES.items()])
     more = "./inv VERB --help explains a verb. First steps: ./inv demo"
-    return f"Usage: ./inv VERB [flags]\n\n{_listed(commands)}\n{flags}\n\n{more}\n"
+    return f"Usage: ./inv VERB [flags]\n\n{_listed(commands)}\n{flags}\n\n{codes}\n\n{more}\n"
 
 
 def _listed(commands: Commands) -> str:
-    """Verbs in the order of tasks.py, the order of use. Verbs for a checkout are listed only in one."""
-    shown = {name: command for name, command in commands.items() if HERE.is_checkout or not command.verb.checkout}
-    rows = [(f"  {name}", command.text.split("\n")[0]) for name, command in shown.items()]
-    return table(["Verbs", ""], rows) + "\n"
+    """Verbs below the headings of their groups. Verbs for a checkout are listed only in one."""
+    shown = [each for each in commands.values() if HERE.is_checkout or not each.verb.checkout]
+    headings = [each for each in (*GROUPS, "") if any(command.verb.group == each for command in shown)]
+    rows = []
+    for heading in headings:
+        rows += [(heading or "Verbs", "")]
+        rows += [(f"  {each.verb.name}", each.text.split("\n")[0]) for each in shown if each.verb.group == heading]
+    return table(rows[0], rows[1:]) + "\n"
 
 
 def _help_of(command: Command) -> str:
-    """A verb's usage, its docstring, its words and flags, and examples."""
-    rows = [(f"  {word}", what) for word, what in help_rows(command.verb)]
-    flags = table(["Arguments and flags", ""], rows)
+    """A verb's usage, its docstring, its words and flags below the headings of their groups, and examples."""
+    rows = []
+    for heading, found in help_rows(command.verb).items():
+        rows += [(heading, ""), *((f"  {word}", what) for word, what in found)]
+    flags = table(rows[0], rows[1:])
     return f"Usage: {command.verb.usage}\n\n{command.text}\n\n{flags}\n{examples_text(command.verb.name)}"
 
 
-def help_rows(verb: Verb) -> list[tuple[str, str]]:
-    """Each argument and flag of a verb as it is typed, and what it does."""
-    rows = []
+def help_rows(verb: Verb) -> dict[str, list[tuple[str, str]]]:
+    """Heading -> each argument and flag below it as it is typed, and what it does."""
+    grouped = any(p.option.group not in ("", OUTPUT) for p in verb.parameters)
+    rows: dict[str, list[tuple[str, str]]] = {}
     for p in verb.parameters:
-        option = p.option
-        words = f"; {option.listed} {', '.join(option.offered(Typed(verb, p, in_help=True)))}" if option.listed else ""
-        shown = p.word.upper() if p.positional or p.name == verb.rest else p.flag
-        if p.kind == "bool":
-            shown = f"--no-{p.word}" if p.default is True else p.flag
-        elif not p.positional and p.name != verb.rest:
-            shown += f" {p.value}"
-        shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
-        rows.append((shown, option.help + words + (f" (default: {p.default})" if shows_default else "")))
+        heading = p.option.group if grouped else "Arguments and flags"
+        rows.setdefault(heading, []).append((_shown(verb, p), _explained(verb, p)))
     return rows
+
+
+def _shown(verb: Verb, p: Parameter) -> str:
+    """A word or flag as it is typed: `FABRIC`, `--out, -o OUT`, `--no-x`."""
+    if p.positional or p.name == verb.rest:
+        return p.word.upper()
+    if p.kind == "bool":
+        return f"--no-{p.word}" if p.default is True else p.flag
+    return f"{p.flag}{f', {p.option.short}' if p.option.short else ''} {p.value}"
+
+
+def _explained(verb: Verb, p: Parameter) -> str:
+    """The help of a word or flag, with its values and its default."""
+    option = p.option
+    words = f"; {option.listed} {', '.join(option.offered(Typed(verb, p, in_help=True)))}" if option.listed else ""
+    shows_default = p.kind in ("int", "float", "str") and p.default not in (None, "", inspect.Parameter.empty)
+    return option.help + words + (f" (default: {p.default})" if shows_default else "")

@@ -24,6 +24,7 @@ ACTIONS: Final = ("set", "reset")
 
 
 @verb(
+    group="Queues",
     help=words.QUEUES,
     positional=["action", "setting"],
     root=True,

@@ -12,6 +12,7 @@ from heddle.base.problems import InputError, MachineError, Problem
 from heddle.cli import helptexts
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
+from heddle.cli.nccltests import NcclSizes
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -110,13 +111,27 @@ class LiveTable:
 
 
 @verb(
+    group="Traffic",
     help=helptexts.RUN,
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
     tool=Tool(
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
-        without=("timeout", "bucket", "fastpath", "fault", "fabric", "runtime", "set"),
+        without=(
+            "local-ack-timeout",
+            "bucket",
+            "fastpath",
+            "fault",
+            "fabric",
+            "runtime",
+            "set",
+            "check",
+            "minbytes",
+            "maxbytes",
+            "stepfactor",
+            "stepbytes",
+        ),
         changes=True,
     ),
 )
@@ -124,26 +139,29 @@ def run(
     out: Console,
     collective: str = "all-reduce",
     algorithm: str | None = None,
-    ranks: int | None = None,
-    size: str = "1M",
-    qps: int = 1,
-    qp_mode: str = "split",
     iters: int = 5,
     warmup: int = 1,
-    sport: str = "qpn",
+    check: int | None = None,
+    size: str = "1M",
+    minbytes: str | None = None,
+    maxbytes: str | None = None,
+    stepfactor: int | None = None,
+    stepbytes: str | None = None,
     chunk: str = "128K",
-    window: int | None = None,
-    timeout: int | None = None,
+    ranks: int | None = None,
     placement: str = "block",
     split: str = "auto",
-    bucket: str = "10ms",
     transport: str = "rc",
-    fastpath: str = "auto",
-    dcqcn: str = "off",
-    cc: str = "none",
-    cc_set: Sequence[str] = (),
+    qps: int = 1,
+    qp_mode: str = "split",
+    sport: str = "qpn",
+    window: int | None = None,
+    local_ack_timeout: int | None = None,
     recovery: str = "go-back-n",
     entropy: int = 1,
+    fastpath: str = "auto",
+    cc: str = "none",
+    cc_set: Sequence[str] = (),
     admission: str = "off",
     cts_class: str = "control",
     admission_set: Sequence[str] = (),
@@ -153,11 +171,13 @@ def run(
     fabric: str | None = None,
     runtime: str | None = None,
     set_: Sequence[str] = (),
+    bucket: str = "10ms",
 ) -> None:
     """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
 
     Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
-    as partial); the previous run stays the last one for other verbs.
+    as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
+    -i, -n, -w and -c mean what they mean there.
     """
     from heddle.endpoints.transports import find_transport
     from heddle.runs.run import plan_run
@@ -165,13 +185,17 @@ def run(
     from heddle.runs.writer import RunInterruptedError
     from heddle.traffic.options import run_options
 
-    options = run_options(
-        collective=collective, algorithm=algorithm, ranks=ranks, size=size, qps=qps, qp_mode=qp_mode, iters=iters,
-        warmup=warmup, sport=sport, chunk=chunk, window=window, timeout=timeout, placement=placement, split=split,
-        bucket=bucket, transport=transport, find_transport=find_transport, fastpath=fastpath, dcqcn=dcqcn, cc=cc,
-        cc_set=cc_set, recovery=recovery, entropy=entropy, admission=admission, cts_class=cts_class,
-        admission_set=admission_set, slow=slow, fault=fault,
-    )  # fmt: skip
+    typed = NcclSizes(minbytes, maxbytes, stepfactor, stepbytes)
+    with typed.named_in_problems():
+        options = run_options(
+            collective=collective, algorithm=algorithm, ranks=ranks, size=typed.as_size(size), qps=qps, qp_mode=qp_mode,
+            iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, local_ack_timeout=local_ack_timeout,
+            placement=placement, split=split, bucket=bucket, transport=transport, find_transport=find_transport,
+            fastpath=fastpath, cc=cc, cc_set=cc_set, recovery=recovery, entropy=entropy, admission=admission,
+            cts_class=cts_class, admission_set=admission_set, slow=slow, fault=fault,
+        )  # fmt: skip
+    if check is not None and check < 1:
+        out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")
     table = LiveTable(out)
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
         try:

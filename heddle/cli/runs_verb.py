@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @verb(
+    group="Results",
     help=words.RUNS,
     positional=["lab"],
     tool=Tool("List the stored runs of all labs, or of one: options, busbw, MMR, paths proven.", without=("remove",)),
@@ -60,6 +61,7 @@ def _one(names: Sequence[str]) -> str:
 
 
 @verb(
+    group="Results",
     help=words.REPORT,
     positional=["runs"],
     extras=[REPORT],
@@ -94,6 +96,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
 
 
 @verb(
+    group="Results",
     help=words.COMPARE,
     extras=lambda typed: [REPORT] if typed["report"] or typed["out_"] else [],
     files_out=["out_"],

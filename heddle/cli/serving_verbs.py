@@ -10,6 +10,7 @@ from heddle.cli.verbs import verb
 
 
 @verb(
+    group="Results",
     help={
         "lab": "which lab the address opens; the page can change to any other one",
         "port": Option("of the page; by default a free one is chosen"),
@@ -64,6 +65,7 @@ def dashboard(
 
 
 @verb(
+    group="Elsewhere",
     help={
         "allow_run": "also offer the tools run, which sends traffic through a lab, and report, which writes a file; "
         "without it, all tools only read"

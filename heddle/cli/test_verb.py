@@ -219,6 +219,7 @@ def _engine(out: Console) -> Iterator[None]:
 
 
 @verb(
+    group="Heddle",
     help={
         "suite": Option(
             "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "

@@ -40,7 +40,7 @@ _NEXT: Final = (
 )
 
 
-@verb(packages=packages.FABRIC, root=True)
+@verb(group="Start", packages=packages.FABRIC, root=True)
 def demo(out: Console) -> None:
     """Show Heddle in a minute: a fabric, three all-reduces, and the proof of every path.
 
@@ -127,6 +127,7 @@ STEPS: Final = (
 
 
 @verb(
+    group="Start",
     help={"yes": "run through without waiting for Enter, and install missing system packages unasked"},
     root=True,
     typed_in=True,

@@ -29,7 +29,7 @@ _SHORT: Final = 16  # digits of a digest in a text
 
 @dataclass(frozen=True, slots=True)
 class ListedUnit:
-    """A row of `lab list`. state: running, solved, started, a dash or `broken`. minutes: None if not known."""
+    """A row of `workshop list`. state: running, solved, started, a dash or `broken`. minutes: None if not known."""
 
     number: str
     id: str
@@ -60,9 +60,10 @@ def listed_units() -> list[ListedUnit]:
 
 
 def start_unit(out: Console, what: Sequence[str], runtime: str, name: str, *, fresh: bool, yes: bool) -> None:
-    """`lab start`. yes: the answer to all questions."""
+    """`workshop start`. yes: the answer to all questions."""
     if not what:
-        raise InputError(Problem("", "lab start", "needs a unit", "./inv lab start 01; ./inv lab list shows the units"))
+        hint = "./inv workshop start 01; ./inv workshop list shows the units"
+        raise InputError(Problem("", "workshop start", "needs a unit", hint))
     unit = find_unit(what[0])
     get_runtime(runtime)  # InputError for a word that is none
     for needed in (packages.for_runtime(runtime), unit.spec.packages):
@@ -79,14 +80,14 @@ def start_unit(out: Console, what: Sequence[str], runtime: str, name: str, *, fr
 
 
 def check_unit(out: Console, what: Sequence[str]) -> None:
-    """`lab check`: exit code 1 until every step is right."""
+    """`workshop check`: exit code 1 until every step is right."""
     report = life.check(life.meant_unit(*what))
     out.result(report.to_json(), check_text(report))
     out.exit_code = 0 if report.solved else 1
 
 
 def show_hint(out: Console, what: Sequence[str]) -> None:
-    """`lab hint`."""
+    """`workshop hint`."""
     unit, rest = unit_first(what, most=1)
     shown = life.hint(unit, rest[0] if rest else None)
     data = {"unit": unit.id, "step": shown.step, "hints": list(shown.texts), "count": shown.count, "new": shown.new}
@@ -94,12 +95,14 @@ def show_hint(out: Console, what: Sequence[str]) -> None:
 
 
 def take_answer(out: Console, what: Sequence[str]) -> None:
-    """`lab answer`, which checks the unit, too."""
+    """`workshop answer`, which checks the unit, too."""
     unit, rest = unit_first(what, most=2)
     if len(rest) < 2:
         asked = [name for name, step in unit.spec.steps.items() if step.look == "answer"]
-        hint = f"./inv lab answer {asked[0]} VALUE" if asked else "./inv lab check: this unit asks no question"
-        raise InputError(Problem("", "lab answer", "needs a step and a value", hint))
+        hint = (
+            f"./inv workshop answer {asked[0]} VALUE" if asked else "./inv workshop check: this unit asks no question"
+        )
+        raise InputError(Problem("", "workshop answer", "needs a step and a value", hint))
     life.answer(unit, *rest)
     check_unit(out, [unit.id])
 
@@ -119,19 +122,19 @@ def unit_first(what: Sequence[str], most: int) -> tuple[WorkshopUnit, Sequence[s
 
 
 def solve_unit(out: Console, what: Sequence[str], *, yes: bool) -> None:
-    """`lab solve`, after a question."""
+    """`workshop solve`, after a question."""
     unit = life.meant_unit(*what)
     life.opened(unit)
     if not yes and not out.confirm(f"Show the solution of unit {unit.id} and apply it to the lab?"):
         why = "was not solved: the question was not answered with yes"
-        raise InputError(Problem("", f"unit {unit.id}", why, "./inv lab solve --yes"))
+        raise InputError(Problem("", f"unit {unit.id}", why, "./inv workshop solve --yes"))
     report = life.solve(unit, out.observer, out.part, lambda line: out.part(f"    {line}"))
     out.result(report.to_json(), "\n" + check_text(report))
     out.exit_code = 0 if report.solved else 1
 
 
 def stop_unit(out: Console, what: Sequence[str]) -> None:
-    """`lab stop`."""
+    """`workshop stop`."""
     unit = life.meant_unit(*what)
     name = read_progress(unit.id).lab
     removed = life.stop(unit, out.observer)
@@ -168,7 +171,9 @@ def list_text(rows: Sequence[ListedUnit]) -> str:
     """The table of units."""
     lines = [(row.number, f"{row.minutes} min" if row.minutes else "", row.state, row.title) for row in rows]
     total = sum(row.minutes or 0 for row in rows)
-    return f"{table(('unit', 'time', 'state', 'title'), lines)}\n\n{total} minutes in all. ./inv lab start 01 begins."
+    return (
+        f"{table(('unit', 'time', 'state', 'title'), lines)}\n\n{total} minutes in all. ./inv workshop start 01 begins."
+    )
 
 
 def result_text(found: Sequence[UnitResult]) -> str:
@@ -224,11 +229,14 @@ def start_text(unit: WorkshopUnit, progress: UnitProgress, *, created: bool) -> 
     for each in spec.may_change:
         lines += _wrapped("  - ", each)
     if progress.file:
-        lines += ["", f"Your copy of the fabric file: {progress.file}. ./inv lab start {unit.number} applies a change."]
+        lines += [
+            "",
+            f"Your copy of the fabric file: {progress.file}. ./inv workshop start {unit.number} applies a change.",
+        ]
     answers = [name for name, step in spec.steps.items() if step.look == "answer"]
-    lines += ["", "next: ./inv lab check; ./inv lab hint; ./inv lab stop"]
+    lines += ["", "next: ./inv workshop check; ./inv workshop hint; ./inv workshop stop"]
     if answers:
-        lines.append(f"To answer a question: ./inv lab answer {answers[0]} VALUE")
+        lines.append(f"To answer a question: ./inv workshop answer {answers[0]} VALUE")
     return "\n".join(lines)
 
 
@@ -255,10 +263,10 @@ def _next(report: life.UnitReport) -> str:
     step = report.next_step
     if step is None:
         after = report.unit.spec.next
-        more = f"the next one is ./inv lab start {after}" if after else "it is the last one: ./inv lab result"
-        return f"The unit is solved. ./inv lab stop takes its lab down; {more}"
+        more = f"the next one is ./inv workshop start {after}" if after else "it is the last one: ./inv workshop result"
+        return f"The unit is solved. ./inv workshop stop takes its lab down; {more}"
     word = "next hint" if step.state == WRONG else "a hint for the next step"
-    return f"For {'the ' if step.state == WRONG else ''}{word}: ./inv lab hint {report.unit.number} {step.step}"
+    return f"For {'the ' if step.state == WRONG else ''}{word}: ./inv workshop hint {report.unit.number} {step.step}"
 
 
 def hint_text(unit: WorkshopUnit, shown: life.ShownHint) -> str:
@@ -267,9 +275,9 @@ def hint_text(unit: WorkshopUnit, shown: life.ShownHint) -> str:
     for index, text in enumerate(shown.texts, 1):
         lines += _wrapped(f"  hint {index} of {shown.count}: ", text)
     if len(shown.texts) < shown.count:
-        lines.append(f"One more: ./inv lab hint {unit.number} {shown.step}")
+        lines.append(f"One more: ./inv workshop hint {unit.number} {shown.step}")
     else:
-        lines.append(f"These are all hints. ./inv lab solve {unit.number} shows the solution and applies it.")
+        lines.append(f"These are all hints. ./inv workshop solve {unit.number} shows the solution and applies it.")
     return "\n".join(lines)
 
 

@@ -16,23 +16,33 @@ from heddle.base.extras import require
 from heddle.base.resources import HERE
 from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
 from heddle.cli.console import Console
-from heddle.cli.helptexts import SHARED
+from heddle.cli.helptexts import OUTPUT, SHARED
 from heddle.places import choice
 from heddle.places.call import Call
 
 Arguments = Mapping[str, Any]
-# A need is constant, or depends on the typed values (`up --explain` needs no root).
+# A need is constant, or depends on the typed values (`up --dry-run` needs no root).
 Need = bool | Callable[[Arguments], bool]
 Packages = Sequence[str] | Callable[[Arguments], Sequence[str]]
 Extras = Sequence[str] | Callable[[Arguments], Sequence[str]]
 
+# The headings above the verbs, in the order in which they are listed.
+GROUPS: Final = ("Start", "Lab", "Traffic", "Paths", "Queues", "Results", "Learn", "Elsewhere", "Heddle")
 _FORMAT: Final = Parameter(
-    "format", "str", "text", positional=False, option=Option("output format: text or json", ("text", "json"))
+    "format",
+    "str",
+    "text",
+    positional=False,
+    option=Option("output format: text or json", ("text", "json"), group=OUTPUT),
 )
-_WHERE: Final = Option("where to run the verb: here, vm, or ssh:user@host[:port]", ("here",))
+_WHERE: Final = Option("where to run the verb: here, vm, or ssh:user@host[:port]", ("here",), group=OUTPUT)
 _PLACE: Final = Parameter("place", "str", None, positional=False, option=_WHERE)
 _YES: Final = Parameter(
-    "yes", "bool", default=False, positional=False, option=Option("install missing system packages without asking")
+    "yes",
+    "bool",
+    default=False,
+    positional=False,
+    option=Option("install missing system packages without asking", group=OUTPUT),
 )
 
 
@@ -71,7 +81,9 @@ class Command:
 
 def verb(
     *,
+    group: str = "",
     name: str = "",
+    was: Sequence[str] = (),
     help: Options | None = None,
     positional: Sequence[str] = (),
     rest: str = "",
@@ -90,6 +102,8 @@ def verb(
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a verb of a function `(console, **typed)`.
 
+    group: the heading above it in the list of verbs (GROUPS). was: what users typed for it in the last version: a
+    verb, or a verb and a flag whose value is the first word now.
     help: the option of each parameter, or only its help, where it is not that of SHARED. positional: parameters with a
     default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
     what the verb needs on this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it
@@ -106,7 +120,9 @@ def verb(
         own = parameters_of(function, positional, help or {}, SHARED)
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
-        spec = Verb(called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here)
+        spec = Verb(
+            called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
+        )
 
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}

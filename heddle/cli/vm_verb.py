@@ -38,6 +38,7 @@ def needed_extras(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 @verb(
+    group="Elsewhere",
     help=helptexts.VM,
     positional=["action"],
     rest="command",

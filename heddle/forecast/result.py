@@ -110,7 +110,7 @@ class MovedFlows:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The whole result of `./inv paths --predict`. modes: the fabric's own, or the requested one, first.
+    """The whole result of `./inv predict`. modes: the fabric's own, or the requested one, first.
 
     ranked (ports,): ranks are below the port's link. idle: how many QPs carry nothing, and why; empty where all do.
     """

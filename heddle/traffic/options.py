@@ -17,7 +17,7 @@ from heddle.spec.impairments import parse_run_faults
 from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
 from heddle.traffic.collectives import find_pattern, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.tunables import NOT_ON_OFF, ON_OFF, Wrong, chosen, settings_from
+from heddle.traffic.tunables import Wrong, chosen, settings_from
 
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
@@ -34,6 +34,7 @@ SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray t
 MAX_ENTROPY: Final = 256
 FIXED_SPORT: Final = 49152  # OTG's default
 _USUAL_WINDOW: Final = "64 packets per connection, and what a delay keeps in flight"
+_USUAL_TIMEOUT: Final = "a timeout that follows rates, queues and pauses"
 Value = TypeVar("Value")
 
 
@@ -166,12 +167,11 @@ class RunArguments(TypedDict, total=False):
     sport: str
     chunk: str
     window: int | None
-    timeout: int | None
+    local_ack_timeout: int | None
     bucket: str
     transport: str
     split: str
     fastpath: str
-    dcqcn: str
     cc: str
     cc_set: Sequence[str]
     recovery: str
@@ -197,13 +197,12 @@ def run_options(
     sport: str = "qpn",
     chunk: str = "128K",
     window: int | None = None,
-    timeout: int | None = None,
+    local_ack_timeout: int | None = None,
     bucket: str = "10ms",
     transport: str = TRANSPORT,
     find_transport: Callable[[str], object] | None = None,
     split: str = AUTO,
     fastpath: str = "auto",
-    dcqcn: str = "off",
     cc: str = "none",
     cc_set: Sequence[str] = (),
     recovery: str = "go-back-n",
@@ -238,7 +237,7 @@ def run_options(
     bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
     mode: QpMode = chosen("--qp-mode", qp_mode, get_args(QpMode), "is not a mode of QPs", wrong)
     loop: FastPath = chosen("--fastpath", fastpath, get_args(FastPath), "is not one of auto, on and off", wrong)
-    congestion, settings = _congestion(dcqcn, cc, cc_set, wrong)
+    congestion, settings = _congestion(cc, cc_set, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
     try:
@@ -263,7 +262,12 @@ def run_options(
         ("--warmup", warmup, 0, 1_000, "the default is 1"),
         ("--ranks", ranks, 2, 2048, "leave it out for one rank per NIC"),
         ("--window", window, 1, 1 << 14, f"leave it out for {_USUAL_WINDOW}"),
-        ("--timeout", timeout, *TIMEOUTS, "leave it out for a timeout that follows rates, queues and pauses"),
+        (
+            "--local-ack-timeout",
+            local_ack_timeout,
+            *TIMEOUTS,
+            f"leave it out for {_USUAL_TIMEOUT}",
+        ),
         ("--entropy", entropy, 1, MAX_ENTROPY, "the default is 1: no spraying by NICs"),
     ):
         if value is not None and not low <= value <= high:
@@ -275,7 +279,7 @@ def run_options(
     problems.raise_if_any()
     return RunOptions(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
+        local_ack_timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
         split=communicators, recovery=recovers, entropy=entropy, congestion=congestion,
         congestion_set=settings,
         admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
@@ -302,21 +306,15 @@ def _recovery(recovery: str, transport: str, fastpath: str, wrong: Wrong) -> Rec
     return found
 
 
-def _congestion(
-    dcqcn: str, cc: str, cc_set: Sequence[str], wrong: Wrong
-) -> tuple[CongestionName, tuple[tuple[str, float], ...]]:
-    """The controller of `--dcqcn` and `--cc`, and the `NAME=NUMBER` texts as pairs; the last value of a name counts.
+def _congestion(cc: str, cc_set: Sequence[str], wrong: Wrong) -> tuple[CongestionName, tuple[tuple[str, float], ...]]:
+    """The controller, and the `NAME=NUMBER` texts as pairs; the last value of a name counts.
 
     A later room checks names and ranges, since it has the controllers.
     """
-    chosen("--dcqcn", dcqcn, ON_OFF, NOT_ON_OFF, wrong)
     named: CongestionName = chosen("--cc", cc, get_args(CongestionName), "is not a congestion control", wrong)
-    on = dcqcn == "on"
-    if on and named not in ("none", "dcqcn"):
-        wrong(f"--dcqcn on and --cc {cc}", "exclude each other", "use one of them")
-    if cc_set and cc == "none" and dcqcn == "off":
-        wrong("--cc-set", "needs congestion control", "add --dcqcn on, or --cc swift")
-    return "dcqcn" if on else named, settings_from("--cc-set", cc_set, float, "rpg_time_reset=100", wrong)
+    if cc_set and cc == "none":
+        wrong("--cc-set", "needs congestion control", "add --cc dcqcn, or --cc swift")
+    return named, settings_from("--cc-set", cc_set, float, "rpg_time_reset=100", wrong)
 
 
 def describe(options: RunOptions) -> Sequence[str]:

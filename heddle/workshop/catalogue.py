@@ -125,7 +125,7 @@ def find_unit(word: str) -> WorkshopUnit:
     coming = later()
     if number in coming:
         why = f"({coming[number]}) comes in a later version of Heddle"
-        raise InputError(Problem("", f"unit {word}", why, "./inv lab list shows the units that are there"))
+        raise InputError(Problem("", f"unit {word}", why, "./inv workshop list shows the units that are there"))
     names = {_parts(path)[1]: path.name for path in _folders()} | {path.name: path.name for path in _folders()}
     near = nearest(word, names)
     hint = f"did you mean {names[near]}?" if near else f"units: {', '.join(unit_ids())}"

@@ -108,7 +108,7 @@ class UnitLab:
     def answer(self, step: str) -> str:
         """The text that the learner typed for a step. NotDoneError when there is none."""
         if step not in self.answers:
-            raise NotDoneError(f"no answer was given; type ./inv lab answer {step} VALUE")
+            raise NotDoneError(f"no answer was given; type ./inv workshop answer {step} VALUE")
         return self.answers[step]
 
 

@@ -34,15 +34,15 @@ from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps
 
 Say = Callable[[str], None]
 Ask = Callable[[str], bool]
-_START: Final = "./inv lab start {} starts it"
-_ANSWER: Final = "./inv lab answer "
+_START: Final = "./inv workshop start {} starts it"
+_ANSWER: Final = ("./inv workshop answer ", "./inv lab answer ")  # the second one: units for the last version
 _EXEC: Final = "./inv exec "  # ends with the exit code of the command in the node
 _REFUSED: Final = 2  # the exit code of wrong input; 1 is the finding of a check
 # In a command: the name of the unit's lab, and the learner's copy of the fabric file.
 LAB: Final = "{lab}"
 FILE: Final = "{file}"
 # Verbs that choose their lab by --lab. Others have it as a word: write {lab} there.
-_BY_FLAG: Final = frozenset({"capture", "exec", "hashing", "paths", "plot", "queues", "run", "validate"})
+_BY_FLAG: Final = frozenset({"capture", "exec", "fault", "hashing", "paths", "plot", "queues", "run", "validate"})
 _SECONDS: Final = 300.0
 # Without colours, and on this machine: where to run was decided for the verb that runs these.
 _HERE: Final = ("env", "NO_COLOR=1", f"{VARIABLE}=")
@@ -68,7 +68,7 @@ class UnitReport:
         return next((step for step in self.steps if step.state != OK), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `lab check --format json` prints."""
+        """The document that `workshop check --format json` prints."""
         return {
             "unit": self.unit.id, "lab": self.lab, "runtime": self.runtime, "solved": self.solved,
             "steps": [step.to_json() for step in self.steps],
@@ -91,7 +91,9 @@ def meant_unit(word: str | None = None) -> WorkshopUnit:
         return find_unit(word)
     found = running_unit()
     if found is None:
-        raise InputError(Problem("", "no unit", "is running", "./inv lab list shows the units; ./inv lab start 01"))
+        raise InputError(
+            Problem("", "no unit", "is running", "./inv workshop list shows the units; ./inv workshop start 01")
+        )
     return find_unit(found)
 
 
@@ -106,7 +108,7 @@ def start(
     """
     running = running_unit()
     if running not in (None, unit.id):
-        hint = f"./inv lab stop {running[:2] if running else ''}"
+        hint = f"./inv workshop stop {running[:2] if running else ''}"
         raise InputError(Problem("", f"unit {unit.id}", f"cannot start: unit {running} is running", hint))
     if runtime not in unit.spec.runtimes:
         why = f"does not work in runtime {runtime}"
@@ -116,7 +118,7 @@ def start(
     lab_name = before.lab if running == unit.id else name or unit.lab
     if name and name != lab_name:
         why = f"is not the name of the lab that runs, {lab_name}"
-        raise InputError(Problem("", f"--name {name}", why, f"./inv lab stop {unit.number} first"))
+        raise InputError(Problem("", f"--name {name}", why, f"./inv workshop stop {unit.number} first"))
     copy = _copy(unit, before, ask, fresh=fresh)
     loaded = load_fabric(copy or unit.fabric, name=lab_name, overrides=unit.spec.set)
     if running == unit.id and not fresh:
@@ -160,7 +162,7 @@ def opened(unit: WorkshopUnit) -> tuple[UnitProgress, Lab]:
         other = running_unit()
         hint = _START.format(unit.number) + (f"; unit {other} is running" if other else "")
         raise InputError(Problem("", f"unit {unit.id}", "is not started", hint))
-    hint = f"./inv lab start {unit.number} --fresh starts it again"
+    hint = f"./inv workshop start {unit.number} --fresh starts it again"
     try:
         lab = open_lab(progress.lab)
         if lost := lab.runtime.missing_nodes(lab.name, lab.topology):
@@ -175,7 +177,7 @@ def answer(unit: WorkshopUnit, step: str, value: str) -> None:
     """Keep the learner's answer to a question. InputError for a step without one."""
     if unit.step(step).look != "answer":
         asked = [name for name, each in unit.spec.steps.items() if each.look == "answer"]
-        hint = f"steps with a question: {', '.join(asked)}" if asked else "change the fabric; then ./inv lab check"
+        hint = f"steps with a question: {', '.join(asked)}" if asked else "change the fabric; then ./inv workshop check"
         raise InputError(Problem("", f"step {step}", "has no question to answer", hint))
     progress, _ = opened(unit)
     write_progress(replace(progress, answers={**progress.answers, step: value.strip()}))
@@ -229,7 +231,7 @@ def solve(unit: WorkshopUnit, observer: Observer, say: Say, line: Say) -> UnitRe
         if done.code >= _REFUSED and not command.run.startswith(_EXEC):
             said = "; ".join(done.err.splitlines()[-3:])
             why = f"ended with exit code {done.code}: {said}"
-            hint = f"./inv lab start {unit.number} --fresh, then ./inv lab solve"
+            hint = f"./inv workshop start {unit.number} --fresh, then ./inv workshop solve"
             raise CheckError(Problem("", command.run, why, hint))
     return check(unit)
 
@@ -315,11 +317,11 @@ def run_setup(command: str, lab: str, where: Problem) -> None:
     if done.code:
         said = "; ".join(done.err.strip().splitlines()[-3:]) or "it printed nothing"
         why = f"failed with exit code {done.code}: {said}"
-        raise CheckError(Problem(where.where, where.what, why, f"./inv lab start --fresh starts {lab} again"))
+        raise CheckError(Problem(where.where, where.what, why, f"./inv workshop start --fresh starts {lab} again"))
 
 
 def _needs_lab(words: Sequence[str]) -> bool:
-    """Whether the verb chooses its lab by --lab. A prediction, or a run with a fabric of its own, needs none."""
+    """Whether the verb chooses its lab by --lab. A run with a fabric of its own needs none."""
     return words[0] in _BY_FLAG and not {"--lab", "--predict", "--fabric"} & {word.partition("=")[0] for word in words}
 
 

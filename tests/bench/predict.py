@@ -36,7 +36,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         fabric = Path(scratch, "offline.yml")
         fabric.write_text(_FABRIC)
         observer.say("32,256 GPUs x 16 QPs, all modes")
-        seconds, megabytes = _measured([str(_INV), "paths", "--predict", str(fabric), "--plan", f"{_PLAN},qps=16"])
+        seconds, megabytes = _measured([str(_INV), "predict", str(fabric), "--plan", f"{_PLAN},qps=16"])
     yield at_most("predict 32,256 GPUs x 16 QPs, 3 tiers", seconds, "s", 10.0)
     yield at_most("predict 32,256 GPUs x 16 QPs: peak memory", megabytes / 1024, "GB", 4.0)
     observer.say("the same with 32 QPs")

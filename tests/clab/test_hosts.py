@@ -50,7 +50,7 @@ def test_a_program_of_a_host_pauses_its_switch(tiny: Lab) -> None:
 
 def test_a_run_has_admission_and_dcqcn(tiny: Lab) -> None:
     """As in workshop unit 07."""
-    result = run(tiny, run_options(size="256K", iters=2, admission="on", dcqcn="on"), Silent())
+    result = run(tiny, run_options(size="256K", iters=2, admission="on", cc="dcqcn"), Silent())
     assert result.wrong == 0
     assert result.admission is not None
     proven(tiny)

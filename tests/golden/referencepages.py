@@ -17,7 +17,8 @@ from heddle.base.variables import VARIABLES
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.examples import EXAMPLES, example_line
 from heddle.cli.program import help_rows
-from heddle.cli.verbs import Command
+from heddle.cli.renamed import old_words
+from heddle.cli.verbs import GROUPS, Command
 from heddle.spec.keys import Duration, Rate, Size, Takes
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import DEFAULT, SHAPES
@@ -43,15 +44,19 @@ def verbs_page(commands: dict[str, Command]) -> str:
     """Each verb: usage, text, words and flags, examples."""
     lines = [MADE, "", "# Verbs", ""]
     lines += ["After this page you know every verb and flag. `./inv VERB --help` prints the same.", ""]
-    lines += _table(("verb", "does"), ((f"[`{name}`](#{name})", _first(each)) for name, each in commands.items()))
+    for group in GROUPS:
+        rows = ((f"[`{n}`](#{n})", _first(each)) for n, each in commands.items() if each.verb.group == group)
+        lines += [f"**{group}**", "", *_table(("verb", "does"), rows), ""]
+    lines += ["Words of the last version work in this one, and stderr names the new ones:", ""]
+    old = old_words({name: each.verb for name, each in commands.items()})
+    lines += _table(("old", "new"), ((f"`{word}`", f"`{new}`") for word, new in old.items()))
     for name, command in commands.items():
         text = command.text.split("\n", 1)
         lines += ["", f"## {name}", "", "```text", command.verb.usage, "```", "", _prose(text[0])]
         lines += ["", _prose(inspect.cleandoc(text[1]))] if text[1:] else []
-        lines += [
-            "",
-            *_table(("argument or flag", "does"), ((f"`{w}`", _prose(t)) for w, t in help_rows(command.verb))),
-        ]
+        for heading, rows in help_rows(command.verb).items():
+            head = "argument or flag" if heading == "Arguments and flags" else heading
+            lines += ["", *_table((head, "does"), ((f"`{w}`", _prose(t)) for w, t in rows))]
         lines += ["", "```sh"]
         examples = EXAMPLES[name].items()
         lines += [line for words, does in examples for line in (f"# {does}", example_line(name, words))]

@@ -1,4 +1,4 @@
-"""The text of `./inv paths --predict`: a whole table, and the error of each mistake in a plan.
+"""The text of `./inv predict`: a whole table, and the error of each mistake in a plan.
 
 forecast/NAME.yml is the plan, forecast/NAME.log the text. `./inv test golden -- --regen-goldens` rewrites the texts.
 """

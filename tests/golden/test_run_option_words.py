@@ -20,8 +20,8 @@ from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan
 
 WRONG: Final[tuple[dict[str, Any], ...]] = (
-    {"qps": 129, "iters": 0, "warmup": -1, "ranks": 1, "window": 0, "timeout": 3, "entropy": 0},
-    {"window": 20_000, "timeout": 32, "entropy": 257, "transport": "srd"},
+    {"qps": 129, "iters": 0, "warmup": -1, "ranks": 1, "window": 0, "local_ack_timeout": 3, "entropy": 0},
+    {"window": 20_000, "local_ack_timeout": 32, "entropy": 257, "transport": "srd"},
     {"transport": "srb"},
     {"transport": "srb", "entropy": 4, "recovery": "go-back-0"},
     {"transport": "uc", "entropy": 4, "recovery": "selective-repeat"},
@@ -30,16 +30,14 @@ WRONG: Final[tuple[dict[str, Any], ...]] = (
     {"sport": "own"},
     {"sport": "fixed:0"},
     {"sport": "list:50000,"},
-    {"dcqcn": "maybe"},
     {"cc": "swfit"},
-    {"dcqcn": "on", "cc": "swift"},
     {"cc": "swift", "fastpath": "on"},
     {"cc_set": ["rpg_gd=11"]},
-    {"dcqcn": "on", "cc_set": ["rpg_gd"]},
-    {"dcqcn": "on", "cc_set": ["rpg_tine_reset=1"]},
-    {"dcqcn": "on", "cc_set": ["rpg_threshold=1.5"]},
+    {"cc": "dcqcn", "cc_set": ["rpg_gd"]},
+    {"cc": "dcqcn", "cc_set": ["rpg_tine_reset=1"]},
+    {"cc": "dcqcn", "cc_set": ["rpg_threshold=1.5"]},
     {
-        "dcqcn": "on",
+        "cc": "dcqcn",
         "cc_set": [
             "dce_tcp_g=1024", "dce_tcp_rtt=0", "initial_alpha_value=0", "rate_to_set_on_first_cnp=400001",
             "rpg_min_dec_fac=101", "rpg_min_rate=0", "rpg_gd=9", "rate_reduce_monitor_period=0", "clamp_tgt_rate=2",
@@ -49,7 +47,7 @@ WRONG: Final[tuple[dict[str, Any], ...]] = (
     },
     {"cc": "swift", "cc_set": ["beta=2", "fs_max_cwnd=1"]},
     {"transport": "uc", "cc": "swift"},
-    {"transport": "rxe", "dcqcn": "on", "admission": "on"},
+    {"transport": "rxe", "cc": "dcqcn", "admission": "on"},
     {"admission": "on", "fastpath": "on"},
     {"admission": "on", "cts_class": "contrl"},
     {"admission_set": ["channels=2"], "cts_class": "data"},

@@ -261,7 +261,7 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
         return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=patience(300), check=False)
 
     try:
-        done = inv("up", "--topology", str(own), "--name", name, "--runtime", runtime, "--format", "json")
+        done = inv("up", str(own), "--name", name, "--runtime", runtime, "--format", "json")
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["converged"] is True
         assert "left out: prefix" in done.stderr

@@ -98,7 +98,7 @@ def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, ask: Ask | 
     """
     keys: dict[str, Any] = {"collective": "all-reduce", "qps": 6, "size": "300000", "placement": "cyclic", **more}
     # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
-    options = run_options(**keys, iters=1, warmup=warmup, timeout=20)
+    options = run_options(**keys, iters=1, warmup=warmup, local_ack_timeout=20)
     result = run(lab, options, Silent())
     assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
     proof = proven(lab)

@@ -195,7 +195,7 @@ def reread(server: SshServer) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_trouble(server: SshServer) -> None:
-    inv = server.begin("up", "zone", "--explain")
+    inv = server.begin("up", "zone", "--dry-run")
     assert inv.stdout
     inv.stdout.close()
     assert inv.wait(timeout=patience(60)) == 141

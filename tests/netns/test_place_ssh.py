@@ -146,18 +146,18 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
 def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
     server: SshServer, name: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:
-    started = server.inv("lab", "start", "03", "--name", name, cwd=tmp_path)
+    started = server.inv("workshop", "start", "03", "--name", name, cwd=tmp_path)
     assert started.returncode == 0, started.stderr
     mine = tmp_path / "qp-scaling.yml"
     assert "ecmp: e-ecmp" in mine.read_text()
     mine.write_text(mine.read_text().replace("e-ecmp", "spray"))
-    asked = server.inv("lab", "start", "03", cwd=tmp_path)
+    asked = server.inv("workshop", "start", "03", cwd=tmp_path)
     assert (asked.returncode, "qp-scaling.yml has changed" in asked.stderr) == (2, True), asked.stderr
-    again = server.inv("lab", "start", "03", "--yes", cwd=tmp_path)
+    again = server.inv("workshop", "start", "03", "--yes", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "spray" in server.inv("hashing", "--lab", name).stdout
     assert "spray" in mine.read_text()
-    assert server.inv("lab", "stop").returncode == 0
+    assert server.inv("workshop", "stop").returncode == 0
     assert not leftovers(name)
 
 
@@ -187,7 +187,7 @@ def test_files_go_there_and_come_back_under_the_names_typed_and_nothing_is_left(
     assert (tmp_path / "o ut/x/mine.clab.yml").exists()
     assert os.access(tmp_path / "o ut/x/rtsw1/start.sh", os.R_OK)
     (tmp_path / "wrong.yml").write_text("name: wrong\nracks: none\nctsw: 1\n")
-    wrong = server.inv("up", "../wrong.yml", "--explain", cwd=spot)
+    wrong = server.inv("up", "../wrong.yml", "--dry-run", cwd=spot)
     assert (wrong.returncode, wrong.stderr.startswith("../wrong.yml:2  racks: none ")) == (2, True), wrong.stderr
     assert until(lambda: not list(server.brought().parent.glob("s*")))
 

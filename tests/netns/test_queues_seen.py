@@ -213,7 +213,7 @@ def test_queues_of_a_failed_run_are_kept_and_labelled(lab: Lab) -> None:
     link("down")
     try:
         with pytest.raises(CheckError):
-            run(lab, run_options(collective="incast", size="64K", timeout=8), Silent())
+            run(lab, run_options(collective="incast", size="64K", local_ack_timeout=8), Silent())
     finally:
         link("up")
         lab.wait()

@@ -241,7 +241,7 @@ def test_each_verb_takes_one_snapshot(tiny: Lab, taken: list[LabPart]) -> None:
     run_hashing(Console("json"), tiny.name, HashingWords())
     one("hashing")
     assert lookup_paths(tiny, flows).agree
-    one("paths --predict")
+    one("predict")
     assert explain(tiny, f"{flows[0].src},{flows[0].dst}").agree
     one("hashing --explain")
 

@@ -62,7 +62,7 @@ def go_through(
     )
     assert (started["lab"], started["runtime"], started["created"]) == (name, runtime, True)
 
-    before = inv("lab", "check", unit.number, cwd=cwd, ends=1)
+    before = inv("workshop", "check", unit.number, cwd=cwd, ends=1)
     assert [step["step"] for step in before["steps"]] == list(unit.spec.steps)
     done_already = [step["step"] for step in before["steps"] if step["state"] == "ok"]
     assert not done_already, f"{unit_id}: right before the learner has done anything: {done_already}"
@@ -72,16 +72,16 @@ def go_through(
             write_files(unit, wrong.files)
             for command in wrong.commands:
                 run_command(command, name)
-            verdicts = {each["step"]: each for each in inv("lab", "check", unit.number, cwd=cwd, ends=1)["steps"]}
+            verdicts = {each["step"]: each for each in inv("workshop", "check", unit.number, cwd=cwd, ends=1)["steps"]}
             seen = verdicts[step]
             assert (seen["state"], seen["mistake"]) == ("wrong", mistake), f"{unit_id}: {step}, {mistake}: {seen}"
             assert seen["hint"] == wrong.hint
             assert seen["observed"]
 
-    solved = inv("lab", "solve", unit.number, "--yes", cwd=cwd, ends=0)
+    solved = inv("workshop", "solve", unit.number, "--yes", cwd=cwd, ends=0)
     assert {step["state"] for step in solved["steps"]} == {"ok"} and solved["solved"], solved
 
-    assert inv("lab", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
+    assert inv("workshop", "stop", unit.number, cwd=cwd, ends=0)["down"] == [name]
     assert not leftovers(name)
     handed_in(unit, cwd)
 
@@ -133,8 +133,8 @@ def test_the_copy_of_a_fabric_file_belongs_to_the_learner(
     assert copy.read_text() == before  # there was a file of this name
     assert not inv(*start, cwd=tmp_path, ends=0)["created"]
 
-    other = inv("lab", "start", "01", cwd=tmp_path, ends=2)["error"]["problems"][0]
-    assert (other["what"], other["hint"]) == ("unit 01-clos-by-hand", "./inv lab stop 03")
+    other = inv("workshop", "start", "01", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    assert (other["what"], other["hint"]) == ("unit 01-clos-by-hand", "./inv workshop stop 03")
     assert other["why"] == "cannot start: unit 03-qp-scaling is running"
 
     copy.write_text(before.replace("ecmp: e-ecmp", "ecmp: spray"))
@@ -144,24 +144,24 @@ def test_the_copy_of_a_fabric_file_belongs_to_the_learner(
     modes = {row["mode"] for row in inv("hashing", f"--lab={name}", cwd=tmp_path, ends=0)["switches"]}
     assert modes == {"spray"}
 
-    kept = inv("lab", "start", "03", "--fresh", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    kept = inv("workshop", "start", "03", "--fresh", cwd=tmp_path, ends=2)["error"]["problems"][0]
     assert kept["why"] == "was not replaced"
     assert "spray" in copy.read_text()
-    inv("lab", "start", "03", "--fresh", "--yes", cwd=tmp_path, ends=0)
+    inv("workshop", "start", "03", "--fresh", "--yes", cwd=tmp_path, ends=0)
     assert copy.read_text() == before.removeprefix("# mine\n")
-    inv("lab", "stop", cwd=tmp_path, ends=0)
+    inv("workshop", "stop", cwd=tmp_path, ends=0)
     assert not leftovers(name)
 
 
 @pytest.mark.deep
 def test_a_lab_that_the_learner_broke_is_named_with_the_way_out(name: str, tmp_path: Path) -> None:
-    inv("lab", "start", "02", f"--name={name}", "--fresh", cwd=tmp_path, ends=0)
+    inv("workshop", "start", "02", f"--name={name}", "--fresh", cwd=tmp_path, ends=0)
     subprocess.run(["ip", "netns", "delete", f"heddle-{name}-rtsw2"], check=True)
-    problems = inv("lab", "check", cwd=tmp_path, ends=1)["error"]["problems"]
+    problems = inv("workshop", "check", cwd=tmp_path, ends=1)["error"]["problems"]
     assert "rtsw2" in problems[0]["where"] + problems[0]["what"]
-    assert problems[-1]["hint"] == "./inv lab start 02 --fresh starts it again"
-    inv("lab", "start", "02", "--fresh", cwd=tmp_path, ends=0)
-    assert {step["state"] for step in inv("lab", "check", cwd=tmp_path, ends=1)["steps"]} == {"not yet"}
+    assert problems[-1]["hint"] == "./inv workshop start 02 --fresh starts it again"
+    inv("workshop", "start", "02", "--fresh", cwd=tmp_path, ends=0)
+    assert {step["state"] for step in inv("workshop", "check", cwd=tmp_path, ends=1)["steps"]} == {"not yet"}
     inv("down", name, cwd=tmp_path, ends=0)
-    gone = inv("lab", "check", cwd=tmp_path, ends=2)["error"]["problems"][0]
+    gone = inv("workshop", "check", cwd=tmp_path, ends=2)["error"]["problems"][0]
     assert gone["what"] == "no unit"

@@ -37,21 +37,19 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("queues", "") == ["set", "reset"]
     settings = offered("queues", "set", "alpha=2", "")
     assert "ecn.kmax=" in settings and "scheduler=" not in settings
-    assert "spray" in offered("paths", "--mode", "") and "ring" in offered("paths", "--plan", "")
+    assert "spray" in offered("predict", "--mode", "") and "ring" in offered("predict", "--plan", "")
     assert offered("vm", "") == ["up", "status", "ssh", "down", "build"]
     assert offered("dashboard", "--port", "") == []
     # Flags are offered and no words of a command nor files.
     assert offered("up", "") == presets()
     assert offered("up", "zone", "") == [], "files, by the shell"
-    assert "--runtime" in offered("up", "--explain", "--")
+    assert "--runtime" in offered("up", "--dry-run", "--")
     assert offered("exec", "--lab", "x", "rtsw1", "ip", "-") == []
     assert offered("test", "--", "-") == []
     # Nodes and ports of an offline fabric are offered.
-    assert offered("paths", "--predict", "tiny", "--drain", "") == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
-    assert offered("paths", "--predict", "tiny", "--down", "ctsw2,rtsw1:") == [
-        f"ctsw2,rtsw1:eth{n}" for n in range(1, 5)
-    ]
-    assert offered("paths", "--predict", "nosuch", "--down", "") == []
+    assert offered("predict", "tiny", "--drain", "") == ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]
+    assert offered("predict", "tiny", "--down", "ctsw2,rtsw1:") == [f"ctsw2,rtsw1:eth{n}" for n in range(1, 5)]
+    assert offered("predict", "nosuch", "--down", "") == []
     # Keys of a fabric file and their words are offered.
     keys = offered("up", "zone", "--set", "")
     assert {"routing.ecmp=", "link.host=", "queues.ecn.kmax=", "planes="} <= set(keys)
@@ -88,10 +86,10 @@ def bash_completes(line: str, words: str, program: str = "./inv") -> list[str]:
     ("line", "words", "replies"),
     [
         ("./inv up zo", "./inv up zo", ["zone"]),
-        ("./inv paths --predict tiny --drain ", "./inv paths --predict tiny --drain ''",
+        ("./inv predict tiny --drain ", "./inv predict tiny --drain ''",
          ["rtsw1", "rtsw2", "ctsw1", "ctsw2"]),
         # Readline cuts words at = and :, and replaces only the last part.
-        ("./inv paths --predict tiny --down rtsw2:eth", "./inv paths --predict tiny --down rtsw2 : eth",
+        ("./inv predict tiny --down rtsw2:eth", "./inv predict tiny --down rtsw2 : eth",
          ["eth1", "eth2", "eth3", "eth4"]),
         ("./inv up --runtime=ne", "./inv up --runtime = ne", ["netns"]),
         ("./inv up zone --set routing.ecmp=spr", "./inv up zone --set routing.ecmp = spr", ["spray"]),
@@ -118,7 +116,7 @@ def shell(name: str) -> str:
 
 def test_fish_completes_ports_and_files() -> None:
     for line, replies in {
-        "./inv paths --predict tiny --down rtsw2:": [f"rtsw2:eth{n}" for n in range(1, 5)],
+        "./inv predict tiny --down rtsw2:": [f"rtsw2:eth{n}" for n in range(1, 5)],
         "./inv up zo": ["zone"],
         "./inv up topologies/": ["topologies/"],
     }.items():
@@ -135,7 +133,7 @@ def test_zsh_completes_switches(tmp_path: Path) -> None:
 zmodload zsh/zpty; zpty it zsh -f -i
 zpty -w it 'source <(./inv --print-completion-script zsh); PROMPT=""; bindkey "^I" expand-or-complete; print rea""dy'
 zpty -r it seen '*ready*'
-zpty -n -w it $'./inv paths --predict tiny --drain ct\\t\\t'
+zpty -n -w it $'./inv predict tiny --drain ct\\t\\t'
 zpty -r it seen '*ctsw2*'; print -r -- $seen
 """
     env = {**os.environ, "TERM": "dumb", "ZDOTDIR": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""`./inv paths --predict` as it is typed: its flags, documents and files; it asks for neither root nor a lab."""
+"""`./inv predict` as it is typed: its flags, documents and files; it asks for neither root nor a lab."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
-from heddle.cli.paths_verb import PREDICTIVE, files_in, wants_prediction
+from heddle.cli.predict_verb import files_in
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.forecast import Ask, forecast
@@ -22,16 +22,6 @@ from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind
 from tests.marks import deep
-
-NOTHING: dict[str, Any] = {
-    "predict": None,
-    **dict.fromkeys(PREDICTIVE),
-    "set_": (),
-    "down": (),
-    "drain": (),
-    "trials": 0,
-}
-
 
 Inv = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -59,7 +49,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     (tmp_path / "m.csv").write_text("src,dst,bytes\n0,4,100K\nhost2,host7,1M\n")
     (tmp_path / "p.yml").write_text("matrix: m.csv\nqps: 8\n")
     words = ["--plan", "p.yml", "--mode", "e-ecmp", "--trials", "3", "--down", "rtsw1:eth1,ctsw3", "--drain", "ctsw4"]
-    code, said = inv("paths", "--predict", "dc", *words, "--csv", "l.csv", "--heatmap", "l.svg")
+    code, said = inv("predict", "dc", *words, "--csv", "l.csv", "--heatmap", "l.svg")
     assert code == 0
     assert said["fabric"] == "dc"
     assert said["emulated"] == {"k": load_fabric("dc").spec.k}
@@ -81,7 +71,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
 def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 
-    words = ["paths", "--predict", "tiny", "--plan", "ring", "--down", "host1"]
+    words = ["predict", "tiny", "--plan", "ring", "--down", "host1"]
     code, said = inv(*words)
     assert (code, said["unreachable"]["flows"]) == (1, 2)
     assert main(vars(tasks), ["inv", *words]) == 1
@@ -100,23 +90,12 @@ def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
     assert result.to_json()["notes"][0] == said
 
 
-def test_flags_of_a_prediction_alone_are_errors() -> None:
-    assert not wants_prediction(NOTHING, {})
-    assert not wants_prediction(NOTHING, {"--lab": "zone"})
-    with pytest.raises(InputError) as caught:
-        wants_prediction({**NOTHING, "plan": "ring", "trials": 3, "down": ("ctsw1",)}, {"--lab": None})
-    assert [problem.what for problem in caught.value.problems] == ["--plan", "--trials", "--down"]
-    with pytest.raises(InputError, match="--predict and --lab"):
-        wants_prediction({**NOTHING, "predict": "zone"}, {"--lab": "zone"})
-
-
 def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> None:
     plan = tmp_path / "p.yml"
     plan.write_text("matrix: m.csv\n")
-    asked = {**NOTHING, "predict": "mine.yml", "plan": str(plan)}
-    assert files_in(asked) == ["mine.yml", str(plan), str(tmp_path / "m.csv")]
-    assert files_in({**NOTHING, "predict": "zone", "plan": "ring,qps=4"}) == ["zone"]
-    assert files_in(NOTHING) == []
+    assert files_in({"fabric": "mine.yml", "plan": str(plan)}) == ["mine.yml", str(plan), str(tmp_path / "m.csv")]
+    assert files_in({"fabric": "zone", "plan": "ring,qps=4"}) == ["zone"]
+    assert files_in({"fabric": "zone", "plan": None}) == ["zone"]
 
 
 @pytest.mark.parametrize("kind", ["svg", deep("png"), deep("pdf")])
@@ -155,10 +134,8 @@ def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--plan ring --all", "--predict and --all"),
-        ("--plan ring --qp 1", "--predict and --qp"),
-        ("--plan ring --host host1", "--predict and --host"),
-        ("--plan ring --port rtsw1", "--predict and --port"),
+        ("--plan ring --all", "--all is not a flag of predict"),
+        ("--csv l.csv", "./inv predict needs a traffic plan"),
         ("--plan ring,ranks=99", "ranks: 99"),
         ("--plan ring --down ,", "names nothing"),
         ("--plan ring --drain ,", "names nothing"),
@@ -179,7 +156,7 @@ def test_what_cannot_be_predicted_or_written_is_refused_before_the_prediction(
     Path("d").mkdir()
     Path("m.csv").write_text("src,dst,bytes\n0,1,64K\n")
     Path("p.yml").write_text("matrix: m.csv\n")
-    code, found = inv("paths", "--predict", "tiny", *words.split())
+    code, found = inv("predict", "tiny", *words.split())
     (problem,) = found["error"]["problems"]
     assert code == 2 and said in f"{problem['what']} {problem['why']}"
     assert Path("m.csv").read_text() == "src,dst,bytes\n0,1,64K\n"

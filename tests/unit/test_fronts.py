@@ -56,16 +56,16 @@ def test_every_front_lists_and_explains_the_verbs(typed_to: Typed) -> None:
 
 
 def test_every_front_runs_a_verb_and_ends_alike(typed_to: Typed) -> None:
-    done = typed_to("up", "tiny", "--explain", "--set", "ctsw=3")
+    done = typed_to("up", "tiny", "--dry-run", "--set", "ctsw=3")
     assert (done.returncode, done.stderr) == (0, "")
     assert "ctsw3" in done.stdout
-    wrong = typed_to("up", "tinny", "--explain")  # without that it would look for FRR first, and may install it
+    wrong = typed_to("up", "tinny", "--dry-run")  # without that it would look for FRR first, and may install it
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "tinny is neither a preset nor a file\n  hint: did you mean tiny?\n"
-    output = typed_to("up", "tinny", "--explian", "--format", "json")
+    output = typed_to("up", "tinny", "--dry-rnu", "--format", "json")
     assert output.returncode == 2
     assert json.loads(output.stdout)["error"]["kind"] == "InputError"
-    assert "did you mean --explain?" in output.stderr
+    assert "did you mean --dry-run?" in output.stderr
     assert typed_to("upp").returncode == 2
 
 

@@ -18,9 +18,12 @@ from heddle.cli.checkout_verbs import bench
 from heddle.cli.examples import EXAMPLES, example_line, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.hints import verb_hint
+from heddle.cli.nccltests import NcclSizes
 from heddle.cli.program import commands_in, main
+from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.options import parse_sizes
 from tests.bench import _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,28 +137,63 @@ def test_ports_and_flags_that_are_not_of_nccl_tests_get_their_own_hints() -> Non
     assert parse(verbs()["run"], ["--iters", "5", "--size", "8", "--lab", "zone"]) == {
         "iters": 5, "size": "8", "lab": "zone",
     }  # fmt: skip
-    text = said_of("run", "-b 8 --itres 5 zone")
-    assert "write --size" in text and "did you mean --iters?" in text and "--lab zone" in text
+    text = said_of("run", "-g 8 --itres 5 zone")
+    assert "write --ranks 8" in text and "did you mean --iters?" in text and "--lab zone" in text
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-b 8 -e 128M -f 2", "-b 8 -e 128M -f 2 is the syntax of nccl-tests\n  hint: write --size 8:128M:x2"),
-        ("-b8 -e128M -f2 -n20 -w5", "write --size 8:128M:x2 --iters 20 --warmup 5"),
-        ("--minbytes 8 --maxbytes=64K --stepfactor 4", "write --size 8:64K:x4"),
-        ("-b 64K -e 64K", "write --size 64K"),
-        ("-b 1M -e 3M -i 512K", "write --size 1M:3M:512K"),
-        ("-t 2 -g 4", "write --ranks 8"),
+        ("-t 2 -g 4", "-t 2 -g 4 is the syntax of nccl-tests\n  hint: write --ranks 8"),
         ("-g 1", "leave it out: every NIC is a rank, and --ranks N takes fewer"),
-        ("-c 1", "-c 1 is a flag of nccl-tests that has no counterpart here\n  hint: leave it out: every"),
         ("-z 0", "-z 0 is a flag of nccl-tests that has no counterpart here\n  hint: leave it out"),
-        ("-n", "-n is a flag of nccl-tests without its value"),
-        ("-b 8 -e 8G -f 2", "but 8:8G:x2 has 536870912 bytes, which is outside 4 (one float32) to 268435456 (256M)"),
+        ("-b 8 -n", "-n needs a value\n  hint: write -n N"),
+        ("-c x", "-c x is not a whole number"),
+    ],
+)
+def test_a_flag_of_nccl_tests_that_run_does_not_take_gets_a_hint(line: str, said: str) -> None:
+    assert said in said_of("run", line)
+
+
+@pytest.mark.parametrize(
+    ("line", "sizes"),
+    [
+        ("-b 8 -e 64 -f 2 -n 20 -w 5 -c 1", (8, 16, 32, 64)),
+        ("-b8 -e64 -f2 -n20 --warmup_iters=5", (8, 16, 32, 64)),
+        ("--minbytes 8 --maxbytes=64K --stepfactor 4 -n 20 -w 5", tuple(8 * 4**n for n in range(7))),
+        ("-b 64K -e 64K -n 20 -w 5", (65536,)),
+        ("-b 1M -e 2M -i 512K -n 20 -w 5", (1 << 20, 3 << 19, 1 << 21)),
+        ("-b 30M -n 20 -w 5", (30 << 20, 31 << 20, 32 << 20)),  # -e is 32M by default, -i 1M
+        ("-b 16 -e 64 -f 1 -i 16 -n 20 -w 5", (16, 32, 48, 64)),
+    ],
+)
+def test_flags_of_nccl_tests_mean_what_they_mean_there(line: str, sizes: tuple[int, ...]) -> None:
+    typed = parse(verbs()["run"], line.split())
+    asked = NcclSizes(*(typed.get(name) for name in ("minbytes", "maxbytes", "stepfactor", "stepbytes")))
+    assert parse_sizes(asked.as_size("1M")) == sizes
+    assert (typed["iters"], typed["warmup"]) == (20, 5)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--size 1M -b 8 -f 2", "--size and -b, -f exclude each other\n  hint: use --size, or -b, -f"),
+        ("--size 1M -b 8 --qsp 2", "did you mean --qps?"),
+        ("-b 8 -e 8G -f 2", "-b 8 -e 8G -f 2 has 536870912 bytes, which is outside 4 (one float32) to 268435456"),
+        ("-b 8 -f 0", "-b 8 -f 0 has the factor x0, which must be x2 or more"),
     ],
 )  # fmt: skip
-def test_flags_of_nccl_tests_are_translated_with_their_values(line: str, said: str) -> None:
-    assert said in said_of("run", line)
+def test_sizes_of_nccl_tests_that_are_not_possible_are_named_as_typed(
+    line: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import tasks
+    from heddle.cli import privilege
+    from heddle.host import packages
+
+    monkeypatch.setattr(privilege, "become_root", lambda _: None)
+    monkeypatch.setattr(packages, "ensure", lambda *_, **__: None)
+    assert main(vars(tasks), ["inv", "run", *line.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -194,7 +232,8 @@ def test_an_entry_is_one_sentence_a_reason_a_command_and_a_page(entry: Term) -> 
     assert command is not None, "`see` begins with a command between backquotes"
     for line in re.findall(r"`(\./inv [^`]+)`", entry.see):
         _, name, *words = shlex.split(line)
-        parse(verbs()[name], words)
+        now = current(name, words, verbs())
+        parse(verbs()[now.name], now.words)
     page, _, anchor = entry.more.partition("#")
     assert (DOCS / page).is_file(), entry.more
     assert not anchor or anchor in anchors(DOCS / page), entry.more

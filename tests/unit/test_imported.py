@@ -54,14 +54,13 @@ def test_topologies_and_fabric_files_are_told_apart(write: Write, tmp_path: Path
         load_fabric(str(topology))
     (fabric := tmp_path / "mine.yml").write_text("name: mine\nracks: 3\nctsw: 5\n")
     with pytest.raises(InputError, match=r"is a fabric file, not a containerlab topology\n.*up /.*mine\.yml "):
-        blueprint_of(None, str(fabric), "netns")
+        import_topology(fabric, "netns")
     # Up takes a topology in place of a fabric.
     own = mini_clos(tmp_path)
-    made, source = blueprint_of(str(own), None, "netns")
+    made, source = blueprint_of(str(own), "netns")
     assert isinstance(made, ImportedLab) and source == str(own)
-    assert files_of(str(own), None) == files_of(None, str(own)), "what it binds goes with it to another machine"
-    assert isinstance(blueprint_of("zone", None, "netns")[0], Rendered)
-    assert isinstance(blueprint_of(str(fabric), None, "netns")[0], Rendered)
+    assert isinstance(blueprint_of("zone", "netns")[0], Rendered)
+    assert isinstance(blueprint_of(str(fabric), "netns")[0], Rendered)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_a_file_that_is_wrong_is_explained_by_the_reader_that_it_is_for(
 ) -> None:
     (path := tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=said):
-        blueprint_of(str(path), None, "netns")
+        blueprint_of(str(path), "netns")
 
 
 @pytest.mark.parametrize(
@@ -263,25 +262,24 @@ def test_hosts_without_addresses_cannot_run_and_are_named(write: Write) -> None:
         build_plan(import_topology(path, "netns").fabric, run_options(size="64K"))
 
 
-def test_both_or_neither_of_fabric_and_topology_is_an_error(tmp_path: Path) -> None:
+def test_flags_of_a_fabric_file_and_files_that_do_not_exist_are_errors(tmp_path: Path) -> None:
     own = str(mini_clos(tmp_path))
-    wrong: list[tuple[str | None, str | None, dict[str, Any], str]] = [
-        (None, None, {}, "needs a fabric or a containerlab topology"),
-        ("zone", own, {}, "zone is a fabric, and cannot be combined with --topology"),
-        (None, own, {"overrides": ["racks=3"]}, "changes a key of a fabric file, and a topology has none"),
-        (None, own, {"dialect": "frr"}, "this one is user-supplied"),
-        (None, own, {"name": "../x"}, "is not a valid lab name"),
-        (None, str(tmp_path / "none.yml"), {}, "does not exist"),
+    wrong: list[tuple[str | None, dict[str, Any], str]] = [
+        (None, {}, "needs a fabric or a containerlab topology"),
+        (own, {"overrides": ["racks=3"]}, "changes a key of a fabric file, and a topology has none"),
+        (own, {"dialect": "frr"}, "this one is user-supplied"),
+        (own, {"name": "../x"}, "is not a valid lab name"),
+        (str(tmp_path / "none.yml"), {}, "does not exist"),
     ]
-    for fabric, topology, options, why in wrong:
+    for fabric, options, why in wrong:
         with pytest.raises(InputError, match=why):
-            blueprint_of(fabric, topology, "netns", **options)
-    assert blueprint_of(None, own, "netns", name="mine")[0].fabric.name == "mine"
+            blueprint_of(fabric, "netns", **options)
+    assert blueprint_of(own, "netns", name="mine")[0].fabric.name == "mine"
 
 
 def test_files_of_a_topology_and_a_record_of_it_go_elsewhere(tmp_path: Path) -> None:
     own = mini_clos(tmp_path)
-    names = {Path(name).name for name in files_of(None, str(own))}
+    names = {Path(name).name for name in files_of(str(own))}
     assert names == {own.name, "daemons", "vtysh.conf", "leaf-1.conf", "leaf-2.conf", "Spine-1.conf", "Spine-2.conf"}
     # A record gives the same lab again.
     made = import_topology(own, "netns")

@@ -1,4 +1,4 @@
-"""What is kept between two commands, what `up --explain` says, and how a command that fails is named."""
+"""What is kept between two commands, what `up --dry-run` says, and how a command that fails is named."""
 
 from __future__ import annotations
 

@@ -349,13 +349,13 @@ def test_a_topology_takes_files_below_its_directory_only(tmp_path: Path) -> None
         return str(mine / "x.clab.yml")
 
     typed = topology("conf:/etc/frr", "/etc/passwd:/x", "none:/y")
-    assert files_of(None, typed) == [typed, str(mine / "conf/a")]
+    assert files_of(typed) == [typed, str(mine / "conf/a")]
     (mine / "conf/way").symlink_to(tmp_path / "secret")
     (mine / "all").symlink_to(tmp_path)
     for bind, refused in (("conf:/x", "lab/conf/way"), ("../secret:/x", "secret"), ("all:/x", "lab/all")):
         with pytest.raises(InputError, match="binds files outside its directory") as error:
-            files_of(topology(bind), None)
+            files_of(topology(bind))
         assert str(tmp_path / refused) in str(error.value)
     os.mkfifo(mine / "fifo")
-    assert files_of(None, str(mine / "fifo")) == [str(mine / "fifo")]
-    assert files_of(None, topology("fifo:/x"))[1:] == []
+    assert files_of(str(mine / "fifo")) == [str(mine / "fifo")]
+    assert files_of(topology("fifo:/x"))[1:] == []

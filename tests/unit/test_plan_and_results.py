@@ -53,7 +53,7 @@ def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
 
 
 def test_placement_and_options_of_a_plan(demo: Fabric) -> None:
-    plan = build_plan(demo, run_options(chunk="64K", window=3, timeout=8))
+    plan = build_plan(demo, run_options(chunk="64K", window=3, local_ack_timeout=8))
     assert plan.options.chunk == 65536
     assert plan.window == 3
     assert plan.timeout_s == pytest.approx(4.096e-6 * 2**8)

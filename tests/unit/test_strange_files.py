@@ -35,7 +35,7 @@ def run_plan(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "read"),
     [
-        ("x.clab.yml", lambda name: blueprint_of(name, None, "netns")),
+        ("x.clab.yml", lambda name: blueprint_of(name, "netns")),
         ("x.yml", load_fabric),
         ("x.yml", load_plan),
         ("x.csv", run_plan),
@@ -44,7 +44,7 @@ def run_plan(name: str) -> None:
         ("rates.npz", lambda name: read_arrays(Path(name), 1, {})),
         ("frr.conf", lambda name: blueprint_of(topology(Path(name).with_name("t.clab.yml"),
                                                         f"{{kind: linux, binds: [{name}:/etc/frr/frr.conf]}}"),
-                                               None, "netns")),
+                                               "netns")),
     ],
 )  # fmt: skip
 def test_only_regular_files_are_read(tmp_path: Path, name: str, read: Callable[[str], object], kind: str) -> None:
@@ -79,7 +79,7 @@ def test_only_regular_files_are_read(tmp_path: Path, name: str, read: Callable[[
 )  # fmt: skip
 def test_texts_that_no_program_takes_are_refused_by_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InputError) as error:
-        blueprint_of(topology(tmp_path / "x.clab.yml", text), None, "netns")
+        blueprint_of(topology(tmp_path / "x.clab.yml", text), "netns")
     assert said in str(error.value)
     assert error.value.problems[0].where.endswith("x.clab.yml:4")
     assert max(map(len, str(error.value).splitlines())) < 300
@@ -90,7 +90,7 @@ def test_numbers_of_links_are_digits_within_bounds(tmp_path: Path, key: str, val
     given = f"mtu: {value}" if key == "mtu" else f"vars: {{rate_bps: {value}}}"
     more = f'  links:\n    - {{endpoints: ["a:eth1", "b:eth1"], {given}}}\n'
     with pytest.raises(InputError, match="is not a number from 1,") as error:
-        blueprint_of(topology(tmp_path / "x.clab.yml", more=more), None, "netns")
+        blueprint_of(topology(tmp_path / "x.clab.yml", more=more), "netns")
     assert len(str(error.value)) < 300
 
 
@@ -99,7 +99,7 @@ def test_reading_a_topology_takes_bounded_time(tmp_path: Path) -> None:
         (tmp_path / "x.clab.yml").write_text(text)
         start = time.monotonic()
         with pytest.raises(InputError, match=why):
-            blueprint_of(str(tmp_path / "x.clab.yml"), None, "netns")
+            blueprint_of(str(tmp_path / "x.clab.yml"), "netns")
         assert time.monotonic() - start < BOUND_S
 
     head = "name: x\ntopology:\n  defaults: {kind: linux, exec: [%s]}\n  nodes:\n"
@@ -113,5 +113,5 @@ def test_reading_a_topology_takes_bounded_time(tmp_path: Path) -> None:
     (tmp_path / "x.sh").write_text("x" * MOST_BYTES)
     node = "{kind: linux, exec: [sh /x.sh], binds: [frr.conf:/etc/frr/frr.conf, frr.conf:/etc/frr/daemons, x.sh:/x.sh]}"
     start = time.monotonic()
-    blueprint_of(topology(tmp_path / "y.clab.yml", node), None, "containerlab")
+    blueprint_of(topology(tmp_path / "y.clab.yml", node), "containerlab")
     assert time.monotonic() - start < BOUND_S

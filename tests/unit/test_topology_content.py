@@ -49,7 +49,7 @@ def test_an_example_topology_can_be_brought(path: Path, runtime: str) -> None:
 
 
 def test_every_file_of_the_examples_is_used_and_named_after_its_node() -> None:
-    used = {Path(name) for path in TOPOLOGIES for name in files_of(None, str(path))}
+    used = {Path(name) for path in TOPOLOGIES for name in files_of(str(path))}
     assert {path for path in EXAMPLES.rglob("*") if path.is_file()} - set(FABRICS) == used
     # Configurations belong to the node they are named after.
     for config in EXAMPLES.glob("*/*.conf"):
@@ -69,7 +69,7 @@ def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
     comments = [line for line in lines[:2] if line.startswith("# ")]
     assert len(comments) == 2
     if path.suffix == ".yml":
-        assert any(line.startswith(f"#   ./inv paths --predict zone --plan {path.stem}") for line in lines), "a command"
+        assert any(line.startswith(f"#   ./inv predict zone --plan {path.stem}") for line in lines), "a command"
 
 
 @pytest.mark.parametrize("name", plans())
@@ -113,7 +113,7 @@ def test_plans_are_found_by_name_path_and_keys() -> None:
     # Shells offer the names.
     import tasks
 
-    offered = candidates(["./inv", "paths", "--plan", ""], {"paths": tasks.paths.verb}, [])
+    offered = candidates(["./inv", "predict", "--plan", ""], {"predict": tasks.predict.verb}, [])
     assert set(plans()) < set(offered)
     # Nothing is sent along for a plan that comes with heddle.
     assert files_of_plan("two-tenants,qps=2") == []

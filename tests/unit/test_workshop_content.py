@@ -14,6 +14,7 @@ import pytest
 from heddle.base import resources
 from heddle.cli.argv import parse
 from heddle.cli.explain_verb import find_term
+from heddle.cli.renamed import current
 from heddle.fabric.fabricfile import load_fabric
 from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
 from heddle.workshop.observe import FACTS
@@ -69,12 +70,13 @@ def too_long(text: str) -> list[str]:
 def mistakes_in(command: str) -> str:
     """Why a command could not be typed; empty when it can. Words in capitals stand for values."""
     words = shlex.split(command)[1:]
-    if words[0] not in VERBS:
+    now = current(words[0], [re.sub(r"^(NN|NUMBER|VALUE|N)$", "1", word) for word in words[1:]], VERBS)
+    if now.name not in VERBS:
         return f"{command}: no verb {words[0]}"
     if "--help" in words:
         return ""
     try:
-        parse(VERBS[words[0]], [re.sub(r"^(NN|NUMBER|VALUE|N)$", "1", word) for word in words[1:]])
+        parse(VERBS[now.name], now.words)
     except Exception as error:
         return f"{command}: {error}"
     return ""

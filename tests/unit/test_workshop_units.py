@@ -167,9 +167,9 @@ def test_words_that_name_no_unit_or_none_that_runs(home: Path) -> None:
     with pytest.raises(InputError, match=r"step fixd does not exist in unit 02-entropy\n.*did you mean fixed\?"):
         find_unit("02").step("fixd")
     # No unit runs.
-    with pytest.raises(InputError, match=r"no unit is running\n.*\./inv lab list shows the units"):
+    with pytest.raises(InputError, match=r"no unit is running\n.*\./inv workshop list shows the units"):
         meant_unit(None)
-    with pytest.raises(InputError, match=r"unit 02-entropy is not started\n.*\./inv lab start 02 starts it"):
+    with pytest.raises(InputError, match=r"unit 02-entropy is not started\n.*\./inv workshop start 02 starts it"):
         check(find_unit("02"))
     with pytest.raises(InputError, match=r"step spread has no question to answer\n.*steps with a question: links"):
         answer(find_unit("02"), "spread", "1")
@@ -208,7 +208,7 @@ def test_hints_come_one_after_the_other_and_are_kept(home: Path) -> None:
     last = hint(unit, "fixed")
     assert (len(last.texts), last.new) == (2, False)
     assert read_progress(unit.id).hints == {"fixed": 2}
-    assert "These are all hints. ./inv lab solve 02" in hint_text(unit, last)
+    assert "These are all hints. ./inv workshop solve 02" in hint_text(unit, last)
     write_progress(UnitProgress(unit.id, states={"fixed": "ok", "links": "wrong"}))
     assert hint(unit, None).step == "links"
 
@@ -239,10 +239,10 @@ def test_a_check_is_a_line_for_each_step_and_the_next_command() -> None:
         "  not yet  spread  Spread: no run was made",
         "",
     ]
-    assert text[7] == "1 of 3 steps is right. For the next hint: ./inv lab hint 02 links"
+    assert text[7] == "1 of 3 steps is right. For the next hint: ./inv workshop hint 02 links"
     solved = check_text(UnitReport(unit, "unit02", "netns", steps[:1])).splitlines()
-    assert solved[-1].startswith("1 of 1 steps is right. The unit is solved. ./inv lab stop")
-    assert solved[-1].endswith("the next one is ./inv lab start 03")
+    assert solved[-1].startswith("1 of 1 steps is right. The unit is solved. ./inv workshop stop")
+    assert solved[-1].endswith("the next one is ./inv workshop start 03")
 
 
 def test_a_command_names_the_lab_where_several_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +250,4 @@ def test_a_command_names_the_lab_where_several_run(home: Path, monkeypatch: pyte
     monkeypatch.setattr(state, "labs", lambda: ["other", "unit02"])
     assert typed("./inv run --qps 16", "unit02") == "./inv run --lab=unit02 --qps 16"
     assert typed("./inv status {lab}", "unit02") == "./inv status unit02"
-    assert typed("./inv paths --predict {file} --plan ring", "unit03", "my.yml") == (
-        "./inv paths --predict my.yml --plan ring"
-    )
+    assert typed("./inv predict {file} --plan ring", "unit03", "my.yml") == ("./inv predict my.yml --plan ring")

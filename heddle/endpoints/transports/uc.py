@@ -222,7 +222,7 @@ class Uc(Transport):
         o = plan.options
         if o.congestion in WINDOWED:
             why = "measures the delay of acknowledgements, and uc has none"
-            raise InputError(Problem("", f"--cc {o.congestion}", why, "use --transport rc, or --dcqcn on"))
+            raise InputError(Problem("", f"--cc {o.congestion}", why, "use --transport rc, or --cc dcqcn"))
         return cls(UcParams(plan.ib_mtu, (o.retries + 1) * plan.timeout_s))
 
     def patience_s(self) -> float | None:

@@ -28,29 +28,23 @@ _ENDINGS: Final = (".clab.yml", ".clab.yaml", ".gotmpl")  # of containerlab topo
 
 def blueprint_of(
     fabric: str | None,
-    topology: str | None,
     runtime: str,
     *,
     name: str | None = None,
     overrides: Sequence[str] = (),
     dialect: str | None = None,
 ) -> tuple[Blueprint, str]:
-    """The blueprint and its source. InputError when both or neither are given, or for flags that need a fabric file.
+    """The blueprint and its source. InputError when nothing is given, or for flags that need a fabric file.
 
-    fabric: a preset, a fabric file, or a containerlab topology. topology: always a containerlab topology.
+    fabric: a preset, a fabric file, or a containerlab topology.
     """
-    if topology is None and fabric is not None and is_topology(fabric):
-        fabric, topology = None, fabric
-    if topology is None:
-        if fabric is None:
-            raise InputError(Problem("", "./inv up", "needs a fabric or a containerlab topology", _ONE))
+    if fabric is None:
+        raise InputError(Problem("", "./inv up", "needs a fabric or a containerlab topology", _ONE))
+    if not is_topology(fabric):
         return blueprint_from(load_fabric(fabric, name=name, overrides=overrides)), fabric
-    if fabric is not None:
-        why = f"is a fabric, and cannot be combined with --topology {topology}"
-        raise InputError(Problem("", fabric, why, _ONE))
     if overrides:
         why = "changes a key of a fabric file, and a topology has none"
-        raise InputError(Problem("", f"--set {overrides[0]}", why, f"change {topology} itself"))
+        raise InputError(Problem("", f"--set {overrides[0]}", why, f"change {fabric} itself"))
     if dialect is not None:
         why = "is for topologies that Heddle renders, and this one is user-supplied"
         raise InputError(Problem("", f"--dialect {dialect}", why, "leave --dialect out"))
@@ -58,7 +52,7 @@ def blueprint_of(
         raise InputError(Problem("", f"--runtime {runtime}", "is no runtime", did_you_mean(runtime, RUNTIMES)))
     from heddle.lab.imported.imported import import_topology
 
-    return import_topology(real(topology), runtime, name, shown=topology), result_name(topology)
+    return import_topology(real(fabric), runtime, name, shown=fabric), result_name(fabric)
 
 
 def is_topology(typed: str) -> bool:
@@ -84,15 +78,9 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as f
 _NAMED: Final = 5  # refused files that are named
 
 
-def files_of(fabric: str | None, topology: str | None) -> list[str]:
-    """The files that `up` reads: the fabric file, or the topology and the files that it binds by relative paths. Either
-    argument may name a topology.
-    """
-    found: list[str] = []
-    for each in (fabric, topology):
-        if each is not None:
-            found += [each, *companions(Path(each).expanduser())]  # a preset or a fabric file has none
-    return found
+def files_of(fabric: str | None) -> list[str]:
+    """The files that `up` reads: the fabric file, or the topology and the files that it binds by relative paths."""
+    return [fabric, *companions(Path(fabric).expanduser())] if fabric is not None else []  # a fabric file binds none
 
 
 def companions(topology: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""The verb `lab`: workshop units, from the list to the solution; unit_actions.py has what it does."""
+"""The verb `workshop`: workshop units, from the list to the solution; unit_actions.py has what it does."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ def _files(typed: Mapping[str, Any]) -> Sequence[str]:
 
 
 @verb(
-    name="lab",
-    help=words.LAB_UNITS,
+    group="Learn",
+    name="workshop",
+    was=["lab"],
+    help=words.WORKSHOP,
     positional=["action", "what"],
     root=lambda typed: typed["action"] not in _ROOTLESS,
     files_in=_files,
     files_out=["out_"],
     endings_here=[".yml"],
 )
-def lab_units(
+def workshop(
     out: Console,
     action: str = "list",
     what: Sequence[str] = (),
@@ -53,20 +55,26 @@ def lab_units(
     list shows the units. start NN brings the lab of a unit up; check reports for each step what was observed; hint
     gives one more hint; answer STEP VALUE answers a question; solve explains and applies the solution; stop takes the
     lab down; result writes what you solved, with the path proofs of your runs, to hand in. Name a unit by its number or
-    its name: ./inv lab start 02, ./inv lab start entropy. The other actions use the running unit by default; result
-    shows all units. check ends with exit code 1 until every step is right. labs/README.md is for instructors.
+    its name: ./inv workshop start 02, ./inv workshop start entropy. The other actions use the running unit by default;
+    result shows all units. check ends with exit code 1 until every step is right. labs/README.md is for instructors.
     """
     if action not in ACTIONS:
-        raise InputError(Problem("", f"lab {action}", "is not something that lab does", did_you_mean(action, ACTIONS)))
+        raise InputError(
+            Problem("", f"workshop {action}", "is not an action of workshop", did_you_mean(action, ACTIONS))
+        )
     of_start = {"--fresh": fresh, "--runtime": runtime, "--name": name}
     if action != "start" and (typed := [flag for flag, value in of_start.items() if value]):
-        raise InputError(Problem("", typed[0], f"has no meaning for lab {action}", "leave it out: it is for lab start"))
+        hint = "leave it out: it is for workshop start"
+        raise InputError(Problem("", typed[0], f"has no meaning for workshop {action}", hint))
     if action != "result" and out_:
-        raise InputError(Problem("", "--out", f"has no meaning for lab {action}", "leave it out: it is for lab result"))
+        hint = "leave it out: it is for workshop result"
+        raise InputError(Problem("", "--out", f"has no meaning for workshop {action}", hint))
     most = {"list": 0, "hint": 2, "answer": 3}.get(action, 1)
     if len(what) > most:
-        hint = {"list": "./inv lab list", "answer": "./inv lab answer STEP VALUE"}.get(action, f"./inv lab {action} NN")
-        raise InputError(Problem("", what[most], f"is one word too many for lab {action}", hint))
+        hint = {"list": "./inv workshop list", "answer": "./inv workshop answer STEP VALUE"}.get(
+            action, f"./inv workshop {action} NN"
+        )
+        raise InputError(Problem("", what[most], f"is one word too many for workshop {action}", hint))
     from heddle.cli import unit_actions as units
 
     match action:

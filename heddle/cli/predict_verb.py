@@ -1,0 +1,125 @@
+"""The verb `predict`: loads of the links of any fabric, without a lab."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.extras import PLOT
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from heddle.forecast.result import Prediction
+
+MOST_TRIALS: Final = 1000
+
+
+def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The files of the fabric, the plan and its matrix."""
+    from heddle.forecast.planfile import files_of
+
+    return [typed["fabric"], *files_of(typed["plan"])]
+
+
+@verb(
+    group="Paths",
+    was=["paths --predict"],
+    help=words.PREDICT,
+    extras=lambda typed: [PLOT] if typed["heatmap"] else [],
+    files_in=files_in,
+    files_out=["csv", "heatmap"],
+)
+def predict(
+    out: Console,
+    fabric: str,
+    plan: str | None = None,
+    set_: Sequence[str] = (),
+    mode: str | None = None,
+    trials: int = 0,
+    down: Sequence[str] = (),
+    drain: Sequence[str] = (),
+    csv: str | None = None,
+    heatmap: str | None = None,
+) -> None:
+    """Predict the load of every link of a fabric that does not run, and compare the hashing modes.
+
+    Nothing runs and no root is needed. It takes any fabric file and any traffic (docs/prediction.md). Exit 1 when a
+    flow has no path.
+    """
+    from heddle.fabric.fabricfile import load_fabric
+    from heddle.forecast.forecast import Ask, forecast
+    from heddle.forecast.planfile import load_plan
+    from heddle.predict.selftest import verdict
+    from heddle.views.style import picture_kind
+
+    ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
+    kind = picture_kind("--heatmap", heatmap) if heatmap is not None else None
+    _check_files(csv, heatmap, files_in({"fabric": fabric, "plan": plan}))
+    built = load_fabric(fabric, overrides=set_).fabric
+    if plan is None:
+        hint = "add --plan with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
+        raise InputError(Problem("", "./inv predict", "needs a traffic plan", hint))
+    result = forecast(built, load_plan(plan), ask, out.observer, verdict())
+    written = _write(result, csv, heatmap, kind)
+    from heddle.views.forecasttext import render
+
+    text = "\n\n".join([render(result), *(["\n".join(f"wrote {name}" for name in written)] if written else [])])
+    out.result({**(result.to_json() if out.json else {}), "csv": csv, "heatmap": heatmap}, text)
+    out.exit_code = 1 if result.unreachable else 0
+
+
+def _check_files(csv: str | None, heatmap: str | None, read: Sequence[str]) -> None:
+    """InputError, before the prediction, for an output file that cannot be written, or that would overwrite an input
+    file or the other output file.
+    """
+    from heddle.views.graph import check_target
+
+    taken = {real(name).resolve(): "is an input file of the prediction" for name in read}
+    for flag, name in (("--csv", csv), ("--heatmap", heatmap)):
+        if name is None:
+            continue
+        if real(name).resolve() in taken:
+            raise InputError(Problem("", f"{flag} {name}", taken[real(name).resolve()], "use another file name"))
+        check_target(real(name), name, flag)
+        taken[real(name).resolve()] = f"is also the file of {flag}"
+
+
+def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) -> list[str]:
+    from heddle.views.graph import write_file
+
+    if csv is not None:
+        write_file(real(csv), result.csv().encode(), csv, flag="--csv")
+    if heatmap is not None:
+        from heddle.views.heatmap import draw
+
+        write_file(real(heatmap), draw(kind, result), heatmap, flag="--heatmap")
+    return [name for name in (csv, heatmap) if name is not None]
+
+
+def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
+    """The words of a flag that was repeated, or that has several words with commas."""
+    from heddle.fabric.naming import split_words
+
+    found = split_words(typed)
+    if typed and not found:
+        hint = f"for example {flag} {words.EXAMPLE_SWITCH}"
+        raise InputError(Problem("", f"{flag} {typed[0]}", "names nothing", hint))
+    return found
+
+
+def _mode(typed: str | None) -> str | None:
+    from heddle.forecast.wires import mode_words
+
+    if typed is not None and typed not in mode_words():
+        raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, mode_words())))
+    return typed
+
+
+def _trials(typed: int) -> int:
+    if not 0 <= typed <= MOST_TRIALS:
+        raise InputError(Problem("", f"--trials {typed}", f"is outside 0 to {MOST_TRIALS}"))
+    return typed
