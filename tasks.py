@@ -21,7 +21,7 @@ from heddle.cli.fabric_verbs import validate, down, render
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run
 from heddle.cli.exec_verb import launch
-from heddle.cli.fabric_verbs import fault
+from heddle.cli.fault_verb import fault
 from heddle.cli.capture_verb import capture
 from heddle.cli.paths_verb import paths
 from heddle.cli.hashing_verb import hashing

@@ -221,6 +221,20 @@ def ports(typed: Typed) -> list[str]:
     return _with_ports(typed, [node for fabric in _fabrics_meant(typed) for node in fabric.nodes])
 
 
+def fault_words(typed: Typed) -> list[str]:
+    """Actions of `fault`, and ports."""
+    from heddle.lab.outages import ACTIONS
+
+    return [*ACTIONS, *ports(typed)]
+
+
+def ports_or_switches(typed: Typed) -> list[str]:
+    """Switches after drain and undrain, else ports."""
+    from heddle.lab.outages import DRAINS
+
+    return switches(typed) if set(DRAINS) & set(typed.before) else ports(typed)
+
+
 def nics(typed: Typed) -> list[str]:
     """Hosts; and NICs, when only one host matches."""
     return _with_ports(typed, [node for fabric in _fabrics_meant(typed) for node in fabric.hosts])

@@ -98,6 +98,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "--port 'ctsw*' --class 3 --out spines.png": "draw class 3 of all spine ports",
     },
     "fault": {
+        "down rtsw1:eth1": "take a link down, and wait until all routes avoid it",
+        "undrain ctsw1": "let traffic use a switch again that was drained",
         "rtsw1:eth1 --loss 1/256 --corrupt 0.1%": "lose 1 packet in 256 behind rtsw1:eth1, and corrupt 1 in 1000",
         "--clear": "clear the faults of all links",
     },

@@ -1,4 +1,4 @@
-"""The verbs for whole labs: up, status, inspect, validate, fault, down; and render, which starts nothing."""
+"""The verbs for whole labs: up, status, inspect, validate, down; and render, which starts nothing."""
 
 from __future__ import annotations
 
@@ -155,62 +155,6 @@ def validate(out: Console, lab: str | None = None) -> None:
     ok = all(each.ok for each in checks)
     out.result({"ok": ok, "lab": where.name, "checks": [c.to_json() for c in checks]}, views.checks_text(checks))
     out.exit_code = 0 if ok else 1
-
-
-@verb(group="Traffic", help=words.FAULT, positional=["port"], root=True)
-def fault(
-    out: Console,
-    port: Sequence[str] = (),
-    delay: str | None = None,
-    jitter: str | None = None,
-    loss: str | None = None,
-    corrupt: str | None = None,
-    duplicate: str | None = None,
-    reorder: str | None = None,
-    both: bool = False,
-    clear: bool = False,
-    lab: str | None = None,
-) -> None:
-    """Let a link lose, corrupt, duplicate, delay or reorder packets; without words, list the faults that are set.
-
-    A fault concerns packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact.
-    Setting a fault replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
-    """
-    from heddle.lab import impairments
-    from heddle.lab.opening import open_lab
-    from heddle.spec.impairments import KINDS, read_fault
-    from heddle.views.labtext import faults_text
-
-    typed = dict(zip(KINDS, (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
-    given = {key: value for key, value in typed.items() if value is not None}
-    where = open_lab(lab)
-    example = where.fabric.switches[0].ports[0].ref
-    if clear and given:
-        flag = f"--{next(iter(given))}"
-        raise InputError(Problem("", f"--clear and {flag}", "exclude each other", f"./inv fault {example} --clear"))
-    if both and not port:
-        raise InputError(Problem("", "--both", "needs a port", f"./inv fault {example} --both --loss 1/256"))
-    ports = port
-    if both:  # the ports at the other ends of the links, too
-        ends = (ref for each in impairments.ports_of(where.fabric, port) for ref in (each.ref, each.peer_ref))
-        ports = list(dict.fromkeys(ends))
-    if clear:
-        changed = impairments.clear_faults(where, ports)
-        out.say(f"cleared the faults of {len(changed)} port{'' if len(changed) == 1 else 's'}")
-    elif given:
-        if not port:
-            hint = f"./inv fault {example} --loss 1/256"
-            raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
-        wanted = read_fault(given, f"./inv fault {example} --clear", lambda key, text: ("", f"--{key} {text}"))
-        impairments.set_fault(where, ports, wanted)
-    found = impairments.read_faults(where)
-    if port and not clear:
-        named = {each.ref for each in impairments.ports_of(where.fabric, ports)}
-        found = [each for each in found if each.port in named]
-    k = where.fabric.policy.k
-    out.result(
-        {"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}, faults_text(found, k, example)
-    )
 
 
 @verb(

@@ -149,7 +149,15 @@ QUEUES: Final[Options] = {
 }
 
 FAULT: Final[Options] = {
-    "port": "packets that leave by these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas",
+    "action": Option(
+        "down or up: set links down or up; drain or undrain: switches, by BGP; none with the flags for packets",
+        completion.fault_words,
+    ),
+    "port": Option(
+        "the links of these ports: rtsw1:eth3, rtsw1 (all its ports), 'ctsw*:eth1'; several with commas; or switches",
+        completion.ports_or_switches,
+    ),
+    "timeout": "seconds to wait for routes, with down, up, drain and undrain (default: 60)",
     **{key: kind.help for key, kind in KINDS.items()},
     "both": "set or clear it in both directions of the links",
     "clear": "clear the faults of the ports, or of all ports",

@@ -152,10 +152,5 @@ def _down(action: Action, lab: Lab, port: str) -> None:
 
 def _up(action: Action, lab: Lab, port: str) -> None:
     began = time.monotonic()
-    ends = {port}
-    if found := [each for node in lab.fabric.nodes for each in node.ports if each.ref == port]:
-        ends.add(found[0].peer_ref)
-    # The end where it was taken down; where it is up already, link_up waits for nothing and reports a wrong name.
-    for end in [ref for ref in outages.state_of(lab).dead if ref in ends] or [port]:
-        outages.link_up(lab, end)
+    outages.links_up(lab, [port])
     action.text = f"{port} is up; BGP and all kernels followed in {time.monotonic() - began:.1f} s"

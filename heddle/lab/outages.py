@@ -16,7 +16,7 @@ were taken down here are recorded, for `up --repair` (impairments.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -30,13 +30,16 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.impairments import Requested, nearest_port
+from heddle.lab.impairments import Requested, nearest_port, ports_of
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 SECONDS: Final = 60.0  # to wait for routes
+# What `./inv fault` does -> the state of its links or switches then.
+ACTIONS: Final[Mapping[str, str]] = {"down": "down", "up": "up", "drain": "drained", "undrain": "in use again"}
+DRAINS: Final = ("drain", "undrain")  # those that take switches
 REPAIR: Final = "./inv up --repair --name {lab}"
 _PAUSE_S: Final = 0.1
 _LOOKS: Final = 2
@@ -102,18 +105,15 @@ class State:
     def problems(self, lab: Lab) -> list[Problem]:
         """The same, one by one, each with the command that repairs it."""
         kept = Requested.read(lab.dir).down
-        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), "heddle.lab.outages.link_up(lab, {!r}) sets it up"
+        by_hand, on_purpose = repair_hint(lab.name, "sets it up"), f"./inv fault up {{}} --lab {lab.name} sets it up"
         links = [
             Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
             if ref in kept
             else Problem(ref, "the link", "is down", by_hand)
             for ref in self.dead
         ]
-        hint = "vtysh: no bgp graceful-shutdown, in router bgp"
-        return [
-            *links,
-            *(Problem(name, "BGP", f"drains the switch ({GRACEFUL_SHUTDOWN})", hint) for name in self.drained),
-        ]
+        why, undrain = f"drains the switch ({GRACEFUL_SHUTDOWN})", f"./inv fault undrain {{}} --lab {lab.name} ends it"
+        return [*links, *(Problem(name, "BGP", why, undrain.format(name)) for name in self.drained)]
 
 
 def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
@@ -121,8 +121,31 @@ def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
 
     A host's link goes down at its switch. InputError for a port that the fabric does not have.
     """
-    node, name = _port(lab, port)
-    return _taken_down(lab, f"{port} down", node, [name], timeout)
+    return _taken_down(lab, f"{port} down", [_port(lab, port)], timeout)
+
+
+def links_down(lab: Lab, refs: Sequence[str], timeout: float = SECONDS) -> Fault:
+    """The same for several links in one step. refs: ports, nodes (all of their links) or patterns.
+
+    InputError for a word that matches no port.
+    """
+    ports = [port.ref for port in ports_of(lab.fabric, refs)]
+    fault = _taken_down(lab, f"{some_of(ports)} down", [_port(lab, ref) for ref in ports], timeout)
+    dead = state_of(lab).dead
+    _check_effect([port.ref for port in ports_of(lab.fabric, refs) if not {port.ref, port.peer_ref} & {*dead}], "is up")
+    return fault
+
+
+def links_up(lab: Lab, refs: Sequence[str], timeout: float = SECONDS) -> None:
+    """Set links up, at whichever end they were taken down, and wait until they are used again. refs: as links_down.
+
+    CheckError for a link that stays down, because it is down inside its host.
+    """
+    meant = {ref for port in ports_of(lab.fabric, refs) for ref in (port.ref, port.peer_ref)}
+    _check_rendered(lab)
+    _set_all(lab, _by_switch([_port(lab, ref) for ref in state_of(lab).dead if ref in meant]), "up")
+    wait(lab, timeout)
+    _check_effect([ref for ref in state_of(lab).dead if ref in meant], "is still down")
 
 
 def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
@@ -138,7 +161,7 @@ def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
     InputError for a name that is not a switch of the fabric.
     """
     node = _switch(lab, switch)
-    return _taken_down(lab, f"{switch} down", node, [port.name for port in node.ports], timeout)
+    return _taken_down(lab, f"{switch} down", [(node, port.name) for port in node.ports], timeout)
 
 
 def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
@@ -153,17 +176,28 @@ def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
 
     InputError for a name that is not a switch of the fabric. Hosts stay reachable through their own leaf in any case.
     """
-    node = _switch(lab, switch)
+    return drain_all(lab, [switch], timeout)
+
+
+def drain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> Fault:
+    """The same for several switches in one step."""
+    nodes = [_switch(lab, switch) for switch in switches]
     _check_rendered(lab)
     # A switch that was drained before stays drained after `undo`.
-    words = ("", "") if switch in lab.snapshot(LabPart.DRAINED, [switch]).drained else ("", "no ")
-    do, undo = (partial(_graceful, lab, node, word) for word in words)
-    return _inject(lab, f"{switch} drained", do, undo, timeout)
+    drained = lab.snapshot(LabPart.DRAINED, [*switches]).drained
+    fresh = [node for node in nodes if node.name not in drained]
+    do, undo = (partial(_graceful_all, lab, fresh, word) for word in ("", "no "))
+    return _inject(lab, f"{some_of(switches)} drained", do, undo, timeout)
 
 
 def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
     """End a drain, and wait until the switch is used again."""
-    _graceful(lab, _switch(lab, switch), "no ")
+    undrain_all(lab, [switch], timeout)
+
+
+def undrain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> None:
+    """The same for several switches in one step."""
+    _graceful_all(lab, [_switch(lab, switch) for switch in switches], "no ")
     wait(lab, timeout)
 
 
@@ -173,13 +207,8 @@ def undo_all(lab: Lab, timeout: float) -> State:
     A link that was taken down inside a host stays down: `state_of` shows it afterwards.
     """
     state = state_of(lab)
-    ports: dict[str, list[str]] = {}
-    for node, name in (_port(lab, ref) for ref in state.dead):
-        ports.setdefault(node.name, []).append(name)
-    for switch, names in ports.items():
-        _set(lab, lab.fabric.by_name[switch], names, "up")
-    for switch in state.drained:
-        _graceful(lab, _switch(lab, switch), "no ")
+    _set_all(lab, _by_switch([_port(lab, ref) for ref in state.dead]), "up")
+    _graceful_all(lab, [_switch(lab, switch) for switch in state.drained], "no ")
     if state.dead or state.drained:
         wait(lab, timeout)
     return state
@@ -229,13 +258,33 @@ def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
     return found
 
 
-def _taken_down(lab: Lab, what: str, node: Node, names: Sequence[str], timeout: float) -> Fault:
-    """Take ports of one switch down. Ports that were down before stay down after `undo`."""
+def _taken_down(lab: Lab, what: str, ports: Sequence[tuple[Node, str]], timeout: float) -> Fault:
+    """Take ports of switches down. Ports that were down before stay down after `undo`."""
     _check_rendered(lab)
-    down = down_ports(lab.handle(node.name))
-    fresh = [name for name in names if not down.get(name)]
-    do, undo = (partial(_set, lab, node, fresh, word) for word in ("down", "up"))
+    fresh = dict[str, list[str]]()
+    for switch, names in _by_switch(ports).items():
+        down = down_ports(lab.handle(switch))
+        fresh[switch] = [name for name in names if not down.get(name)]
+    do, undo = (partial(_set_all, lab, fresh, word) for word in ("down", "up"))
     return _inject(lab, what, do, undo, timeout)
+
+
+def _by_switch(ports: Sequence[tuple[Node, str]]) -> dict[str, list[str]]:
+    found = dict[str, list[str]]()
+    for node, name in ports:
+        found.setdefault(node.name, []).append(name)
+    return found
+
+
+def _check_effect(refs: Sequence[str], why: str) -> None:
+    """CheckError for the links that do not have the requested state."""
+    if refs:
+        raise CheckError(*(Problem(ref, "the link", why, "./inv exec NODE ip link shows both ends") for ref in refs))
+
+
+def _set_all(lab: Lab, ports: Mapping[str, Sequence[str]], word: str) -> None:
+    for switch, names in ports.items():
+        _set(lab, lab.fabric.by_name[switch], names, word)
 
 
 def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None], timeout: float) -> Fault:
@@ -266,6 +315,11 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
             replace(requested, down=down).write(lab.dir)
     if done.code != 0:
         raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
+
+
+def _graceful_all(lab: Lab, nodes: Sequence[Node], word: str) -> None:
+    for node in nodes:
+        _graceful(lab, node, word)
 
 
 def _graceful(lab: Lab, node: Node, word: str) -> None:
