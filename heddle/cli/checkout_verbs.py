@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from heddle.base import resources
+from heddle.base.files import real
 from heddle.base.problems import CheckError, InputError, Problem
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
@@ -81,7 +81,7 @@ def lint(out: Console) -> None:
 
 @verb(
     group="Heddle",
-    help={"out_": Option("directory to write (default: site, in the checkout)", value="DIR")},
+    help={"out": Option("directory to write (default: site, in the checkout)", value="DIR")},
     checkout=True,
     files_out=["out_"],
     directory_out=True,
@@ -93,7 +93,7 @@ def docs(out: Console, out_: str | None = None) -> None:
     a web server: python3 -m http.server -d site
     """
     root = resources.HERE.checkout("./inv docs")
-    site = root / "site" if out_ is None else Path(out_).absolute()
+    site = root / "site" if out_ is None else real(out_).absolute()
     if site.exists() and not (site / _OF_A_SITE).is_file() and (not site.is_dir() or any(site.iterdir())):
         hint = "name a new or an empty directory: the old content is removed"
         raise InputError(Problem("", f"--out {site}", "has something else than an older site", hint))
@@ -108,8 +108,13 @@ def docs(out: Console, out_: str | None = None) -> None:
         lines = re.findall(r"^(?:WARNING|ERROR) +- +(.+)", done.stderr, re.MULTILINE) or done.stderr.splitlines()[-5:]
         raise CheckError(*[Problem("docs", line, "") for line in lines])
     pages = sorted(site.rglob("*.html"))
-    far = [(page, found[1]) for page in pages for found in _LOADED.finditer(page.read_text(encoding="utf-8"))]
+    far = [(page, address) for page in pages for address in loaded_from_elsewhere(page.read_text(encoding="utf-8"))]
     if far:
         hint = "put the file into docs/site"
         raise CheckError(*[Problem(str(page), url, "is loaded from another server", hint) for page, url in far])
     out.result({"site": str(site), "pages": len(pages)}, f"{len(pages)} pages: {site / 'index.html'}")
+
+
+def loaded_from_elsewhere(page: str) -> list[str]:
+    """The addresses on other servers that a browser loads by itself when it shows this HTML."""
+    return _LOADED.findall(page)

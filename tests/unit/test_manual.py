@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from heddle.base.problems import InputError
+from heddle.cli.argv import parse
+from heddle.cli.checkout_verbs import loaded_from_elsewhere
 from heddle.cli.manual import headings, is_page, page_names, page_text, slug
-from heddle.cli.program import main
+from heddle.cli.program import commands_in, main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "labs").rglob("README.md"))]
@@ -75,3 +79,65 @@ def test_every_page_has_its_place_in_the_site() -> None:
     placed = [page for group in groups.values() if isinstance(group, list) for each in group for page in each.values()]
     pages = [name.removeprefix("docs/") for name in page_names()]
     assert sorted([*placed, "index.md"]) == sorted([*pages, "labs/README.md"])
+
+
+@pytest.mark.parametrize(
+    ("tag", "loaded"),
+    [
+        ('<script src="https://far.example/x.js"></script>', ["https://far.example/x.js"]),
+        ("<link rel=preconnect href=//far.example crossorigin>", ["//far.example"]),
+        ('<img alt="" src=https://far.example/a.png>', ["https://far.example/a.png"]),
+        ('<link rel="stylesheet" href="assets/main.css"><script src="x.js"></script>', []),
+        ('<a href="https://far.example/">a link</a> <link rel="canonical" href="https://far.example/">', []),
+    ],
+)
+def test_what_a_page_loads_from_elsewhere_is_found(tag: str, loaded: list[str]) -> None:
+    assert loaded_from_elsewhere(f"<html>{tag}</html>") == loaded
+
+
+def test_a_directory_with_other_files_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    (tmp_path / "thesis.txt").touch()
+    assert main(vars(tasks), ["inv", "docs", "--out", str(tmp_path)]) == 2
+    assert "has something else than an older site\n  hint: name a new or an empty directory" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+NEW = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("index", "first-fabric", "trust", "troubleshooting", "comparison")),
+]
+NEW += [f"docs/for-{reader}.md" for reader in ("engineers", "researchers", "ci", "instructors")]
+COMING = {"predict", "workshop"}
+
+
+@pytest.mark.parametrize("page", NEW)
+def test_commands_of_a_page_are_taken_by_the_parser(page: str) -> None:
+    import tasks
+
+    verbs = {name: command.verb for name, command in commands_in(vars(tasks)).items()}
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    lines = [part for line in blocks.splitlines() for part in re.split(r"&&|\|\|| > ", line)]
+    inline = [
+        found for found in re.findall(r"`(\./inv [^`]+)`", text) if not re.search(r"\b[A-Z]{3,}\b|\b[AB]\b", found)
+    ]
+    typed = [shlex.split(line, comments=True) for line in [*lines, *inline] if "./inv " in line]
+    for words in typed:
+        name, *rest = words[words.index("./inv") + 1 :]
+        if name in COMING - verbs.keys():
+            continue
+        assert name in verbs, words
+        assert not rest or parse(verbs[name], rest) is not None
+
+
+def test_the_readme_is_short_and_its_result_is_that_of_the_picture() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 800
+    (result,) = re.findall(r"^```text\n(what ran .*?)^```", text, re.MULTILINE | re.DOTALL)
+    svg = html.unescape(re.sub("<[^>]+>", "", (ROOT / "docs/demo.svg").read_text(encoding="utf-8"))).replace(
+        "\xa0", " "
+    )
+    for row in result.splitlines():
+        assert row in svg
