@@ -47,7 +47,7 @@ REPORTS: Final = "reports"  # directory of the files that tools write, in the st
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
 _LONGEST: Final = 100  # letters of a file's name
 _LONGEST_VALUE: Final = 4096  # characters of an argument
-_BELOW: Final = 1 << 62  # of a number
+_TOO_LARGE: Final = 1 << 62  # of a number
 _SHOWN: Final = 80  # characters of a wrong value
 _RUN: Final = re.compile(r"(?:[a-z][a-z0-9]{0,11}:)?(?:[0-9]{1,9}|last)")  # never a path: a server may run as root
 _END_S: Final = 20.0  # for a cancelled run to end its workers
@@ -180,7 +180,7 @@ def _wrong(verb: Verb, parameter: Parameter, value: Any) -> tuple[str, str]:
 
 
 def _fits(parameter: Parameter, value: Any) -> bool:
-    if isinstance(value, int | float) and not abs(value) < _BELOW:
+    if isinstance(value, int | float) and not abs(value) < _TOO_LARGE:
         return False
     if isinstance(value, bool) != (parameter.kind == "bool"):
         return False

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 25
 LATER = frozenset(
     {
-        "architecture.md", "assistants.md", "bring-your-own.md", "capture.md", "containerlab.md",
+        "architecture.md", "bring-your-own.md", "capture.md", "containerlab.md",
         "dashboard.md", "fabric-file.md", "glossary.md", "hashing.md", "install.md", "kernels.md",
         "mechanisms.md", "paths.md", "performance.md", "places.md", "prediction.md", "queues.md", "report.md",
         "runs.md", "soft-roce.md", "testing.md", "traffic.md", "writing-units.md",
