@@ -165,7 +165,7 @@ def test_root_writes_no_file_where_user_frr_could_place_a_link() -> None:
     starts = [text for name, text in files.items() if name.endswith("start.sh")]
     for script in (*starts[:1], copy._start_script(), health._START_DAEMONS, health._END_DAEMONS):
         lines = [line for line in script.splitlines() if not line.startswith("#")]
-        named = set(re.findall(r"/(?:run|var/log)/frr/[^\s\";]+", "\n".join(lines)))
+        named = set(re.findall(r"/(?:run|var/log)/frr/[^\s\";)]+", "\n".join(lines)))
         # The last one is removed, and then made with `set -C`, which follows no link.
         assert named <= {"/run/frr/$daemon.pid", "/var/log/frr/$daemon.log", "/run/frr/*.pid", frr.REFUSED}
 

@@ -60,7 +60,7 @@ def test_only_regular_files_are_read(tmp_path: Path, name: str, read: Callable[[
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
 
     threading.Thread(target=write, daemon=True).start()
-    with pytest.raises((InputError, UnreadableError, OSError), match="is not a regular file|is a socket or device"):
+    with pytest.raises((InputError, UnreadableError, OSError), match=r"is not a regular file|is a socket or device"):
         read(str(path))
     assert companions(path) == [] and files_of(str(path)) == [str(path)]
     ended.set()
