@@ -168,6 +168,32 @@ def test_in_namespaces_commands_are_roots_and_keys_of_containers_have_no_effect(
     assert all(f"# {line}\n" in script.split("ip -batch")[0] for line in (*made.warnings, *made.notes))
 
 
+PROGRAMS = """name: x
+topology:
+  defaults: {kind: linux, exec: [heddle-no-such-program --now]}
+  nodes:
+    a: {exec: ["sh -c 'cp /bin/true /usr/local/bin/heddle-made'", heddle-made, heddle-bound]}
+    b: {exec: [/opt/heddle/none, vtysh -c exit, ip link]}
+"""
+
+
+def test_commands_of_programs_that_only_an_image_has_are_refused_once_for_all_nodes(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    text = PROGRAMS.replace("    a: {", "    a: {binds: ['tool:/usr/local/bin/heddle-bound'], ")
+    with pytest.raises(InputError) as refused:
+        import_topology(path := write(text), "netns")
+    (problem,) = refused.value.problems
+    assert problem.what == "exec: heddle-no-such-program --now"
+    assert (
+        problem.why
+        == "needs the program heddle-no-such-program, which this machine does not have; the image may have it"
+    )
+    assert problem.hint == "install it, leave it out, or use --runtime containerlab"
+    assert import_topology(path, "containerlab").fabric.hosts
+
+
 IMAGES = """name: x
 topology:
   defaults: {kind: linux}

@@ -35,6 +35,7 @@ from heddle.lab.imported.grammar import (
     magic,
     resolved,
 )
+from heddle.lab.imported.programs import absent_program
 from heddle.lab.imported.reach import reach_of
 from heddle.runtimes.netns_root import WRITABLE, why_read_only
 from heddle.runtimes.netns_space import PROVIDED
@@ -178,7 +179,7 @@ class _DescriptionReader:
             where=self.document.where(at),
             # By target, so that a node's own bind replaces its group's.
             binds=tuple({bind.target: bind for bind in binds if bind is not None}.values()),
-            exec=tuple(self._exec(sections.listed(layers, "exec"), name, lab)),
+            exec=tuple(self._exec(sections.listed(layers, "exec"), name, lab, [b.target for b in binds if b])),
             sysctls=merged.get("sysctls", {}),
             labels=merged.get("labels", {}),
             env=merged.get("env", {}),
@@ -248,8 +249,8 @@ class _DescriptionReader:
             self.add(trail, what, *refused)
         return BindDescription(path, target, mode)
 
-    def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str) -> list[str]:
-        kept = []
+    def _exec(self, lines: list[tuple[Trail, str]], node: str, lab: str, targets: list[str]) -> list[str]:
+        kept: list[str] = []
         for trail, line in lines:
             text = magic(line, lab, node)
             if text not in self._commands:
@@ -258,6 +259,11 @@ class _DescriptionReader:
                 self.add(trail, f"exec: {line[:_SHOWN]}", why, "put it into a script, and bind that")
             elif any(word in text for word in DIRECTORIES) and self.runtime == "netns":
                 self.add(trail, f"exec: {line}", "names a directory that containerlab creates; a namespace has none")
+            elif self.runtime == "netns" and (program := absent_program(text, kept, targets)):
+                why = f"needs the program {program}, which this machine does not have; the image may have it"
+                self.add(
+                    trail, f"exec: {line[:_SHOWN]}", why, "install it, leave it out, or use --runtime containerlab"
+                )
             elif _sets_queue(text):
                 why = "sets a queue, but Heddle installs its own at the root of every port"
                 hint = "set a link's rate with vars: {rate_bps: 100000000}; other queues are not supported"
