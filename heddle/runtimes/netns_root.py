@@ -35,8 +35,10 @@ _UNSEEN: Final = re.compile(r"/(snap|var/snap|var/lib/(docker|containerd?s?|kube
 WRITABLE: Final = ("/run", "/dev", "/tmp", "/var/tmp")  # noqa: S108 - each node's own, also where the rest is read-only
 _LARGEST_FILE: Final = 1 << 20  # of a file that is a mount itself, as /etc/hosts in a container: it is copied
 _RUN_LEFT: Final = frozenset({"systemd", "heddle", "netns"})  # systemctl concludes from /run/systemd that systemd runs
-_DEVICE_DIRS: Final = ("net", "infiniband", "pts")
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse", "vhost-net")
+# As containers have them, and what FRR, tunnels and RDMA need; no disks. Names with a / are in directories.
+DEVICES: Final = (
+    "null", "zero", "full", "random", "urandom", "tty", "fuse", "vhost-net", "net", "net/tun", "infiniband", "pts",
+)  # fmt: skip
 _DEVICE_LINKS: Final = {
     "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
@@ -55,7 +57,7 @@ def job_root(lab: str, node: NodeDef) -> dict[str, Any]:
     home = files_dir(lab) / node.name
     places = sorted(unquote(each) for each in os.listdir(home)) if home.is_dir() else []  # noqa: PTH208 - quicker
     views = [(str(_view(home, each)), each) for each in places if each != "/"]
-    devices = [*_DEVICES, *_DEVICE_DIRS]
+    devices = [name for name in DEVICES if "/" not in name]
     return {"root": {"view": str(_view(home, "/")), "places": views, "devices": devices}}
 
 
@@ -177,13 +179,12 @@ def _fill_run(view: Path) -> None:
 
 
 def _fill_devices(view: Path) -> None:
-    """Mount points of the devices that enter.py binds, as containers have them; no disks."""
-    for name in _DEVICES:
-        if Path("/dev", name).exists():
-            (view / name).touch()
-    for name in _DEVICE_DIRS:
+    """Mount points of the devices that enter.py binds, and what else containers have in /dev."""
+    for name in (each for each in DEVICES if "/" not in each and Path("/dev", each).exists()):
         if Path("/dev", name).is_dir():
             (view / name).mkdir(exist_ok=True)
+        else:
+            (view / name).touch()
     (view / "shm").mkdir(exist_ok=True)
     (view / "shm").chmod(0o1777)
     for name, target in _DEVICE_LINKS.items():

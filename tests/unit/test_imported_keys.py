@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +167,23 @@ def test_in_namespaces_commands_are_roots_and_keys_of_containers_have_no_effect(
     ]
     script = script_of(made)
     assert all(f"# {line}\n" in script.split("ip -batch")[0] for line in (*made.warnings, *made.notes))
+
+
+def test_sockets_disks_and_paths_of_the_kernel_are_no_binds_in_namespaces(write: Write, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind(str(tmp_path / "s"))
+        (tmp_path / "f").write_text("")
+        binds = ["s:/run/docker.sock", "f:/proc/sys/kernel/hostname", "f:/etc", "/dev/null:/dev/null", "f:/no/such/f"]
+        with pytest.raises(InputError) as refused:
+            import_topology(write(f"name: x\ntopology: {{nodes: {{a: {{kind: linux, binds: {binds}}}}}}}\n"), "netns")
+    assert [(problem.what, problem.why) for problem in refused.value.problems] == [
+        ("binds: s:/run/docker.sock", "is a socket or device of this machine, which nodes do not get"),
+        (
+            "binds: f:/proc/sys/kernel/hostname",
+            "covers a file of the kernel, which a namespace has in common with this machine",
+        ),
+        ("binds: f:/etc", f"is not possible: on this machine /etc is a directory, and {tmp_path / 'f'} is a file"),
+    ]
 
 
 PROGRAMS = """name: x

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from heddle.runtimes.netns_space import PROVIDED
+from heddle.runtimes.netns_root import DEVICES
+from heddle.runtimes.netns_space import PROVIDED, shown
+
+
+def seen_anyway(source: Path, target: str) -> bool:
+    """True for a bind of a file to its own path, where a node sees it without the bind."""
+    if target == "/lib/modules":
+        return True
+    own = shown(source) or target.startswith(("/proc/", "/sys/")) or target.removeprefix("/dev/") in DEVICES
+    return str(source) == os.path.normpath(target) and own
 
 
 def no_view(source: Path, target: str, read_only: str) -> tuple[str, str] | None:

@@ -7,7 +7,6 @@ Inheritance is containerlab's (types/topology.go of 0.79): node, then group, kin
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.lab.imported import frr, grammar
-from heddle.lab.imported.binds import no_view
+from heddle.lab.imported.binds import no_view, seen_anyway
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -241,8 +240,8 @@ class _DescriptionReader:
         path = resolved(source, self.path.parent)
         if target.startswith("/var/run/"):  # a link to /run, everywhere
             target = target.removeprefix("/var")
-        if self.runtime == "netns" and (str(path) == os.path.normpath(target) or target == "/lib/modules"):
-            return None  # a node sees this machine's file there anyway
+        if self.runtime == "netns" and seen_anyway(path, target):
+            return None
         if not path.exists():
             self.add(trail, what, f"names {path}, which does not exist", "paths are relative to the topology file")
         elif self.runtime == "netns" and (refused := no_view(path, target, self.read_only)):
