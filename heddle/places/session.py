@@ -251,6 +251,20 @@ class Session:
             for number in signals[passed:]:
                 passed += 1
                 self._pass_on(number)
+            while agent.frames.messages:
+                message, data = agent.answer()
+                if self.out.json and message.get("stream") == 1:
+                    document += data
+                elif "stream" in message:
+                    self._show(1 if message["stream"] == 1 else 2, data)
+                elif isinstance(taken := message.get("taken"), int):
+                    waiting -= taken
+                elif isinstance(code := message.get("code"), int) and 0 <= code < 256:
+                    if document:
+                        written(document.decode(errors="replace"), verbatim=True)
+                    return code
+                else:
+                    raise Broken
             sources = [agent.channel, 0] if stdin and waiting < _TYPED else [agent.channel]
             ready = select.select(sources, [], [], 0.2)[0]
             if 0 in ready:
@@ -261,20 +275,6 @@ class Session:
                 agent.receive()
             elif time.monotonic() - agent.heard > SILENCE:
                 raise Broken
-            while agent.frames.messages:
-                message, data = agent.answer()
-                if self.out.json and message.get("stream") == 1:
-                    document += data
-                elif "stream" in message:
-                    self._show(1 if message["stream"] == 1 else 2, data)
-                elif isinstance(taken := message.get("taken"), int):
-                    waiting -= taken
-                elif isinstance(code := message.get("code"), int):
-                    if document:
-                        written(document.decode(errors="replace"), verbatim=True)
-                    return code
-                else:
-                    raise Broken
 
     def _show(self, number: int, data: bytes) -> None:
         """Show what the verb wrote on stdout (1) or stderr (2). Without a terminal of its own it draws nothing, so that
