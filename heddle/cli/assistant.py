@@ -36,7 +36,6 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.process import dying_with_us
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
-from heddle.base.userfiles import make_dir
 from heddle.base.version import VERSION
 from heddle.cli.argv import Parameter, Verb, words_of
 from heddle.cli.console import problems_json
@@ -47,7 +46,7 @@ REPORTS: Final = "reports"  # directory of the files that tools write, in the st
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
 _LONGEST: Final = 100  # letters of a file's name
 _LONGEST_VALUE: Final = 4096  # characters of an argument
-_TOO_LARGE: Final = 1 << 62  # of a number
+_LARGEST: Final = 10**9  # of a number, as in argv.py
 _SHOWN: Final = 80  # characters of a wrong value
 _RUN: Final = re.compile(r"(?:[a-z][a-z0-9]{0,11}:)?(?:[0-9]{1,9}|last)")  # never a path: a server may run as root
 _END_S: Final = 20.0  # for a cancelled run to end its workers
@@ -126,7 +125,7 @@ class Assistant:
         except InputError as error:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
         if _writes(self.offered[name]):
-            make_dir(state.state_dir() / REPORTS)
+            state.make_dir(state.state_dir() / REPORTS)
         code, data = await _ran([*HERE.command(), *words])
         if len(data) > _MOST_BYTES:
             why = f"has {len(data):,} bytes, and at most {_MOST_BYTES:,} are returned"
@@ -180,7 +179,7 @@ def _wrong(verb: Verb, parameter: Parameter, value: Any) -> tuple[str, str]:
 
 
 def _fits(parameter: Parameter, value: Any) -> bool:
-    if isinstance(value, int | float) and not abs(value) < _TOO_LARGE:
+    if isinstance(value, int | float) and not abs(value) <= _LARGEST:
         return False
     if isinstance(value, bool) != (parameter.kind == "bool"):
         return False
