@@ -67,6 +67,7 @@ Up = Callable[..., life.UpResult]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen-goldens", action="store_true", help="rewrite tests/golden instead of comparing with it")
+    parser.addoption("--fuzz-seed", metavar="SEED[:CASE]", default="1", help="the inputs of tests/fuzz, or one of them")
     parser.addoption("--screenshots", metavar="DIR", help="where tests/browser writes its screenshots of pages")
     parser.addoption("--needs-to", metavar="FILE", help="write the parts that marks `needs` of the chosen tests name")
 

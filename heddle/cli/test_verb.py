@@ -29,24 +29,26 @@ from heddle.host import packages
 # Cheap to expensive. clab also needs a container engine and containerlab, browser needs Chromium, vm needs QEMU and an
 # image of 1 GB. Each suite is a folder of tests, and tests/conftest.py gives its tests the suite's name as a mark; a
 # test of tests/netns that runs in containers has the mark clab instead.
-SUITES: Final = ("unit", "golden", "netns", "clab", "browser", "vm")
+SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm")
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
-# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out.
+# Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
+# that of fuzz takes long, and only its own suite has it.
 _MARKS: Final[Mapping[str, str]] = {
-    QUICK: f"{_ANYWHERE} and not deep",
+    QUICK: "(unit or golden or netns or fuzz) and not deep",
     "deep": f"{_ANYWHERE} and deep",
-    "all": _ANYWHERE,
+    "all": f"{_ANYWHERE} or (fuzz and not deep)",
     **{suite: suite for suite in SUITES},
     "vm": "vm and not deep",
 }
 WORDS: Final = tuple(_MARKS)
 _FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys((QUICK, "deep", "all"), ("unit", "golden", "netns")),
+    **dict.fromkeys((QUICK, "all"), ("unit", "golden", "netns", "fuzz")),
+    "deep": ("unit", "golden", "netns"),
     **{suite: (suite,) for suite in SUITES},
     "clab": ("clab", "netns"),
 }
-_AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "vm"}
+_AS_ROOT: Final = frozenset(WORDS) - {"unit", "golden", "fuzz", "vm"}
 _NO_TESTS: Final = 5  # pytest's exit code when it collected nothing
 _USAGE: Final = 4
 _PROCESSORS: Final = 2  # that workers need
@@ -223,8 +225,8 @@ def _engine(out: Console) -> Iterator[None]:
     help={
         "suite": Option(
             "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "
-            "three), clab (labs in containers), browser (pages in Chromium), or vm (a full kernel in QEMU); or several "
-            "of them: deep,vm",
+            "three), fuzz (damaged files and messages), clab (labs in containers), browser (pages in Chromium), or vm "
+            "(a full kernel in QEMU); or several of them: deep,vm",
             WORDS,
         ),
         "build": "also install clang, so that the BPF programs are rebuilt and compared",

@@ -111,6 +111,7 @@ _ALL: Final = (
     _tool("openssh-server", "tests of --place log in to it", "sshd"),
     _tool("openssh-client", "tests of --place make keys for it", "ssh-keygen", "ssh-agent", "ssh-add"),
     _tool("clang", "rebuilds the BPF programs and the NICs' fast path", "clang", "readelf"),
+    _tool("gcc", "builds the NICs' fast path with checks of its memory, for tests"),
     _tool("lld", "links the NICs' fast path for two kinds of processor", "ld.lld"),
     _tool("qemu-user", "tests run the NICs' fast path for aarch64 in it", "qemu-aarch64"),
     _tool("chromium", "tests look at pages in it"),
@@ -150,20 +151,9 @@ HOST_TOOLS: Final = ("iputils-ping", "traceroute", "iperf3", "tcpdump")
 CAPTURE: Final = ("tcpdump", "util-linux")
 UNIT_TESTS: Final = ("libbpf", "util-linux")
 TEST_EXTRAS: Final = (
-    "e2fsprogs",
-    "ethtool",
-    "git",
-    "iputils-ping",
-    "mmdebstrap",
-    "mount",
-    "openssh-client",
-    "openssh-server",
-    "procps",
-    "sudo",
-    "tcpdump",
-    "tshark",
-    "uidmap",
-)
+    "e2fsprogs", "ethtool", "gcc", "git", "iputils-ping", "mmdebstrap", "mount", "openssh-client", "openssh-server",
+    "procps", "sudo", "tcpdump", "tshark", "uidmap",
+)  # fmt: skip
 BROWSER: Final = ("chromium", "chromium-driver")
 BUILD: Final = ("clang", "libbpf-dev", "lld", "qemu-user")
 POLICY: Final = Path("/usr/sbin/policy-rc.d")
