@@ -36,6 +36,7 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.process import dying_with_us
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
+from heddle.base.userfiles import make_dir
 from heddle.base.version import VERSION
 from heddle.cli.argv import Parameter, Verb, words_of
 from heddle.cli.console import problems_json
@@ -125,7 +126,7 @@ class Assistant:
         except InputError as error:
             return _failed(problems_json("InputError", error.exit_code, error.problems))
         if _writes(self.offered[name]):
-            state.make_dir(state.state_dir() / REPORTS)
+            make_dir(state.state_dir() / REPORTS)
         code, data = await _ran([*HERE.command(), *words])
         if len(data) > _MOST_BYTES:
             why = f"has {len(data):,} bytes, and at most {_MOST_BYTES:,} are returned"

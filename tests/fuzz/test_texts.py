@@ -54,7 +54,7 @@ def a_fabric(path: Path) -> None:
 
 
 def a_topology(path: Path) -> None:
-    blueprint_of(str(path), None, "netns")
+    blueprint_of(str(path), "netns")
 
 
 def a_plan(path: Path) -> None:

@@ -105,7 +105,7 @@ def test_reading_a_topology_takes_bounded_time(tmp_path: Path) -> None:
     head = "name: x\ntopology:\n  defaults: {kind: linux, exec: [%s]}\n  nodes:\n"
     refused("#" * (MOST_BYTES + 1), "is larger than 1024 KiB")
     many = "".join(f"    n{number}: {{}}\n" for number in range(3000))
-    refused(head % ", ".join(f"c{number}" for number in range(3000)) + many, "has more than 400,000 values")
+    refused(head % ", ".join(f"true {number}" for number in range(3000)) + many, "has more than 400,000 values")
     ends = "".join(f'    - endpoints: ["n{number}:e", "m{number}:e"]\n' for number in range(3000))
     refused(head % "" + many + "  links:\n" + ends, "was not read: too many problems")
     # Blank lines, and a script with one long line.
