@@ -10,6 +10,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.lab.imported import frr
+from heddle.lab.imported.copy import copy_data
 from heddle.lab.imported.grammar import only_waits
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.lifecycle import script_of
@@ -257,3 +258,29 @@ def test_commands_decide_which_daemons_heddle_starts_where_no_file_is_bound(writ
     topology = read_topology(made.write(tmp_path / "out", RenderOptions()))
     assert topology.nodes["typed"].exec[0] == f"sh {frr.START} ospfd"
     assert topology.nodes["edited"].exec[1] == f"sh {frr.START} isisd"
+
+
+def test_only_what_runs_frr_has_sys_admin(write: Write) -> None:
+    path = write("""name: x
+topology:
+  defaults: {kind: linux}
+  nodes:
+    bound: {image: mine, binds: ["x.clab.yml:/etc/frr/frr.conf"]}
+    named: {image: "quay.io/frrouting/frr:10.5.1"}
+    heddles: {}
+    other: {image: "network-multitool:1"}
+    asks: {image: mine, cap-add: [SYS_ADMIN, SYS_PTRACE]}
+    full: {image: mine, privileged: true}
+""")
+    made = import_topology(path, "containerlab")
+    assert made.description is not None
+    nodes = copy_data(made.description, made.fabric, Path("/out"), RenderOptions(), "containerlab")["topology"]["nodes"]
+    plain, admin = ["NET_ADMIN", "NET_RAW"], ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
+    assert {name: node["cap-add"] for name, node in nodes.items()} == {
+        "bound": admin, "named": admin, "heddles": plain, "other": plain, "full": plain,
+        "asks": [*plain, "SYS_ADMIN", "SYS_PTRACE"],
+    }  # fmt: skip
+    assert {name for name, node in nodes.items() if node.get("memory")} == {"heddles"}
+    assert [note for note in made.notes if "SYS_ADMIN" in note] == [
+        "no SYS_ADMIN, which FRR needs, on other: where the image has FRR, set cap-add: [SYS_ADMIN]"
+    ]

@@ -125,13 +125,19 @@ def _node(node: NodeDescription, fabric: Fabric, out: Path, runtime: str) -> dic
     data["sysctls"] = {**_NODE_SYSCTLS, **(_SWITCH_SYSCTLS if switch else {}), **node.sysctls, **forwarding(node)}
     data |= {"labels": dict(node.labels), "env": dict(node.env), "binds": binds, "exec": commands}
     data["network-mode"] = "none" if node.isolated else ""
-    # FRR may run in an image of the user's, too.
-    rights = SWITCH_CAPABILITIES if switch or not is_heddles(image) else HOST_CAPABILITIES
+    rights = SWITCH_CAPABILITIES if switch or frr.routes(image) else HOST_CAPABILITIES
     data |= {"cap-add": list(rights), "memory": NODE_MEMORY if is_heddles(image) else ""}
     if runtime != "netns":
         data |= {key: value for key, value in node.passed.items() if key != "image"}
         data["cap-add"] = list(dict.fromkeys([*rights, *node.passed.get("cap-add", ())]))
     return {key: value for key, value in data.items() if value not in ("", {}, [])}
+
+
+def without_admin(node: NodeDescription) -> bool:
+    """True for a container with an image of the user's in which FRR could not start, should it have FRR."""
+    own = bool(node.image) and not is_heddles(node.image) and not frr.routes(node.image)
+    privileged = str(node.passed.get("privileged", "")).lower() == "true"
+    return own and not node.frr and not privileged and "SYS_ADMIN" not in node.passed.get("cap-add", ())
 
 
 def daemons_by_commands(node: NodeDescription) -> tuple[str, ...]:

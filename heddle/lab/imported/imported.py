@@ -22,6 +22,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import MachineError, Problem
 from heddle.base.state import Record, check_name
 from heddle.base.sysctls import is_sysctl_number
+from heddle.base.tables import some_of
 from heddle.base.units import format_rate
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
@@ -30,7 +31,14 @@ from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import SessionEnd, awaited
 from heddle.lab.imported import frr
 from heddle.lab.imported import reachability as convergence
-from heddle.lab.imported.copy import copy_data, daemons_by_commands, heddle_starts, is_heddles, write_copy
+from heddle.lab.imported.copy import (
+    copy_data,
+    daemons_by_commands,
+    heddle_starts,
+    is_heddles,
+    without_admin,
+    write_copy,
+)
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
 from heddle.lab.imported.devices import missing_devices
@@ -289,6 +297,10 @@ def _notes(
     bare = [node.name for node in description.nodes.values() if not node.image]
     if bare and runtime != "netns":
         notes.append(f"{len(bare)} nodes have no image and get Heddle's")
+    if runtime != "netns" and (less := [node.name for node in description.nodes.values() if without_admin(node)]):
+        notes.append(
+            f"no SYS_ADMIN, which FRR needs, on {some_of(less)}: where the image has FRR, set cap-add: [SYS_ADMIN]"
+        )
     started = [n for n in description.nodes.values() if n.frr and heddle_starts(n, runtime)]
     if started and any(not is_heddles(node.image) for node in started):
         notes.append(f"Heddle starts this machine's FRR on {len(started)} switches, instead of an image's")
