@@ -33,6 +33,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 One = Callable[[random.Random, Path], None]
 CPU_S: Final = 5.0  # of one case
 MEMORY: Final = 1 << 30  # bytes of address space that all cases may add
+_BLOCKED_S: Final = 300.0  # of a case that only waits: a FIFO without a writer
 _MOST: Final = 20  # failures that are saved
 _KEPT: Final = Path(tempfile.gettempdir(), "heddle-fuzz")
 
@@ -110,18 +111,21 @@ def _copied(source: str, to: str) -> str:
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """TooLongError when a with block uses more CPU time than that."""
+    """TooLongError when a with block uses more CPU time than that, or waits for minutes."""
 
     def over(number: int, frame: FrameType | None) -> None:
-        raise TooLongError(f"more than {seconds:g} s of CPU time")
+        raise TooLongError(f"more than {seconds:g} s of CPU time" if number == signal.SIGPROF else "it waits for ever")
 
-    before = signal.signal(signal.SIGPROF, over)
+    before = {number: signal.signal(number, over) for number in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, _BLOCKED_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -92,16 +92,19 @@ def case(seed: int, number: int) -> tuple[int, int]:
     control = dice.choice((None, CONTROL))
     nic = Sanitized(PARAMS, version, psn, MESSAGE, dice.choice(((0.0,), (0.0, 0.004))), control)
     right = right_frames(version, psn)
+    in_order = iter(right[: -(-MESSAGE // MTU)])
     nic.expect(MESSAGE, 7, dice.choice((1, 3)))
     nic.post(np.zeros(MESSAGE, np.uint8), 0, 7)
     now = 0.0
     try:
         for at in range(FRAMES):
             frame, choice = dice.choice(right), dice.random()
-            if choice < 0.5:
+            if choice < 0.45:
                 frame = hostile(dice, version, frame)
-            elif choice < 0.75:
+            elif choice < 0.7:
                 frame = damaged(dice, frame)
+            elif choice < 0.9:  # a message becomes complete
+                frame = next(in_order, frame)
             if frame:
                 nic.give(frame[: 1 << 15])
             if at % 8 == 7:
