@@ -64,7 +64,7 @@ def test_the_main_job_in_a_container(image: str) -> None:
     assert up.startswith("tiny ")
     assert {row["wrong"] for row in json.loads(run)["results"]} == {0}
     assert json.loads(paths)["agree"] is True
-    assert down == "tiny: removed completely\n/run/netns:\n\n/var/lib/heddle/labs:\n\n/work:\n"
+    assert down == "tiny: removed completely, with 1 stored run\n/run/netns:\n\n/var/lib/heddle/labs:\n\n/work:\n"
 
 
 def test_the_image_has_one_version_and_no_package_index(image: str) -> None:

@@ -71,7 +71,7 @@ def test_the_main_job(
     assert (paths.returncode, json.loads(paths.stdout)["agree"]) == (0, True), paths.stderr
     assert installed.heddle("validate", "--lab", name, cwd=empty, env=env).returncode == 0
     down = installed.heddle("down", name, cwd=empty, env=env)
-    assert (down.returncode, down.stdout) == (0, f"{name}: removed completely\n"), down.stderr
+    assert (down.returncode, down.stdout) == (0, f"{name}: removed completely, with 1 stored run\n"), down.stderr
     assert leftovers(name) == []
     assert list(empty.iterdir()) == []
     for done in (up, run, paths, down):

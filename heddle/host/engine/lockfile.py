@@ -23,7 +23,7 @@ def locked(path: Path, kind: int, waits: Callable[[], None] | None = None) -> It
         while True:
             path.parent.mkdir(mode=0o755, exist_ok=True)
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:
                 continue  # removed between the two
             try:
