@@ -127,7 +127,8 @@ def _make_view(home: Path, read_only: bool, others: list[tuple[str, bool]]) -> N
         _show(Path("/"), root, read_only)
     for place, directory in others:
         if directory and not (home / quote(place, safe="")).exists():
-            _show(Path(place), _directory(home, place), read_only)
+            with suppress(OSError):  # a file system that not even root may read (FUSE): the directory is empty then
+                _show(Path(place), _directory(home, place), read_only)
         elif not directory and not read_only:
             _copy_file(Path(place), _view(home, "/"))
     for place, fill in (("/run", _fill_run), ("/dev", _fill_devices)):
@@ -211,7 +212,10 @@ def _view(home: Path, place: str) -> Path:
 
 
 def _is_directory(place: str) -> bool:
-    return Path(place).is_dir()
+    try:
+        return Path(place).is_dir()
+    except OSError:
+        return True
 
 
 def _mount(source: str, target: Path, kind: str = "none", flags: int = 0, data: str = "") -> None:

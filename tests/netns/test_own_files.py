@@ -145,3 +145,35 @@ def test_without_overlayfs_nodes_see_files_read_only_and_new_paths_are_refused(
 
 def test_the_kernel_of_this_machine_can_give_nodes_their_own_view() -> None:
     assert why_read_only() == ""
+
+
+MOUNTS = """
+from pathlib import Path
+from heddle.lab import lifecycle as life
+from heddle.lab.imported.imported import import_topology
+
+home, name = Path({home!r}), {name!r}
+lab = life.up(import_topology(home / "own.clab.yml", "netns", name), source="own", timeout=20).lab
+try:
+    change = "cat disk/there file; echo changed | tee disk/there > file"
+    print(lab.output("h1", ["sh", "-c", "cd {home} && " + change]))
+    print(lab.output("h1", ["cat", "{home}/disk/there", "{home}/file"]), (home / "disk/there").read_text())
+finally:
+    life.down(name)
+"""
+
+
+def test_other_file_systems_and_files_that_are_mounts_are_in_the_view_too(tmp_path: Path, name: str) -> None:
+    """In a mount namespace of its own, so that the test mounts nothing on this machine."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "file").write_text("covered\n")
+    (tmp_path / "other").write_text("on top\n")
+    (tmp_path / "own.clab.yml").write_text("name: x\ntopology: {nodes: {h1: {kind: linux}}}\n")
+    mounts = f"cd {tmp_path} && mount -t tmpfs t disk && echo below > disk/there && mount --bind other file"
+    program = [sys.executable, "-c", MOUNTS.format(home=str(tmp_path), name=name)]
+    script = f'{mounts} && cd {ROOT} && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["below", "on", "top", "changed", "changed", "below"], done.stderr
+    assert ((tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == ("covered\n", "on top\n")
