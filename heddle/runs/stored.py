@@ -106,6 +106,11 @@ class StoredRun:
         if around.value is not None:
             return Stored(around.value.fabric)
         from heddle.lab.opening import reopened
+        from heddle.runs.surroundings import SURROUNDINGS
+
+        file = self.path / SURROUNDINGS
+        if file.is_symlink() or file.exists():  # damaged, and not of an older Heddle
+            return Stored(None, around.why)
 
         try:
             record = state.read_record(self.record.header.lab)

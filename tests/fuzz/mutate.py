@@ -147,7 +147,8 @@ def _other(dice: random.Random, value: Any) -> Any:
         if isinstance(value, bool):
             return not value
         if isinstance(value, int | float):
-            return dice.choice((dice.choice(_NUMBERS), value + 1, -value, value * 1000, value + 0.5))
+            half = value + 0.5 if abs(value) < 1e300 else 0.5
+            return dice.choice((dice.choice(_NUMBERS), value + 1, -value, value * 1000, half))
         if isinstance(value, str):
             return dice.choice((dice.choice(_TEXTS), value + "x", value[:-1], value.upper(), value * 3))
     nested: Any = value
