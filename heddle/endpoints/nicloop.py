@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -17,6 +18,7 @@ from typing import ClassVar, Final
 from heddle.endpoints.admission.admitted import Admitted
 from heddle.endpoints.admission.grants import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
+from heddle.endpoints.congestion.pacing import Shaper
 from heddle.endpoints.connections import Connection, QpConnection
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.nic import Nic, QueuePair
@@ -75,6 +77,7 @@ class PythonLoop(NicLoop):
         self._plan, self._transport, self._moderation, self._congestion = plan, transport, moderation, congestion
         self._admitted = admitted
         self._nics: dict[int, Nic] = {}
+        self._shapers: defaultdict[int, dict[bytes, Shaper]] = defaultdict(dict)  # of the congestion control, by rank
         self._by_fd: dict[int, Nic] = {}
         self._ends: list[QueuePair] = []
         self._poll = select.epoll()
@@ -94,7 +97,7 @@ class PythonLoop(NicLoop):
         """Open the sending end of a queue pair."""
         end = self._transport.sender(qp)
         if self._congestion is not None:
-            end = self._congestion.sender(end, qp, self._plan.endpoints[rank].rate_bps)
+            end = self._congestion.sender(end, qp, self._plan.endpoints[rank].rate_bps, self._shapers[rank])
         if self._admitted is not None:
             end = self._admitted.sender(rank, qp, end)
         pair = QueuePair(self._nics[rank], qp, end)

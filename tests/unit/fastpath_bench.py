@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from heddle.endpoints.congestion.controlled import Controlled
+from heddle.endpoints.congestion.pacing import Shaper
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import part_bytes, part_sizes
 from heddle.endpoints.fastpath import library
@@ -95,9 +96,10 @@ class PythonBench(Bench):
         self.nic = Nic(*self.wires, params.mtu, version)  # type: ignore[arg-type]
         self.memory = Memory(bytearray(size), base=self.BASE)
         self.ends: list[QueuePair] = []
+        shapers: dict[bytes, Shaper] = {}
         for qp in self.senders:
             end: QpEnd = RcSender(params, qp)
-            end = end if control is None else control.sender(end, qp, LINE_BPS)
+            end = end if control is None else control.sender(end, qp, LINE_BPS, shapers)
             self.ends.append(QueuePair(self.nic, qp, end))
             self.nic.add(self.ends[-1])
         for qp in self.receivers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Literal
 import pytest
 
 from heddle.endpoints.congestion.controlled import CNP_COLUMNS, CONTROLLERS, Controlled, congestion_of
-from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, SendTimes, to_ns, to_seconds
+from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, SendTimes, Shaper, to_ns, to_seconds
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
@@ -54,12 +55,16 @@ class Fixed:
         pass
 
 
+def paced(inner: QpEnd, control: Fixed) -> PacedSender:
+    return PacedSender(inner, Shaper(control, LINE, FRAME_BITS, 64), HERE)
+
+
 def sender(
     control: Fixed, packets: int = 1000, window: int = 1000, kind: Recovery | Literal["srd"] = "go-back-n"
 ) -> PacedSender:
     params = RcParams(MTU, window, 8, 1e6)
     inner = SrdSender(SrdParams(params), HERE) if kind == "srd" else RcSender(replace(params, recovery=kind), HERE)
-    end = PacedSender(inner, control, HERE, LINE, 64)
+    end = paced(inner, control)
     end.post(Message(memoryview(bytes(packets * MTU)), 0, RKEY, 0))
     return end
 
@@ -113,6 +118,7 @@ def test_a_change_of_the_rate_moves_the_time_of_the_next_packet() -> None:
     assert end.take(batch, 0, 1, 100.0) == 1
     assert not end.ready and 109.9 < end.deadline < 110.1
     control.deadline_ns = to_ns(101.0)  # the control says when to look again
+    end.expire(100.5)
     assert 101.0 <= end.deadline < 101.1
     control.rate_bps, control.deadline_ns = FRAME_BITS / 2.0, FAR_NS
     end.expire(101.0)
@@ -138,12 +144,12 @@ def test_deadlines_are_never_rounded_to_an_earlier_nanosecond() -> None:
 
 def test_a_slow_rate_is_no_loss() -> None:
     """The eighth packet is the first that asks for an acknowledgement, after 35 s: no timer of 1 s expires."""
-    end = PacedSender(RcSender(RcParams(MTU, 64, 8, 1.0, 2), HERE), Fixed(FRAME_BITS / 5.0), HERE, LINE, 64)
+    end = paced(RcSender(RcParams(MTU, 64, 8, 1.0, 2), HERE), Fixed(FRAME_BITS / 5.0))
     end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
-    times = departures(end, 37.0, 0.01)
+    times = departures(end, 35.9, 0.01)
     assert len(times) == 8 and not end.error
     assert end.counters()["timeouts"] == 0
-    last = departures(end, 10.0, 0.01, start=47.0)
+    last = departures(end, 10.0, 0.01, start=45.9)
     assert last and end.counters()["timeouts"] > 0, "what was sent is missed after the usual time"
 
 
@@ -164,7 +170,7 @@ def test_a_window_limits_what_is_unacknowledged_also_after_a_timeout() -> None:
     assert control.told[-1][1] == (3, None), "an acknowledgement of nothing is not told"
     # After a timeout the window counts from zero.
     control = Fixed(window=2.0)
-    end = PacedSender(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), control, HERE, LINE, 64)
+    end = paced(RcSender(RcParams(MTU, 8, 8, 1.0, 7), HERE), control)
     end.post(Message(memoryview(bytes(8 * MTU)), 0, RKEY, 0))
     batch = SendBatch(MTU, slots=16)
     assert end.take(batch, 0, 16, 1.0) == 2 and not end.ready
@@ -199,7 +205,32 @@ def test_packets_of_a_window_leave_at_once_and_below_one_packet_the_rate_counts(
     control.window = 0.5
     assert end.receive(answer(HERE.psn + 2), 0, 101.0)
     assert end.take(batch, 0, 16, 101.0) == 1
-    assert end.receive(answer(HERE.psn + 3), 0, 102.0) and not end.ready and 110.9 < end.deadline < 111.1
+    assert end.receive(answer(HERE.psn + 3), 0, 102.0)
+    assert end.take(batch, 0, 16, 102.0) == 0 and not end.ready and 110.9 < end.deadline < 111.1
+
+
+def test_ends_of_a_shaper_take_turns_at_one_rate_and_an_idle_one_takes_none() -> None:
+    control = Fixed(FRAME_BITS / 0.01)  # a packet per 10 ms
+    shaper = Shaper(control, LINE, FRAME_BITS, 64)
+    ends = [PacedSender(RcSender(RcParams(MTU, 1000, 8, 1e6), HERE), shaper, HERE) for _ in range(4)]
+    for end in ends[:3]:  # the fourth has nothing to send
+        end.post(Message(memoryview(bytes(20 * MTU)), 0, RKEY, 0))
+    batch, left = SendBatch(MTU, slots=16), []
+    for now in (10.0 + step / 1000 for step in range(300)):
+        for number, end in enumerate(ends):
+            if end.deadline <= now:
+                end.expire(now)
+            if end.ready:
+                left += [(now, number)] * end.take(batch, 0, 8, now)
+    times = [at for at, _ in left]
+    assert len(left) == pytest.approx(30, abs=2)
+    assert max(later - at for at, later in itertools.pairwise(times)) < 0.0131
+    assert [number for _, number in left[4:28]] == [left[4][1], left[5][1], left[6][1]] * 8, "in turn"
+    assert ends[0].rates()[0][1] == FRAME_BITS / 0.01 / 4
+    control.rate_bps = FRAME_BITS / 1.0  # all of them wait for the new rate
+    for end in ends[:3]:
+        end.expire(10.31)
+    assert sum(end.ready for end in ends[:3]) == 0
 
 
 def test_send_times_have_psns_across_the_wrap() -> None:
@@ -291,7 +322,7 @@ def test_every_transport_delivers_under_every_control(kind: str, name: str, loss
     control, transport = controlled(name, kind)
     total = random.Random(3).randbytes(300_000)
     memory = Memory(bytearray(len(total)))
-    near = control.sender(transport.sender(HERE), HERE, LINE)
+    near = control.sender(transport.sender(HERE), HERE, LINE, {})
     far = control.receiver(transport.receiver(THERE, memory), THERE)
     for imm, at in enumerate(range(0, len(total), 60_000)):
         near.post(Message(memoryview(total)[at : at + 60_000], at, RKEY, imm))

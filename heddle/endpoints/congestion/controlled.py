@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
 from heddle.endpoints.congestion.dcqcn import Dcqcn
-from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, to_ns
+from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
 from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
@@ -31,17 +31,25 @@ _MBIT: Final = 1e6
 class Controlled:
     """Congestion control for all queue pairs of a run. values: all parameters, in hardware units.
 
-    steps: of the record of each queue pair's rate.
+    steps: of the record of each rate. frame_bits: of a full frame.
     """
 
     name: str
     values: Mapping[str, float]
     congestion: Congestion
     steps: int
+    frame_bits: int
 
-    def sender(self, end: QpEnd, qp: QpInfo, line_bps: float) -> QpEnd:
-        """The sending end of a NIC with this line rate, under control."""
-        return PacedSender(end, self.congestion.control(line_bps, to_ns(qp.rtt_s)), qp, line_bps, self.steps)
+    def sender(self, end: QpEnd, qp: QpInfo, line_bps: float, shapers: MutableMapping[bytes, Shaper]) -> QpEnd:
+        """The sending end of a NIC with this line rate, under control.
+
+        shapers: of this NIC, empty at first. Queue pairs to one address find theirs here, if they share one.
+        """
+        shaper = shapers.get(qp.flow.dst_ip) if self.congestion.coalesced else None
+        if shaper is None:
+            control = self.congestion.control(line_bps, to_ns(qp.rtt_s))
+            shaper = shapers[qp.flow.dst_ip] = Shaper(control, line_bps, self.frame_bits, self.steps)
+        return PacedSender(end, shaper, qp)
 
     def receiver(self, end: QpEnd, qp: QpInfo) -> QpEnd:
         """The receiving end, which reports marks."""
@@ -57,4 +65,4 @@ def congestion_of(plan: Plan) -> Controlled | None:
     line_bps = min(each.rate_bps for each in plan.endpoints)
     values = values_of(options.congestion, kind.tunables, options.congestion_set, line_bps * plan.k / _MBIT)
     frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
-    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps_for(len(plan.qps)))
+    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps_for(len(plan.qps)), 8 * frame)

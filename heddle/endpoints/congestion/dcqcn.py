@@ -15,6 +15,9 @@ G = dce_tcp_g / 1024, shift = rpg_gd - 10.
 | rpg_time_reset after a cut, and again after it | an increase: a timer event |
 | rpg_byte_reset bytes after a cut, and again after it | an increase: a byte event |
 
+With init_cr the rate and the target begin with that value, and the timer with the first packet: the time before the
+first cut counts as the time after one. Without it a queue pair sends at line rate until the first CNP.
+
 An increase adds to the target, and then sets rate = (rate + target) / 2. T and B are the numbers of timer and byte
 events since the cut, including this one, F is rpg_threshold: up to max(T, B) = F nothing is added (fast recovery), then
 rpg_ai_rate (additive), from min(T, B) > F on rpg_hai_rate (hyper increase).
@@ -36,14 +39,16 @@ _BYTE_UNIT: Final = 64  # of rpg_byte_reset, inferred: the largest value and def
 _US: Final = 1000
 _MBPS: Final = 1e6
 _LONG_US: Final = (1 << 32) - 1
+DEST_IP: Final = 1  # values of roce_cc_shaper_coalesce, as in NVIDIA's tools
+SOURCE_QP: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DcqcnRule:
     """Parameters as the state machine uses them: emulated nanoseconds and bit/s.
 
-    keep: G. cut_shift: alpha is divided by it before it cuts the rate. least_factor: of one cut.
-    first_bps, byte_reset: 0 for none.
+    keep: G. cut_divisor: alpha is divided by it before it cuts the rate. least_factor: of one cut.
+    start_bps, first_bps, byte_reset: 0 for none. coalesce: queue pairs to one address share a reaction point.
     """
 
     keep: float
@@ -61,6 +66,8 @@ class DcqcnRule:
     threshold: int
     ai_bps: float
     hai_bps: float
+    start_bps: float = 0.0
+    coalesce: bool = False
 
 
 def power(base: float, exponent: int) -> float:
@@ -75,7 +82,7 @@ def power(base: float, exponent: int) -> float:
 
 
 class DcqcnControl:
-    """The reaction point of one queue pair. alpha, target_bps: its state, for tests and records."""
+    """A reaction point: of one queue pair, or of all to one address. alpha, target_bps: its state, for tests."""
 
     __slots__ = (
         "_alpha_at",
@@ -97,7 +104,7 @@ class DcqcnControl:
 
     def __init__(self, rule: DcqcnRule, line_bps: float) -> None:
         self._rule, self._line = rule, line_bps
-        self.rate_bps = self.target_bps = line_bps
+        self.rate_bps = self.target_bps = min(line_bps, rule.start_bps or line_bps)
         self.alpha = 0.0
         self._seen = False  # a CNP since alpha was last updated
         self._alpha_at = FAR_NS  # when alpha is updated next; FAR_NS before the first CNP
@@ -129,6 +136,8 @@ class DcqcnControl:
     def sent(self, size: int, now_ns: int) -> None:
         """Count bytes: every `byte_reset` of them since the last cut are an increase."""
         self.expire(now_ns)
+        if self._time_at == FAR_NS and self.rate_bps < self._line:  # the first packet
+            self._time_at = now_ns + self._rule.time_ns
         if self._time_at == FAR_NS or not self._rule.byte_reset:
             return
         self._bytes += size
@@ -198,6 +207,8 @@ class Dcqcn:
         Tunable("dce_tcp_g", 1019, 0, 1023, "", "weight of the old alpha in each update, in 1/1024"),
         Tunable("dce_tcp_rtt", 1, 1, 131071, "us", "time between updates of alpha"),
         Tunable("initial_alpha_value", 1023, 1, 1023, "", "alpha at the first CNP, in 1/1024"),
+        Tunable("init_cr", 0, 0, 0, "Mb/s", "rate of the first packets; 0: the line rate", line=True),
+        Tunable("roce_cc_shaper_coalesce", SOURCE_QP, DEST_IP, SOURCE_QP, "", "one rate per destination (1) or QP (2)"),
         Tunable("rate_to_set_on_first_cnp", 0, 0, 0, "Mb/s", "rate at the first CNP; 0: the line rate", line=True),
         Tunable("rpg_min_dec_fac", 50, 0, 100, "%", "least share of the rate that one cut leaves"),
         Tunable("rpg_min_rate", 1, 1, 0, "Mb/s", "lowest rate of a queue pair", line=True),
@@ -214,6 +225,11 @@ class Dcqcn:
         Tunable("cnp_dscp", DSCP_ANSWER, 0, 63, "", "DSCP of CNPs"),
     )
 
+    @property
+    def coalesced(self) -> bool:
+        """Whether queue pairs to one address share a reaction point."""
+        return self.rule.coalesce
+
     @classmethod
     def of(cls, values: Mapping[str, float], k: int, frame_bytes: int) -> Self:
         """Hardware units scaled by k. DCQCN does not need the packet size."""
@@ -226,6 +242,7 @@ class Dcqcn:
             return v[name] * _MBPS / k
 
         rule = DcqcnRule(
+            start_bps=rate("init_cr"), coalesce=v["roce_cc_shaper_coalesce"] == DEST_IP,
             keep=v["dce_tcp_g"] / _FRACTION, alpha_ns=time("dce_tcp_rtt"),
             first_alpha=v["initial_alpha_value"] / _FRACTION, first_bps=rate("rate_to_set_on_first_cnp"),
             least_factor=v["rpg_min_dec_fac"] / 100, min_bps=rate("rpg_min_rate"),

@@ -3,10 +3,11 @@
 Both classes pass everything else on to the end that they control. So a transport needs no line of code for
 congestion control, and a run without it has no extra work.
 
-Pacing: a frame of n bytes keeps the queue pair waiting for 8 n / rate. Timers of the NIC are as late as epoll's (1 ms)
-and the time between two passes (1 ms); frames that became due in that time leave together. At the line rate there is no
-pacing, since the port sets the pace. Timers of the transport stop while its packets wait, as while the port is paused:
-the packet that asks for an acknowledgement may be one of them.
+Pacing: a shaper has one rate, and the turns of its queue pairs: of one, or of all to one address. A frame of n bytes
+moves the next turn by 8 n / rate. A queue pair takes a turn when it has a frame, so none is kept for an idle one.
+Timers of the NIC are as late as epoll's (1 ms) and the time between two passes (1 ms); frames that became due in that
+time leave together. At the line rate there is no pacing, since the port sets the pace. Timers of the transport stop
+while its packets wait, as while the port is paused: the packet that asks for an acknowledgement may be one of them.
 """
 
 from __future__ import annotations
@@ -63,68 +64,125 @@ class SendTimes:
         return len(done), now_ns - once[-1] if once and len(once) == len(done) else None
 
 
-class PacedSender(WrappedEnd):
-    """A sending end whose packets leave at the rate and within the window of its congestion control."""
+class Shaper:
+    """A rate and the queue pairs that share it. frame_bits: of a full frame. steps: of the record of the rate.
 
-    __slots__ = (
-        "_at", "_bits", "_cnps", "_control", "_line", "_psn_at", "_record", "_since", "_start", "_times", "_waits",
-    )  # fmt: skip
+    Turns are numbers of bits: a turn begins when the frames of all earlier turns have left at the rate. Only the last
+    one that left has a time, so turns that wait follow every change of the rate.
+    """
 
-    def __init__(self, end: QpEnd, control: SendControl, qp: QpInfo, line_bps: float, steps: int) -> None:
-        super().__init__(end)
-        self._control, self._line = control, line_bps
-        self._times = SendTimes(qp.psn) if control.window != math.inf else None
-        self._psn_at = qp.flow.layout.psn_word_at
+    __slots__ = ("_done", "_frame_bits", "_line", "_record", "_start", "_tail", "control", "users")
+
+    def __init__(self, control: SendControl, line_bps: float, frame_bits: int, steps: int) -> None:
+        self.control, self._line, self._frame_bits = control, line_bps, frame_bits
+        self.users = 0
+        self._start, self._done = -FAR_NS, 0  # time and turn of the frame that left last
+        self._tail = 0  # the next free turn
         self._record = RateRecord(steps)
+
+    @property
+    def paced(self) -> bool:
+        """Whether packets leave one by one: at the line rate the port sets the pace, and else a window from 1 on."""
+        return self.control.rate_bps < self._line and not 1 <= self.control.window < math.inf
+
+    def take_turn(self) -> int:
+        """The next free turn, for a full frame."""
+        self._tail += self._frame_bits
+        return self._tail - self._frame_bits
+
+    def time_of(self, turn: int) -> int:
+        """When a turn begins at the rate that holds now."""
+        return self._start + int((turn - self._done) * _PER_S / self.control.rate_bps)
+
+    def left(self, turn: int, at: int, bits: int, now_ns: int) -> None:
+        """The frame of a turn that was due `at` has left; it had so many bits."""
+        self._tail += bits - self._frame_bits
+        if turn >= self._done:
+            self._done, self._start = turn, max(at, now_ns - CATCH_UP_NS)
+
+    def record(self, now_ns: int) -> None:
+        """The rate may have changed."""
+        self._record.add(now_ns, self.control.rate_bps)
+
+    def rates(self) -> RateSteps:
+        """The share of one queue pair over time; below the line rate all have the same."""
+        return tuple((at, rate if rate >= self._line else rate / self.users) for at, rate in self._record.steps())
+
+
+class PacedSender(WrappedEnd):
+    """A sending end whose packets leave at the rate of its shaper and within the window of its congestion control."""
+
+    __slots__ = ("_at", "_cnps", "_control", "_due", "_psn_at", "_shaper", "_since", "_times", "_turn", "_waits")
+
+    def __init__(self, end: QpEnd, shaper: Shaper, qp: QpInfo) -> None:
+        super().__init__(end)
+        self._shaper, self._control = shaper, shaper.control
+        shaper.users += 1
+        self._times = SendTimes(qp.psn) if self._control.window != math.inf else None
+        self._psn_at = qp.flow.layout.psn_word_at
         self._cnps = 0
-        self._waits = False  # for the time of the next packet
+        self._turn = -1  # its turn at the shaper; -1: none
+        self._waits = False  # for the time of its turn
         self._since = 0  # when it began to wait
-        self._start, self._bits = -FAR_NS, 0  # the last packet's time, and its length
-        self._at = -FAR_NS  # the time of the next packet
+        self._at = self._due = -FAR_NS  # when its turn begins; when to look again
 
     @property
     def ready(self) -> bool:
         """Whether the end has a packet, it is time for it, and the window has room."""
-        return not self._waits and self._room >= 1 and self._end.ready
+        return not self._waits and self._sendable
 
     @property
     def deadline(self) -> float:
         """The end's deadline; while it waits, the time when the next packet may leave or its time changes."""
-        if not self._waits:
-            return self._end.deadline
-        return to_seconds(min(self._at, self._control.deadline_ns))
+        return to_seconds(self._due) if self._waits else self._end.deadline
 
     def take(self, batch: SendBatch, slot: int, limit: int, now: float) -> int:
         """Write the packets whose time has come."""
         now_ns, control, taken = to_ns(now), self._control, 0
-        while taken < limit and not self._waits:
+        while taken < limit and self.ready:
             control.expire(now_ns)
             most = min(limit - taken, int(min(limit, self._room)))
-            paced = self._paced
-            count = self._end.take(batch, slot + taken, 1 if paced else most, now) if most > 0 else 0
+            paced = self._shaper.paced
+            if paced and not self._has_turn(now_ns):
+                break
+            count = self._end.take(batch, slot + taken, 1 if paced else most, now)
             if not count:
                 break
-            self._left(batch, slot + taken, count, now_ns, paced)
+            self._left(batch, slot + taken, count, now_ns)
             taken += count
         return taken
 
-    def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int, paced: bool) -> None:
+    def _has_turn(self, now_ns: int) -> bool:
+        """Take a turn if it has none; whether it has begun."""
+        if self._turn < 0:
+            self._turn = self._shaper.take_turn()
+        self._schedule(now_ns)
+        return not self._waits
+
+    def _left(self, batch: SendBatch, slot: int, count: int, now_ns: int) -> None:
         """Account for the frames in these slots."""
-        size = int(batch.lengths[slot : slot + count].sum())
+        size, shaper = int(batch.lengths[slot : slot + count].sum()), self._shaper
         if self._times is not None:
             for each in range(slot, slot + count):
                 word = wire.WORD.unpack_from(batch.mem, batch.starts[each] + self._psn_at)[0]
                 self._times.add(word & wire.PSN_MASK, now_ns)
         self._control.sent(size, now_ns)
-        if paced:
-            self._start, self._bits = max(self._at, now_ns - CATCH_UP_NS), 8 * size
-            self._schedule(now_ns)
-        self._record.add(now_ns, self._control.rate_bps)
+        if self._turn >= 0:
+            shaper.left(self._turn, self._at, 8 * size, now_ns)
+            self._turn = -1
+            if shaper.paced and self._sendable:
+                self._has_turn(now_ns)
+        shaper.record(now_ns)
 
     def _schedule(self, now_ns: int) -> None:
-        """Compute the time of the next packet from the rate that holds now."""
-        self._at = self._start + int(self._bits * _PER_S / self._control.rate_bps)
-        waits = self._paced and self._at > now_ns
+        """Compute the time of its turn from the rate that holds now."""
+        if not self._shaper.paced:
+            self._turn = -1
+        waits = False
+        if self._turn >= 0:
+            self._at = self._shaper.time_of(self._turn)
+            self._due = min(self._at, self._control.deadline_ns)
+            waits = self._at > now_ns
         if waits and not self._waits:
             self._since = now_ns
         elif self._waits and not waits:
@@ -132,9 +190,8 @@ class PacedSender(WrappedEnd):
         self._waits = waits
 
     @property
-    def _paced(self) -> bool:
-        """Whether packets leave one by one: at the line rate the port sets the pace, and else a window from 1 on."""
-        return self._control.rate_bps < self._line and not 1 <= self._control.window < math.inf
+    def _sendable(self) -> bool:
+        return self._room >= 1 and self._end.ready
 
     @property
     def _room(self) -> float:
@@ -166,7 +223,7 @@ class PacedSender(WrappedEnd):
         """The rate may have changed."""
         if self._waits:
             self._schedule(now_ns)
-        self._record.add(now_ns, self._control.rate_bps)
+        self._shaper.record(now_ns)
 
     def expire(self, now: float) -> None:
         """Apply timers of the end and of the control, and find out whether it is time for the next packet."""
@@ -184,8 +241,8 @@ class PacedSender(WrappedEnd):
         return {**self._end.counters(), "cnps_received": self._cnps}
 
     def rates(self) -> RateSteps:
-        """The rate over time."""
-        return self._record.steps()
+        """Its share of the shaper's rate over time."""
+        return self._shaper.rates()
 
 
 class NotifyingReceiver(WrappedEnd):

@@ -25,7 +25,7 @@ RateSteps = tuple[tuple[int, float], ...]  # (CLOCK_MONOTONIC in nanoseconds, bi
 
 
 class SendControl(Protocol):
-    """The rate and window of one sending queue pair."""
+    """The rate and window of one sending queue pair, or of all to one address."""
 
     @property
     def rate_bps(self) -> float:
@@ -121,6 +121,10 @@ class Congestion(Protocol):
     @property
     def cnp(self) -> CnpRule:
         """The rule of receivers."""
+
+    @property
+    def coalesced(self) -> bool:
+        """Whether all queue pairs of a NIC to one address share a `SendControl`."""
 
     def control(self, line_bps: float, rtt_ns: int) -> SendControl:
         """The control of one sending queue pair of a NIC with this rate. rtt_ns: its path's propagation, both ways."""

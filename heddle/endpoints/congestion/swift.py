@@ -119,6 +119,7 @@ class Swift:
     rule: SwiftRule
     cnp: CnpRule
 
+    coalesced: ClassVar[bool] = False
     tunables: ClassVar[tuple[Tunable, ...]] = (
         Tunable("base_target", 4, 0.1, 10000, "us", "target delay of a large window, without propagation", whole=False),
         Tunable("fs_range", 4, 0, 10000, "us", "what small windows add to the target at most", whole=False),

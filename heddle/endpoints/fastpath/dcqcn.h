@@ -7,29 +7,37 @@
 #include "wire.h"
 
 
-/* Emulated nanoseconds and bit/s. on: 0 for no congestion control. steps: of each record. cnp_tos: of CNPs. */
+/* Emulated nanoseconds and bit/s. on: 0 for no congestion control. steps: of each record. cnp_tos: of CNPs.
+ * frame_bits: of a full frame. coalesce: the queue pairs of a NIC to one address share a shaper. */
 struct dcqcn_rule {
-	double keep, first_alpha, first_bps, least_factor, min_bps, cut_divisor, ai_bps, hai_bps;
-	i64 alpha_ns, cut_ns, time_ns, gap_ns;
+	double keep, first_alpha, first_bps, least_factor, min_bps, cut_divisor, ai_bps, hai_bps, start_bps;
+	i64 alpha_ns, cut_ns, time_ns, gap_ns, frame_bits;
 	u64 byte_reset;
 	u32 threshold, steps;
-	u8 on, clamp, clamp_after_time, cnp_tos;
+	u8 on, clamp, clamp_after_time, cnp_tos, coalesce;
 };
 
-/* The reaction point of one sending queue pair, its pacing, and the record of its rate. */
-struct pace {
+/* A reaction point, the turns of the queue pairs that share it, and the record of its rate. */
+struct shaper {
 	double alpha, rate, target, line;
 	i64 alpha_at, cut_at, last_cut, time_at;
 	u64 bytes, byte_events, time_events;
-	i64 start, at, bits; /* of the last packet: its time and its length; the time of the next one */
-	i64 since; /* when it began to wait */
-	i64 *held; /* the transport's timer, which stops while packets wait */
-	u64 cnps;
-	u8 seen, waits;
-	u32 count;
+	i64 start, done, tail; /* time and turn of the frame that left last; the next free turn, in bits */
+	u32 users, count;
+	u8 seen;
 	i64 resolution;
 	i64 *times; /* rule.steps + 1 of both */
 	double *rates;
+};
+
+/* The pacing of one sending queue pair. */
+struct pace {
+	struct shaper *shaper;
+	i64 turn, at, due; /* its turn, -1 for none; when it begins; when to look again */
+	i64 since; /* when it began to wait */
+	i64 *held; /* the transport's timer, which stops while packets wait */
+	u64 cnps;
+	u8 waits, owner; /* owner: it was the first of its shaper */
 };
 
 /* The notification point of one receiving queue pair. flow: of its CNPs. */
@@ -52,15 +60,16 @@ static inline double power(double base, i64 exponent)
 
 static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
-static inline void start_pace(struct pace *p, double line)
+static inline void start_shaper(const struct dcqcn_rule *r, struct shaper *p, double line)
 {
-	p->rate = p->target = p->line = line;
+	p->rate = p->target = r->start_bps > 0 && r->start_bps < line ? r->start_bps : line;
+	p->line = line;
 	p->alpha_at = p->cut_at = p->time_at = FAR_NS;
-	p->last_cut = p->start = p->at = -FAR_NS;
+	p->last_cut = p->start = -FAR_NS;
 	p->resolution = FINEST_NS;
 }
 
-static inline void increase(const struct dcqcn_rule *r, struct pace *p)
+static inline void increase(const struct dcqcn_rule *r, struct shaper *p)
 {
 	i64 timer = (i64)p->time_events, bytes = r->byte_reset ? (i64)p->byte_events : timer - 1;
 	double rate;
@@ -75,7 +84,7 @@ static inline void increase(const struct dcqcn_rule *r, struct pace *p)
 	p->rate = p->target - rate < 1.0 ? p->target : rate;
 }
 
-static inline void cut(const struct dcqcn_rule *r, struct pace *p, i64 at)
+static inline void cut(const struct dcqcn_rule *r, struct shaper *p, i64 at)
 {
 	double factor = 1.0 - p->alpha / r->cut_divisor, rate;
 
@@ -90,7 +99,7 @@ static inline void cut(const struct dcqcn_rule *r, struct pace *p, i64 at)
 }
 
 /* Apply alpha updates, cuts and timer events up to now, in order of time, in this order at equal times. */
-static inline void expire_rate(const struct dcqcn_rule *r, struct pace *p, i64 now)
+static inline void expire_rate(const struct dcqcn_rule *r, struct shaper *p, i64 now)
 {
 	i64 at, updates;
 
@@ -113,10 +122,9 @@ static inline void expire_rate(const struct dcqcn_rule *r, struct pace *p, i64 n
 	}
 }
 
-static inline void take_cnp(const struct dcqcn_rule *r, struct pace *p, i64 now)
+static inline void take_cnp(const struct dcqcn_rule *r, struct shaper *p, i64 now)
 {
 	expire_rate(r, p, now);
-	p->cnps++;
 	if (p->alpha_at == FAR_NS) {
 		p->alpha = r->first_alpha;
 		p->alpha_at = now + r->alpha_ns;
@@ -131,9 +139,11 @@ static inline void take_cnp(const struct dcqcn_rule *r, struct pace *p, i64 now)
 	}
 }
 
-static inline void count_bytes(const struct dcqcn_rule *r, struct pace *p, u64 size, i64 now)
+static inline void count_bytes(const struct dcqcn_rule *r, struct shaper *p, u64 size, i64 now)
 {
 	expire_rate(r, p, now);
+	if (p->time_at == FAR_NS && p->rate < p->line) /* the first packet */
+		p->time_at = now + r->time_ns;
 	if (p->time_at == FAR_NS || !r->byte_reset)
 		return;
 	p->bytes += size;
@@ -144,7 +154,7 @@ static inline void count_bytes(const struct dcqcn_rule *r, struct pace *p, u64 s
 	}
 }
 
-static inline void merge_steps(struct pace *p)
+static inline void merge_steps(struct shaper *p)
 {
 	u32 kept = 0;
 
@@ -156,7 +166,7 @@ static inline void merge_steps(struct pace *p)
 	p->count = kept;
 }
 
-static inline void record_rate(const struct dcqcn_rule *r, struct pace *p, i64 now)
+static inline void record_rate(const struct dcqcn_rule *r, struct shaper *p, i64 now)
 {
 	if (p->count && p->rates[p->count - 1] == p->rate)
 		return;
@@ -172,13 +182,22 @@ static inline void record_rate(const struct dcqcn_rule *r, struct pace *p, i64 n
 	}
 }
 
-/* Compute the time of the next packet from the rate that holds now. */
+static inline int is_paced(const struct shaper *p) { return p->rate < p->line; }
+
+/* Compute the time of its turn from the rate that holds now. */
 static inline void schedule(struct pace *p, i64 now)
 {
-	int waits;
+	struct shaper *s = p->shaper;
+	i64 timer = is_paced(s) ? s->time_at : FAR_NS;
+	int waits = 0;
 
-	p->at = p->start + (i64)((double)(p->bits * 1000000000) / p->rate);
-	waits = p->rate < p->line && p->at > now;
+	if (!is_paced(s))
+		p->turn = -1;
+	if (p->turn >= 0) {
+		p->at = s->start + (i64)((double)((p->turn - s->done) * 1000000000) / s->rate);
+		p->due = least(p->at, least(timer, s->cut_at));
+		waits = p->at > now;
+	}
 	if (waits && !p->waits)
 		p->since = now;
 	else if (p->waits && !waits && *p->held != INT64_MAX)
@@ -186,32 +205,42 @@ static inline void schedule(struct pace *p, i64 now)
 	p->waits = (u8)waits;
 }
 
+/* Take a turn if it has none; whether it has begun. */
+static inline int has_turn(const struct dcqcn_rule *r, struct pace *p, i64 now)
+{
+	if (p->turn < 0) {
+		p->turn = p->shaper->tail;
+		p->shaper->tail += r->frame_bits;
+	}
+	schedule(p, now);
+	return !p->waits;
+}
+
 /* The rate may have changed. */
 static inline void rate_changed(const struct dcqcn_rule *r, struct pace *p, i64 now)
 {
 	if (p->waits)
 		schedule(p, now);
-	record_rate(r, p, now);
+	record_rate(r, p->shaper, now);
 }
 
-/* Frames of `size` bytes in all have left. */
-static inline void frames_left(const struct dcqcn_rule *r, struct pace *p, u64 size, int paced, i64 now)
+/* Frames of `size` bytes in all have left. more: there are others. */
+static inline void frames_left(const struct dcqcn_rule *r, struct pace *p, u64 size, int more, i64 now)
 {
-	count_bytes(r, p, size, now);
-	if (paced) {
-		p->start = p->at > now - CATCH_UP_NS ? p->at : now - CATCH_UP_NS;
-		p->bits = (i64)(8 * size);
-		schedule(p, now);
+	struct shaper *s = p->shaper;
+
+	count_bytes(r, s, size, now);
+	if (p->turn >= 0) {
+		s->tail += (i64)(8 * size) - r->frame_bits;
+		if (p->turn >= s->done) {
+			s->done = p->turn;
+			s->start = p->at > now - CATCH_UP_NS ? p->at : now - CATCH_UP_NS;
+		}
+		p->turn = -1;
+		if (is_paced(s) && more)
+			has_turn(r, p, now);
 	}
-	record_rate(r, p, now);
-}
-
-/* When expire_rate() and rate_changed() must be called for a queue pair that waits. */
-static inline i64 pace_deadline(const struct pace *p)
-{
-	i64 timer = p->rate < p->line ? p->time_at : FAR_NS;
-
-	return least(least(p->at, p->cut_at), timer) + LATE_NS;
+	record_rate(r, s, now);
 }
 
 static inline void cnp_due(const struct dcqcn_rule *r, struct notify *f, i64 now)

@@ -74,7 +74,10 @@ def dcqcn_struct(congestion: Controlled) -> DcqcnStruct:
     if not isinstance(found, Dcqcn):
         raise TypeError(f"{congestion.name} is not compiled")
     cnp = found.cnp
-    return DcqcnStruct(**asdict(found.rule), gap_ns=cnp.gap_ns, cnp_tos=cnp.dscp << 2, steps=congestion.steps, on=1)
+    return DcqcnStruct(
+        **asdict(found.rule), gap_ns=cnp.gap_ns, cnp_tos=cnp.dscp << 2, steps=congestion.steps,
+        frame_bits=congestion.frame_bits, on=1,
+    )  # fmt: skip
 
 
 def address(array: NDArray[np.generic]) -> int:

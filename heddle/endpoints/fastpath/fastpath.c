@@ -146,7 +146,9 @@ API int hd_qp(struct engine *e, u32 nic, int kind, u32 qpn, const u8 *head, cons
 	if (2 * (n->count + 1) > n->slot_mask) {
 		slots = calloc(2 * (n->slot_mask + 1), sizeof(*slots));
 		if (!slots) {
-			free(q->pace); /* or notify: a union */
+			if (q->kind == SENDER && q->pace)
+				q->pace->shaper->users--;
+			free_congestion(q);
 			free(q);
 			return -1;
 		}
@@ -371,17 +373,21 @@ API void hd_qp_counters(const struct engine *e, u32 nic, u32 index, u64 out[9])
 	out[8] = q->damaged;
 }
 
-/* The rate of a sending queue pair over time: rates[i] bit/s from times[i] on, at most `room` steps; their number. */
+/* The share of a sending queue pair in its shaper's rate over time: rates[i] bit/s from times[i] on, at most `room`
+ * steps; their number. At the line rate nothing is shared. */
 API u32 hd_rates(const struct engine *e, u32 nic, u32 index, i64 *times, double *rates, u32 room)
 {
 	const struct qp *q = e->nics[nic]->qps[index];
+	const struct shaper *s;
 	u32 count;
 
 	if (q->kind != SENDER || !q->pace)
 		return 0;
-	count = q->pace->count < room ? q->pace->count : room;
-	memcpy(times, q->pace->times, count * sizeof(*times));
-	memcpy(rates, q->pace->rates, count * sizeof(*rates));
+	s = q->pace->shaper;
+	count = s->count < room ? s->count : room;
+	memcpy(times, s->times, count * sizeof(*times));
+	for (u32 i = 0; i < count; i++)
+		rates[i] = s->rates[i] >= s->line ? s->rates[i] : s->rates[i] / s->users;
 	return count;
 }
 
@@ -411,7 +417,7 @@ API void hd_close(struct engine *e)
 		for (u32 q = 0; q < n->count; q++) {
 			if (n->qps[q]->kind == SENDER)
 				free(n->qps[q]->s.queue);
-			free(n->qps[q]->pace); /* or notify: a union */
+			free_congestion(n->qps[q]);
 			free(n->qps[q]);
 		}
 		for (u32 l = 0; l <= n->line_count; l++) {

@@ -15,7 +15,7 @@ from typing import Final
 from heddle.base import resources
 from heddle.kernel.native import native
 
-VERSION: Final = 5
+VERSION: Final = 6
 # libdeflate is several times faster than zlib if the CPU has carry-less multiplication.
 _CRCS: Final = (("libdeflate.so.0", "libdeflate_crc32"), ("libz.so.1", "crc32"))
 
@@ -32,11 +32,12 @@ class DcqcnStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_double) for name in (
             "keep", "first_alpha", "first_bps", "least_factor", "min_bps", "cut_divisor", "ai_bps", "hai_bps",
+            "start_bps",
         )),
-        *((name, c_int64) for name in ("alpha_ns", "cut_ns", "time_ns", "gap_ns")),
+        *((name, c_int64) for name in ("alpha_ns", "cut_ns", "time_ns", "gap_ns", "frame_bits")),
         ("byte_reset", c_uint64),
         *((name, c_uint32) for name in ("threshold", "steps")),
-        *((name, c_uint8) for name in ("on", "clamp", "clamp_after_time", "cnp_tos")),
+        *((name, c_uint8) for name in ("on", "clamp", "clamp_after_time", "cnp_tos", "coalesce")),
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ static inline int answering(const struct qp *q)
 /* The time when `expire` must look at a sender. */
 static inline i64 sender_deadline(const struct rc *rc, const struct qp *q)
 {
-	return q->pace && q->pace->waits ? pace_deadline(q->pace) : round_up_deadline(rc, q->s.deadline);
+	return q->pace && q->pace->waits ? q->pace->due + LATE_NS : round_up_deadline(rc, q->s.deadline);
 }
 
 /* Queue a QP if it has frames to send, and register its timer. */
@@ -267,21 +267,57 @@ static inline void prepare_flow(struct flow *f, int version)
 		f->plain_sum += get16(f->head + ETH_HLEN + i);
 }
 
+/* The shaper of an earlier sender to the same address; NULL if there is none. */
+static inline struct shaper *find_shaper(const struct nic *n, const u8 *peer)
+{
+	for (u32 i = 0; i < n->count; i++)
+		if (n->qps[i]->kind == SENDER && !memcmp(n->qps[i]->peer, peer, 16))
+			return n->qps[i]->pace->shaper;
+	return NULL;
+}
+
+static inline struct shaper *new_shaper(const struct dcqcn_rule *r, double line_bps)
+{
+	u32 room = r->steps + 1;
+	struct shaper *s = calloc(1, sizeof(*s) + room * (sizeof(i64) + sizeof(double)));
+
+	if (!s)
+		return NULL;
+	start_shaper(r, s, line_bps);
+	s->times = (i64 *)(s + 1);
+	s->rates = (double *)(s->times + room);
+	return s;
+}
+
+static inline void free_congestion(struct qp *q)
+{
+	if (q->kind == SENDER && q->pace && q->pace->owner)
+		free(q->pace->shaper);
+	free(q->pace); /* or notify: a union */
+}
+
 /* Give an end its part of congestion control; return 0, or -1. */
 static inline int add_congestion(struct engine *e, const struct nic *n, struct qp *q)
 {
 	const struct dcqcn_rule *r = &e->congestion;
-	u32 room = r->steps + 1;
 	u8 *ip;
 
 	if (q->kind == SENDER) {
-		q->pace = calloc(1, sizeof(*q->pace) + room * (sizeof(i64) + sizeof(double)));
+		struct shaper *shared = r->coalesce ? find_shaper(n, q->peer) : NULL;
+
+		q->pace = calloc(1, sizeof(*q->pace));
 		if (!q->pace)
 			return -1;
-		start_pace(q->pace, n->line_bps);
+		q->pace->owner = !shared;
+		q->pace->shaper = shared ? shared : new_shaper(r, n->line_bps);
+		if (!q->pace->shaper) {
+			free(q->pace);
+			return -1;
+		}
+		q->pace->shaper->users++;
+		q->pace->turn = -1;
+		q->pace->at = q->pace->due = -FAR_NS;
 		q->pace->held = &q->s.deadline;
-		q->pace->times = (i64 *)(q->pace + 1);
-		q->pace->rates = (double *)(q->pace->times + room);
 		return 0;
 	}
 	q->notify = calloc(1, sizeof(*q->notify));

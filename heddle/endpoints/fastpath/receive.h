@@ -38,7 +38,8 @@ static inline void handle_packet(struct nic *n, struct qp *q, const struct packe
 	q->ce += p->ce;
 	if (q->kind == SENDER) {
 		if (p->opcode == OP_CNP) {
-			take_cnp(&e->congestion, q->pace, now);
+			q->pace->cnps++;
+			take_cnp(&e->congestion, q->pace->shaper, now);
 			rate_changed(&e->congestion, q->pace, now);
 			return;
 		}
@@ -178,7 +179,7 @@ static inline void expire_end(struct nic *n, struct qp *q, i64 now)
 				qp_failed(n, q);
 		}
 		if (q->pace) {
-			expire_rate(&e->congestion, q->pace, now);
+			expire_rate(&e->congestion, q->pace->shaper, now);
 			rate_changed(&e->congestion, q->pace, now);
 		}
 	}

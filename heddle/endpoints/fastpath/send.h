@@ -91,17 +91,17 @@ static inline u32 build_paced(struct engine *e, struct qp *q, struct outbox *box
 {
 	u32 taken = 0;
 
-	while (taken < limit && !q->pace->waits) {
+	while (taken < limit && ready(q)) {
 		u64 before = q->bytes;
-		u32 count;
 		int paced;
+		u32 count;
 
-		expire_rate(&e->congestion, q->pace, now);
-		paced = q->pace->rate < q->pace->line;
-		count = build_batch(e, q, box, slot + taken, paced ? 1 : limit - taken, now);
-		if (!count)
+		expire_rate(&e->congestion, q->pace->shaper, now);
+		paced = is_paced(q->pace->shaper);
+		if (paced && !has_turn(&e->congestion, q->pace, now))
 			break;
-		frames_left(&e->congestion, q->pace, q->bytes - before, paced, now);
+		count = build_batch(e, q, box, slot + taken, paced ? 1 : limit - taken, now);
+		frames_left(&e->congestion, q->pace, q->bytes - before, sendable(&q->s) > 0, now);
 		taken += count;
 	}
 	return taken;

@@ -52,8 +52,8 @@ class QueuePair:
     """
 
     __slots__ = (
-        "_nic", "answers", "bytes", "ce", "damaged", "delay", "end", "packets", "peer_ip", "qpn", "taken", "timer",
-        "waiting",
+        "_nic", "answers", "bytes", "ce", "damaged", "delay", "end", "order", "packets", "peer_ip", "qpn", "taken",
+        "timer", "waiting",
     )  # fmt: skip
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
@@ -62,6 +62,7 @@ class QueuePair:
         self.peer_ip = int.from_bytes(qp.flow.dst_ip, "big")
         self.end = end
         self.delay = qp.delay_s
+        self.order = 0  # among the QPs of its NIC
         self.packets = self.bytes = self.ce = self.taken = 0
         self.damaged: dict[int, int] = {}
         self.waiting = False  # is in the NIC's round
@@ -93,7 +94,7 @@ class Nic:
         self.blocked = False  # the data socket is full; wait until it can be written
         self.eager = False  # may have something to send
         self.events = select.EPOLLIN  # the events for which the worker polls this NIC
-        self._timers: list[tuple[float, int, QueuePair]] = []  # a heap: (when, QPN, QP); may be earlier than needed
+        self._timers: list[tuple[float, int, QueuePair]] = []  # a heap: (when, order, QP); may be earlier than needed
         self.qps: dict[int, QueuePair] = {}
         self._batch = SendBatch(ib_mtu, version=version)
         self._parser = Parser(version=version)
@@ -111,6 +112,7 @@ class Nic:
 
     def add(self, qp: QueuePair) -> None:
         """Open a queue pair."""
+        qp.order = len(self.qps)
         self.qps[qp.qpn] = qp
         self._parser.expect(len(self.qps))
         if qp.delay:
@@ -154,13 +156,16 @@ class Nic:
         self._looked = now
         self._release(now)
         while self._timers and self._timers[0][0] <= now:
-            at, _, qp = heappop(self._timers)
-            if at != qp.timer:
-                continue  # an outdated entry: the QP has had an earlier one since
-            qp.timer = NEVER
-            if qp.end.deadline <= now:
-                qp.end.expire(now)
-            self.look(qp)
+            due: list[tuple[int, QueuePair]] = []
+            while self._timers and self._timers[0][0] <= now:
+                at, order, qp = heappop(self._timers)
+                if at == qp.timer:  # else an outdated entry: the QP has had an earlier one since
+                    qp.timer = NEVER
+                    due.append((order, qp))
+            for _, qp in sorted(due):  # QPs that share a rate take their turns in this order
+                if qp.end.deadline <= now:
+                    qp.end.expire(now)
+                self.look(qp)
 
     def look(self, qp: QueuePair) -> None:
         """Queue a QP if it has frames to send, and register its timer."""
@@ -178,7 +183,7 @@ class Nic:
         at = qp.end.deadline
         if at < qp.timer:
             qp.timer = at
-            heappush(self._timers, (at, qp.qpn, qp))
+            heappush(self._timers, (at, qp.order, qp))
 
     # sending
 

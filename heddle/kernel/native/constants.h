@@ -103,7 +103,7 @@
 #define SWITCH_VERSION 1
 
 /* endpoints/ */
-#define FASTPATH_VERSION 5
+#define FASTPATH_VERSION 6
 #define SENDER 0
 #define RECEIVER 1
 #define MESSAGE 1
