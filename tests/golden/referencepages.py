@@ -45,8 +45,8 @@ def verbs_page(commands: dict[str, Command]) -> str:
     lines = [MADE, "", "# Verbs", ""]
     lines += ["After this page you know every verb and flag. `./inv VERB --help` prints the same.", ""]
     for group in GROUPS:
-        rows = ((f"[`{n}`](#{n})", _first(each)) for n, each in commands.items() if each.verb.group == group)
-        lines += [f"**{group}**", "", *_table(("verb", "does"), rows), ""]
+        verbs = ((f"[`{n}`](#{n})", _first(each)) for n, each in commands.items() if each.verb.group == group)
+        lines += [f"**{group}**", "", *_table(("verb", "does"), verbs), ""]
     lines += ["Words of the last version work in this one, and stderr names the new ones:", ""]
     old = old_words({name: each.verb for name, each in commands.items()})
     lines += _table(("old", "new"), ((f"`{word}`", f"`{new}`") for word, new in old.items()))
