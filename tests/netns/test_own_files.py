@@ -15,6 +15,7 @@ from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.runtimes.netns_root import why_read_only
+from tests.marks import deep
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where programs of nodes write. Each directory gets a file, each file a line, from a host and from a router.
@@ -90,7 +91,7 @@ def test_what_nodes_write_stays_in_their_own_view(
     assert leftovers(name) == []
 
 
-@pytest.mark.parametrize("step", ["create", "start", "converge"])
+@pytest.mark.parametrize("step", [deep("create"), "start", deep("converge")])
 def test_nothing_stays_mounted_after_a_kill(
     step: str, tmp_path: Path, name: str, leftovers: Callable[[str], list[str]]
 ) -> None:
@@ -115,6 +116,7 @@ life.up(lab, observer=Listener({{{step!r}: threading.Timer(0.05, fire).start}}))
     assert not [each for each in mount_points() if f"/{name}/" in str(each)]
 
 
+@pytest.mark.deep
 def test_without_overlayfs_nodes_see_files_read_only_and_new_paths_are_refused(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, leftovers: Callable[[str], list[str]]
 ) -> None:
@@ -163,6 +165,7 @@ finally:
 """
 
 
+@pytest.mark.deep
 def test_other_file_systems_and_files_that_are_mounts_are_in_the_view_too(tmp_path: Path, name: str) -> None:
     """In a mount namespace of its own, so that the test mounts nothing on this machine."""
     (tmp_path / "disk").mkdir()
