@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -241,16 +241,10 @@ LINK_HINTS: Final[Mapping[str, str]] = {
 LINUX: Final = "linux"
 
 
-_BRIDGE: Final = (
-    "use a node of kind: linux, and make its bridge in exec: ip link add br0 type bridge, ip link set eth1 master br0, "
-    "ip link set br0 up"
-)
-
-
 def kind_refused(kind: str) -> tuple[str, str]:
     """(why, hint) for a kind other than linux."""
     if kind in ("bridge", "ovs-bridge"):
-        return "is a bridge of this machine, which Heddle does not change", _BRIDGE
+        return "is known on a node itself only", f"kind: {kind} at the node"
     if kind in ("host", "ext-container"):
         return "is an object of this machine, which Heddle does not change", _INSIDE
     if kind == "frr":
@@ -267,8 +261,10 @@ _NODES: Final = ("topology", "nodes")
 class Sections:
     """`defaults`, `kinds`, `groups` and `nodes` of one file; a value of the wrong type is reported and ignored."""
 
-    def __init__(self, part: Mapping[str, Any], add: Add) -> None:
+    def __init__(self, part: Mapping[str, Any], add: Add, alone: Collection[str] = ()) -> None:
+        """alone: nodes that inherit nothing."""
         self._add = add
+        self._alone = alone
         self._nodes = self._group(part.get("nodes"), _NODES)
         self._kinds = self._group(part.get("kinds"), ("topology", "kinds"))
         self._groups = self._group(part.get("groups"), ("topology", "groups"))
@@ -319,6 +315,8 @@ class Sections:
 
     def layers(self, node: str) -> list[Layer]:
         """The sections that a node inherits from, and its own; least specific first."""
+        if node in self._alone:
+            return [((*_NODES, node), self._own(node))]
         kind: Trail = ("topology", "kinds", self.kind_of(node))
         group: Trail = ("topology", "groups", self.group_of(node))
         return [

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.tables import some_of
 from heddle.lab.imported import frr, grammar
 from heddle.lab.imported.binds import no_view, seen_anyway
+from heddle.lab.imported.bridges import with_bridges
 from heddle.lab.imported.description import (
     BindDescription,
     EndDescription,
@@ -113,7 +115,10 @@ class _DescriptionReader:
             if key not in grammar.TOPOLOGY_KEYS:
                 hint = did_you_mean(key, grammar.TOPOLOGY_KEYS)
                 self.add(("topology", key), f"topology.{key}", "is no key of a topology", hint)
-        sections = Sections(part, self.add)
+        part, bridges = with_bridges(part)
+        if bridges:
+            notes.append(f"each bridge is one in a node of its own, not one of this machine: {some_of(bridges)}")
+        sections = Sections(part, self.add, bridges)
         nodes = {each: node for each in part["nodes"] if (node := self._node(each, sections, lab)) is not None}
         links = _LinkReader(self.add, self.left, set(part["nodes"])).links(part.get("links") or [])
         self.problems.raise_if_any()
