@@ -46,7 +46,8 @@ def _needed(what: str) -> Sequence[str]:
     group="Heddle",
     help={
         "what": "cli, up, large, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, "
-        "dcqcn, order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, or all",
+        "dcqcn, order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, "
+        "or all, without large and vm-build",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],

@@ -93,6 +93,10 @@ UP: Final[Options] = {
         was={"--topology": {}},
     ),
     "name": "override the lab name",
+    "dialect": Option(
+        "containerlab's kind of switches: linux (any version), or frr (0.80 or newer)",
+        "heddle.render.dialects:DEPLOYED",
+    ),
     "dry_run": Option("print the commands as a shell script, and run nothing", was={"--explain": {}}),
     "repair": "repair a lab that is already running, and report each repair",
     "rollback": "take the lab down if it does not converge",

@@ -13,7 +13,7 @@ from heddle.cli.verbs import verb
     group="Results",
     help={
         "lab": "which lab the address opens; the page can change to any other one",
-        "port": Option("of the page; by default a free one is chosen"),
+        "port": Option("of the page (default: a free one)"),
         "bind": "address to listen on, beyond this machine too",
         "token_file": "file with the token, readable for its owner only; by default a token is made and printed",
     },
@@ -25,7 +25,7 @@ from heddle.cli.verbs import verb
 def dashboard(
     out: Console,
     lab: str | None = None,
-    port: int = 0,
+    port: int | None = None,
     bind: str = "127.0.0.1",
     token_file: str | None = None,
 ) -> None:
@@ -43,7 +43,7 @@ def dashboard(
     if lab is not None and state.check_name(lab) not in state.labs():
         open_lab(lab)  # says why, and what to do
     token = read_token(real(token_file), token_file) if token_file is not None else make_token()
-    where = listen(bind, port, token)
+    where = listen(bind, port or 0, token)
     page = where.url
     # Browsers do not send what is behind `#`, so no log has it. A token of the user's own is not shown to others.
     url = page + (f"?lab={lab}" if lab else "") + (f"#token={token}" if token_file is None else "")

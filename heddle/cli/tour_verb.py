@@ -100,8 +100,8 @@ STEPS: Final = (
         "hashing e-ecmp --lab LAB",
         "E-ECMP also hashes the destination QP of each packet. The mode changes on all switches while the lab runs, "
         "and no packet is lost.",
-        "Every switch now has mode e-ecmp, with a seed of its own. `./inv explain E-ECMP` says more; so do "
-        "`./inv explain MMR` and 80 other terms.",
+        "Every switch now has mode e-ecmp, with a seed of its own. `./inv explain E-ECMP` says more, and "
+        "`./inv explain` lists all terms.",
     ),
     TourStep(
         "Run it again",

@@ -145,7 +145,7 @@ def stop_unit(out: Console, what: Sequence[str]) -> None:
 
 
 def hand_in(out: Console, what: Sequence[str], name: str | None) -> None:
-    """`lab result`. name: the file to write, or None to print it."""
+    """`workshop result`. name: the file to write, or None to print it."""
     found = results(*what)
     data = {"heddle": VERSION, "written": now(), "units": [each.to_json() for each in found]}
     text = result_text(found)

@@ -51,7 +51,7 @@ def vm(
     action: str = "status",
     kernel: str = "",
     memory: int = 2048,
-    cpus: int = 0,
+    cpus: int | None = None,
     idle: int = 60,
     images: bool = False,
     rebuild: bool = False,
@@ -79,7 +79,7 @@ def vm(
         case "build":
             _build(out, kernel, rebuild=rebuild)
         case "up":
-            _up(out, kernel, memory, cpus, idle, rebuild=rebuild)
+            _up(out, kernel, memory, 0 if cpus is None else cpus, idle, rebuild=rebuild)
         case _:
             _ssh(out, kernel, command)
 

@@ -238,7 +238,7 @@ def _check_kernel(lab: Lab, observer: Observer) -> None:
 def _shown(warnings: Sequence[str]) -> list[str]:
     """The first lines, and where the others are."""
     more = len(warnings) - _WARNINGS
-    last = [f"and {more} more like these: ./inv up FILE --explain lists all"] if more > 0 else []
+    last = [f"and {more} more like these: ./inv up FILE --dry-run lists all"] if more > 0 else []
     return [*warnings[:_WARNINGS], *last]
 
 

@@ -1,8 +1,8 @@
 """Compare the prediction with the running kernel, once per boot, kernel and version of the arithmetic.
 
 In:  the running kernel, as a test router in a namespace without a name (trial.py).
-Out: SelfTest: some hundred choices of the kernel, over policies, fields, seeds, weights, a dead port, a resilient group
-     and both IP versions, compared with the prediction; stored in the state directory.
+Out: SelfTest: about a thousand choices of the kernel, over policies, fields, seeds, weights, a dead port, a resilient
+     group and both IP versions, compared with the prediction; stored in the state directory.
 The kernel's documentation says that its multipath hash may change. If it has changed, Heddle reports it and uses kernel
 lookups instead of its prediction.
 """

@@ -19,6 +19,7 @@ Version = tuple[int, int, int]
 Dialect = Literal["linux", "frr", "c9s"]
 Mgmt = Literal["own", "none"]
 DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
+DEPLOYED: Final[tuple[Dialect, ...]] = tuple(each for each in DIALECTS if each != "c9s")  # those of `up`
 MGMTS: Final[tuple[Mgmt, ...]] = get_args(Mgmt)
 
 FRR_KIND: Final[Version] = (0, 80, 0)  # the first release that has `kind: frr` and `--runtime c9s`
@@ -93,7 +94,7 @@ def check_deployable(options: RenderOptions, runtime: str, version: Version | No
 
     runtime: `netns` or `containerlab`. version: of the installed containerlab; None if unknown.
     """
-    if options.dialect == "c9s":
+    if options.dialect not in DEPLOYED:
         hint = "run ./inv render FABRIC --dialect c9s --out DIR, then `containerlab --runtime c9s deploy` there"
         raise InputError(Problem("", "--dialect c9s", "is for Kubernetes, where Heddle cannot bring up a lab", hint))
     if options.dialect == "frr" and runtime != "containerlab":

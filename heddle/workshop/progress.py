@@ -88,4 +88,4 @@ def results(word: str | None = None) -> tuple[UnitResult, ...]:
         return solved
     what = f"unit {units[0].id}" if word is not None else "no unit"
     why = "has no solved step on record" if word is not None else "has a solved step on record"
-    raise InputError(Problem("", what, why, "./inv lab check records each step that is right"))
+    raise InputError(Problem("", what, why, "./inv workshop check records each step that is right"))

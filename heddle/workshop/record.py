@@ -1,4 +1,4 @@
-"""What `lab check` records of a solved step, and the result that a learner hands in (`lab result`).
+"""What `workshop check` records of a solved step, and the result that a learner hands in (`workshop result`).
 
 In:  the verdicts of a check, the unit's running lab, and the record so far.
 Out: StepRecord of each step, UnitResult.

@@ -54,9 +54,9 @@ def verbs_page(commands: dict[str, Command]) -> str:
         text = command.text.split("\n", 1)
         lines += ["", f"## {name}", "", "```text", command.verb.usage, "```", "", _prose(text[0])]
         lines += ["", _prose(inspect.cleandoc(text[1]))] if text[1:] else []
-        for heading, rows in help_rows(command.verb).items():
+        for heading, flags in help_rows(command.verb).items():
             head = "argument or flag" if heading == "Arguments and flags" else heading
-            lines += ["", *_table((head, "does"), ((f"`{w}`", _prose(t)) for w, t in rows))]
+            lines += ["", *_table((head, "does"), ((f"`{w}`", _prose(t)) for w, t in flags))]
         lines += ["", "```sh"]
         examples = EXAMPLES[name].items()
         lines += [line for words, does in examples for line in (f"# {does}", example_line(name, words))]

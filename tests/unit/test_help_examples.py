@@ -24,7 +24,7 @@ from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import parse_sizes
-from tests.bench import _groups, order
+from tests.bench import _ONLY_BY_NAME, _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [example_line(verb, words) for verb, examples in EXAMPLES.items() for words in examples]
@@ -72,7 +72,9 @@ def test_help_ends_with_the_examples() -> None:
 def test_help_lists_every_group() -> None:
     (option,) = (each.option for each in bench.verb.parameters if each.name == "what")
     listed = option.help.replace(",", " ").split()
-    assert [word for word in listed if word not in ("or", "all")] == list(_groups(None))
+    names = listed[: listed.index("or")]
+    assert names == list(_groups(None))
+    assert option.help.endswith(f"or all, without {' and '.join(_ONLY_BY_NAME)}")
 
 
 def test_order_takes_every_mode_that_keeps_one_path_with_resilient_tables_too() -> None:

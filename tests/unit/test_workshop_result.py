@@ -64,7 +64,9 @@ def test_hints_count_until_the_step_is_right_also_after_a_fresh_start() -> None:
 
 def test_a_result_has_only_what_checks_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no unit has a solved step on record\n.*\./inv lab check records each step"):
+    with pytest.raises(
+        InputError, match=r"no unit has a solved step on record\n.*\./inv workshop check records each step"
+    ):
         results()
     write_progress(UnitProgress(UNIT.id, solved=True, states={"links": "ok"}, answers={"links": "1"}))
     with pytest.raises(InputError, match="unit 02-entropy has no solved step on record"):
@@ -103,8 +105,8 @@ def test_a_record_that_was_changed_by_hand_counts_as_none() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("check", "--out", "x"), "has no meaning for lab check"),
-        (("result", "02", "03"), "is one word too many for lab result"),
+        (("check", "--out", "x"), "has no meaning for workshop check"),
+        (("result", "02", "03"), "is one word too many for workshop result"),
         (("result", "99"), "does not exist"),
     ],
 )
