@@ -7,7 +7,8 @@ test asserts stays the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, Final
@@ -32,6 +33,17 @@ def until(
         assert time.monotonic() - start < patience(seconds), f"not so within {patience(seconds):g} s"
         time.sleep(every)
     return time.monotonic() - start
+
+
+@contextmanager
+def child(argv: Sequence[str], **options: Any) -> Iterator[Popen[Any]]:
+    """A process for a with block, whose end waits for it. A test that fails kills it: nothing else may end it."""
+    with Popen(argv, **options) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
 
 
 def rc_timeout(exponent: int) -> int:

@@ -23,6 +23,7 @@ from heddle.runs.run import run
 from heddle.runtimes.clab_containers import CLAB_DIR
 from heddle.traffic.options import run_options
 from tests.conftest import Up
+from tests.machine import child
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 Leftovers = Callable[[str], list[str]]
@@ -136,7 +137,7 @@ def test_what_is_changed_by_hand_is_named_and_down_leaves_nothing(
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
     """A process in a network namespace of its own."""
-    with subprocess.Popen(["unshare", "--net", "sleep", "300"]) as process:
+    with child(["unshare", "--net", "sleep", "300"]) as process:
         yield process
         process.kill()
 

@@ -23,7 +23,7 @@ from heddle.base.process import start_of
 from heddle.host.engine import docker, images, setup
 from heddle.host.engine.docker import docker as ask
 from heddle.render import imagenames
-from tests.machine import until
+from tests.machine import child, until
 
 pytestmark = pytest.mark.needs("mount", "procps")
 
@@ -104,7 +104,7 @@ def test_an_engine_by_hand_starts_once_and_leaves_nothing(place: Place, monkeypa
     with pytest.raises(MachineError, match="no-such-key"):
         daemon.start()
     assert place.left() == []
-    with subprocess.Popen(["sleep", "60"]) as other:
+    with child(["sleep", "60"]) as other:
         daemon._write(daemon.DockerdRecord(other.pid, 1, temporary=False))
         assert daemon.record() is None
         daemon.stop(force=True)
@@ -177,7 +177,7 @@ images._build("switch", "heddle/trial:1", sys.argv[2], images.Silent(), None)
         )
         argv = [sys.executable, "-c", code, name, imagenames.image_names()["host"]]
         root = Path(images.__file__).parents[3]
-        with subprocess.Popen(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
+        with child(argv, cwd=root, stderr=subprocess.DEVNULL, start_new_session=True) as proc:
             until(lambda: "sleep 600" in _commands(), seconds=120)
             os.kill(proc.pid, signal.SIGINT)
             proc.wait(60)

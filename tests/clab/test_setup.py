@@ -19,7 +19,7 @@ from heddle.host import doctor, packages
 from heddle.host.engine import binary, docker, images
 from heddle.host.engine.setup import setup_containerlab
 from heddle.render import imagenames
-from tests.machine import until
+from tests.machine import child, until
 
 pytestmark = pytest.mark.needs("procps")
 
@@ -89,7 +89,7 @@ images._bootstrap(images.Silent(), None)
         return set(Path("/var/tmp").glob("heddle-base-*/mmdebstrap.*/usr"))
 
     before = trees()
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
+    with child([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL) as proc:
         until(lambda: trees() - before)
         (made,) = trees() - before
         os.kill(proc.pid, number)

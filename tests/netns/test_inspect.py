@@ -22,7 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.status import LabStatus, status
 from heddle.views.labtext import lab_text, nodes_text
-from tests.machine import patience, until
+from tests.machine import child, patience, until
 from tests.typed import typed
 from tests.unit.test_completion import offered
 
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_command_in_all_nodes(tiny: Lab) -> None:
                 found += path.read_bytes() == b"sleep\x00987\x00"
         return found
 
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: sleeping() == len(tiny.fabric.hosts))
         process.send_signal(signal.SIGINT)
         assert process.wait(patience(20)) == 130

@@ -25,7 +25,7 @@ from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
 from tests.conftest import Up
 from tests.listener import Listener
-from tests.machine import until
+from tests.machine import child, until
 from tests.marks import deep
 from tests.netns.collectives import ran
 from tests.netns.test_pfc_trouble import found, kill_both, pids
@@ -105,10 +105,10 @@ def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
     assert last.ports[0].address is not None
     there = str(last.ports[0].address.ip)
     code = f"import socket; s = socket.create_server(('{there}', 9)); s.accept()[0].sendall(b'here')"
-    with subprocess.Popen(["nsenter", f"--net={tiny.handle(last.name).netns}", sys.executable, "-c", code]):
+    with child(["nsenter", f"--net={tiny.handle(last.name).netns}", sys.executable, "-c", code]):
         ask = f"""
 import socket, time
-for _ in range(100):
+for _ in range(1200):
     try:
         print(socket.create_connection(('{there}', 9), 2).recv(9).decode()); break
     except ConnectionRefusedError:
@@ -124,7 +124,7 @@ def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str,
     with pytest.raises(InputError, match="several labs"):
         open_lab()
     bystander = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job(tiny, ["sleep", "99"]))]
-    with subprocess.Popen(bystander) as process:
+    with child(bystander) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         assert life.down(name)
         assert leftovers(name) == [], "processes of another lab must not keep the namespaces of this one"
@@ -231,7 +231,7 @@ def test_a_lab_survives_what_is_killed_and_goes_down_without_its_record(
     until(lambda: health.faults(lab) == [])
 
     argv = ["nsenter", f"--net={lab.handle('host1').netns}", sys.executable, "-c", STUBBORN]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+    with child(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         subprocess.run(["rm", "-rf", str(state.lab_dir(name))], check=True)

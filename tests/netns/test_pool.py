@@ -25,7 +25,7 @@ from heddle.runtimes.registry import on_machine
 from heddle.testing import claims
 from heddle.testing.fabricmarker import FabricRequest
 from heddle.testing.pool import Pool, sweep
-from tests.machine import patience, until
+from tests.machine import child, patience, until
 from tests.netns.static_fabric import static_fabric
 from tests.userplace import UserPlace
 
@@ -152,7 +152,7 @@ def test_the_fabric_of_a_killed_test_is_removed_with_its_processes(
     """Its claims are in a directory of this test's own: another session on this machine must not sweep them first."""
     monkeypatch.setattr(claims, "CLAIMS_DIR", tmp_path / "claims")
     argv = [sys.executable, "-c", MAKE, str(tmp_path), str(claims.CLAIMS_DIR)]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+    with child(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         name = maker.stdout.readline().strip()
         notes: list[str] = []

@@ -35,7 +35,7 @@ from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from heddle.traffic.options import run_options
-from tests.machine import patience
+from tests.machine import child, patience
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -293,7 +293,7 @@ def test_validate_names_a_closed_gate_and_an_agent_that_does_not_run(lab: Lab) -
 def test_watching_ends_with_its_lab(name: str) -> None:
     words = [str(ROOT / "inv"), "queues", "--watch", "--every", "0.2", "--seconds", "60", "--lab", name]
     life.up(load_fabric("tiny", name=name, overrides=["racks=1", "ctsw=1"]))
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline().startswith(f"{name}, after ")
         life.down(name)

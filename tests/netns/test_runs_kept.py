@@ -22,7 +22,7 @@ from heddle.runs.run import run
 from heddle.runs.store import History, load, open_runs, paths_of, series_of
 from heddle.traffic.options import run_options
 from heddle.views.report.page import report_html
-from tests.machine import patience, until
+from tests.machine import child, patience, until
 from tests.netns.collectives import proven
 from tests.typed import typed as inv
 
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_leaves_the_run_before_and_no_worker(tiny: Lab, ran
     history = History.of(tiny)
     before, newest = history.ids(), history.find()
     argv = [sys.executable, str(ROOT / "tasks.py"), "run", "--lab", tiny.name, "--size", "16M", "--iters", "1000"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
+    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proc:
         until(lambda: list(history.directory.glob(".new-*")), process=proc)
         until(lambda: workers_of(proc.pid), process=proc)
         workers = workers_of(proc.pid)
@@ -187,7 +187,7 @@ def test_rows_are_printed_as_they_are_measured_and_ctrl_c_keeps_them(
     before, newest = history.ids(), history.find()
     words = ["run", "--lab", tiny.name, "--size", "64K:16M:x256", "--iters", "100", "--warmup", "0"]
     argv = [sys.executable, str(ROOT / "tasks.py"), *words]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as proc:
+    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as proc:
         assert proc.stdout is not None
         said, deadline = b"", time.monotonic() + patience(60)
         while b"\n       65536" not in said:  # and the next size takes minutes

@@ -31,7 +31,7 @@ from heddle.switch.queues.cells import LINK_FAULT, LabQueues
 from heddle.testing.reset import ResetResult, processes_of, reset
 from heddle.traffic.options import RunOptions
 from tests.listener import Listener
-from tests.machine import patience, rc_timeout, until
+from tests.machine import child, patience, rc_timeout, until
 from tests.netns.collectives import proven, total
 from tests.typed import typed
 
@@ -198,7 +198,7 @@ def test_a_run_that_fails_leaves_no_fault(tiny: Lab) -> None:
 def ended_by(lab: Lab, number: signal.Signals) -> int:
     """The exit code of a long run that gets a signal when its fault is set."""
     words = [str(ROOT / "inv"), "run", "--size", "16M", "--iters", "1000", "--fault", LOSSY, "--lab", lab.name]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(lambda: now(lab) == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run")}, process=process)
         process.send_signal(number)
         process.communicate(timeout=patience(60))

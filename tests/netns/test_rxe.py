@@ -27,7 +27,7 @@ from heddle.runs.store import paths_of
 from heddle.switch import stackcounts
 from heddle.switch.queues.cells import LabQueues
 from heddle.traffic.options import RunOptions, SourcePorts
-from tests.machine import patience, rc_timeout, slower, until
+from tests.machine import child, patience, rc_timeout, slower, until
 from tests.marks import deep
 from tests.netns.collectives import proven, total
 from tests.typed import ROOT, typed
@@ -233,7 +233,7 @@ def test_a_launch_that_is_ended_leaves_no_program_and_no_device(tiny: Lab, tmp_p
     program.write_text(STAYS.format(python=sys.executable, file=str(file)))
     program.chmod(0o755)
     words = [str(ROOT / "inv"), "launch", "host1", "host3", "--lab", tiny.name, "--", str(program)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(lambda: file.exists() and file.read_text().endswith("\n"), process=process)
         assert Path("/proc", file.read_text().strip()).exists()
         process.send_signal(signal.SIGTERM)

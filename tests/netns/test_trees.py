@@ -18,6 +18,7 @@ from heddle.base import mounts as trees
 from heddle.base.problems import MachineError
 from heddle.base.resources import HERE
 from heddle.host.engine.docker import check_engine_possible, in_chroot
+from tests.machine import child
 
 pytestmark = pytest.mark.needs("mount")
 
@@ -79,7 +80,7 @@ with trees.scratch("trial-") as place:
     input()
 """
     argv = [sys.executable, "-c", code]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proc:
+    with child(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proc:
         assert proc.stdout is not None
         left = Path(proc.stdout.readline().strip())
         with trees.scratch("trial-") as place:

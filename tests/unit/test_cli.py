@@ -18,6 +18,7 @@ from heddle.cli.console import Console
 from heddle.cli.program import main
 from heddle.cli.verbs import verb
 from heddle.fabric.model import Fabric
+from tests.machine import child
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -261,7 +262,7 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_a_reader_that_stops_early_causes_no_error_message() -> None:
     argv = [sys.executable, str(ROOT / "tasks.py"), "--help"]
-    with subprocess.Popen(
+    with child(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     ) as inv:
         assert inv.stdout is not None

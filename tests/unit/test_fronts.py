@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.machine import child
 from tests.marks import deep
 from tests.typed import typed
 
@@ -221,7 +222,7 @@ def test_nohup_keeps_a_verb_running(start: Start) -> None:
 def test_a_terminal_that_is_gone_is_not_written_to() -> None:
     leader, follower = os.openpty()
     argv = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(argv, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as process:
+    with child(argv, stdin=follower, stdout=follower, stderr=follower, start_new_session=True) as process:
         try:
             os.close(follower)
             said = b""

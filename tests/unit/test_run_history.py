@@ -24,6 +24,7 @@ from heddle.runs.runrecord import RECORD
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.runs.surroundings import read_surroundings
 from heddle.traffic.plan import build_plan
+from tests.machine import child
 from tests.unit import run_samples as samples
 from tests.unit.history_runs import a_lab, keep
 
@@ -161,7 +162,7 @@ with History("zone", Path(sys.argv[1])).draft() as draft:
 def test_files_of_a_killed_run_are_no_run_and_are_removed_by_the_next_but_not_while_it_lives(history: History) -> None:
     keep(history)
     argv = [sys.executable, "-c", _KILLED, str(history.directory)]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with child(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         theirs = other.stdout.readline().strip()
         keep(history)
