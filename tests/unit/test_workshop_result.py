@@ -79,10 +79,10 @@ def test_a_result_has_only_what_checks_recorded(tmp_path: Path, monkeypatch: pyt
         "Unit 02, Entropy, or why 16 QPs use one link: 1 of 4 steps are right; started 2026-11-27 07:00:00 UTC" in text
     )
     assert "not yet" in text
-    done = typed("lab", "result", "--out", "mine.txt", cwd=tmp_path)
+    done = typed("workshop", "result", "--out", "mine.txt", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "wrote mine.txt: 1 unit\n"), done.stderr
     assert (tmp_path / "mine.txt").read_text().splitlines()[1:] == text.splitlines()[1:]
-    data = json.loads(typed("lab", "result", "02", "--format=json", cwd=tmp_path).stdout)
+    data = json.loads(typed("workshop", "result", "02", "--format=json", cwd=tmp_path).stdout)
     row = next(each for each in data["units"][0]["steps"] if each["step"] == "links")
     assert (data["heddle"], row["wrong"], row["solved"], data["units"][0]["solved"]) == (VERSION, 1, True, False)
 
@@ -111,6 +111,6 @@ def test_a_record_that_was_changed_by_hand_counts_as_none() -> None:
     ],
 )
 def test_wrong_words_are_named(words: tuple[str, ...], why: str, tmp_path: Path) -> None:
-    done = typed("lab", *words, cwd=tmp_path)
+    done = typed("workshop", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr
