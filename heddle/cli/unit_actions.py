@@ -1,4 +1,4 @@
-"""What `./inv lab` does with a workshop unit, and the words that it prints about it."""
+"""What `./inv workshop` does with a workshop unit, and the words that it prints about it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from heddle.workshop.stepcheck import OK, StepVerdict, begun_facts, check_steps
 Say = Callable[[str], None]
 Ask = Callable[[str], bool]
 _START: Final = "./inv workshop start {} starts it"
-_ANSWER: Final = ("./inv workshop answer ", "./inv lab answer ")  # the second one: units for the last version
+_ANSWER: Final = ("./inv workshop answer ", "./inv workshop answer ")  # the second one: units for the last version
 _EXEC: Final = "./inv exec "  # ends with the exit code of the command in the node
 _REFUSED: Final = 2  # the exit code of wrong input; 1 is the finding of a check
 # In a command: the name of the unit's lab, and the learner's copy of the fabric file.

@@ -37,7 +37,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
 
 
 def _seconds(scratch: str, *words: str) -> float:
-    """Wall time of `./inv lab WORDS`. CalledProcessError, with what it printed on stderr, when it fails."""
+    """Wall time of `./inv workshop WORDS`. CalledProcessError, with what it printed on stderr, when it fails."""
     argv = [*HERE.command(), "lab", *words]
     start = time.perf_counter()
     done = subprocess.run(

@@ -88,7 +88,7 @@ def go_through(
 
 def handed_in(unit: WorkshopUnit, cwd: Path) -> None:
     """The result outlives the lab. It counts what was wrong, and proves the paths of each run that solved a step."""
-    wrote = inv("lab", "result", unit.number, "--out=mine.json", cwd=cwd, ends=0)
+    wrote = inv("workshop", "result", unit.number, "--out=mine.json", cwd=cwd, ends=0)
     assert (wrote["result"], wrote["units"]) == (str(cwd / "mine.json"), 1)
     result = json.loads((cwd / "mine.json").read_text())["units"][0]
     assert result["unit"] == unit.id and result["solved"] and result["started"]

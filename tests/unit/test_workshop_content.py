@@ -99,7 +99,7 @@ def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) ->
     assert re.findall(r"^# (.*)", text, re.MULTILINE)[0].startswith(f"{unit.number} ")
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == HEADINGS
     assert re.search(rf"^## Time\n\n{unit.spec.minutes} minutes", text, re.MULTILINE), "Time differs from lab.yml"
-    assert f"./inv lab start {unit.number}" in text
+    assert f"./inv workshop start {unit.number}" in text
     # Links lead to files.
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(unit)):
         assert target.startswith("https://") or (unit.folder / target).exists(), target
@@ -107,7 +107,7 @@ def test_headings_links_and_tasks_are_those_of_every_unit(unit: WorkshopUnit) ->
     tasks_part = text_of(unit).partition("## Tasks")[2].partition("\n## ")[0]
     assert re.findall(r"^[0-9]+\. \*\*([a-z0-9-]+)\.\*\*", tasks_part, re.MULTILINE) == list(unit.spec.steps)
     # The solution is not in the tasks.
-    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv lab answer")]
+    answers = [each.run for each in unit.solution().commands if each.run.startswith("./inv workshop answer")]
     assert not [each for each in answers if each in tasks_part]
 
 

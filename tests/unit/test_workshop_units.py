@@ -103,10 +103,10 @@ MISTAKES = (
     ("look: run", "look: rnu"),
     ("expect: {qps: 16, sport: fixed}", "expect: {qp: 16, sport: fixed}"),
     ('uplinks_used: ">= 5"', 'uplinks_used: ">= some"'),
-    ("commands: [./inv lab answer links 4]", "commands: [lab answer links 4]"),
-    ("commands: [./inv lab answer links 4]", "files: {my.py: answers/my.py}"),
-    ("        commands: [./inv lab answer links 4]\n", ""),
-    ("commands: [./inv lab answer links 4]", "commands: [./inv status]\n        files: {../my.py: lab.yml}"),
+    ("commands: [./inv workshop answer links 4]", "commands: [lab answer links 4]"),
+    ("commands: [./inv workshop answer links 4]", "files: {my.py: answers/my.py}"),
+    ("        commands: [./inv workshop answer links 4]\n", ""),
+    ("commands: [./inv workshop answer links 4]", "commands: [./inv status]\n        files: {../my.py: lab.yml}"),
     ("    question: How many different 5-tuples did host1 send in that run?\n", ""),
 )
 

@@ -1,0 +1,157 @@
+"""Texts agree with the command line: words, flags, defaults, exit codes and counts, in the manual and in help.
+
+A text is checked by its kind, wherever it stands: a new page needs no test of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import tasks
+from heddle.cli import capture_live, nccltests
+from heddle.cli.endings import EXIT_CODES
+from heddle.cli.program import commands_in, help_rows
+from heddle.cli.renamed import old_words
+from heddle.lab import outages
+from heddle.workshop.catalogue import unit_ids
+from tests.bench import order
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+COMMANDS: Final = commands_in(vars(tasks))
+VERBS: Final = {name: command.verb for name, command in COMMANDS.items()}
+MADE: Final = ("docs/verbs.md",)  # from the code, with its table of old words
+ACTIONS: Final = "list|start|check|hint|answer|solve|stop|result"
+# Flags of other programs that the manual names alone, without their program.
+FOREIGN: Final = frozenset({
+    "--build-arg", "--cap-add", "--network", "--privileged", "--security-opt",  # docker
+    "--disable-protocol",  # tshark
+    "--vars",  # containerlab
+    "--dist", "--junit-xml", "--lf", "--pdb",  # pytest, and its options of Heddle and of these tests
+    "--heddle-keep", "--heddle-labs", "--heddle-no-skip", "--heddle-pcap", "--heddle-runtime", "--regen-goldens",
+})  # fmt: skip
+# Files that must name old words to accept them.
+OLD: Final = (
+    "heddle/cli/helptexts.py", "heddle/cli/predict_verb.py", "heddle/cli/renamed.py", "heddle/cli/workshop_verb.py",
+    "heddle/workshop/unitlife.py",
+)  # fmt: skip
+
+
+def texts(*patterns: str) -> dict[str, str]:
+    """Path -> text of the files that these patterns name, without those made from the code."""
+    found = {str(path.relative_to(ROOT)): path for pattern in patterns for path in ROOT.glob(pattern)}
+    return {name: path.read_text(encoding="utf-8") for name, path in sorted(found.items()) if name not in MADE}
+
+
+MANUAL: Final = texts("README.md", "docs/*.md", "labs/*.md", "labs/*/*.md")
+FILES: Final = texts("labs/*/*.yml", "topologies/**/*.yml", "traffic/*.yml", "templates/**/*.*")
+CODE: Final = texts("heddle/**/*.py", "tasks.py", "tests/bench/*.py")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words after `./inv` of each command: between backquotes, or at the start of a line of a block."""
+    block = "\n".join(re.findall(r"^```[a-z]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    lines = re.findall(r"`(?:\./inv|heddle) ([^`\n]+)`", text) + re.findall(
+        r"^\$? ?\./inv ([^\n]+)", block, re.MULTILINE
+    )
+    for line in lines:
+        yield re.split(r"\s(?:--|#|;|\||&&?|>)(?:\s|$)", line)[0].split()
+
+
+def test_no_text_uses_an_old_word() -> None:
+    old = old_words(VERBS)
+    today = {flag for verb in VERBS.values() for flag in verb.flags}
+    patterns = []
+    for word in old:
+        verb, _, flag = word.partition(" ")
+        if not flag:
+            patterns += [rf"\./inv {verb}\b", rf"heddle {verb} (?:{ACTIONS})\b", rf"`{verb} (?:{ACTIONS})\b"]
+        elif flag in today:
+            patterns.append(rf"\b{verb}\b[^`\n]* {flag}\b")
+        else:
+            patterns.append(rf"(?<![\w-]){flag}\b")
+    wanted = re.compile("|".join(patterns))
+    found = [
+        f"{name}: {match[0]}"
+        for name, text in (MANUAL | FILES | CODE).items()
+        if name not in OLD
+        for match in wanted.finditer(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_flags_and_verbs_that_texts_name_exist() -> None:
+    known = {flag for verb in VERBS.values() for flag in verb.flags} | {
+        "--help", "--list", "--version", "--print-completion-script",
+    }  # fmt: skip
+    wrong = []
+    for name, text in MANUAL.items():
+        wrong += [f"{name}: {flag}" for flag in re.findall(r"`(--[a-z][a-z-]+)", text) if flag not in known | FOREIGN]
+        for words in commands(text):
+            if words[0].startswith("-") or words[0] in ("VERB", "help"):
+                continue
+            verb = VERBS.get(words[0])
+            if verb is None:
+                wrong.append(f"{name}: no verb {words[0]}")
+            elif not verb.rest_after_positionals:
+                flags = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+                wrong += [f"{name}: {verb.name} {flag}" for flag in flags if flag not in {*verb.flags, "--help", "-h"}]
+    assert not wrong, "\n".join(wrong)
+
+
+# The defaults that a help text writes itself, because the verb computes them later: (verb, flag) -> the code's value.
+WRITTEN: Final = {
+    ("run", "--minbytes"): nccltests._USUAL_BYTES,
+    ("run", "--maxbytes"): nccltests._USUAL_BYTES,
+    ("run", "--stepfactor"): "1, which is none",
+    ("run", "--stepbytes"): nccltests._USUAL_STEP,
+    ("run", "--window"): "64 per connection, shared by its queue pairs",
+    ("fault", "--timeout"): f"{outages.SECONDS:g}",
+    ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
+    ("bench", "--runs"): f"{order.RUNS}",
+}
+
+
+def test_a_help_text_has_one_default_and_it_is_that_of_the_code() -> None:
+    for name, command in COMMANDS.items():
+        for rows in help_rows(command.verb).values():
+            for word, does in rows:
+                assert does.count("(default: ") <= 1, f"{name} {word}: {does}"
+        for parameter in command.verb.parameters:
+            default = re.search(r"\(default: ([^)]*)\)", parameter.option.help)
+            if default is not None and re.search(r"\d", default[1]):
+                assert WRITTEN.get((name, parameter.flag)) == default[1], (name, parameter.flag)
+
+
+def test_a_default_that_the_manual_names_is_that_of_the_code() -> None:
+    """`--cts-class control` (default)."""
+    seen = 0
+    for name, text in MANUAL.items():
+        for flag, value in re.findall(r"`(--[a-z-]+) ([\w.-]+)` \(default\)", text):
+            parameters = [verb.flags[flag] for verb in VERBS.values() if flag in verb.flags]
+            assert value in [str(each.default) for each in parameters], f"{name}: {flag} {value}"
+            seen += 1
+    assert seen
+
+
+def test_exit_codes_that_texts_name_are_those_of_the_program() -> None:
+    helps = {name: command.text for name, command in COMMANDS.items()}
+    found = [
+        (name, int(code))
+        for name, text in (MANUAL | helps).items()
+        for match in re.finditer(r"\b[Ee]xit codes? (\d+)(?:(?:,| or| and) (\d+))*", " ".join(text.split()))
+        for code in re.findall(r"\d+", match[0])
+    ]
+    assert len(found) > 10
+    assert [each for each in found if each[1] not in EXIT_CODES] == []
+
+
+@pytest.mark.parametrize("name", [name for name, text in MANUAL.items() if re.search(r"\b[a-z]+ units\b", text)])
+def test_texts_count_the_units_of_the_workshop(name: str) -> None:
+    numbers = ("eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")
+    for word in re.findall(rf"\b({'|'.join(numbers)}) units\b", MANUAL[name], re.IGNORECASE):
+        assert numbers.index(word.lower()) + 8 == len(list(unit_ids())), f"{word} units"
