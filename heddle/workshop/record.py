@@ -54,8 +54,8 @@ class StepRecord:
     """One step. wrong: different wrong states that checks found before it was right; hints: those shown before.
 
     solved_at: UTC, ISO 8601; empty until it is right. with_solution: `workshop solve` was used before. heddle: the
-    version
-    that checked it. observed: what the check saw; empty for an answer. last_wrong: the wrong state of the last check.
+    version that checked it. observed: what the check saw; empty for an answer. last_wrong: the wrong state of the last
+    check.
     """
 
     wrong: int = 0
