@@ -333,6 +333,10 @@ RUN: Final[Options] = {
                 completion.congestion_controls,
                 was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
             ),
+            "cc_profile": Option(
+                "parameters of DCQCN: default (ours: settles in short runs), nvidia, or meta (and doubled ECN thresholds)",
+                "heddle.traffic.options:CongestionProfile",
+            ),
             "cc_set": Option(
                 "parameter of the congestion control in hardware units; can be repeated",
                 completion.congestion_settings,

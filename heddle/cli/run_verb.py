@@ -161,6 +161,7 @@ def run(
     entropy: int = 1,
     fastpath: str = "auto",
     cc: str = "none",
+    cc_profile: str | None = None,
     cc_set: Sequence[str] = (),
     admission: str = "off",
     cts_class: str = "control",
@@ -191,8 +192,8 @@ def run(
             collective=collective, algorithm=algorithm, ranks=ranks, size=typed.as_size(size), qps=qps, qp_mode=qp_mode,
             iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, local_ack_timeout=local_ack_timeout,
             placement=placement, split=split, bucket=bucket, transport=transport, find_transport=find_transport,
-            fastpath=fastpath, cc=cc, cc_set=cc_set, recovery=recovery, entropy=entropy, admission=admission,
-            cts_class=cts_class, admission_set=admission_set, slow=slow, fault=fault,
+            fastpath=fastpath, cc=cc, cc_profile=cc_profile, cc_set=cc_set, recovery=recovery, entropy=entropy,
+            admission=admission, cts_class=cts_class, admission_set=admission_set, slow=slow, fault=fault,
         )  # fmt: skip
     if check is not None and check < 1:
         out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")

@@ -31,6 +31,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.revive import restore_routes
+from heddle.lab.runecn import end_run_ecn
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.lab.thresholds import own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
@@ -283,6 +284,7 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
         done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
+    done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
     done += _daemons(lab)
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")

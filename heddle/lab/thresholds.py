@@ -85,8 +85,6 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
     settings: `path=value` each, below `queues`. switches: names, or patterns such as `ctsw*`; without any, all nodes.
     InputError with every problem, and nothing changed, if the result would not be valid in a fabric file.
     """
-    from heddle.switch.queues.cells import LabQueues
-
     names = _nodes(lab, switches)
     levels = {lab.fabric.by_name[name].level for name in names}
     with owners.lock(lab.name, owners.CHANGES):  # it also guards the record: both change while runs hold the lab's lock
@@ -101,14 +99,24 @@ def set_queues(lab: Lab, settings: Sequence[str], switches: Sequence[str] = ()) 
                 changes.append((before, after))
             own[name] = after
         _check_gates(lab, [after for _, after in changes])
-        own = {name: queues for name, queues in own.items() if queues != usual}
-        policies = policies_of(lab.fabric, own=own)
-        kept = {name: dump_queues(queues) for name, queues in own.items()}
-        with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, partial(reapply_queues, lab), queues=kept):
-            live.set_policies(policies)
-            _set_red_curves(lab, {name: own.get(name, usual) for name in names})
+        write_queues(lab, own, names)
     pfc.reload(lab.name)
     return names
+
+
+def write_queues(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str], **values: Any) -> None:
+    """Set and record the queues of nodes, of which those in `names` change. values: of the lab's record.
+
+    The caller holds CHANGES, and reloads the PFC agent where its thresholds change.
+    """
+    from heddle.switch.queues.cells import LabQueues
+
+    usual = lab.fabric.policy.queues
+    own = {name: queues for name, queues in own.items() if queues != usual}
+    kept, again = {name: dump_queues(queues) for name, queues in own.items()}, partial(reapply_queues, lab)
+    with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, again, queues=kept, **values):
+        live.set_policies(policies_of(lab.fabric, own=own))
+        _set_red_curves(lab, {name: own.get(name, usual) for name in names})
 
 
 def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
@@ -147,15 +155,11 @@ def restore_queues(lab: Lab) -> bool:
 
     Raises the errors of set_queues.
     """
-    from heddle.switch.queues.cells import LabQueues
-
     with owners.lock(lab.name, owners.CHANGES):
         own = own_queues(lab)
         if not own:
             return False
-        with LabQueues.pinned(lab.fabric) as live, state.recorded(lab.name, partial(reapply_queues, lab), queues={}):
-            live.set_policies(policies_of(lab.fabric))
-            _set_red_curves(lab, dict.fromkeys(own, lab.fabric.policy.queues))
+        write_queues(lab, {}, [*own], before_run={})
     pfc.reload(lab.name)
     return True
 

@@ -8,7 +8,7 @@ table, document, run.json and stored runs follow from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from heddle.base.units import format_bytes, format_size
@@ -188,6 +188,7 @@ class CongestionUse:
     qps: int
     least_bps: float
     least_at: str
+    profile: str = ""
 
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
@@ -199,8 +200,10 @@ class CongestionUse:
         if control is None or rates is None:
             return None
         sums = measured.counters
-        settings = described(control.values, control.congestion.tunables)
-        return use_of_rates(rates, control.values, settings, sums["cnps_sent"], sums["cnps_received"])
+        use = use_of_rates(
+            rates, control.values, described(control.values, control.tunables), sums["cnps_sent"], sums["cnps_received"]
+        )
+        return replace(use, profile=measured.plan.options.congestion_profile)
 
     def to_json(self) -> dict[str, Any]:
         """`congestion` of the run's document, without the rates of each queue pair."""
@@ -211,8 +214,10 @@ class CongestionUse:
         slowed = f"{self.slowed} of {self.qps} QPs slowed, down to {self.least_bps / 1e6:.3g} Mb/s ({self.least_at})"
         cnps = f"{self.cnps_sent:,} CNPs sent, {self.cnps_received:,} received"
         lines = [f"{cnps}; {slowed if self.slowed else 'no QP slowed'}"]
-        if self.settings:
-            lines.append(f"set: {self.settings}")
+        set_ = [f"set: {self.settings}"] if self.settings else []
+        profile = [f"profile {self.profile}"] if self.profile else []
+        if set_ or profile:
+            lines.append("; ".join([*profile, *set_]))
         return [f"#{self.controller:<9s}: {line}" for line in lines]
 
 

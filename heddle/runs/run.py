@@ -19,6 +19,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_duration, format_size
 from heddle.endpoints.congestion.controlled import congestion_of
+from heddle.endpoints.congestion.profiles import ECN_FACTORS
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
@@ -33,6 +34,7 @@ from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns, faults_for_run, faults_on
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
+from heddle.lab.runecn import ecn_for_run
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
@@ -79,7 +81,12 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         observer.warn(short)
     workers = worker_count(plan)
     _check_memory(plan, workers)
-    with owners.lock(lab.name, work="run"), faults_for_run(lab, faults, observer):
+    factor = ECN_FACTORS.get(options.congestion_profile, 1)
+    with (
+        owners.lock(lab.name, work="run"),
+        faults_for_run(lab, faults, observer),
+        ecn_for_run(lab, factor, observer),
+    ):
         health.check_ports(lab)
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):

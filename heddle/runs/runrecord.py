@@ -8,7 +8,7 @@ and evidence are in a separate file (measured.py), so that many records can be r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,9 +92,18 @@ def write_record(directory: Path, record: RunRecord) -> None:
     state.write_json(directory / RECORD, record.to_json(), indent=1)
 
 
+def _add_profile(data: Mapping[str, Any]) -> None:
+    """Name the parameters of a run that was made before there were profiles: NVIDIA's."""
+    header = data.get("header")
+    options = header.get("options") if isinstance(header, dict) else None
+    if isinstance(options, dict) and options.get("congestion") == "dcqcn":
+        options.setdefault("congestion_profile", "nvidia")
+
+
 def read_record(directory: Path) -> RunRecord:
     """Read run.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / RECORD, RUN_FORMAT)
+    _add_profile(data)
     with undamaged(RECORD):
         record = typed(_ADAPTER, data)
     if why := next(_contradictions(record), ""):

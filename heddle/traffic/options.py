@@ -22,6 +22,7 @@ from heddle.traffic.tunables import Wrong, chosen, settings_from
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
 CongestionName = Literal["none", "dcqcn", "swift"]
+CongestionProfile = Literal["default", "nvidia", "meta"]  # of dcqcn
 Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
 WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
 ELEMENT_BYTES: Final = 4  # float32
@@ -79,6 +80,7 @@ class RunOptions:
     entropy: int = 1  # UDP source ports over which each QP of srd sprays its packets
     congestion: CongestionName = "none"
     congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
+    congestion_profile: CongestionProfile | Literal[""] = ""  # all other parameters; empty: a controller without any
     admission: bool = False  # receivers grant each message with a CTS
     cts_class: CtsClass = "control"
     admission_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set
@@ -92,6 +94,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
+        if self.congestion == "dcqcn" and not self.congestion_profile:
+            object.__setattr__(self, "congestion_profile", get_args(CongestionProfile)[0])
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
@@ -173,6 +177,7 @@ class RunArguments(TypedDict, total=False):
     split: str
     fastpath: str
     cc: str
+    cc_profile: str | None
     cc_set: Sequence[str]
     recovery: str
     entropy: int
@@ -204,6 +209,7 @@ def run_options(
     split: str = AUTO,
     fastpath: str = "auto",
     cc: str = "none",
+    cc_profile: str | None = None,
     cc_set: Sequence[str] = (),
     recovery: str = "go-back-n",
     entropy: int = 1,
@@ -238,6 +244,7 @@ def run_options(
     mode: QpMode = chosen("--qp-mode", qp_mode, get_args(QpMode), "is not a mode of QPs", wrong)
     loop: FastPath = chosen("--fastpath", fastpath, get_args(FastPath), "is not one of auto, on and off", wrong)
     congestion, settings = _congestion(cc, cc_set, wrong)
+    profile = _profile(cc_profile, congestion, wrong)
     if congestion == "swift" and fastpath == "on":
         wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
     try:
@@ -281,7 +288,7 @@ def run_options(
         collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
         local_ack_timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
         split=communicators, recovery=recovers, entropy=entropy, congestion=congestion,
-        congestion_set=settings,
+        congestion_set=settings, congestion_profile=profile,
         admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
         faults=faults,
     )  # fmt: skip
@@ -317,6 +324,21 @@ def _congestion(cc: str, cc_set: Sequence[str], wrong: Wrong) -> tuple[Congestio
     return named, settings_from("--cc-set", cc_set, float, "rpg_time_reset=100", wrong)
 
 
+def _profile(name: str | None, congestion: CongestionName, wrong: Wrong) -> CongestionProfile | Literal[""]:
+    """The checked `--cc-profile`; empty for none."""
+    if name is None:
+        return ""
+    if congestion != "dcqcn":
+        why = f"is not for {congestion}, which has no profiles" if congestion != "none" else "needs DCQCN"
+        wrong(f"--cc-profile {name}", why, "leave --cc-profile out" if congestion != "none" else "add --cc dcqcn")
+    return chosen("--cc-profile", name, get_args(CongestionProfile), "is not a profile of dcqcn", wrong)
+
+
+def _controlled(options: RunOptions) -> str:
+    profile = f" ({options.congestion_profile})" if options.congestion_profile else ""
+    return f"congestion control: {options.congestion}{profile}"
+
+
 def describe(options: RunOptions) -> Sequence[str]:
     """The options as `key: value` strings for a header line."""
     return (
@@ -327,6 +349,6 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"placement: {options.placement}",
         f"transport: {options.transport}",
         *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),
-        *([f"congestion control: {options.congestion}"] if options.congestion != "none" else []),
+        *([_controlled(options)] if options.congestion != "none" else []),
         *([f"admission: {options.admitted.text()}"] if options.admitted is not None else []),
     )

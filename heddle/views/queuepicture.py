@@ -130,9 +130,7 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
     y = tall - _TOP
     most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
     if rates is not None:
-        _draw_rates(
-            figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, _last(recorded)
-        )
+        _draw_rates(figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, recorded)
         y -= _PANEL + _GAP
     for panel, lane in zip(shown, lanes, strict=True):
         axes = figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall))
@@ -195,13 +193,13 @@ def _depth(axes: Axes, recorded: Recorded, panel: Panel, most: float) -> None:
         text = f"{', '.join(beyond)}: above"
         axes.annotate(text, (0.995, 0.97), xycoords="axes fraction", fontsize=7, color=INK, va="top", ha="right")
     axes.yaxis.set_major_formatter(lambda value, _: format_bytes(value))
-    _frame(axes, f"{panel.title}, at most {format_bytes(panel.most)}", _last(recorded), top)
+    _frame(axes, f"{panel.title}, at most {format_bytes(panel.most)}", recorded, top)
 
 
-def _frame(axes: Axes, title: str, last_s: float, top: float) -> None:
+def _frame(axes: Axes, title: str, recorded: Recorded, top: float) -> None:
     """The limits of a panel's axes, their look, and the title above them."""
     axes.set_ylim(0, top)
-    axes.set_xlim(0, last_s)
+    axes.set_xlim(_first(recorded), _last(recorded))
     axes.tick_params(labelsize=7.5, colors=INK, labelbottom=False)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, fontsize=9, color=INK, loc="left", pad=4)
@@ -219,7 +217,7 @@ def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, 
         if value:
             bar = Rectangle((start, 0), end - start, value, facecolor=colour, edgecolor=colour, linewidth=0.6)
             axes.add_patch(bar)
-    axes.set_xlim(0, _last(recorded))
+    axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_ylim(0, top)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -232,7 +230,7 @@ def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:
     """The time axis, below the last lane."""
     axes = figure.add_axes((_LEFT / _WIDTH, at - 0.02 / tall, inner, 0.001))
-    axes.set_xlim(0, _last(recorded))
+    axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_yticks([])
     axes.tick_params(labelsize=8, colors=INK)
     axes.set_xlabel(
@@ -257,6 +255,14 @@ def _heading(figure: Figure, recorded: Recorded, tall: float) -> None:
     figure.text(x, 1 - 0.55 / tall, said, fontsize=8.5, color=INK)
 
 
+def _first(recorded: Recorded) -> float:
+    """The start of the first bucket in which a lossless class had a byte: before it there is nothing to be seen."""
+    series, every = recorded.series, range(len(recorded.labels))
+    rows = [row for row in every if recorded.labels[row].kind == "lossless"] or [*every]
+    used = np.flatnonzero((series.columns["out_bytes"][rows] + series.columns["peak"][rows]).any(axis=0))
+    return float(series.starts_s[used[0]]) if len(used) else 0.0
+
+
 def _last(recorded: Recorded) -> float:
     return float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 1.0
 
@@ -275,22 +281,23 @@ def rates_title(rates: Rates, shown: list[RateCourse]) -> str:
     return f"{rates.controller}: sending rates of {len(shown)} of {sent} QPs that sent, Mb/s (emulated)"
 
 
-def _draw_rates(axes: Axes, rates: Rates, last_s: float) -> None:
-    """Draw the rates as steps. last_s: the end of the time axis, seconds."""
-    shown = drawn(rates)
-    top = max((each.qp.line_bps for each in shown), default=1) / 1e6
-    for at, each in enumerate(shown):
+def _draw_rates(axes: Axes, rates: Rates, recorded: Recorded) -> None:
+    """Draw the rates as steps. The axis ends at the largest one, so that rates far below the line rate differ, too."""
+    shown, last_s = drawn(rates), _last(recorded)
+    line = max((each.qp.line_bps for each in shown), default=1) / 1e6
+    top = min(line, max((float(each.rates_bps.max()) / 1e6 for each in shown), default=line))
+    for number, each in enumerate(shown):
         times = np.concatenate([each.times_s, [max(last_s, float(each.times_s[-1]))]])
         values = np.concatenate([each.rates_bps, each.rates_bps[-1:]]) / 1e6
         axes.step(
-            times, values, where="post", linewidth=0.9, color=LINES[at % len(LINES)],
+            times, values, where="post", linewidth=0.9, color=LINES[number % len(LINES)],
             alpha=1.0 if len(shown) <= _NAMED else 0.5, label=each.qp.name if len(shown) <= _NAMED else None, zorder=3,
         )  # fmt: skip
-    axes.axhline(top, color=INK, linewidth=0.8, linestyle=":", zorder=2)
+    axes.axhline(line, color=INK, linewidth=0.8, linestyle=":", zorder=2)
+    said, at = (f"line {line:g}", line / top) if top == line else (f"line {line:g}: above", 1.0)
     axes.annotate(
-        f"line {top:g}", (1.008, 1 / 1.12), xycoords="axes fraction", fontsize=7.5, color=INK, va="center",
-        annotation_clip=False,
-    )  # fmt: skip
+        said, (1.008, at / 1.12), xycoords="axes fraction", fontsize=7.5, color=INK, va="center", annotation_clip=False
+    )
     if 0 < len(shown) <= _NAMED:
         axes.legend(fontsize=6.5, loc="upper right", bbox_to_anchor=(1.0, 0.88), frameon=False)
-    _frame(axes, rates_title(rates, shown), last_s, top * 1.12)
+    _frame(axes, rates_title(rates, shown), recorded, top * 1.12)

@@ -1,8 +1,10 @@
 """DCQCN and Swift beside PFC alone: the queue in front of an incast, its pauses, and a victim of them.
 
-One run each, in turn. All senders begin at line rate with a full window, and no controller can prevent the pauses of
-this moment. Senders that end early leave the others at rates that grow slowly. So queues, pauses and rates are those of
-the last third of the time in which all senders are active, by the run's own record of its queues.
+Profiles: whole runs with the default size of an iteration, from the first packet on, on three presets with 1, 4 and 16
+QPs. Each is run in turn with the others, three times; figures are ratios of medians to PFC alone.
+
+Settled: longer runs, one each. Senders that end early leave the others at rates that grow slowly. So queues, pauses and
+rates are those of the last third of the time in which all senders are active, by the run's own record of its queues.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from heddle.lab.opening import open_lab
 from heddle.runs.run import run
 from heddle.runs.series import RowLabel
 from heddle.runs.store import series_of
-from heddle.traffic.options import CongestionName, RunOptions
+from heddle.traffic.options import CongestionName, CongestionProfile, RunOptions
 
 from . import Figure, at_least
 
@@ -35,24 +37,64 @@ _PAIR_BYTES: Final = 16 << 20
 # All packets for the slow host come in by one port, which pauses from 60 KB on: marks must begin well below that.
 _SLOW: Final = ("link.exceptions={host5: 10mbit}", "queues.ecn.kmin=10KB", "queues.ecn.kmax=40KB")
 _VICTIM: Final = "host6"
-# Faster than NVIDIA's defaults, whose increases take longer than these transfers (docs/traffic.md).
-_TUNED: Final = (
-    ("dce_tcp_g", 1000.0), ("rpg_time_reset", 10.0), ("rpg_ai_rate", 100.0), ("rpg_hai_rate", 500.0),
-    ("rpg_min_rate", 2000.0),
-)  # fmt: skip
-_JUDGED: Final = "DCQCN tuned"  # the others are readings
-_CASES: Final[Mapping[str, tuple[CongestionName, tuple[tuple[str, float], ...]]]] = {
-    "PFC alone": ("none", ()),
-    "DCQCN": ("dcqcn", ()),
-    "DCQCN tuned": ("dcqcn", _TUNED),
-    "Swift": ("swift", ()),
+_ALONE: Final = "PFC alone"
+_JUDGED: Final = "DCQCN"  # with its default profile; the others are readings
+_CASES: Final[Mapping[str, tuple[CongestionName, CongestionProfile | Literal[""]]]] = {
+    _ALONE: ("none", ""),
+    "DCQCN": ("dcqcn", "default"),
+    "DCQCN nvidia": ("dcqcn", "nvidia"),
+    "DCQCN meta": ("dcqcn", "meta"),
+    "Swift": ("swift", ""),
 }
+_PRESETS: Final = ("tiny", "demo", "zone")
+_QPS: Final = (1, 4, 16)
+_REPEATS: Final = 3
+_SHORT: Final = 4 << 20
 
 
 def figures(observer: Observer) -> Iterator[Figure]:
-    """All of the group: an incast on preset zone, and the pairs of workshop unit 06."""
+    """All of the group: short incasts on three presets, a long one on zone, and the pairs of workshop unit 06."""
+    for preset in _PRESETS:
+        yield from _profiles(preset, observer)
     yield from _incasts(observer)
     yield from _victims(observer)
+
+
+def _profiles(preset: str, observer: Observer) -> Iterator[Figure]:
+    """Pause frames and bandwidth of each case, as ratios to those of PFC alone."""
+    labs.up(load_fabric(preset, name=_LAB), observer=observer, rollback=True)
+    try:
+        lab = open_lab(_LAB)
+        for qps in _QPS:
+            pauses: dict[str, list[int]] = {name: [] for name in _CASES if name != "Swift"}
+            rates: dict[str, list[float]] = {name: [] for name in pauses}
+            for _ in range(_REPEATS):
+                for name, seen in pauses.items():
+                    congestion, profile = _CASES[name]
+                    options = RunOptions(
+                        "incast", sizes=(_SHORT,), qps=qps, congestion=congestion, congestion_profile=profile
+                    )
+                    result = run(lab, options, observer)
+                    if result.queues is None or result.queues.dropped or result.wrong:
+                        raise AssertionError("a run with losses, or without a record of its queues")
+                    seen.append(result.queues.pauses)
+                    rates[name].append(1 / result.rows[0].time_us)
+            for name, seen in pauses.items():
+                what = f"{preset}, {qps} QP{'s' if qps > 1 else ''}, {name}"
+                if name == _ALONE:
+                    yield Figure(f"{what}: pause frames", float(np.median(seen)), "")
+                    continue
+                fewer = float(np.median(pauses[_ALONE])) / max(1.0, float(np.median(seen)))
+                share = float(np.median(rates[name]) / np.median(rates[_ALONE]))
+                spread = f"{min(seen)} to {max(seen)} frames"
+                if name == _JUDGED:
+                    yield at_least(f"{what}: fewer pause frames", fewer, "x", 10, spread)
+                    yield at_least(f"{what}: bandwidth", share, "x", 0.9, "that of PFC alone")
+                else:
+                    yield Figure(f"{what}: fewer pause frames", fewer, "x", spread)
+                    yield Figure(f"{what}: bandwidth", share, "x", "that of PFC alone")
+    finally:
+        labs.down(_LAB, observer)
 
 
 @dataclass(frozen=True)
@@ -92,9 +134,9 @@ def _incasts(observer: Observer) -> Iterator[Figure]:
     try:
         lab = open_lab(_LAB)
         port = lab.fabric.by_name["host1"].ports[0].peer_ref
-        for name, (congestion, settings) in _CASES.items():
+        for name, (congestion, profile) in _CASES.items():
             options = RunOptions(
-                "incast", sizes=(_INCAST,), iters=1, warmup=0, congestion=congestion, congestion_set=settings
+                "incast", sizes=(_INCAST,), iters=1, warmup=0, congestion=congestion, congestion_profile=profile
             )
             result = run(lab, options, observer)
             if result.queues is None:
@@ -115,7 +157,7 @@ def _incasts(observer: Observer) -> Iterator[Figure]:
             yield Figure(f"{what}: use of the link", steady.use, "x", "its rate")
     finally:
         labs.down(_LAB, observer)
-    alone = seen.pop("PFC alone")
+    alone = seen.pop(_ALONE)
     for name, steady in seen.items():
         what, fewer = "16:1 incast, PFC alone: pause frames", alone.pauses / max(1, steady.pauses)
         yield at_least(what, fewer, "x", 10, name) if name == _JUDGED else Figure(what, fewer, "x", name)
@@ -128,9 +170,9 @@ def _victims(observer: Observer) -> Iterator[Figure]:
     try:
         lab = open_lab(_LAB)
         port = lab.fabric.by_name[_VICTIM].ports[0].peer_ref
-        alone = _pairs(lab, _PAIRS.split(",", 2)[2], "none", (), port, observer)
-        for name, (congestion, settings) in _CASES.items():
-            share = _pairs(lab, _PAIRS, congestion, settings, port, observer) / alone
+        alone = _pairs(lab, _PAIRS.split(",", 2)[2], "none", "", port, observer)
+        for name, (congestion, profile) in _CASES.items():
+            share = _pairs(lab, _PAIRS, congestion, profile, port, observer) / alone
             what, of = f"a victim's rate, {name}", "without the slow pair"
             yield at_least(what, share, "x", 0.9, of) if name == _JUDGED else Figure(what, share, "x", of)
     finally:
@@ -138,13 +180,13 @@ def _victims(observer: Observer) -> Iterator[Figure]:
 
 
 def _pairs(
-    lab: Lab, placement: str, congestion: CongestionName, settings: tuple[tuple[str, float], ...], port: str,
+    lab: Lab, placement: str, congestion: CongestionName, profile: CongestionProfile | Literal[""], port: str,
     observer: Observer,
 ) -> float:  # fmt: skip
     """How much of a port's rate one iteration of the pairs uses."""
     options = RunOptions(
         "incast", placement=placement, split="DIV 2", sizes=(_PAIR_BYTES,), iters=1, warmup=0,
-        congestion=congestion, congestion_set=settings,
+        congestion=congestion, congestion_profile=profile,
     )  # fmt: skip
     run(lab, options, observer)
     return _steady(lab, port).use

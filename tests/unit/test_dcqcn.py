@@ -11,13 +11,14 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
+from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, NicFacts
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
-from heddle.traffic.options import RunOptions
+from heddle.traffic.options import CongestionProfile, RunOptions, run_options
 from heddle.traffic.plan import build_plan
-from heddle.traffic.tunables import values_of
+from heddle.traffic.tunables import described, values_of
 
 LINE = 2000.0
 RULE = DcqcnRule(
@@ -302,3 +303,55 @@ def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
         assert SWIFT_RULE.least <= control.window <= 4096
         assert 0 < control.rate_bps <= SWIFT_LINE
         assert control.deadline_ns == FAR_NS
+
+
+def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> None:
+    found = PROFILES["default"](NicFacts(400_000, 4154, 0))
+    assert found == {
+        "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
+        "rpg_hai_rate": 1333, "rpg_ai_rate": 20, "rpg_gd": 10, "rpg_min_dec_fac": 80, "rate_reduce_monitor_period": 1,
+        "min_time_between_cnps": 2, "clamp_tgt_rate_after_time_inc": 0, "rpg_min_rate": 2000,
+    }  # fmt: skip
+    # Half the rate: half of each rate, twice the time of a frame. A round trip of 9 us is added to both times.
+    slower = PROFILES["default"](NicFacts(200_000, 4154, 9))
+    assert slower["init_cr"] == 16667 and slower["rpg_hai_rate"] == 667 and slower["rpg_min_rate"] == 1000
+    assert slower["rpg_time_reset"] == 8 + 9 and slower["rate_reduce_monitor_period"] == 10
+    # Very slow links stay in the ranges.
+    assert min(PROFILES["default"](NicFacts(10, 1082, 0)).values()) == 0
+    assert PROFILES["default"](NicFacts(10, 1082, 0))["rpg_ai_rate"] == 1
+    # Those of NVIDIA are the defaults of the table; Meta's differ in the switches.
+    assert not PROFILES["nvidia"](NicFacts(400_000, 4154, 0)) and not PROFILES["meta"](NicFacts(400_000, 4154, 0))
+    assert ECN_FACTORS == {"meta": 2}
+
+
+@pytest.mark.parametrize("preset", ["tiny", "demo", "zone", "rail"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_in_the_ranges_and_single_parameters_override_it(preset: str, profile: CongestionProfile) -> None:
+    fabric = load_fabric(preset, overrides=["link.delay=shape"]).fabric
+    plain = RunOptions(congestion="dcqcn", congestion_profile=profile)
+    found = congestion_of(build_plan(fabric, plain))
+    assert found is not None
+    line = min(port.rate_bps for host in fabric.hosts for port in host.ports) * fabric.policy.k / 1e6
+    assert values_of("dcqcn", Dcqcn.tunables, tuple(found.values.items()), line) == found.values
+    assert not described(found.values, found.tunables)
+    own = congestion_of(build_plan(fabric, replace(plain, congestion_set=(("rpg_hai_rate", 7.0),))))
+    assert own is not None and own.values == {**found.values, "rpg_hai_rate": 7.0}
+    assert described(own.values, own.tunables) == "rpg_hai_rate=7"
+
+
+def test_dcqcn_has_the_default_profile_and_swift_has_none() -> None:
+    assert RunOptions(congestion="dcqcn").congestion_profile == "default"
+    assert RunOptions(congestion="swift").congestion_profile == RunOptions().congestion_profile == ""
+    assert run_options(dcqcn="on", cc_profile="nvidia").congestion_profile == "nvidia"
+    with pytest.raises(InputError, match="--cc-profile nvidia is not for swift, which has no profiles"):
+        run_options(cc="swift", cc_profile="nvidia")
+
+
+def test_a_rate_that_begins_below_the_line_increases_from_the_first_packet_on() -> None:
+    control = DcqcnControl(replace(RULE, start_bps=500.0, byte_reset=0), LINE)
+    assert (control.rate_bps, control.target_bps, control.deadline_ns) == (500.0, 500.0, FAR_NS)
+    control.sent(100, 50)
+    assert control.deadline_ns == 1050
+    control.expire(3050)  # T = 1: fast recovery; T = 2: additive; T = 3: hyper
+    assert (control.target_bps, control.rate_bps) == (560.0, 532.5)
+    assert DcqcnControl(replace(RULE, start_bps=5000.0), LINE).rate_bps == LINE

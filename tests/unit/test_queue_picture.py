@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from heddle.runs.parts import use_of_rates
 from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, write_rates
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
-from heddle.views.queuepicture import DRAWN, draw, drawn, panels
+from heddle.views.queuepicture import DRAWN, _first, draw, drawn, panels
 from heddle.views.report import charts
 from heddle.views.style import picture_kind
 
@@ -132,6 +133,9 @@ def test_rates_by_time_and_the_sums_of_a_run() -> None:
         "#dcqcn    : 1,234 CNPs sent, 1,233 received; 1 of 3 QPs slowed, down to 5e-05 Mb/s (host3 to host1, QP 259)",
         "#dcqcn    : set: rpg_ai_rate=9",
     ]
+    named = replace(use, profile="default")
+    assert named.lines()[1] == "#dcqcn    : profile default; set: rpg_ai_rate=9"
+    assert replace(named, settings="").lines()[1] == "#dcqcn    : profile default"
     calm = Rates("swift", 4.0, some().courses[:1])
     assert use_of_rates(calm, {}, "", 0, 0).lines() == ["#swift    : 0 CNPs sent, 0 received; no QP slowed"]
     least, mean, last = (some().to_json()[1][key] for key in ("least_bps", "mean_bps", "last_bps"))
@@ -170,6 +174,16 @@ def test_the_picture_has_a_panel_of_rates() -> None:
     assert "sending rates" not in draw("svg", found, shown).decode()
     chart = charts.rates(some(), 4000)
     assert "host3 to host1, QP 259" in chart.json and "down to 5e-05 Mb/s" in chart.told
+
+
+def test_the_picture_begins_where_data_begins() -> None:
+    found = recorded()
+    idle = replace(found.series, columns={name: np.zeros_like(each) for name, each in found.series.columns.items()})
+    assert _first(replace(found, series=idle)) == 0.0
+    late = {name: np.array(each) for name, each in idle.columns.items()}
+    row = next(row for row, label in enumerate(found.labels) if label.kind == "lossless")
+    late["out_bytes"][row][2:] = 1
+    assert _first(replace(found, series=replace(idle, columns=late))) == found.series.starts_s[2] > 0
 
 
 def test_of_many_queue_pairs_those_that_were_slowed_most_are_drawn() -> None:

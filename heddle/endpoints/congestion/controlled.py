@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
+from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
 from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
 from heddle.traffic.plan import Plan
-from heddle.traffic.tunables import values_of
+from heddle.traffic.tunables import Tunable, values_of
 from heddle.wire.layout import LAYOUTS
 
 CONTROLLERS: Final[dict[str, type[Congestion]]] = {
@@ -25,13 +26,15 @@ CNP_COLUMNS: Final = (
     Column("cnps_sent", "packets", "CNPs sent"),
 )
 _MBIT: Final = 1e6
+_US: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
     """Congestion control for all queue pairs of a run. values: all parameters, in hardware units.
 
-    steps: of the record of each rate. frame_bits: of a full frame.
+    steps: of the record of each rate. frame_bits: of a full frame. tunables: with the values of the run's profile as
+    defaults.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Controlled:
     congestion: Congestion
     steps: int
     frame_bits: int
+    tunables: tuple[Tunable, ...] = ()
 
     def sender(self, end: QpEnd, qp: QpInfo, line_bps: float, shapers: MutableMapping[bytes, Shaper]) -> QpEnd:
         """The sending end of a NIC with this line rate, under control.
@@ -62,7 +66,14 @@ def congestion_of(plan: Plan) -> Controlled | None:
     if options.congestion == "none":
         return None
     kind = CONTROLLERS[options.congestion]
-    line_bps = min(each.rate_bps for each in plan.endpoints)
-    values = values_of(options.congestion, kind.tunables, options.congestion_set, line_bps * plan.k / _MBIT)
+    line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
     frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
-    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps_for(len(plan.qps)), 8 * frame)
+    profile: Mapping[str, float] = {}
+    if options.congestion_profile:
+        profile = PROFILES[options.congestion_profile](
+            NicFacts(line_mbps, frame, plan.propagation.rtt_s * _US / plan.k)
+        )
+    tunables = tuple(replace(each, default=profile.get(each.name, each.default)) for each in kind.tunables)
+    values = values_of(options.congestion, tunables, options.congestion_set, line_mbps)
+    steps = steps_for(len(plan.qps))
+    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps, 8 * frame, tunables)

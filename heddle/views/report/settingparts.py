@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FLAGS: Final = {
     "sizes": "size", "source_ports": "sport", "bucket_ns": "bucket", "congestion": "cc", "congestion_set": "cc_set",
     "timeout": "local_ack_timeout",
+    "congestion_profile": "cc_profile",
 }  # fmt: skip
 _KEPT_BY: Final = frozenset({"retries"})  # no flag sets it
 
