@@ -334,7 +334,7 @@ RUN: Final[Options] = {
                 was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
             ),
             "cc_profile": Option(
-                "parameters of DCQCN: default (ours: settles in short runs), nvidia, or meta (and doubled ECN thresholds)",
+                "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
                 "heddle.traffic.options:CongestionProfile",
             ),
             "cc_set": Option(
