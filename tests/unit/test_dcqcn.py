@@ -342,7 +342,7 @@ def test_a_profile_is_in_the_ranges_and_single_parameters_override_it(preset: st
 def test_dcqcn_has_the_default_profile_and_swift_has_none() -> None:
     assert RunOptions(congestion="dcqcn").congestion_profile == "default"
     assert RunOptions(congestion="swift").congestion_profile == RunOptions().congestion_profile == ""
-    assert run_options(dcqcn="on", cc_profile="nvidia").congestion_profile == "nvidia"
+    assert run_options(cc="dcqcn", cc_profile="nvidia").congestion_profile == "nvidia"
     with pytest.raises(InputError, match="--cc-profile nvidia is not for swift, which has no profiles"):
         run_options(cc="swift", cc_profile="nvidia")
 
