@@ -219,8 +219,6 @@ def _unknown(node: Node, fib: Fib, known: Collection[Network]) -> Iterator[Forei
 
 STEP: Final = "repair"
 _END_S: Final = 30.0
-# File name of the scripts that start a node's daemons, in rendered and in imported labs.
-_START_SCRIPT: Final = "start.sh"
 
 # Ends the daemons of the node that this runs in. A PID in a file may belong to another process by now, or to the
 # daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process (no
@@ -365,14 +363,12 @@ def _daemons(lab: Lab) -> list[str]:
     for switch, names in silent.items():
         if not names:
             continue
-        start = next(
-            (line for line in nodes[switch].exec if line.startswith("sh ") and line.endswith(_START_SCRIPT)), ""
-        )
+        start = nodes[switch].start
         if not start:
             hint = f"./inv down {lab.name}, then up again"
             raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))
         lab.output(switch, ["sh", "-c", _END_DAEMONS], timeout=_END_S)
-        lab.output(switch, ["sh", "-c", _START_DAEMONS, *start.split()], timeout=_END_S)
+        lab.output(switch, ["sh", "-c", _START_DAEMONS, *start], timeout=_END_S)
         repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
     return repaired
 

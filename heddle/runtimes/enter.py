@@ -13,7 +13,8 @@ mount namespace that ends with the process: nothing must be kept alive, and noth
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
 [[argv...], ...]}. With "root" the node has its own view of all files: {"view": its root, "places": [[source, place],
 ...], "devices": [name below /dev, ...]}, see netns_root.py.
-`many` prints one JSON object: node -> {"command", "code", "output"} of the first command that failed.
+With "goes_on" commands after one that failed are run too, unless it is one of "needed", as [argv...].
+`many` prints one JSON object: node -> [{"command", "code", "output"}, ...] of the commands that failed.
 """
 
 from __future__ import annotations
@@ -179,22 +180,25 @@ def run(argv: list[str], out: int) -> int:
 
 
 def all_of(job: dict, out: int, parent: int) -> int:  # type: ignore[type-arg]
-    """Enter, then run the node's commands until one fails; writes the failed command and returns 1."""
+    """Enter, then run the node's commands until one fails that is needed; writes those that failed and returns 1."""
     die_with(parent)
-    command: list[str] = []
+    failed = []
     try:
         enter(job)
         for command in job["commands"]:
+            os.ftruncate(out, 0)
+            os.lseek(out, 0, 0)
             code = run(command, out)
             if code != 0:
-                break
-        else:
-            return 0
+                said = os.pread(out, 1 << 16, 0).decode(errors="replace")
+                failed.append({"command": command, "code": code, "output": said})
+                if not job.get("goes_on") or command in job["needed"]:
+                    break
     except OSError as error:
-        os.write(out, f"cannot enter {job['node']}: {error}\n".encode())
-        code = 125
-    os.write(out, ("\n" + json.dumps({"command": command, "code": code})).encode())
-    return 1
+        failed.append({"command": [], "code": 125, "output": f"cannot enter {job['node']}: {error}"})
+    os.ftruncate(out, 0)
+    os.pwrite(out, json.dumps(failed).encode(), 0)
+    return 1 if failed else 0
 
 
 def many(jobs: list) -> dict:  # type: ignore[type-arg]
@@ -208,13 +212,9 @@ def many(jobs: list) -> dict:  # type: ignore[type-arg]
         pid, status = os.wait()
         node, out = running.pop(pid)
         if status != 0:
-            os.lseek(out, 0, 0)
-            said, _, last = os.read(out, 1 << 16).decode(errors="replace").rpartition("\n")
-            failed[node] = (
-                {**json.loads(last), "output": said}
-                if last.startswith("{")
-                else {"command": [], "code": status, "output": said + last}
-            )
+            said = os.pread(out, os.fstat(out).st_size, 0).decode(errors="replace")
+            killed = [{"command": [], "code": status, "output": said}]
+            failed[node] = json.loads(said) if os.WIFEXITED(status) else killed
         os.close(out)
 
     for job in jobs:

@@ -131,7 +131,8 @@ class NetnsRuntime:
             patience, called = 120 + 10 * len(jobs), f"{lab}: the start of {len(jobs)} nodes"
             stdin = json.dumps(jobs)
             done = run([*_HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
-            _raise_failures(json.loads(done.out))
+            for line in _failures(json.loads(done.out), {job["node"]: job for job in jobs}):
+                observer.warn(line)
         observer.end("start", f"{len(jobs)} nodes")
 
     def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
@@ -181,7 +182,7 @@ class NetnsRuntime:
         mounts = Space(lab, node.name).mounts(node)
         netns = str(_netns(lab, node.name))
         job = {"node": node.name, "netns": netns, "mounts": mounts, "env": dict(node.env), "commands": commands}
-        return job | job_root(lab, node)
+        return job | {"goes_on": bool(node.own_files), "needed": [list(node.start)]} | job_root(lab, node)
 
 
 def _netns(lab: str, node: str) -> Path:
@@ -219,6 +220,8 @@ def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
 def _leading_ip(node: NodeDef) -> int:
     """The number of plain `ip` commands at the start of the node's `exec`; one batch can run them."""
     count = 0
+    if node.own_files:  # a batch would end with the first command that fails
+        return 0
     while count < len(node.exec) and re.match(r"ip [a-z]", node.exec[count]):
         count += 1
     return count
@@ -276,15 +279,24 @@ def _batch_problem(done: Done, argv: list[str], pairs: list[tuple[str, str]]) ->
     return Problem(where, f"ip {line}", *explained(f"ip {line}".split(), f"failed: {said}"))
 
 
-def _raise_failures(failed: Mapping[str, Mapping[str, Any]]) -> None:
-    problems = []
-    for node, f in failed.items():
-        why = f"failed with exit code {f['code']}: {first_lines(f['output'])}"
-        problems.append(Problem(node, shlex.join(f["command"]) or "entering", *explained(f["command"], why)))
-    if len(problems) > _SHOWN:
-        problems[_SHOWN:] = [Problem("", f"and {len(problems) - _SHOWN} more nodes", "failed as well")]
+def _failures(failed: Mapping[str, Any], jobs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Commands that failed: warnings for those of a user, which containerlab reports and goes on; else MachineError."""
+    problems: list[Problem] = []
+    warnings: list[Problem] = []
+    for node, rows in failed.items():
+        for row in rows:
+            command = row["command"]
+            why = f"failed with exit code {row['code']}: {first_lines(row['output'])}"
+            found = Problem(node, shlex.join(command) or "entering", *explained(command, why))
+            going_on = command and jobs[node]["goes_on"] and command not in jobs[node]["needed"]
+            (warnings if going_on else problems).append(found)
+    for rows in (problems, warnings):
+        if len(rows) > _SHOWN:
+            rows[_SHOWN:] = [Problem("", f"and {len(rows) - _SHOWN} more", "failed as well")]
     if problems:
         raise MachineError(*problems)
+    lines = [str(each) for each in warnings]
+    return [*lines, "the lab goes on without what failed, as containerlab does"] if lines else []
 
 
 def _in_parallel(work: Callable[[str], None], nodes: Iterable[str]) -> None:

@@ -32,6 +32,7 @@ OWN_FILES: Final = "heddle-files"
 OWN: Final = "own"
 READ_ONLY: Final = "read-only"
 DEFAULT_MTU: Final = 9500  # containerlab's default
+_START_SCRIPT: Final = "start.sh"  # how the names of start scripts end, in rendered and in imported labs
 
 
 def bind_target(text: str) -> str:
@@ -64,6 +65,12 @@ class NodeDef:
     def own_files(self) -> str:
         """OWN or READ_ONLY for a node with its own view of all files; empty for one that uses this machine's."""
         return self.labels.get(OWN_FILES, "")
+
+    @property
+    def start(self) -> tuple[str, ...]:
+        """The command that starts the node's daemons by a start script; empty without one."""
+        words = (tuple(line.split()) for line in self.exec)
+        return next((each for each in words if each[:1] == ("sh",) and "".join(each[1:2]).endswith(_START_SCRIPT)), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from heddle.base.problems import InputError
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.runtimes.netns_root import why_read_only
+from tests.listener import Listener
 from tests.marks import deep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,6 +89,26 @@ def test_what_nodes_write_stays_in_their_own_view(
     assert life.down(name)
     assert machine(name) == before
     assert Path("/etc/frr/daemons").stat().st_mtime_ns == daemons
+    assert leftovers(name) == []
+
+
+def test_a_command_that_fails_is_a_warning_and_the_lab_goes_on_as_in_containerlab(
+    tmp_path: Path, name: str, leftovers: Callable[[str], list[str]]
+) -> None:
+    path = tmp_path / "fails.clab.yml"
+    commands = "ip addr add 10.1.0.1/24 dev eth1, ip route add 10.9.0.0/16 via 10.99.0.1, sh -c 'echo oh; exit 7', "
+    node = f"{{exec: [{commands} ip route add 10.2.0.0/16 via 10.1.0.2]}}"
+    ends = "[{endpoints: ['h1:eth1', 'h2:eth1']}]"
+    path.write_text(
+        f"name: x\ntopology: {{defaults: {{kind: linux}}, nodes: {{h1: {node}, h2: {{}}}}, links: {ends}}}\n"
+    )
+    heard = Listener()
+    lab = life.up(import_topology(path, "netns", name), observer=heard, source="own", timeout=20).lab
+    assert "10.2.0.0/16 via 10.1.0.2" in lab.output("h1", ["ip", "route"])
+    said = "\n".join(heard.warnings)
+    for line in ("via 10.99.0.1 failed with exit code 2: ", "exit 7' failed with exit code 7: oh\n", "the lab goes on"):
+        assert line in said
+    assert life.down(name)
     assert leftovers(name) == []
 
 
