@@ -103,7 +103,7 @@ def script(dice: random.Random) -> bytes:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("count", [300, deep(10_000)])
+@pytest.mark.parametrize("count", [100, deep(10_000)])
 def test_server(fuzz: Fuzz, count: int, server: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("127.0.0.1", "127.0.0.1", server.port, "me", (), True, (tmp_path / "known",))
     monkeypatch.setattr(sync, "OUTPUT_BYTES", 1 << 20)

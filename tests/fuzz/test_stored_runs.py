@@ -218,7 +218,7 @@ def lab(state_home: Path) -> Any:
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("count", [60, deep(3000)])
+@pytest.mark.parametrize("count", [20, deep(3000)])
 def test_stored_runs(fuzz: Fuzz, lab: Lab, count: int) -> None:
     def one(dice: random.Random, place: Path) -> None:
         path = lab.dir / "runs" / ODD

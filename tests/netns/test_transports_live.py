@@ -231,7 +231,7 @@ def test_the_table_has_the_size_that_was_sent(tiny: Lab) -> None:
     result = ran(tiny, collective="all-to-all", sizes=(300_001,))
     (row,) = result.rows
     assert (row.size, row.wrong) == (sent, 0)
-    assert f"{sent:12d}  {sent // 4:12d}     float" in result.table()
+    assert f"{sent:12d}  {sent // 16:12d}     float" in result.table()
     proven(tiny)
 
 
