@@ -62,19 +62,18 @@ def theirs(tmp_path: Path) -> Place:
 def test_of_two_that_begin_at_once_one_wins_and_the_other_is_told_the_process(
     name: str, ours: Place, theirs: Place, leftovers: Leftovers
 ) -> None:
-    for _ in range(2):
-        both = [place.start("up", "tiny", "--name", name) for place in (ours, theirs)]
-        (code, _, won), (lost_code, _, lost) = sorted(ended(each) for each in both)
-        assert (code, lost_code) == (0, 2), won + lost
-        winner = both[0] if both[0].returncode == 0 else both[1]
-        busy = BUSY.search(lost)
-        assert busy is None or int(busy[1]) == winner.pid, lost
-        assert busy is not None or f"lab {name} belongs to " in lost, "it came when the other one had ended"
-        kept = ours if winner is both[0] else theirs
-        assert not (theirs if kept is ours else ours).directory.exists(), "nothing of the loser is left"
-        assert kept.run("validate", name)[0] == 0
-        assert kept.run("down", name)[:2] == (0, f"{name}: removed completely\n")
-        assert leftovers(name) == []
+    both = [place.start("up", "tiny", "--name", name) for place in (ours, theirs)]
+    (code, _, won), (lost_code, _, lost) = sorted(ended(each) for each in both)
+    assert (code, lost_code) == (0, 2), won + lost
+    winner = both[0] if both[0].returncode == 0 else both[1]
+    busy = BUSY.search(lost)
+    assert busy is None or int(busy[1]) == winner.pid, lost
+    assert busy is not None or f"lab {name} belongs to " in lost, "it came when the other one had ended"
+    kept = ours if winner is both[0] else theirs
+    assert not (theirs if kept is ours else ours).directory.exists(), "nothing of the loser is left"
+    assert kept.run("validate", name)[0] == 0
+    assert kept.run("down", name)[:2] == (0, f"{name}: removed completely\n")
+    assert leftovers(name) == []
     # `down` of another one while `up` works: it ends nothing.
     up = ours.start("up", "tiny", "--name", name)
     until(lambda: owners.working_on(name) is not None)
