@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -179,7 +180,7 @@ home, name = Path({home!r}), {name!r}
 lab = life.up(import_topology(home / "own.clab.yml", "netns", name), source="own", timeout=20).lab
 try:
     change = "cat disk/there file; echo changed | tee disk/there > file"
-    print(lab.output("h1", ["sh", "-c", "cd {home} && " + change]))
+    print(lab.output("h1", ["sh", "-c", "cd '{home}' && " + change]))
     print(lab.output("h1", ["cat", "{home}/disk/there", "{home}/file"]), (home / "disk/there").read_text())
 finally:
     life.down(name)
@@ -193,9 +194,9 @@ def test_other_file_systems_and_files_that_are_mounts_are_in_the_view_too(tmp_pa
     (tmp_path / "file").write_text("covered\n")
     (tmp_path / "other").write_text("on top\n")
     (tmp_path / "own.clab.yml").write_text("name: x\ntopology: {nodes: {h1: {kind: linux}}}\n")
-    mounts = f"cd {tmp_path} && mount -t tmpfs t disk && echo below > disk/there && mount --bind other file"
+    mounts = f"cd {shlex.quote(str(tmp_path))} && mount -t tmpfs t disk && echo below > disk/there && mount --bind other file"
     program = [sys.executable, "-c", MOUNTS.format(home=str(tmp_path), name=name)]
-    script = f'{mounts} && cd {ROOT} && exec "$@"'
+    script = f'{mounts} && cd {shlex.quote(str(ROOT))} && exec "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", *program], capture_output=True, text=True, check=False
     )
