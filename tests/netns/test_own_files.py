@@ -194,7 +194,8 @@ def test_other_file_systems_and_files_that_are_mounts_are_in_the_view_too(tmp_pa
     (tmp_path / "file").write_text("covered\n")
     (tmp_path / "other").write_text("on top\n")
     (tmp_path / "own.clab.yml").write_text("name: x\ntopology: {nodes: {h1: {kind: linux}}}\n")
-    mounts = f"cd {shlex.quote(str(tmp_path))} && mount -t tmpfs t disk && echo below > disk/there && mount --bind other file"
+    there = shlex.quote(str(tmp_path))
+    mounts = f"cd {there} && mount -t tmpfs t disk && echo below > disk/there && mount --bind other file"
     program = [sys.executable, "-c", MOUNTS.format(home=str(tmp_path), name=name)]
     script = f'{mounts} && cd {shlex.quote(str(ROOT))} && exec "$@"'
     done = subprocess.run(
