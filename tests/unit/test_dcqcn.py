@@ -308,7 +308,7 @@ def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
 def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> None:
     found = PROFILES["default"](NicFacts(400_000, 4154, 0))
     assert found == {
-        "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
+        "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "init_growth": 10, "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
         "rpg_hai_rate": 1333, "rpg_ai_rate": 20, "rpg_gd": 10, "rpg_min_dec_fac": 80, "rate_reduce_monitor_period": 1,
         "min_time_between_cnps": 2, "clamp_tgt_rate_after_time_inc": 0, "rpg_min_rate": 2000,
     }  # fmt: skip
@@ -355,3 +355,18 @@ def test_a_rate_that_begins_below_the_line_increases_from_the_first_packet_on() 
     control.expire(3050)  # T = 1: fast recovery; T = 2: additive; T = 3: hyper
     assert (control.target_bps, control.rate_bps) == (560.0, 532.5)
     assert DcqcnControl(replace(RULE, start_bps=5000.0), LINE).rate_bps == LINE
+
+
+def test_until_the_first_cnp_a_rate_grows_at_each_timer_event_up_to_the_line() -> None:
+    control = DcqcnControl(replace(RULE, start_bps=100.0, growth=1.5), LINE)
+    control.sent(1, 0)
+    control.expire(2 * RULE.time_ns)
+    assert control.rate_bps == control.target_bps == 225.0
+    control.notified(2 * RULE.time_ns)
+    target = control.target_bps
+    control.expire(3 * RULE.time_ns)
+    assert (control.rate_bps, control.target_bps) == ((target / 2 + target) / 2, target), "then it is fast recovery"
+    free = DcqcnControl(replace(RULE, start_bps=100.0, growth=1.5), LINE)
+    free.sent(1, 0)
+    free.expire(20 * RULE.time_ns)
+    assert free.rate_bps == LINE

@@ -50,7 +50,7 @@ def control(dice: random.Random) -> Controlled:
         cut_divisor=dice.choice([1.0, 2.0]), cut_ns=7_000_003, clamp=dice.random() < 0.5,
         clamp_after_time=dice.random() < 0.5, time_ns=dice.choice([11_000_001, 90_000_007]),
         byte_reset=dice.choice([0, 640, 6400]), threshold=dice.choice([1, 3]), ai_bps=5_000.0, hai_bps=50_000.0,
-        start_bps=dice.choice([0.0, 300_000.0]), coalesce=dice.random() < 0.5,
+        start_bps=dice.choice([0.0, 300_000.0]), growth=dice.choice([1.0, 1.5]), coalesce=dice.random() < 0.5,
     )  # fmt: skip
     gap, bits = dice.choice([0, 5_000_001, 50_000_001]), 8 * (MTU + 58)
     return Controlled("dcqcn", {}, Dcqcn(rule, CnpRule(gap, dice.choice([48, 46]))), dice.choice([4, 64]), bits)

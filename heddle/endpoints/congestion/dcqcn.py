@@ -67,6 +67,7 @@ class DcqcnRule:
     ai_bps: float
     hai_bps: float
     start_bps: float = 0.0
+    growth: float = 1.0
     coalesce: bool = False
 
 
@@ -169,7 +170,10 @@ class DcqcnControl:
             else:
                 self._time_events += 1
                 self._time_at += rule.time_ns
-                self._increase()
+                if self._alpha_at == FAR_NS and rule.growth > 1.0:
+                    self.rate_bps = self.target_bps = min(self._line, self.rate_bps * rule.growth)
+                else:
+                    self._increase()
 
     def _cut(self, at: int) -> None:
         rule = self._rule
@@ -208,6 +212,7 @@ class Dcqcn:
         Tunable("dce_tcp_rtt", 1, 1, 131071, "us", "time between updates of alpha"),
         Tunable("initial_alpha_value", 1023, 1, 1023, "", "alpha at the first CNP, in 1/1024"),
         Tunable("init_cr", 0, 0, 0, "Mb/s", "rate of the first packets; 0: the line rate", line=True),
+        Tunable("init_growth", 0, 0, 100, "%", "growth of the rate at each timer event before the first CNP"),
         Tunable("roce_cc_shaper_coalesce", SOURCE_QP, DEST_IP, SOURCE_QP, "", "one rate per destination (1) or QP (2)"),
         Tunable("rate_to_set_on_first_cnp", 0, 0, 0, "Mb/s", "rate at the first CNP; 0: the line rate", line=True),
         Tunable("rpg_min_dec_fac", 50, 0, 100, "%", "least share of the rate that one cut leaves"),
@@ -242,7 +247,7 @@ class Dcqcn:
             return v[name] * _MBPS / k
 
         rule = DcqcnRule(
-            start_bps=rate("init_cr"), coalesce=v["roce_cc_shaper_coalesce"] == DEST_IP,
+            start_bps=rate("init_cr"), growth=1.0 + v["init_growth"] / 100, coalesce=v["roce_cc_shaper_coalesce"] == DEST_IP,
             keep=v["dce_tcp_g"] / _FRACTION, alpha_ns=time("dce_tcp_rtt"),
             first_alpha=v["initial_alpha_value"] / _FRACTION, first_bps=rate("rate_to_set_on_first_cnp"),
             least_factor=v["rpg_min_dec_fac"] / 100, min_bps=rate("rpg_min_rate"),

@@ -10,7 +10,7 @@ reason for each value.
 | parameter | value |
 |---|---|
 | roce_cc_shaper_coalesce | 1 |
-| init_cr | L / 12 |
+| init_cr, init_growth | L / 12, 10 % |
 | rpg_time_reset | 48 F + R |
 | rpg_byte_reset | 8 frames |
 | rpg_threshold | 8 |
@@ -50,6 +50,7 @@ def _default(on: NicFacts) -> dict[str, float]:
     return {
         "roce_cc_shaper_coalesce": 1,
         "init_cr": _rate(line / 12),
+        "init_growth": 10,
         "rpg_time_reset": max(1, round(48 * on.frame_us + on.rtt_us)),
         "rpg_byte_reset": max(1, round(8 * on.frame_bytes / _UNIT_BYTES)),
         "rpg_threshold": 8,

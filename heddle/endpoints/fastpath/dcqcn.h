@@ -10,7 +10,7 @@
 /* Emulated nanoseconds and bit/s. on: 0 for no congestion control. steps: of each record. cnp_tos: of CNPs.
  * frame_bits: of a full frame. coalesce: the queue pairs of a NIC to one address share a shaper. */
 struct dcqcn_rule {
-	double keep, first_alpha, first_bps, least_factor, min_bps, cut_divisor, ai_bps, hai_bps, start_bps;
+	double keep, first_alpha, first_bps, least_factor, min_bps, cut_divisor, ai_bps, hai_bps, start_bps, growth;
 	i64 alpha_ns, cut_ns, time_ns, gap_ns, frame_bits;
 	u64 byte_reset;
 	u32 threshold, steps;
@@ -117,7 +117,10 @@ static inline void expire_rate(const struct dcqcn_rule *r, struct shaper *p, i64
 		} else {
 			p->time_events++;
 			p->time_at += r->time_ns;
-			increase(r, p);
+			if (p->alpha_at == FAR_NS && r->growth > 1.0)
+				p->rate = p->target = p->rate * r->growth < p->line ? p->rate * r->growth : p->line;
+			else
+				increase(r, p);
 		}
 	}
 }

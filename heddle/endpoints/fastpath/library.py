@@ -32,7 +32,7 @@ class DcqcnStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_double) for name in (
             "keep", "first_alpha", "first_bps", "least_factor", "min_bps", "cut_divisor", "ai_bps", "hai_bps",
-            "start_bps",
+            "start_bps", "growth",
         )),
         *((name, c_int64) for name in ("alpha_ns", "cut_ns", "time_ns", "gap_ns", "frame_bits")),
         ("byte_reset", c_uint64),
