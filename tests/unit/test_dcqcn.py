@@ -308,7 +308,8 @@ def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
 def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> None:
     found = PROFILES["default"](NicFacts(400_000, 4154, 0))
     assert found == {
-        "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "init_growth": 10, "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
+        "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "init_growth": 10,
+        "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
         "rpg_hai_rate": 1333, "rpg_ai_rate": 20, "rpg_gd": 10, "rpg_min_dec_fac": 80, "rate_reduce_monitor_period": 1,
         "min_time_between_cnps": 2, "clamp_tgt_rate_after_time_inc": 0, "rpg_min_rate": 2000,
     }  # fmt: skip

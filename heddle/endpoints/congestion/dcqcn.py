@@ -48,7 +48,8 @@ class DcqcnRule:
     """Parameters as the state machine uses them: emulated nanoseconds and bit/s.
 
     keep: G. cut_divisor: alpha is divided by it before it cuts the rate. least_factor: of one cut.
-    start_bps, first_bps, byte_reset: 0 for none. coalesce: queue pairs to one address share a reaction point.
+    start_bps, first_bps, byte_reset: 0 for none. growth: factor of a timer event before the first CNP.
+    coalesce: queue pairs to one address share a reaction point.
     """
 
     keep: float
@@ -247,7 +248,8 @@ class Dcqcn:
             return v[name] * _MBPS / k
 
         rule = DcqcnRule(
-            start_bps=rate("init_cr"), growth=1.0 + v["init_growth"] / 100, coalesce=v["roce_cc_shaper_coalesce"] == DEST_IP,
+            start_bps=rate("init_cr"), growth=1.0 + v["init_growth"] / 100,
+            coalesce=v["roce_cc_shaper_coalesce"] == DEST_IP,
             keep=v["dce_tcp_g"] / _FRACTION, alpha_ns=time("dce_tcp_rtt"),
             first_alpha=v["initial_alpha_value"] / _FRACTION, first_bps=rate("rate_to_set_on_first_cnp"),
             least_factor=v["rpg_min_dec_fac"] / 100, min_bps=rate("rpg_min_rate"),
