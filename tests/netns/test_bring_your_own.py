@@ -212,7 +212,6 @@ def test_static_routes_are_enough(tmp_path: Path, runtime: str, name: str) -> No
     proven(lab)
 
 
-@pytest.mark.deep
 def one_switch(directory: Path, daemons: str, conf: str, image: str = "") -> Path:
     (directory / "daemons").write_text(daemons)
     (directory / "frr.conf").write_text(conf)
@@ -223,6 +222,7 @@ def one_switch(directory: Path, daemons: str, conf: str, image: str = "") -> Pat
     return path
 
 
+@pytest.mark.deep
 def test_a_daemon_that_refuses_its_options_is_named(tmp_path: Path, lab_name: Callable[[], str], runtime: str) -> None:
     name = lab_name()
     path = one_switch(tmp_path, DAEMONS.replace("bgpd_options=", "bgpd_options=--no-such-option # "), "")

@@ -285,6 +285,7 @@ def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
     assert "#order" not in in_order(short(dc)).table()
 
 
+@pytest.mark.deep
 def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
     set_hashing(dc, "spray", HashOptions(choice="random"))
     result = short(dc, "srd")

@@ -133,6 +133,7 @@ def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing
     assert leftovers(name) == [] and owners.owner_of(name) is None
 
 
+@pytest.mark.deep
 def test_runs_outlive_a_restart_of_the_machine_and_only_down_removes_them(
     name: str, ours: Place, leftovers: Leftovers
 ) -> None:
@@ -174,6 +175,7 @@ def sudo() -> Iterator[Place]:
         yield Place(home / "state", SUDO_USER="nobody", SUDO_UID=str(user.pw_uid))
 
 
+@pytest.mark.deep
 def test_no_file_of_root_is_in_the_state_of_the_user_who_called_sudo(
     name: str, sudo: Place, ours: Place, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
