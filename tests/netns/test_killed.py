@@ -116,7 +116,7 @@ def test_only_mounts_of_the_labs_own_directory_make_a_process_the_labs(name: str
     scripts = [("-rmnU", of_others), ("-rmnU", MOUNTED.format("/run", name)), ("-mn", MOUNTED.format("/run", name))]
     processes = [subprocess.Popen(["unshare", flags, "sh", "-c", script]) for flags, script in scripts]
     try:
-        until(lambda: all(b"sleep" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in processes))
+        until(lambda: all(Path(f"/proc/{each.pid}/cmdline").read_bytes().startswith(b"sleep") for each in processes))
         assert end_processes(name, []) == 1
         assert [each.poll() for each in processes[:2]] == [None, None]
         assert processes[2].wait(5) == -signal.SIGTERM
