@@ -1,6 +1,6 @@
 """Files in directories of the user who called sudo: root works there with that user's rights only.
 
-Whoever owns a directory chooses where its links lead. So root follows no path there with its own rights: for the length
+The owner of a directory chooses where its links lead. So root follows no path there with its own rights: for the length
 of a with block the kernel checks each access of this thread as one of the caller (setfsuid(2)). A link to a file that
 the caller may not write leads to an error, whenever it was made; and each new file belongs to the caller.
 """
@@ -114,7 +114,7 @@ def check_owner(path: Path) -> None:
     """MachineError when another user can change a path of the state or the cache: its content runs as root.
 
     The same holds for the directories above it. Every user can write to a directory like /var/tmp, so another user
-    could put a directory there first; in a sticky one, nobody can replace what belongs to this user.
+    could put a directory there first; in a sticky one, what belongs to this user cannot be replaced.
     """
     user = caller()
     ours = {0, os.geteuid(), user.pw_uid if user else 0}

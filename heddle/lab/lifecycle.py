@@ -88,7 +88,7 @@ def up(
     clock = _Clock()
     check_free(lab.name)
     with owners.lock(lab.name, work="start"):
-        check_free(lab.name)  # again: with the lock, nobody else becomes the owner
+        check_free(lab.name)  # again: with the lock, the owner stays the same
         running = _running(lab, options, observer)
         if running is not None:
             owners.claim_lab(lab.name)

@@ -31,6 +31,11 @@ def run_plan(name: str) -> None:
     traffic_of(load_fabric("tiny").fabric, load_plan(f"{name},qps=1"))
 
 
+def bound(name: str, runtime: str) -> None:
+    node = f"{{kind: linux, binds: [{name}:/etc/frr/frr.conf]}}"
+    blueprint_of(topology(Path(name).with_name("t.clab.yml"), node), runtime)
+
+
 @pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.parametrize(
     ("name", "read"),
@@ -42,9 +47,8 @@ def run_plan(name: str) -> None:
         ("x.pcap", lambda name: open_capture(Path(name), name)),
         ("run.json", lambda name: read_object(Path(name))),
         ("rates.npz", lambda name: read_arrays(Path(name), 1, {})),
-        ("frr.conf", lambda name: blueprint_of(topology(Path(name).with_name("t.clab.yml"),
-                                                        f"{{kind: linux, binds: [{name}:/etc/frr/frr.conf]}}"),
-                                               "netns")),
+        ("frr.conf", lambda name: bound(name, "netns")),
+        ("frr.conf", lambda name: bound(name, "containerlab")),
     ],
 )  # fmt: skip
 def test_only_regular_files_are_read(tmp_path: Path, name: str, read: Callable[[str], object], kind: str) -> None:
