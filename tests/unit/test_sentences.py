@@ -19,9 +19,9 @@ MOST = 25
 LATER = frozenset(
     {
         "architecture.md", "bring-your-own.md", "capture.md", "containerlab.md",
-        "dashboard.md", "fabric-file.md", "glossary.md", "hashing.md", "install.md", "kernels.md",
+        "dashboard.md", "glossary.md", "hashing.md", "install.md", "kernels.md",
         "mechanisms.md", "paths.md", "performance.md", "places.md", "prediction.md", "queues.md", "report.md",
-        "runs.md", "soft-roce.md", "testing.md", "traffic.md", "writing-units.md",
+        "runs.md", "soft-roce.md", "testing.md", "writing-units.md",
     }
 )  # fmt: skip
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MADE not in path.read_text())

@@ -1,8 +1,8 @@
 """DCQCN: the sender reduces its rate for CNPs, and increases it again by a timer and a byte counter.
 
 Algorithm: Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 3; the form of
-NVIDIA's adapters: their "DCQCN CC Parameters", whose names are used here. docs/traffic.md has the source of each range,
-default and unit.
+NVIDIA's adapters: their "DCQCN CC Parameters", whose names are used here. docs/cc-parameters.md has the source of
+each range, default and unit.
 
 G = dce_tcp_g / 1024, shift = rpg_gd - 10.
 

@@ -4,8 +4,8 @@ In:  what a NIC and its operator know before a run: line rate, size of a frame, 
 senders. Out: values in units of the hardware, for the parameters that differ from NVIDIA's defaults (dcqcn.py).
 
 `default` is ours, for transfers of some hundred microseconds of the hardware: an emulated fabric carries these in some
-seconds. L is the line rate, F the time of a full frame at line rate, R the longest round trip. docs/traffic.md has the
-reason for each value.
+seconds. L is the line rate, F the time of a full frame at line rate, R the longest round trip. docs/cc-parameters.md
+has the reason for each value.
 
 | parameter | value |
 |---|---|

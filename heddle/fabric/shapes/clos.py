@@ -23,7 +23,7 @@ _ASN_CTSW: Final = 4_200_000_000  # + zone
 _ASN_ATSW: Final = 4_200_000_900
 _ASN_RTSW: Final = 4_200_001_000  # + rack
 _RTSW, _CTSW, _ATSW = 1, 2, 3
-# Delays of links (docs/fabric-file.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
+# Delays of links (docs/delay.md): 500 ns for the pipeline of the switch or NIC at the end, and 5 ns a metre of
 # cable: in a rack (3 m, which is lost in the rounding), across a zone (100 m), between zones (500 m).
 LEVELS: Final = (
     Level("host", "hosts", "server", uplink_ns=500),
