@@ -20,7 +20,7 @@ LATER = frozenset(
     {
         "architecture.md", "bring-your-own.md", "capture.md", "containerlab.md",
         "dashboard.md", "glossary.md", "hashing.md", "install.md", "kernels.md",
-        "mechanisms.md", "paths.md", "performance.md", "places.md", "prediction.md", "queues.md", "report.md",
+        "mechanisms.md", "paths.md", "performance.md", "places.md", "prediction.md", "report.md",
         "runs.md", "soft-roce.md", "testing.md", "writing-units.md",
     }
 )  # fmt: skip
