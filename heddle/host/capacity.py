@@ -15,7 +15,7 @@ from typing import Final
 
 # Total cost of one 4 KB data packet (built, shaped, forwarded three times, checked, summed), in units of the time that
 # zlib takes for a CRC over 4 KB: of rings in `zone` with 16 QPs, at the highest rates that two processors carry.
-# Compiled NICs took 34 to 38 from 50 to 125 Mb/s a link; Python's 56 at 100 Mb/s, and 80 at 50 (docs/performance.md).
+# Compiled NICs took 34 to 38 from 50 to 125 Mb/s a link; Python's 56 at 100 Mb/s, and 80 at 50 (./inv bench budget).
 PACKET_COST_CRCS: Final[Mapping[bool, float]] = {True: 40.0, False: 60.0}  # compiled NICs, and Python's
 
 SWITCH_MB: Final = 40  # resident memory of one switch's zebra and bgpd
