@@ -1,7 +1,7 @@
 """Tests of what exists in containers only, with the real engine and containerlab (fixture `engine`, tests/conftest.py).
 
-Tests of tests/netns with the mark `containers` run in this suite, too. docs/architecture.md lists them, and what each
-proves of the contract that a runtime keeps.
+Tests of tests/netns with the mark `containers` run in this suite, too. docs/testing-heddle.md lists them, and what
+each proves of the contract that a runtime keeps.
 """
 
 from __future__ import annotations
