@@ -20,8 +20,8 @@ LATER = frozenset(
     {
         "bring-your-own.md", "capture.md", "containerlab.md", "dashboard.md",
         "glossary.md", "hashing.md", "install.md", "mechanisms.md",
-        "paths.md", "places.md", "prediction.md", "report.md",
-        "runs.md", "testing.md", "writing-units.md",
+        "places.md", "prediction.md", "report.md", "runs.md",
+        "testing.md", "writing-units.md",
     }
 )  # fmt: skip
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MADE not in path.read_text())
