@@ -281,20 +281,6 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
 
 
 @pytest.mark.deep
-def test_the_example_of_the_documentation_runs(tmp_path: Path, runtime: str, name: str) -> None:
-    text = (ROOT / "docs/bring-your-own.md").read_text()
-    files = dict(re.findall(r"```(?:yaml)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
-    assert sorted(files) == ["daemons", "leaf1.conf", "leaf2.conf", "pair.clab.yml"]
-    for file, content in files.items():
-        (tmp_path / file).write_text(content)
-    pair = life.up(import_topology(tmp_path / "pair.clab.yml", runtime, name), runtime=runtime).lab
-    run(pair, run_options(size="1M", qps=16, iters=1), Silent())
-    ports = {row.measured[0] for row in proven(pair).flows if row.flow.src == "host1"}
-    assert ports == {"leaf1:eth1", "leaf1:eth2"}
-    assert all(check.ok for check in validate(pair))
-
-
-@pytest.mark.deep
 def test_hosts_alone_are_a_lab_too(
     tmp_path: Path, runtime: str, name: str, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
