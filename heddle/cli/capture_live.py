@@ -242,7 +242,7 @@ class Notes:
         """For the end of a packet's line."""
         words = []
         if self.queue is not None:
-            word = "queue" if self.outgoing else "held"
+            word = "queue" if self.outgoing else "ingress"
             words.append(f"{word}[{self.traffic_class}] {format_bytes(self.queue)}")
         words += ["PAUSED"] if self.paused else []
         words += [f"path {' '.join(self.path)}"] if self.path else []

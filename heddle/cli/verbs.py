@@ -48,12 +48,13 @@ _YES: Final = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb and the function that runs it with the values of its words, by name."""
+    """A verb and the function that runs it with the values of its words, by name. root: whether it needs root for them."""
 
     verb: Verb
     run: Callable[..., None]
     function: Callable[..., None]
     lists: Sequence[str]
+    root: Callable[[Arguments], bool]
 
     @property
     def text(self) -> str:
@@ -124,11 +125,14 @@ def verb(
             called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
         )
 
+        def needs_root(typed: Mapping[str, Any]) -> bool:
+            return root({**defaults, **typed}) if callable(root) else root
+
         def here(out: Console, yes: bool, typed: Mapping[str, Any]) -> None:
             full = {**defaults, **typed}
             for extra in extras(full) if callable(extras) else extras:
                 require(extra)
-            if root(full) if callable(root) else root:
+            if needs_root(typed):
                 from heddle.cli.privilege import become_root
 
                 become_root(called)
@@ -169,7 +173,7 @@ def verb(
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        return Command(spec, run, function, [p.name for p in own if p.kind == "list"])
+        return Command(spec, run, function, [p.name for p in own if p.kind == "list"], needs_root)
 
     return decorate
 

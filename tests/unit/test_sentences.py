@@ -18,10 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 25
 LATER = frozenset(
     {
-        "capture.md", "containerlab.md", "dashboard.md", "glossary.md",
-        "hashing.md", "install.md", "mechanisms.md", "places.md",
-        "prediction.md", "report.md", "runs.md", "testing.md",
-        "writing-units.md",
+        "containerlab.md", "dashboard.md", "glossary.md", "hashing.md",
+        "mechanisms.md", "prediction.md", "writing-units.md",
     }
 )  # fmt: skip
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MADE not in path.read_text())

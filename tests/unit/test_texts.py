@@ -14,6 +14,7 @@ import pytest
 
 import tasks
 from heddle.cli import capture_live, nccltests
+from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
 from heddle.cli.renamed import old_words
@@ -136,6 +137,22 @@ def test_a_default_that_the_manual_names_is_that_of_the_code() -> None:
             assert value in [str(each.default) for each in parameters], f"{name}: {flag} {value}"
             seen += 1
     assert seen
+
+
+def test_verbs_need_root_as_the_manual_says() -> None:
+    """The table of install.md: left a verb with words that needs no root, right one that does."""
+    section = MANUAL["docs/install.md"].partition("## Without root\n")[2].partition("\n## ")[0]
+    seen = set()
+    for row in re.findall(r"^\| (?!Needs|-)(.*) \|$", section, re.MULTILINE):
+        for needs, cell in zip((False, True), row.split(" | "), strict=True):
+            for words in (
+                found.replace("--dry-run", "tiny --dry-run").split() for found in re.findall(r"`([a-z][^`]*)`", cell)
+            ):
+                command = COMMANDS[words[0]]
+                typed = {} if len(words) == 1 else parse(command.verb, words[1:])
+                assert typed is not None and command.root(typed) is needs, words
+                seen.add(words[0])
+    assert set(COMMANDS) - seen == {"bench", "docs", "lint", "test"}  # of a checkout
 
 
 def test_exit_codes_that_texts_name_are_those_of_the_program() -> None:
