@@ -48,7 +48,7 @@ _YES: Final = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb and the function that runs it with the values of its words, by name. root: whether it needs root for them."""
+    """A verb and the function that runs it with the values of its words, by name. root: whether these need root."""
 
     verb: Verb
     run: Callable[..., None]

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 25
 LATER = frozenset(
     {
-        "containerlab.md", "dashboard.md", "glossary.md", "hashing.md",
-        "mechanisms.md", "prediction.md", "writing-units.md",
+        "glossary.md", "hashing.md", "mechanisms.md", "prediction.md",
+        "writing-units.md",
     }
 )  # fmt: skip
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MADE not in path.read_text())
