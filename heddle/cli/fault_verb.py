@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, nearest
@@ -12,26 +13,34 @@ from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.cli.verbs import verb
+from heddle.spec.impairments import KINDS
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 
+def _with_kinds(function: Callable[..., None]) -> Callable[..., None]:
+    """Give the verb a flag for each kind of fault, in the place of `**typed`."""
+    signature = inspect.signature(function)
+    kinds = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str") for key in KINDS]
+    own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
+    at = 1 + [each.name for each in own].index("port")
+    found = [own[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY), *own[1:at], *kinds, *own[at:-1]]
+    function.__signature__ = signature.replace(parameters=found)  # type: ignore[attr-defined]
+    return function
+
+
 @verb(group="Traffic", help=words.FAULT, positional=["action", "port"], root=True)
+@_with_kinds
 def fault(
     out: Console,
     action: str | None = None,
     port: Sequence[str] = (),
-    delay: str | None = None,
-    jitter: str | None = None,
-    loss: str | None = None,
-    corrupt: str | None = None,
-    duplicate: str | None = None,
-    reorder: str | None = None,
     both: bool = False,
     clear: bool = False,
     timeout: float | None = None,
     lab: str | None = None,
+    **typed: str | None,
 ) -> None:
     """Break a link or drain a switch; without words, list the faults that are set.
 
@@ -43,9 +52,7 @@ def fault(
     """
     from heddle.lab.opening import open_lab
     from heddle.lab.outages import ACTIONS, DRAINS, SECONDS
-    from heddle.spec.impairments import KINDS
 
-    typed = dict(zip(KINDS, (delay, jitter, loss, corrupt, duplicate, reorder), strict=True))
     given = {key: value for key, value in typed.items() if value is not None}
     flags = [*(f"--{key}" for key in given), *["--both"] * both, *["--clear"] * clear]
     if action is None or action not in ACTIONS:

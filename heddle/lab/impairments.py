@@ -111,7 +111,7 @@ class PortFault:
             "peer": self.peer,
             "by": self.by,
             "fault": self.fault.to_json(),
-            "counts": self.counts.to_json() if self.counts is not None else None,
+            "counts": dict(self.counts) if self.counts is not None else None,
         }
 
 

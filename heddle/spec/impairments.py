@@ -3,8 +3,9 @@
 In:  `link.loss` of a fabric file, `--loss 1/256` of `./inv fault`, or `rtsw1:eth3,loss=1/256` of `./inv run --fault`.
 Out: LinkFault, or RunFault with its ports. InputError with every wrong value. Which ports a lab has is checked later.
 Times are nanoseconds on hardware, one way: here they are multiplied by k. Shares are of packets, from 0 to 1.
-A new kind is a field of LinkFault: keys, flags and texts follow from it. What does it is a field of the map `faults`
-(switch/bpf/queue.h, switch/queues/cells.py) or a parameter of netem (switch/links/portfaults.py).
+A new kind is a field of LinkFault, with its row of the table beside it. Keys and limits of the file, flags, texts,
+counters, the row of the map `faults` and netem's parameters follow from it. For the program, one line of
+switch/bpf/fault.h is what the kind does; then build the object again.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ _SHOWN: Final = 40  # letters of a wrong value
 class FaultKind:
     """One kind of fault. key: in a fabric file, and the flag of `./inv fault`. field: of LinkFault.
 
-    word: in sentences, `1/256 lost` or `delay 10us`; for the program also the name of its counter. by: what does it.
+    word: in sentences, `1/256 lost` or `delay 10us`; for the program also the name of its counter. netem: its option,
+    `{}` for the value; empty: the program does it. reads: where `tc -j` has the value, below `options`.
     """
 
     key: str
     field: str
     unit: Literal["time", "share"]
     word: str
-    by: Literal["program", "netem"]
     help: str
+    netem: str = ""
+    reads: str = ""
+
+    @property
+    def by(self) -> Literal["program", "netem"]:
+        """What does it."""
+        return "netem" if self.netem else "program"
 
     def read(self, text: str) -> int | float:
         """The value of a flag; ValueError with the reason, `; ` and a hint."""
@@ -49,12 +57,12 @@ class FaultKind:
         return found
 
 
-def _time(help_text: str) -> Any:
-    return field(default=0, metadata={"unit": "time", "by": "netem", "help": help_text})
+def _time(help_text: str, **more: str) -> Any:
+    return field(default=0, metadata={"unit": "time", "help": help_text, **more})
 
 
-def _share(word: str, help_text: str, by: Literal["program", "netem"] = "program") -> Any:
-    return field(default=0.0, metadata={"unit": "share", "by": by, "word": word, "help": help_text})
+def _share(word: str, help_text: str, **more: str) -> Any:
+    return field(default=0.0, metadata={"unit": "share", "word": word, "help": help_text, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +73,22 @@ class LinkFault:
     share of packets skips the delay, and so overtakes others. corrupt: one bit of a RoCEv2 packet is inverted.
     """
 
-    delay_ns: int = _time("one way, on hardware; multiplied by k here: 500ns, 10us (netem)")
-    jitter_ns: int = _time("the delay varies by so much, up and down; packets keep their order: 1us (netem)")
+    delay_ns: int = _time(
+        "one way, on hardware; multiplied by k here: 500ns, 10us (netem)", netem="delay {}", reads="delay.delay"
+    )
+    jitter_ns: int = _time(
+        "the delay varies by so much, up and down; packets keep their order: 1us (netem)",
+        netem="{}",  # the second word of `delay`
+        reads="delay.jitter",
+    )
     loss: float = _share("lost", "share of packets that is lost: 1/256, 0.5%")
     corrupt: float = _share("corrupted", "share of RoCEv2 packets in which one bit is inverted: 1/256, 0.5%")
     duplicate: float = _share("duplicated", "share of packets that arrives twice: 1/256, 0.5%")
     reorder: float = _share(
-        "reordered", "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)", "netem"
+        "reordered",
+        "share of packets that skips the delay, and so overtakes others: 1/256, 0.5% (netem)",
+        netem="reorder {}",
+        reads="reorder.reorder",
     )
 
     def __bool__(self) -> bool:
@@ -80,8 +97,8 @@ class LinkFault:
 
     @property
     def needs_netem(self) -> bool:
-        """Whether packets must wait on the link, which only the kernel's netem can do."""
-        return self.delay_ns > 0
+        """Whether only the kernel's netem can do it: a packet must wait on the link."""
+        return any(getattr(self, kind.field) for kind in NETEM_KINDS)
 
     def complaint(self) -> tuple[str, str, str]:
         """(key, why, hint) of values that do not fit together; empty texts when they do."""
@@ -126,7 +143,13 @@ def _kinds() -> dict[str, FaultKind]:
 
 
 KINDS: Final[Mapping[str, FaultKind]] = _kinds()
+PROGRAM_KINDS: Final = tuple(kind for kind in KINDS.values() if kind.by == "program")
+NETEM_KINDS: Final = tuple(kind for kind in KINDS.values() if kind.by == "netem")
 NO_FAULT: Final = LinkFault()
+# What a port with a fault counts, in packets. packets: all that left its queue. delayed: sent into the delay line;
+# waiting: in it now.
+COUNTED: Final = ("packets", *(kind.word for kind in PROGRAM_KINDS), "delayed")
+COUNTS: Final = (*COUNTED, "waiting")
 
 
 @dataclass(frozen=True, slots=True)

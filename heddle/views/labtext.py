@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.files import place_flag
 from heddle.base.tables import many, table
 from heddle.base.units import format_rate
+from heddle.spec.impairments import COUNTS
 
 if TYPE_CHECKING:
     from heddle.checks.validate import CheckResult
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from heddle.lab.status import LabStatus
 
 _LINES: Final = 12  # missing BGP sessions, or gaps, that `status LAB` shows
-_FAULT_COLUMNS: Final = ("port", "to", "fault", "packets", "lost", "corrupted", "duplicated", "delayed", "waiting")
+_FAULT_COLUMNS: Final = ("port", "to", "fault", *COUNTS)
 _FAULT_LEGEND: Final = (
     "A fault concerns packets that leave by the port, after its queue. Counters start when the fault is set;\n"
     "delayed: packets that entered the delay line; waiting: packets in it now"
@@ -245,6 +246,5 @@ def _cells(each: PortFault, k: int) -> tuple[str, ...]:
     found = each.counts
     what = each.fault.text(k) + (f" ({each.by})" if each.by in _FAULT_SOURCES else "")
     if found is None:
-        return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * 6
-    counts = (found.packets, found.lost, found.corrupted, found.duplicated, found.delayed, found.waiting)
-    return each.port, each.peer, what, *(f"{count:,}" if count else "-" for count in counts)
+        return each.port, each.peer, f"{what}: missing, ./inv up --repair sets it again", *["-"] * len(COUNTS)
+    return each.port, each.peer, what, *(f"{found[word]:,}" if found[word] else "-" for word in COUNTS)

@@ -65,8 +65,8 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     counts = [each.counts for each in impairments.read_faults(lab) if each.counts is not None]
     assert result.wrong == 0
     assert all(sum(getattr(each, key) for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
-    assert result.queues is not None and 0 < result.queues.drops["fault"] <= sum(each.lost for each in counts)
-    copies = sum(each.corrupted + each.duplicated for each in counts)  # a corrupt packet may be duplicated later
+    assert result.queues is not None and 0 < result.queues.drops["fault"] <= sum(each["lost"] for each in counts)
+    copies = sum(each["corrupted"] + each["duplicated"] for each in counts)  # a corrupt packet may be duplicated later
     assert result.icrc_errors is not None and 0 < result.icrc_errors <= copies
     listed = json.loads(typed("fault", "--lab", name, "--format", "json").stdout)["faults"]
     assert {row["by"] for row in listed} == {"file"}
@@ -103,7 +103,7 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     assert len(found) == sum(len(node.ports) for node in lab.fabric.nodes)
     for node in lab.fabric.nodes:
         lines = delaylines.read(lab.handle(node.name).netns).values()
-        assert sorted(line.delay_ns for line in lines) == sorted(
+        assert sorted(line.values["delay"] for line in lines) == sorted(
             k * found[port.peer_ref].delay_ns for port in node.ports
         )
     there = address(lab.fabric.hosts[-1])

@@ -86,11 +86,11 @@ def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> 
     counts = {each.port: each.counts for each in impairments.read_faults(tiny) if each.counts is not None}
     assert result.wrong == 0
     assert total(result, "retransmitted") > 0
-    assert counts[duplicate].duplicated > 0
-    assert result.icrc_errors == counts[corrupt].corrupted > 0, "the ICRC check of the NIC"
+    assert counts[duplicate]["duplicated"] > 0
+    assert result.icrc_errors == counts[corrupt]["corrupted"] > 0, "the ICRC check of the NIC"
     assert result.queues is not None and result.queues.drops.keys() == {"fault"}
     # The port's own packets, such as IPv6 neighbour discovery, may be lost before and after the run.
-    assert 0 < result.queues.drops["fault"] <= sum(each.lost for each in counts.values())
+    assert 0 < result.queues.drops["fault"] <= sum(each["lost"] for each in counts.values())
 
 
 @needs_netem

@@ -109,7 +109,7 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
     finally:
         impairments.clear_faults(tiny)
     assert result.wrong == 0 and result.queues is not None
-    assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts.lost
+    assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts["lost"]
     assert result.queues.drops.keys() == {"fault"}
     assert total(result, "retransmitted") > 0
     found, dropped = paths_of(tiny), result.queues.drops["fault"]

@@ -21,7 +21,7 @@ from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
-from heddle.switch.links.portfaults import FaultCounts, file_faults, line_of
+from heddle.switch.links.portfaults import file_faults, line_of
 from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan
@@ -92,10 +92,10 @@ def test_only_a_delay_needs_netem_which_keeps_the_order_by_a_rate_above_any_link
     assert LinkFault(delay_ns=1).needs_netem
     assert not LinkFault(loss=1.0, corrupt=1.0, duplicate=1.0).needs_netem
     # Netem keeps the order by a rate far above any link.
-    line = DelayLine("eth1", 7, 40_000_000, 4_000_000, 0.25)
+    line = DelayLine("eth1", 7, {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25})
     assert (line.inlet, line.outlet) == ("line7", "back7")
     assert line.netem() == "netem limit 1000000 delay 40000000ns 4000000ns reorder 25.0000000% rate 100gbit"
-    assert DelayLine("eth1", 7, 1).netem() == "netem limit 1000000 delay 1ns rate 100gbit"
+    assert DelayLine("eth1", 7, {"delay": 1}).netem() == "netem limit 1000000 delay 1ns rate 100gbit"
 
 
 def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, faults:
 
 
 def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
-    counts = FaultCounts(packets=1024, lost=4, corrupted=0, duplicated=0, delayed=1020, waiting=3)
+    counts = {"packets": 1024, "lost": 4, "corrupted": 0, "duplicated": 0, "delayed": 1020, "waiting": 3}
     rows = [
         PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), "fault", counts),
         PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), "file", None),

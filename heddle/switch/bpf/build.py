@@ -15,6 +15,7 @@ from typing import Final
 
 from heddle.base.process import run
 from heddle.kernel.native.objects import HEADERS, clang_version
+from heddle.spec.impairments import PROGRAM_KINDS
 
 HERE: Final = Path(__file__).resolve().parent
 PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
@@ -23,6 +24,10 @@ VERSION_FILE: Final = HERE / "clang.txt"
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
 # v2: every kernel since 4.14. v3 has additions that return the old value: since 5.12, on arm64 since 5.18.
 _CPU: Final = {"queue": "v3"}
+FAULT_FIELDS: Final = {  # of struct fault in queue.h
+    "FAULT_CHANCES": "".join(f"__u32 {kind.key};" for kind in PROGRAM_KINDS),
+    "FAULT_COUNTS": "".join(f"__u64 {kind.word};" for kind in PROGRAM_KINDS),
+}
 
 
 def build(name: str, out: Path) -> bytes:
@@ -31,7 +36,13 @@ def build(name: str, out: Path) -> bytes:
     Without llvm-objcopy the object keeps its DWARF: it works the same, but must not be committed.
     """
     paths = (f"-ffile-prefix-map={HERE}=.", "-fdebug-compilation-dir=.", "-I", str(HERE), "-I", str(HEADERS))
-    run(["clang", *_FLAGS, f"-mcpu={_CPU.get(name, 'v2')}", *paths, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
+    flags = [
+        *_FLAGS,
+        f"-mcpu={_CPU.get(name, 'v2')}",
+        *(f"-D{word}={text}" for word, text in FAULT_FIELDS.items()),
+        *paths,
+    ]
+    run(["clang", *flags, "-c", str(HERE / f"{name}.c"), "-o", str(out)])
     if strip := objcopy():
         run([strip, "--strip-debug", str(out)])
     return out.read_bytes()

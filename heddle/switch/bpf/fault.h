@@ -35,7 +35,7 @@ INLINE int happens(__u32 chance)
 }
 
 /* Invert one random bit behind the BTH of a RoCEv2 packet: of extended headers, payload or ICRC. Returns 0 when it is
- * another packet. */
+ * another packet: its receiver trusts a veth's checksums. */
 static __attribute__((noinline)) int corrupt(struct __sk_buff *skb)
 {
 	__u32 first, at, random = bpf_get_prandom_u32();

@@ -77,16 +77,14 @@ struct link {
 	__u64 rate; /* bit/s */
 };
 
-/* What packets meet on the link behind a port. Probabilities: 0 is never, else (p + 1) / 2^32 of all packets. */
+/* What packets meet on the link behind a port. build.py gives both lists of names, from spec/impairments.py:
+ * FAULT_CHANCES, __u32 loss and so on, are probabilities: 0 is never, else (p + 1) / 2^32 of all packets.
+ * FAULT_COUNTS, __u64 lost and so on, are the packets that met them since the fault was set. */
 struct fault {
-	__u32 loss;
-	__u32 corrupt; /* of RoCEv2: other frames are not changed, since their receivers trust a veth's checksums */
-	__u32 duplicate;
+	FAULT_CHANCES
 	__u32 line; /* ifindex, at the receiving node, of the delay line: a veth with netem; 0: none */
 	__u64 packets; /* that left by this port since the fault was set */
-	__u64 lost;
-	__u64 corrupted;
-	__u64 duplicated;
+	FAULT_COUNTS
 	__u64 delayed; /* packets that entered the delay line, duplicates included */
 	__u32 port; /* ifindex, at the receiving node, of the port that packets return to from the line */
 	__u32 spare;

@@ -27,6 +27,7 @@ from heddle.base.process import run
 from heddle.host import delivery
 from heddle.kernel import inorder, offloads
 from heddle.kernel.netlink import refusal
+from heddle.spec.impairments import NETEM_KINDS, PROGRAM_KINDS, FaultKind
 from heddle.switch.queues.portids import classid
 
 _LIMIT: Final = 1_000_000  # packets; more than any link of a lab has in flight
@@ -40,14 +41,12 @@ _LONGEST_WAIT_S: Final = 10.0
 class DelayLine:
     """One direction of a link. port: where the packets arrive. sender: id of the port that they leave by.
 
-    Times in nanoseconds, emulated. reorder: a share from 0 to 1.
+    values: key of each kind of fault by netem -> emulated nanoseconds, or a share from 0 to 1.
     """
 
     port: str
     sender: int
-    delay_ns: int
-    jitter_ns: int = 0
-    reorder: float = 0.0
+    values: Mapping[str, float]
 
     @property
     def inlet(self) -> str:
@@ -61,22 +60,22 @@ class DelayLine:
 
     def netem(self) -> str:
         """The options of netem."""
-        words = [f"netem limit {_LIMIT} delay {self.delay_ns}ns"]
-        if self.jitter_ns:
-            words.append(f"{self.jitter_ns}ns")
-        if self.reorder:
-            words.append(f"reorder {100 * self.reorder:.7f}%")
-        return " ".join([*words, _RATE])
+        words = [
+            kind.netem.format(f"{value}ns" if kind.unit == "time" else f"{100 * value:.7f}%")
+            for kind in NETEM_KINDS
+            if (value := self.values.get(kind.key, 0))
+        ]
+        return " ".join([f"netem limit {_LIMIT}", *words, _RATE])
 
 
 @dataclass(frozen=True, slots=True)
 class LineState:
-    """A delay line as read from the kernel. waiting: packets. dropped: by netem itself, which should not happen."""
+    """A delay line as read from the kernel. values: as of DelayLine. waiting: packets. dropped: by netem itself, which
+    should not happen.
+    """
 
     ifindex: int
-    delay_ns: int
-    jitter_ns: int
-    reorder: float
+    values: Mapping[str, float]
     waiting: int
     dropped: int
 
@@ -90,7 +89,8 @@ def missing() -> str:
 def require(what: str) -> None:
     """MachineError when this kernel has no netem. what: the setting that needs it."""
     if why := missing():
-        hint = "run the lab with --place vm: that kernel has netem; loss, corrupt and duplicate work on any kernel"
+        others = ", ".join(kind.key for kind in PROGRAM_KINDS)
+        hint = f"run the lab with --place vm: that kernel has netem; on any kernel: {others}"
         raise MachineError(Problem("kernel", what, f"is not possible: {why}", hint))
 
 
@@ -156,16 +156,19 @@ def read(netns: Path) -> dict[int, LineState]:
         if name not in inlets or row.get("kind") != "netem" or f"back{inlets[name]}" not in links:
             continue
         options = row.get("options", {})
-        delay = options.get("delay", {})
-        found[inlets[name]] = LineState(
-            links[name]["ifindex"],
-            round(1e9 * delay.get("delay", 0)),
-            round(1e9 * delay.get("jitter", 0)),
-            float(options.get("reorder", {}).get("reorder", 0)),
-            int(row.get("qlen", 0)),
-            int(row.get("drops", 0)),
-        )
+        values = {kind.key: _value(kind, options) for kind in NETEM_KINDS}
+        waiting, dropped = int(row.get("qlen", 0)), int(row.get("drops", 0))
+        found[inlets[name]] = LineState(links[name]["ifindex"], values, waiting, dropped)
     return found
+
+
+def _value(kind: FaultKind, options: Mapping[str, Any]) -> float:
+    """A value in `tc -j`, which has times in seconds."""
+    part: Any = options
+    for word in kind.reads.split("."):
+        part = part.get(word, {})
+    number = float(part or 0)
+    return round(1e9 * number) if kind.unit == "time" else number
 
 
 def _links(netns: Path) -> dict[str, Any]:

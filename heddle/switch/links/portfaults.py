@@ -2,19 +2,18 @@
 
 In:  a fabric, the handles of its nodes, and a LinkFault for each port whose outgoing packets it concerns.
 Out: rows of the map `faults`, which `dequeue` reads; delay lines where packets must wait; counters.
-Loss, corruption and duplicates need no kernel feature beyond BPF. Delay, jitter and reordering need netem.
+Kinds by the program need no kernel feature beyond BPF; the others need netem (spec/impairments.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from heddle.fabric.model import Fabric, Port
 from heddle.kernel.grace import grace
 from heddle.kernel.handle import NodeHandle
-from heddle.spec.impairments import KINDS, LinkFault
+from heddle.spec.impairments import COUNTED, NETEM_KINDS, PROGRAM_KINDS, LinkFault
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
@@ -23,27 +22,10 @@ from heddle.switch.queues.portids import OWNER
 if TYPE_CHECKING:
     from heddle.switch.queues.cells import LabQueues
 
-_BY_PROGRAM: Final = [kind for kind in KINDS.values() if kind.by == "program"]
-_CHANCES: Final = tuple(kind.key for kind in _BY_PROGRAM)
-_COUNTS: Final = ("packets", *(kind.word for kind in _BY_PROGRAM), "delayed")
+_CHANCES: Final = tuple(kind.key for kind in PROGRAM_KINDS)
 _ONE: Final = 1 << 32
 _NEAR: Final = 1e-6  # tc prints shares with this precision
-
-
-@dataclass(frozen=True, slots=True)
-class FaultCounts:
-    """Packets of a port since its fault was set. packets: all that left its queue. waiting: in the delay line now."""
-
-    packets: int
-    lost: int
-    corrupted: int
-    duplicated: int
-    delayed: int
-    waiting: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+FaultCounts = Mapping[str, int]  # by the words of COUNTS: packets of a port since its fault was set
 
 
 def file_faults(fabric: Fabric) -> dict[str, LinkFault]:
@@ -97,7 +79,8 @@ def set_faults(
 
 def line_of(port: Port, number: int, fault: LinkFault, k: int) -> DelayLine:
     """The delay line behind a port. number: the port's id; k: of the fabric, by which times are multiplied."""
-    return DelayLine(port.peer_port, number, fault.delay_ns * k, fault.jitter_ns * k, fault.reorder)
+    values = {kind.key: getattr(fault, kind.field) * (k if kind.unit == "time" else 1) for kind in NETEM_KINDS}
+    return DelayLine(port.peer_port, number, values)
 
 
 def read_counts(fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueues) -> dict[str, FaultCounts]:
@@ -111,7 +94,7 @@ def read_counts(fabric: Fabric, handles: Mapping[str, NodeHandle], live: LabQueu
             if node not in lines:
                 lines[node] = delaylines.read(handles[node].netns)
             waiting = lines[node][number].waiting if number in lines[node] else 0
-        found[ref] = FaultCounts(**{name: int(row[name]) for name in _COUNTS}, waiting=waiting)
+        found[ref] = {**{name: int(row[name]) for name in COUNTED}, "waiting": waiting}
     return found
 
 
@@ -132,7 +115,7 @@ def differences(
         port, number = now[ref]
         row = live.faults[number]
         if any(int(row[name]) != _chance(getattr(fault, name)) for name in _CHANCES):
-            wrong[ref] = "loses, corrupts or duplicates other shares of packets than were set"
+            wrong[ref] = f"has other shares of {', '.join(_CHANCES)} than were set"
         elif fault.needs_netem:
             node = port.peer_node
             if node not in lines:
@@ -146,10 +129,10 @@ def differences(
 def _line_fault(found: delaylines.LineState | None, wanted: DelayLine, ifindex: int) -> str:
     if found is None or found.ifindex != ifindex:
         return f"has lost its delay line, {wanted.inlet} at the other end of the link"
-    if (found.delay_ns, found.jitter_ns) != (wanted.delay_ns, wanted.jitter_ns):
-        return f"has a delay of {found.delay_ns} ns and a jitter of {found.jitter_ns} ns in {wanted.inlet}"
-    if abs(found.reorder - wanted.reorder) > _NEAR:
-        return f"reorders {found.reorder:.6f} of all packets in {wanted.inlet}"
+    for kind in NETEM_KINDS:
+        here = found.values[kind.key]
+        if abs(here - wanted.values[kind.key]) > (_NEAR if kind.unit == "share" else 0):
+            return f"has a {kind.key} of {here:.6f}" if kind.unit == "share" else f"has a {kind.key} of {here:g} ns"
     return f"lost {found.dropped} packets in {wanted.inlet}, whose netem was full" if found.dropped else ""
 
 
@@ -182,7 +165,7 @@ def _write(live: LabQueues, number: int, fault: LinkFault, inlet: int, port: int
         row[name][number] = _chance(getattr(fault, name))
     row["port"][number] = port  # it stays after a fault: packets may still be in the line
     row["line"][number] = inlet
-    for name in _COUNTS:
+    for name in COUNTED:
         row[name][number] = 0
     if fault:
         flags[number] |= np.uint32(LINK_FAULT)

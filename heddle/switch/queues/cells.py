@@ -25,6 +25,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.kernel.grace import grace
 from heddle.kernel.libbpf import Map, Object, Program, loaded
 from heddle.kernel.testrun import run_on
+from heddle.spec.impairments import COUNTED, PROGRAM_KINDS
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.classes import ClassPolicy, Policies
 from heddle.switch.queues.portids import OWNER, numbered_ports, port_ids, row
@@ -69,9 +70,10 @@ LINK: Final = _layout(
     "peer node local ports_of_node matrix_base flags rate",
     **dict.fromkeys(("peer", "node", "local", "ports_of_node", "matrix_base", "flags"), "<u4"),
 )
-FAULT: Final = _layout(
-    "loss corrupt duplicate line packets lost corrupted duplicated delayed port spare",
-    **dict.fromkeys(("loss", "corrupt", "duplicate", "line", "port", "spare"), "<u4"),
+_CHANCES: Final = (*(kind.key for kind in PROGRAM_KINDS), "line")
+FAULT: Final = np.dtype(
+    [*((word, "<u4") for word in _CHANCES), *((word, "<u8") for word in COUNTED), ("port", "<u4"), ("spare", "<u4")],
+    align=True,
 )
 NODE: Final = _layout("shared_used headroom_used used high_water peak headroom_high drops spare")
 POLICY: Final = _layout(
