@@ -7,10 +7,26 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from heddle.base.printable import shown
 from heddle.base.problems import MachineError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of text. caption: what it shows. columns: names, with `>` in front where values stand at the right."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    @property
+    def heads(self) -> list[tuple[str, str]]:
+        """Name and class of each column."""
+        return [(name.removeprefix(">"), "number" if name.startswith(">") else "") for name in self.columns]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:

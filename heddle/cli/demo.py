@@ -91,7 +91,7 @@ class DemoResult:
                     "title": p.act.title, "ecmp": p.act.ecmp, "qps": p.act.qps,
                     "results": p.run.to_json()["results"], "avg_busbw": p.run.busbw,
                     "mmr": p.paths.to_json()["mmr"], "agree": p.paths.agree,
-                    "machine_limited": p.run.machine.limited,
+                    "machine_limited": p.run.limited,
                 }
                 for p in self.played
             ],
@@ -125,9 +125,9 @@ class DemoResult:
             lines.append(
                 f"(Expected: at least {_GAIN_EXPECTED} times. Other programs may have slowed this machine down.)"
             )
-        if any(p.run.machine.overrun for p in self.played):
+        if any(p.run.overrun for p in self.played):
             lines.append("(The host CPU was the bottleneck in at least one run: do not trust its bandwidth.)")
-        elif any(p.run.machine.limited for p in self.played):
+        elif any(p.run.limited for p in self.played):
             lines.append("(The host CPU may have been the bottleneck in at least one run: see #UNRELIABLE above.)")
         return lines
 

@@ -29,7 +29,6 @@ from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size
 from heddle.fabric.hashmodes import SPREADING
 from heddle.predict.statistics import interval, spread_of
-from heddle.runs.parts import QueueUse
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import SizeRow
 from heddle.runs.settings import SettingDifference, differing_settings, equal_runs, faults_of_links
@@ -191,7 +190,7 @@ def _several_paths(run: StoredRun) -> str:
 def _unreliable(run: StoredRun, size: int) -> bool:
     """Whether the host CPU was or may have been the bottleneck at that size, or at one that is not named."""
     outcome = run.record.outcome
-    return outcome is not None and any(cause.size in (None, size) for cause in outcome.machine.unreliable)
+    return outcome is not None and any(cause.size in (None, size) for cause in outcome.doubts)
 
 
 def _ratio(
@@ -209,7 +208,7 @@ def _of_run(a: StoredRun, b: StoredRun, groups: Sequence[Sequence[RunOutcome]]) 
     if one is None or other is None:
         return []
     doubt, found = _doubt(a, b), []
-    for count in (*_MMR, *_COUNTS, *_counters(one, other), _BUSY):
+    for count in (*_MMR, *_of_parts(one), *_counters(one, other)):
         x, y = count.of(one), count.of(other)
         if x is None or y is None:
             continue
@@ -233,8 +232,7 @@ def _not_fixed(run: StoredRun, mmr: _Count) -> str:
         return ""
     if run.record.header.options.entropy > 1:
         return "packets take the next source port of their QP, in the order in which data arrives"
-    queues = outcome.queues
-    if queues is None or queues.dropped or any(outcome.counters.get(key) for key in _VARYING):
+    if outcome.lost is None or outcome.lost or any(outcome.counters.get(key) for key in _VARYING):
         return "packets were lost or sent again, or answered with the data"
     return ""
 
@@ -244,7 +242,7 @@ def _doubt(a: StoredRun, b: StoredRun) -> str:
     one, other = a.record.header.options, b.record.header.options
     if (one.sizes, one.iters, one.warmup) != (other.sizes, other.iters, other.warmup):
         return "sizes or iterations differ"
-    if any(run.record.outcome is not None and run.record.outcome.machine.limited for run in (a, b)):
+    if any(run.record.outcome is not None and run.record.outcome.limited for run in (a, b)):
         return _CPU
     return ""
 
@@ -272,24 +270,23 @@ class _Count:
     of: Callable[[RunOutcome], float | None]
 
 
-def _queue_count(name: str, unit: str, of: Callable[[QueueUse], float]) -> _Count:
-    return _Count(name, unit, lambda outcome: None if outcome.queues is None else float(of(outcome.queues)))
-
-
 _MMR: Final = (
     _Count("MMR of flows", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_flows),
     _Count("MMR of bytes", "max/mean", lambda outcome: None if outcome.proof is None else outcome.proof.mmr_bytes),
 )
 # Counters of what changes the bytes on links: packets sent twice, copies of the network, ACKs that count as data.
 _VARYING: Final = ("retransmitted", "duplicates", "late", "cts_acks")
-_COUNTS: Final = (
-    _queue_count("marks", "packets", lambda queues: queues.marks),
-    _queue_count("drops", "packets", lambda queues: queues.dropped),
-    _queue_count("pause frames", "frames", lambda queues: queues.pauses),
-    _queue_count("paused", "ms of all ports", lambda queues: queues.paused_ms),
-    _queue_count("deepest queue", "bytes", lambda queues: queues.deepest),
-)
-_BUSY: Final = _Count("processors busy", "share", lambda outcome: outcome.machine.cpu_share)
+
+
+def _of_parts(one: RunOutcome) -> list[_Count]:
+    """Figures of the parts of a run."""
+    units = {each.name: each.unit for part in one.parts.values() for each in part.figures()}
+    return [_Count(name, unit, partial(_figure, name)) for name, unit in units.items()]
+
+
+def _figure(name: str, outcome: RunOutcome) -> float | None:
+    figures = (each for part in outcome.parts.values() for each in part.figures())
+    return next((each.value for each in figures if each.name == name), None)
 
 
 def _counters(one: RunOutcome, other: RunOutcome) -> list[_Count]:
@@ -310,7 +307,7 @@ def _notes(a: StoredRun, b: StoredRun) -> tuple[str, ...]:
         if outcome is None:
             notes.append(f"{name} was interrupted: its queues, paths and processors are not compared")
             continue
-        if outcome.machine.limited:
+        if outcome.limited:
             notes.append(f"{name}: the host CPU was or may have been the bottleneck: do not trust its bandwidths")
         if outcome.wrong:
             notes.append(f"{name} has {outcome.wrong:,} wrong elements")

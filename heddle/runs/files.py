@@ -50,10 +50,11 @@ def undamaged(name: str) -> Iterator[None]:
         OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
         NotImplementedError, ValidationError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
-        raise UnreadableError(f"{name} is damaged: {_reason(error)}") from None
+        raise UnreadableError(f"{name} is damaged: {reason_of(error)}") from None
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Why content cannot be read, in one short line."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return ": ".join(filter(None, (".".join(map(str, first["loc"]))[:_LONGEST], first["msg"][:_LONGEST])))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
     from heddle.proof.evidence import Evidence
+    from heddle.runs.series import QueueRecord
     from heddle.traffic.plan import Plan, Qp
 
 
@@ -54,7 +55,7 @@ class FlowRow:
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
-    (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run.
+    (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran.
     """
 
     plan: Plan
@@ -65,6 +66,7 @@ class MeasuredRun:
     budget: PacketBudget
     began_ns: int
     ended_ns: int
+    queues: QueueRecord
 
     @property
     def counters(self) -> dict[str, int]:

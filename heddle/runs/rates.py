@@ -87,6 +87,19 @@ class Rates:
             for each in self.courses
         ]
 
+    def write(self, directory: Path) -> None:
+        """Write rates.npz atomically."""
+        about = {
+            "format": _VERSION_OF_RATES, "controller": self.controller, "seconds": self.seconds,
+            "qps": [asdict(each.qp) for each in self.courses],
+        }  # fmt: skip
+        arrays = {
+            "counts": np.array([len(each.times_s) for each in self.courses], np.int64),
+            "times_s": np.concatenate([np.empty(0), *(each.times_s for each in self.courses)]),
+            "rates_bps": np.concatenate([np.empty(0), *(each.rates_bps for each in self.courses)]),
+        }
+        write_arrays(directory / RATES, about, arrays)
+
 
 def rates_of_run(measured: MeasuredRun) -> Rates | None:
     """The rates that the workers recorded; None without congestion control."""
@@ -117,20 +130,6 @@ def rates_of(
         within = times <= seconds
         courses.append(RateCourse(qp, times[within], table[within, 1]))
     return Rates(controller, seconds, tuple(courses))
-
-
-def write_rates(directory: Path, rates: Rates) -> None:
-    """Write rates.npz atomically."""
-    about = {
-        "format": _VERSION_OF_RATES, "controller": rates.controller, "seconds": rates.seconds,
-        "qps": [asdict(each.qp) for each in rates.courses],
-    }  # fmt: skip
-    arrays = {
-        "counts": np.array([len(each.times_s) for each in rates.courses], np.int64),
-        "times_s": np.concatenate([np.empty(0), *(each.times_s for each in rates.courses)]),
-        "rates_bps": np.concatenate([np.empty(0), *(each.rates_bps for each in rates.courses)]),
-    }
-    write_arrays(directory / RATES, about, arrays)
 
 
 def read_rates(directory: Path) -> Rates:

@@ -13,12 +13,12 @@ from heddle.endpoints.countercolumn import Column
 from heddle.fabric.hashmodes import SPREADING
 from heddle.lab.fabricstate import FabricState
 from heddle.runs.measured import FlowRow, MeasuredRun, columns_of
-from heddle.runs.parts import RunParts, parts_of
+from heddle.runs.parts import PARTS, RunParts, parts_of
+from heddle.runs.parts.part import MARK, Courses
 from heddle.runs.runtable import RunHead, SizeRow, degraded_line
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +96,24 @@ class RunResult(RunHead, RunOutcome):
     """A finished run: the head of its table, its outcome, and a row per flow."""
 
     flows: tuple[FlowRow, ...]
-    rates: Rates | None = None  # of its queue pairs over time, with congestion control
+    courses: Mapping[str, tuple[str, Courses]] = field(default_factory=dict)  # of parts, over time; see RunPart
     nic_loop: str = ""  # which code drove the NICs: compiled, python
     run_id: str = ""  # its ID in the lab's store; see store.py
 
     @classmethod
     def of(cls, head: RunHead, measured: MeasuredRun, rows: Sequence[SizeRow], **known: Any) -> Self:
         """Combine the reports of the workers. rows: in order of size; known: the fields that they do not report."""
-        from heddle.runs.rates import rates_of_run
-
+        courses = {name: kind.courses(measured) for name, kind in PARTS.items()}
         return cls(
             **vars(head),
-            **parts_of(measured),
+            parts=parts_of(measured),
+            courses={name: each for name, each in courses.items() if each is not None},
             rows=tuple(rows),
             flows=measured.flows,
             icrc_errors=measured.icrc_errors,
             stray=measured.stray,
             transport=Carrier.of_run(measured),
             counters=measured.counters,
-            rates=rates_of_run(measured),
             nic_loop=", ".join(dict.fromkeys(report.loop for report in measured.reports)),
             **known,
         )
@@ -152,7 +151,7 @@ class RunResult(RunHead, RunOutcome):
             "flows": [flow.to_json() for flow in self.flows],
             "emulated": {"k": self.k, "means": emulated_words(self.k)},
             "nic_loop": self.nic_loop,
-            "unreliable": [asdict(cause) for cause in self.machine.unreliable],
+            "unreliable": [asdict(cause) for cause in self.doubts],
             "icrc_errors": self.icrc_errors,
             "stray": self.stray,
             **self._parts_json(),
@@ -161,9 +160,9 @@ class RunResult(RunHead, RunOutcome):
         }
 
     def _parts_json(self) -> dict[str, Any]:
-        found = {name: None if part is None else part.to_json() for name, part in self.parts().items()}
-        if found["congestion"] is not None:
-            found["congestion"] |= {"rates": [] if self.rates is None else self.rates.to_json()}
+        found = {name: self.parts[name].to_json() if name in self.parts else None for name in PARTS}
+        for name, (key, courses) in self.courses.items():
+            found[name] = {**(found[name] or {}), key: courses.to_json()}
         return found
 
     def table(self, short: bool = False) -> str:
@@ -185,7 +184,7 @@ class RunResult(RunHead, RunOutcome):
         events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         lines = [
-            *self.machine.lines(),
+            *(f"{MARK} {line}" for part in self.parts.values() for line in part.doubt_lines()),
             *self._fabric_since(),
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
@@ -195,8 +194,8 @@ class RunResult(RunHead, RunOutcome):
             lines.append(
                 "#packets  : " + ", ".join(f"{'-' if count is None else count} {text}" for count, text in events)
             )
-        for name, part in self.parts().items():
-            lines += part.lines() if part is not None and name != "machine" else []  # its lines are above
+        for part in self.parts.values():
+            lines += part.lines()
         lines += self._order()
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")

@@ -124,11 +124,14 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
                 moved = dict.fromkeys([*evidence.changed, *evidence.switched])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
+                measured_run = MeasuredRun(
+                    plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns,
+                    queues.finish(crew.began_ns),
+                )  # fmt: skip
                 result = RunResult.of(
                     replace(head, ecmp=label(lab)),  # the hashing may have been changed during the run
-                    MeasuredRun(plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns),
+                    measured_run,
                     writer.rows,
-                    queues=queues.finish(crew.began_ns),
                     fabric_state=fabric,
                     warnings=(*fabric.warnings(), *expected, *queues.remarks),
                 )

@@ -19,6 +19,7 @@ from heddle.base import state
 from heddle.base.problems import InputError
 from heddle.base.version import VERSION
 from heddle.runs.files import UnreadableError, read_object, typed, undamaged
+from heddle.runs.parts import PARTS
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives import find_pattern
@@ -81,6 +82,8 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID come first, for human readers."""
         data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        if (outcome := data["outcome"]) is not None:
+            outcome |= outcome.pop("parts")  # a key for each part
         return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
 
 
@@ -104,6 +107,8 @@ def read_record(directory: Path) -> RunRecord:
     """Read run.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / RECORD, RUN_FORMAT)
     _add_profile(data)
+    if isinstance(outcome := data.get("outcome"), dict):
+        outcome["parts"] = {name: outcome.get(name) for name in PARTS}
     with undamaged(RECORD):
         record = typed(_ADAPTER, data)
     if why := next(_contradictions(record), ""):

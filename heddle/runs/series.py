@@ -23,8 +23,10 @@ from pydantic import TypeAdapter
 
 from heddle.base.arrays import F64, I32, I64
 from heddle.base.ethernet import CLASSES
+from heddle.fabric.model import Fabric
 from heddle.runs.files import Layout, UnreadableError, read_arrays, typed, undamaged, write_arrays
 from heddle.runs.rowreader import COLUMNS, LEVELS, PEAKS, LiveQueues, Words, row_reader
+from heddle.switch.queues.cells import LabQueues
 
 _LEVELS: Final = slice(0, len(LEVELS))
 _PEAKS: Final = slice(len(LEVELS), len(LEVELS) + len(PEAKS))
@@ -111,6 +113,31 @@ class Series:
             raise ValueError("its arrays do not fit together")
         asked, readings, cost = (float(each) for each in about)
         return cls(ends.astype(np.float64), rows.astype(np.int32), columns, asked, int(readings), cost)
+
+
+@dataclass(frozen=True)
+class QueueTotals:
+    """Counters at one moment; rows are those of the maps."""
+
+    counts: I64  # output of counted
+    drops: I64  # rows, causes
+    storms: int
+
+    @classmethod
+    def of(cls, live: LabQueues) -> QueueTotals:
+        """Read the counters now."""
+        drops = np.column_stack((live.cells["drops"], live.gates["lost"])).astype(np.int64)
+        return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
+
+
+@dataclass(frozen=True)
+class QueueRecord:
+    """The queues of one run: counters before and after it, and their course. fabric: whose rows these are."""
+
+    fabric: Fabric
+    before: QueueTotals
+    after: QueueTotals
+    series: Series
 
 
 class Clock:

@@ -129,7 +129,7 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     wanted = settings_of(run)
     for other in History(run.lab, run.path.parent).newest(_LOOKED_AT):
         outcome = None if other.damage else other.record.outcome
-        if outcome is None or outcome.machine.limited or other.path in found:
+        if outcome is None or outcome.limited or other.path in found:
             continue
         if _about(other.record.header) == _about(run.record.header) and settings_of(other) == wanted:
             found[other.path] = outcome

@@ -12,15 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from heddle.base import state
-from heddle.base.arrays import I64
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
@@ -29,65 +26,20 @@ from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
 from heddle.runs.measured import write_evidence
-from heddle.runs.parts import QueueUse
-from heddle.runs.rates import write_rates
 from heddle.runs.results import ProofSummary, RunOutcome, RunResult
-from heddle.runs.rowreader import COLUMNS
 from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.runtable import SizeRow
-from heddle.runs.series import Recorded, RowLabel, Sampler, Series, counted, write_series
+from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
 from heddle.switch.pfc import control as pfc
-from heddle.switch.queues.cells import CAUSES, LOST, LabQueues
+from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import Policies
 from heddle.switch.queues.portids import numbered_ports
 from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
-
-
-@dataclass(frozen=True)
-class QueueTotals:
-    """Counters at one moment; rows are those of the maps."""
-
-    counts: I64  # output of series.counted
-    drops: I64  # rows, causes
-    storms: int
-
-    @classmethod
-    def of(cls, live: LabQueues) -> QueueTotals:
-        """Read the counters now."""
-        drops = np.column_stack((live.cells["drops"], live.gates["lost"])).astype(np.int64)
-        return cls(counted(live, time.monotonic_ns()), drops, int(live.agent["storms"].sum()))
-
-
-def use_of(fabric: Fabric, before: QueueTotals, after: QueueTotals, series: Series) -> QueueUse:
-    """The QueueUse between two readings."""
-    change = np.maximum(0, after.counts - before.counts)
-    column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
-    drops = np.maximum(0, after.drops - before.drops).sum(axis=0)
-    paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
-    ports = dict(numbered_ports(fabric))
-    hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
-    stopped = {int(number) for number in np.flatnonzero(paused)}
-    peaks = series.columns["peak"].max(axis=1, initial=0)
-    peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
-    at = int(peaks.argmax()) if peaks.any() else -1
-    deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
-    return QueueUse(
-        marks=int(column["marks"].sum()),
-        drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
-        pauses=int(column["pfc_sent"].sum()),
-        paused_ports=len(stopped),
-        paused_hosts=len(stopped & hosts),
-        paused_ms=round(float(paused.sum()) / 1e6, 3),
-        storms=max(0, after.storms - before.storms),
-        deepest=int(peaks[at]) if at >= 0 else 0,
-        deepest_at=deepest_at,
-        bucket_ms=round(series.bucket_s * 1e3, 3),
-    )
 
 
 def labels_of(fabric: Fabric, policies: Policies, rows: Sequence[int]) -> list[RowLabel]:
@@ -139,10 +91,10 @@ class Recording:
                 self._save(f"{self._what} ({how})", began_ns())
             raise
 
-    def finish(self, start_ns: int) -> QueueUse:
-        """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; returns the totals of the whole run."""
+    def finish(self, start_ns: int) -> QueueRecord:
+        """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; with the totals before and after."""
         after = QueueTotals.of(self._live)
-        return use_of(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
+        return QueueRecord(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
 
     def _save(self, what: str, start_ns: int) -> Series:
         series = self._sampler.series(start_ns)
@@ -191,8 +143,8 @@ class RunWriter:
     def finish(self, result: RunResult, evidence: Evidence) -> RunResult:
         """Store a finished run; returns the result with its ID and the verdict on its paths."""
         write_evidence(self.draft.path, result.flows, evidence)
-        if result.rates is not None:
-            write_rates(self.draft.path, result.rates)
+        for _, courses in result.courses.values():
+            courses.write(self.draft.path)
         result = replace(result, proof=self._proof(evidence))
         return replace(result, run_id=self.draft.finish(self._record(result.outcome)).id)
 

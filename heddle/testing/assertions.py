@@ -59,7 +59,7 @@ def run_text(result: RunResult) -> str:
 
 def host_cpu(result: RunResult) -> str:
     """A sentence for observations that the host CPU may explain; empty when it was not the bottleneck."""
-    return "; the host CPU was the bottleneck, so do not trust this figure" if result.machine.limited else ""
+    return "; the host CPU was the bottleneck, so do not trust this figure" if result.limited else ""
 
 
 def assert_paths_agree(paths: PathsResult) -> None:
@@ -132,9 +132,7 @@ def assert_lossless(subject: RunResult | QueuesResult | PathsResult) -> None:
 
 def _lossless_run(result: RunResult) -> None:
     __tracebackhide__ = True
-    drops = dict(result.queues.drops) if result.queues is not None else {}
-    if result.machine.socket_drops:
-        drops["host sockets"] = result.machine.socket_drops
+    drops = result.lost
     if drops:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in drops.items())
         failed(
@@ -284,7 +282,9 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
     from heddle.base.units import format_bytes, parse_size
 
     limit = parse_size(size)
-    used = result.queues
+    from heddle.runs.parts.queues import QueueUse
+
+    used = result.part(QueueUse)
     if used is not None and used.deepest > limit:
         failed(
             f"a queue was deeper than {format_bytes(limit)}",
@@ -298,7 +298,9 @@ def assert_depth_below(result: RunResult, size: str | int) -> None:
 def assert_no_pauses(result: RunResult) -> None:
     """No port was paused by PFC during the run."""
     __tracebackhide__ = True
-    used = result.queues
+    from heddle.runs.parts.queues import QueueUse
+
+    used = result.part(QueueUse)
     if used is not None and (used.pauses or used.paused_ports):
         failed(
             "ports were paused",
@@ -313,8 +315,8 @@ def assert_no_pauses(result: RunResult) -> None:
 def assert_reliable(result: RunResult) -> None:
     """The figures are those of the fabric: the host CPU was not the bottleneck of the run."""
     __tracebackhide__ = True
-    if result.machine.limited:
-        causes = [cause.text for cause in result.machine.unreliable]
+    if result.limited:
+        causes = [cause.text for cause in result.doubts]
         failed(
             "the host CPU was the bottleneck of the run",
             expected="processor time to spare, and no packet lost at sockets",

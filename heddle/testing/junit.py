@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from heddle.base.problems import HeddleError
+from heddle.runs.parts.queues import QueueUse
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -55,11 +56,11 @@ def run_properties(name: str, run: RunResult) -> Properties:
     if len(run.rows) > 1:
         yield from ((f"{name}.busbw.{row.size}", f"{row.busbw:.6g}") for row in run.rows)
     yield f"{name}.wrong", str(run.wrong)
-    yield f"{name}.reliable", _word(not run.machine.limited)
+    yield f"{name}.reliable", _word(not run.limited)
     yield f"{name}.packets", str(sum(flow.sent.packets for flow in run.flows))
     yield f"{name}.marked", str(sum(flow.ce for flow in run.flows))
-    if (used := run.queues) is not None:
-        yield f"{name}.dropped", str(used.dropped + (run.machine.socket_drops or 0))
+    if (used := run.part(QueueUse)) is not None:
+        yield f"{name}.dropped", str(sum((run.lost or {}).values()))
         yield f"{name}.pauses", str(used.pauses)
         yield f"{name}.paused_ms", f"{used.paused_ms:.6g}"
         yield f"{name}.deepest", str(used.deepest)

@@ -61,8 +61,8 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
         return row | ({"measured": [asdict(each) for each in measured]} if measured else {})
     proof = outcome.proof
     return {
-        **row, "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.machine.limited,
-        "unreliable": [asdict(cause) for cause in outcome.machine.unreliable],
+        **row, "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.limited,
+        "unreliable": [asdict(cause) for cause in outcome.doubts],
         "agree": proof.agree if proof else None,
         "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
     }  # fmt: skip
@@ -129,7 +129,7 @@ def _results(run: StoredRun) -> tuple[str, str, str]:
 
 def _limited(run: StoredRun) -> bool:
     """Whether the host CPU may have been the bottleneck, not the fabric."""
-    return not run.damage and run.record.outcome is not None and run.record.outcome.machine.limited
+    return not run.damage and run.record.outcome is not None and run.record.outcome.limited
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.lab.snapshot import LabPart
+from heddle.runs.parts.admission import AdmissionUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.workshop.unitspec import Condition, Fact, number_of
 
 if TYPE_CHECKING:
@@ -139,16 +141,16 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         largest = max(outcome.rows, key=lambda row: row.size)
         facts |= {
             "busbw": largest.busbw, "time_us": largest.time_us, "wrong": outcome.wrong,
-            "reliable": not outcome.machine.limited,
+            "reliable": not outcome.limited,
             "fabric": outcome.fabric_state.word if outcome.fabric_state is not None else "converged",
         }  # fmt: skip
-        admission = outcome.admission
+        admission = outcome.part(AdmissionUse)
         waits = admission.waits if admission is not None else None
         facts |= {
             "cnps": outcome.counters.get("cnps_sent", 0), "cts": admission.cts_received if admission is not None else 0,
             "cts_wait_us": waits.p90_s * 1e6 if waits is not None else 0,
         }  # fmt: skip
-    used = outcome.queues if outcome is not None else None
+    used = outcome.part(QueueUse) if outcome is not None else None
     if used is not None:
         facts |= {
             "marks": used.marks, "drops": used.dropped, "pauses": used.pauses, "paused_ms": used.paused_ms,

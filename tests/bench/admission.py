@@ -19,6 +19,8 @@ from heddle.fabric.model import Port
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.runs.parts.admission import AdmissionUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.admission import CtsClass
@@ -60,7 +62,7 @@ def _incasts(lab: Lab, observer: Observer) -> Iterator[Figure]:
     quick = _incast(lab, observer, admission=True)
     slow = _incast(lab, observer, admission=True, slow=(("host1", _SLOW),))
     for name, result in (("free-running", free), ("admission", quick), (f"receiver at {_SLOW:.0%}", slow)):
-        used = result.queues
+        used = result[QueueUse]
         if used is None:
             raise AssertionError("a run without a record of its queues")
         what = f"16:1 incast, {name}"
@@ -89,8 +91,8 @@ def _classes(lab: Lab, observer: Observer) -> Iterator[Figure]:
                 "incast", placement="host1,host3", sizes=(_LOADED,), iters=2, warmup=0, fastpath="off",
                 admission=True, cts_class=cts_class,
             )  # fmt: skip
-            use = run(lab, options, observer).admission
-            if use is None or use.waits is None:
+            use = run(lab, options, observer)[AdmissionUse]
+            if use.waits is None:
                 raise AssertionError("a run with admission reports its waits")
             waits[cts_class] = use.waits.p90_s
             yield Figure(f"CTS in the {cts_class} class, under load: wait, P90", use.waits.p90_s * 1e3, "ms")

@@ -15,6 +15,7 @@ from heddle.host.capacity import crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.yamlfile import Document
@@ -47,7 +48,7 @@ def _run_on(preset: str, options: RunOptions, observer: Observer, *overrides: st
         lab = open_lab(_LAB)
         before = time.monotonic()
         result = run(lab, options, observer)
-        return lab, result, result.machine.cpu_share * (time.monotonic() - before)
+        return lab, result, result[MachineUse].cpu_share * (time.monotonic() - before)
     finally:
         labs.down(_LAB, observer)
 
@@ -75,7 +76,7 @@ def budget(observer: Observer) -> Iterator[Figure]:
     """What one data packet costs end to end, also in units of a CRC over 4 KB."""
     lab, result, _ = _run_on("tiny", RunOptions(sizes=(4 << 20,), iters=5), observer)
     packets = sum(flow.sent.packets for flow in result.flows)
-    phases, cpus = result.machine.phases, os.cpu_count() or 1
+    phases, cpus = result[MachineUse].phases, os.cpu_count() or 1
     cost = sum((phase.cpu - phase.stolen) * cpus * phase.seconds for phase in phases) / packets
     yield Figure("a data packet end to end, ACK and all", cost * 1e6, "us of cpu")
     yield at_most("a data packet end to end", cost / crc_seconds(), "x", 40, "CRC over 4 KB")

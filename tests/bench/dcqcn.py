@@ -23,6 +23,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.series import RowLabel
 from heddle.runs.store import series_of
@@ -76,10 +77,10 @@ def _profiles(preset: str, observer: Observer) -> Iterator[Figure]:
                         "incast", sizes=(_SHORT,), qps=qps, congestion=congestion, congestion_profile=profile
                     )
                     result = run(lab, options, observer)
-                    if result.queues is None:
+                    if result.part(QueueUse) is None:
                         raise AssertionError("a run without a record of its queues")
-                    lost += result.queues.dropped + result.wrong
-                    seen.append(result.queues.pauses)
+                    lost += result[QueueUse].dropped + result.wrong
+                    seen.append(result[QueueUse].pauses)
                     rates[name].append(1 / result.rows[0].time_us)
             for name, seen in pauses.items():
                 what = f"{preset}, {qps} QP{'s' if qps > 1 else ''}, {name}"
@@ -142,11 +143,11 @@ def _incasts(observer: Observer) -> Iterator[Figure]:
                 "incast", sizes=(_INCAST,), iters=1, warmup=0, congestion=congestion, congestion_profile=profile
             )
             result = run(lab, options, observer)
-            if result.queues is None:
+            if result.part(QueueUse) is None:
                 raise AssertionError("a run without a record of its queues")
             seen[name] = steady = _steady(lab, port)
             what, label = f"16:1 incast, {name}", steady.label
-            lost = result.queues.dropped + result.wrong
+            lost = result[QueueUse].dropped + result.wrong
             yield Figure(f"{what}: drops and wrong elements", lost, "", "", "0", lost == 0)
             yield Figure(f"{what}: pause frames", steady.pauses, "/s")
             for share in (10, 50, 90):

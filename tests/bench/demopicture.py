@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from heddle.runs.parts import MARK
+from heddle.runs.parts.part import MARK
 
 _WIDTH = 104  # columns; the longest line of a run has 103
 

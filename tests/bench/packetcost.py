@@ -28,6 +28,7 @@ from heddle.kernel.namespace import inside
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.flow import Endpoint
@@ -69,7 +70,7 @@ class Cost:
     def of(cls, result: RunResult, timers: int = 0) -> Cost:
         """From the phases of a run, warm-up included; timers: interrupts from before it until after it."""
         packets = sum(flow.sent.packets for flow in result.flows)
-        phases, cpus = result.machine.phases, os.cpu_count() or 1
+        phases, cpus = result[MachineUse].phases, os.cpu_count() or 1
         total = sum((phase.cpu - phase.stolen) * cpus * phase.seconds for phase in phases)
         workers = sum(use.busy * use.seconds for phase in phases for use in phase.workers)
         user, system, soft = (

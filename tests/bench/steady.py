@@ -10,6 +10,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.host.capacity import budget_pps
 from heddle.lab import lifecycle as labs
 from heddle.lab.opening import open_lab
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
 from heddle.wire.layout import OVERHEAD_BYTES
@@ -54,9 +55,9 @@ def _ring(what: str, options: RunOptions, observer: Observer, *overrides: str) -
     least = min(rates)
     yield at_most(f"{what}: two identical runs differ", 100 * (max(rates) / least - 1), "%", 3.0)
     yield at_least(f"{what}: busbw", least / fluid, "x", 0.98, "fluid bound of the shaped links")
-    cpu = max(result.machine.cpu_share for result in results)
+    cpu = max(result[MachineUse].cpu_share for result in results)
     yield Figure(f"{what}: processors busy", 100 * cpu, "%")
-    marked = sum(result.machine.limited for result in results)
+    marked = sum(result.limited for result in results)
     yield Figure(f"{what}: runs marked unreliable", marked, "", "", "0", marked == 0)
     wrong = sum(result.wrong for result in results)
     yield Figure(f"{what}: wrong", wrong, "", "", "0", wrong == 0)

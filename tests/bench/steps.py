@@ -15,6 +15,7 @@ from typing import Final
 from heddle.base.events import Observer
 from heddle.kernel import offloads
 from heddle.lab.lab import Lab
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.traffic.options import RunOptions
@@ -73,7 +74,7 @@ def _incasts(lab: Lab, observer: Observer) -> Iterator[Figure]:
             results.append(_run(lab, name, _INCAST, observer))
     for name, results in found.items():
         what = f"incast, {name}" if name else "incast"
-        uses = [result.queues for result in results if result.queues is not None]
+        uses = [result[QueueUse] for result in results if result.part(QueueUse) is not None]
         yield Figure(f"{what}: busbw", median(result.busbw for result in results) * 1e3, "MB/s")
         yield Figure(f"{what}: deepest queue", median(use.deepest for use in uses) / 1e3, "KB")
         yield Figure(f"{what}: marks", median(use.marks for use in uses), "")

@@ -15,6 +15,7 @@ from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.rehash import set_hashing
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
@@ -65,7 +66,7 @@ def _losses(lab: Lab, observer: Observer) -> Iterator[Figure]:
         impairments.clear_faults(lab)
         found[name] = share
         again = sum(flow.counters["retransmitted"] for flow in result.flows)
-        lost = result.queues.drops.get("fault", 0) if result.queues is not None else 0
+        lost = result[QueueUse].drops.get("fault", 0) if result.part(QueueUse) is not None else 0
         yield Figure(f"loss 1/256, {name}: sent again per loss", again / max(1, lost), "packets")
         yield Figure(f"loss 1/256, {name}: wrong", result.wrong, "", "", "0", result.wrong == 0)
     line = "goodput at line rate"

@@ -52,7 +52,6 @@ def test_a_run_has_admission_and_dcqcn(tiny: Lab) -> None:
     """As in workshop unit 07."""
     result = run(tiny, run_options(size="256K", iters=2, admission="on", cc="dcqcn"), Silent())
     assert result.wrong == 0
-    assert result.admission is not None
     proven(tiny)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from heddle.host.saturation import Cause
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
@@ -33,8 +34,9 @@ def wrong_sums() -> RunRecord:
     rows = (SizeRow(300_000, 1.0, 0.00012, 0.000183, 12),)
     proof = replace(samples.PROOF, agree=False, unproven=3)
     full = Cause("processor", 300_000, 1, sure=False, text="processor 1 was busy for 99% of 2.00 s")
-    busy = replace(record.outcome.machine, unreliable=(full,))
-    return replace(record, outcome=replace(record.outcome, rows=rows, proof=proof, machine=busy))
+    busy = replace(record.outcome[MachineUse], unreliable=(full,))
+    outcome = samples.having(record.outcome, machine=busy)
+    return replace(record, outcome=replace(outcome, rows=rows, proof=proof))
 
 
 def no_proof() -> RunRecord:

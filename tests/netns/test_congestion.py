@@ -18,6 +18,9 @@ from heddle.lab import lifecycle as life
 from heddle.lab import runecn
 from heddle.lab.lab import Lab
 from heddle.lab.thresholds import own_settings, threshold_faults
+from heddle.runs.parts.admission import AdmissionUse
+from heddle.runs.parts.congestion import CongestionUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import load, series_of
@@ -91,7 +94,9 @@ def incast(
     result = run(lab, options, Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
     again = sum(flow.counters.get("retransmitted", 0) for flow in result.flows)
-    assert again == 0, f"{again} sent again; drops: {result.queues.drops if result.queues is not None else None}"
+    assert again == 0, (
+        f"{again} sent again; drops: {result[QueueUse].drops if result.part(QueueUse) is not None else None}"
+    )
     proven(lab)
     return result
 
@@ -100,7 +105,7 @@ def incast(
 def without(net: Lab) -> Settled:
     """The same incast with pauses only."""
     result = incast(net, "none")
-    assert result.congestion is None and load(net).rates.value is None
+    assert result.part(CongestionUse) is None and load(net).rates.value is None
     assert "cnps_sent" not in result.flows[0].counters
     return settled(net)
 
@@ -115,7 +120,7 @@ def test_the_queue_settles_below_kmax_and_pauses_fall(net: Lab, without: Settled
     assert found.depths.max() > found.kmin, "the queue returns to the range in which packets are marked"
     assert 0 < found.marks < without.marks / 2
 
-    use, rates = result.congestion, load(net).rates.value
+    use, rates = result[CongestionUse], load(net).rates.value
     assert use is not None and rates is not None
     # Each CNP arrives, in the class of control; a delayed one may leave when the sender has already reported.
     assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
@@ -136,9 +141,9 @@ def test_the_default_profile_has_a_tenth_of_the_pauses_from_the_first_packet_on(
             run(net, RunOptions("incast", sizes=(4 << 20,), iters=2, congestion=name), Silent())
             for name in NONE_AND_DCQCN
         ]
-        assert all(each.wrong == 0 and each.queues is not None for each in results)
-        alone, slowed = (each.queues.pauses for each in results if each.queues is not None)
-        assert results[1].congestion is not None and results[1].congestion.profile == "default"
+        assert all(each.wrong == 0 for each in results)
+        alone, slowed = (each[QueueUse].pauses for each in results if each.part(QueueUse) is not None)
+        assert results[1][CongestionUse].profile == "default"
         counts.append((alone, slowed))
         if slowed * 10 <= alone:
             return
@@ -171,7 +176,7 @@ def test_it_controls_every_transport(
     result = incast(net, name, transport, entropy)
     assert result.nic_loop == "python"
     assert settled(net).pauses < without.pauses / 2
-    use = result.congestion
+    use = result[CongestionUse]
     assert use is not None and use.slowed >= SENDERS
     assert 0 < use.cnps_received <= use.cnps_sent <= use.cnps_received + SENDERS
 
@@ -199,8 +204,8 @@ def free(net: Lab) -> RunResult:
     result = run(net, RunOptions("incast", sizes=(SIZE,), iters=2, warmup=0, slow=(("host1", 0.25),)), Silent())
     assert result.wrong == 0 and result.nic_loop == "compiled"
     assert result.rows[0].time_us / 1e6 > 0.9 * PROCESSING_S
-    assert result.queues is not None and result.queues.pauses > 0
-    assert result.admission is not None and not result.admission.on
+    assert result[QueueUse].pauses > 0
+    assert not result[AdmissionUse].on
     assert "no admission, so this holds no sender back" in result.table()
     return result
 
@@ -208,7 +213,7 @@ def free(net: Lab) -> RunResult:
 @pytest.mark.parametrize("cts_class", ["control", "data"])
 def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunResult, cts_class: str) -> None:
     result = admitted(net, cts_class=cts_class)
-    use, queues = result.admission, result.queues
+    use, queues = result[AdmissionUse], result[QueueUse]
     assert result.nic_loop == "python"
     assert use is not None and use.waits is not None and queues is not None
     assert use.cts_sent == use.cts_received == use.waits.messages == 2 * (SENDERS * MESSAGES + CLEARS)
@@ -216,7 +221,7 @@ def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunResu
     assert queues.pauses == queues.dropped == 0
     # The budget, and the headers of its packets: 136 bytes for each slot of 6 KiB.
     assert 0 < queues.deepest <= use.budget_bytes * 1.03
-    assert free.queues is not None and queues.deepest < free.queues.deepest
+    assert queues.deepest < free[QueueUse].deepest
     assert 0 <= use.waits.p50_s <= use.waits.p90_s <= use.waits.longest_s
     for text in (f"{use.cts_sent} CTS sent", f"in the {cts_class} class", "wait for CTS: P50", "8 slots of 6 KiB"):
         assert text in result.table()
@@ -235,7 +240,7 @@ def test_it_wraps_every_transport(net: Lab, more: dict[str, object]) -> None:
     result = run(net, RunOptions(sizes=(SIZE // 4,), iters=2, warmup=1, admission=True, **more), Silent())  # type: ignore[arg-type]
     assert result.wrong == result.icrc_errors == result.stray == 0
     proven(net)
-    use = result.admission
+    use = result[AdmissionUse]
     assert use is not None and use.cts_sent == use.cts_received > 0
 
 
@@ -243,9 +248,9 @@ def test_a_slow_receiver_holds_its_senders_back(net: Lab) -> None:
     quick = admitted(net)
     slow = admitted(net, slow=(("host1", 0.25),))
     assert slow.rows[0].time_us / 1e6 > 0.9 * PROCESSING_S
-    assert slow.queues is not None and slow.queues.pauses == slow.queues.dropped == 0
-    assert slow.admission is not None and slow.admission.waits is not None and quick.admission is not None
-    assert quick.admission.waits is not None and slow.admission.waits.p50_s > quick.admission.waits.p50_s
+    assert slow[QueueUse].pauses == slow[QueueUse].dropped == 0
+    held, free = slow[AdmissionUse].waits, quick[AdmissionUse].waits
+    assert held is not None and free is not None and held.p50_s > free.p50_s
     assert "host1 at 0.25; senders wait for its CTS" in slow.table()
 
 

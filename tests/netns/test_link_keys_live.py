@@ -17,6 +17,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.spec.impairments import LinkFault
@@ -65,7 +66,7 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     counts = [each.counts for each in impairments.read_faults(lab) if each.counts is not None]
     assert result.wrong == 0
     assert all(sum(getattr(each, key) for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
-    assert result.queues is not None and 0 < result.queues.drops["fault"] <= sum(each["lost"] for each in counts)
+    assert 0 < result[QueueUse].drops["fault"] <= sum(each["lost"] for each in counts)
     copies = sum(each["corrupted"] + each["duplicated"] for each in counts)  # a corrupt packet may be duplicated later
     assert result.icrc_errors is not None and 0 < result.icrc_errors <= copies
     listed = json.loads(typed("fault", "--lab", name, "--format", "json").stdout)["faults"]
@@ -103,7 +104,7 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     assert len(found) == sum(len(node.ports) for node in lab.fabric.nodes)
     for node in lab.fabric.nodes:
         lines = delaylines.read(lab.handle(node.name).netns).values()
-        assert sorted(line.values["delay"] for line in lines) == sorted(
+        assert sorted(line.delay_ns for line in lines) == sorted(
             k * found[port.peer_ref].delay_ns for port in node.ports
         )
     there = address(lab.fabric.hosts[-1])

@@ -27,6 +27,7 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.queues import read_queues
 from heddle.lab.thresholds import set_queues, wanted_policies
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History, series_of
@@ -70,7 +71,7 @@ def failed(lab: Lab, *only: str) -> dict[str, str]:
 
 def test_a_run_tells_what_its_queues_did(lab: Lab, ran: RunResult) -> None:
     assert ran.wrong == 0
-    use = ran.queues
+    use = ran[QueueUse]
     assert use is not None
     assert use.dropped == 0
     assert use.pauses > 0 and use.paused_hosts > 0 and use.paused_ms > 0

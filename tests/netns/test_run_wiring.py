@@ -21,7 +21,7 @@ from heddle.lab.rehash import restore_hashing, set_hashing
 from heddle.lab.snapshot import LabPart
 from heddle.proof import collect
 from heddle.runs import run as runs
-from heddle.runs.parts import MARK
+from heddle.runs.parts.part import MARK
 from heddle.runs.run import run
 from heddle.runs.store import History
 from heddle.traffic.options import RunOptions
@@ -152,7 +152,7 @@ def burning() -> Iterator[None]:
 def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
     with burning():  # half a second of an all-reduce, after an iteration of 8 bytes
         result = ran(slow_lab, sizes=(8, 1 << 18), warmup=0, iters=1)
-    processors = [cause for cause in result.machine.unreliable if cause.cause == "processor"]
+    processors = [cause for cause in result.doubts if cause.cause == "processor"]
     assert processors
     assert 1 << 18 in {cause.size for cause in processors}
     assert {cause.number for cause in processors} <= os.sched_getaffinity(0)
@@ -162,7 +162,7 @@ def test_a_run_beside_busy_processes_is_unreliable(slow_lab: Lab) -> None:
     assert marked[0] == rows[-1] + 1
     assert "do not trust bandwidth or depths" in table[marked[0]]
     # A cause that is sure comes first: on a slow machine a worker waited for a processor, too.
-    first = next((cause for cause in result.machine.unreliable if cause.sure), processors[0])
+    first = next((cause for cause in result.doubts if cause.sure), processors[0])
     assert table[marked[1]].endswith(first.text)
     assert any(f"processor {processors[0].number}: " in table[at] for at in marked[1:])
     document = json.loads(json.dumps(result.to_json()))

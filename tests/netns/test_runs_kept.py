@@ -17,6 +17,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History, load, open_runs, paths_of, series_of
@@ -94,8 +96,8 @@ def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[
     assert outcome is not None
     assert outcome.rows == first.rows
     assert past.flows == first.flows
-    assert outcome.queues == first.queues
-    assert outcome.machine == first.machine
+    assert outcome[QueueUse] == first[QueueUse]
+    assert outcome[MachineUse] == first[MachineUse]
     assert past.record.header.options == first.options
     assert past.record.header.ranks == first.endpoints
     assert outcome.proof is not None and outcome.proof.mmr_bytes == paths_of(tiny, "1").mmr.bytes

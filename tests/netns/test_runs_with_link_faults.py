@@ -23,6 +23,7 @@ from heddle.lab import impairments
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.spec.impairments import LinkFault
@@ -88,9 +89,9 @@ def test_every_byte_arrives_and_each_fault_shows_where_it_belongs(tiny: Lab) -> 
     assert total(result, "retransmitted") > 0
     assert counts[duplicate]["duplicated"] > 0
     assert result.icrc_errors == counts[corrupt]["corrupted"] > 0, "the ICRC check of the NIC"
-    assert result.queues is not None and result.queues.drops.keys() == {"fault"}
+    assert result[QueueUse].drops.keys() == {"fault"}
     # The port's own packets, such as IPv6 neighbour discovery, may be lost before and after the run.
-    assert 0 < result.queues.drops["fault"] <= sum(each["lost"] for each in counts.values())
+    assert 0 < result[QueueUse].drops["fault"] <= sum(each["lost"] for each in counts.values())
 
 
 @needs_netem
@@ -151,7 +152,7 @@ def test_a_fault_lasts_as_long_as_the_run_and_each_port_has_afterwards_what_it_h
     more = {f"rtsw1:eth{number}": (LinkFault(loss=1 / 64), "run") for number in (1, 2, 3, 4)}
     assert table.seen == {"rtsw2:eth3": (LinkFault(loss=1 / 32), "run"), **more}
     assert now(tiny) == {"rtsw2:eth3": (LinkFault(duplicate=1 / 64), "fault")}
-    assert result.queues is not None and result.queues.drops["fault"] > 0
+    assert result[QueueUse].drops["fault"] > 0
     proven(tiny)
 
 

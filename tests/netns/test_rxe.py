@@ -22,6 +22,8 @@ from heddle.endpoints.rdma.launching import launch
 from heddle.kernel import rdma
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.switch import stackcounts
@@ -65,7 +67,9 @@ def test_the_data_are_right_and_every_path_is_proven(tiny: Lab, collective: str,
     )
     result = run(tiny, options, Silent())
     assert (result.wrong, result.nic_loop) == (0, "verbs")
-    assert result.icrc_errors is result.stray is result.machine.socket_drops is None  # the kernel counts none of them
+    assert (
+        result.icrc_errors is result.stray is result[MachineUse].socket_drops is None
+    )  # the kernel counts none of them
     proven(tiny)
     for flow in result.flows:
         again, behind, ahead = (flow.counters[key] for key in ("retransmitted", "duplicates", "out_of_order"))
@@ -91,10 +95,12 @@ def test_rxe_obeys_pauses_and_its_packets_are_marked(tiny: Lab) -> None:
             )
             if more and longer
         ]  # fmt: skip
-    assert result.wrong == 0 and result.queues is not None
-    assert result.queues.drops == {} and result.queues.pauses > 0
-    assert paused and result.queues.paused_hosts == len(paused), "hosts received pause frames, and their gates closed"
-    assert result.queues.marks > 0 and sum(flow.ce for flow in result.flows) > 0
+    assert result.wrong == 0
+    assert result[QueueUse].drops == {} and result[QueueUse].pauses > 0
+    assert paused and result[QueueUse].paused_hosts == len(paused), (
+        "hosts received pause frames, and their gates closed"
+    )
+    assert result[QueueUse].marks > 0 and sum(flow.ce for flow in result.flows) > 0
     assert total(result, "retransmitted") == total(result, "out_of_order") == 0
     proven(tiny)
 
@@ -108,11 +114,11 @@ def test_a_lossy_link_is_survived_by_the_kernels_retransmissions(tiny: Lab) -> N
         (fault,) = impairments.read_faults(tiny)
     finally:
         impairments.clear_faults(tiny)
-    assert result.wrong == 0 and result.queues is not None
-    assert fault.counts is not None and 0 < result.queues.drops["fault"] <= fault.counts["lost"]
-    assert result.queues.drops.keys() == {"fault"}
+    assert result.wrong == 0
+    assert fault.counts is not None and 0 < result[QueueUse].drops["fault"] <= fault.counts["lost"]
+    assert result[QueueUse].drops.keys() == {"fault"}
     assert total(result, "retransmitted") > 0
-    found, dropped = paths_of(tiny), result.queues.drops["fault"]
+    found, dropped = paths_of(tiny), result[QueueUse].drops["fault"]
     behind = [proof for proof in found.flows if proof.measured[-1:] == (LOSSY,)]
     lost = sum(proof.counted[-1] - (proof.seen.received or 0) for proof in behind)
     unproven = [proof for proof in found.flows if proof.why]

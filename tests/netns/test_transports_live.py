@@ -13,6 +13,7 @@ import pytest
 from heddle.base.problems import CheckError
 from heddle.lab import impairments
 from heddle.lab.lab import Lab
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.store import load, paths_of
 from heddle.spec.impairments import LinkFault
 from heddle.traffic.options import parse_source_ports
@@ -42,7 +43,7 @@ def test_each_recovery_delivers_all_data_and_selective_repeat_sends_least_again(
     lossy(1 / 64)
     for recovery in ("go-back-0", "go-back-n", "selective-repeat"):
         result = ran(tiny, recovery=recovery, chunk=1 << 19, timeout=rc_timeout(14), **incast)
-        lost = result.queues.drops["fault"] if result.queues is not None else 0
+        lost = result[QueueUse].drops["fault"] if result.part(QueueUse) is not None else 0
         assert lost > 0
         assert result.nic_loop == "python" or recovery == "go-back-n"
         proven(tiny)
@@ -84,7 +85,7 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(
 def test_srd_sends_the_lost_packets_again_and_all_data_arrive(tiny: Lab, lossy: Callable[[float], object]) -> None:
     lossy(1 / 32)
     result = ran(tiny, sizes=(1 << 19,), transport="srd", entropy=4, timeout=rc_timeout(14), iters=2)
-    lost = result.queues.drops["fault"] if result.queues is not None else 0
+    lost = result[QueueUse].drops["fault"] if result.part(QueueUse) is not None else 0
     assert lost > 0
     assert total(result, "retransmitted") > 0
     proven(tiny)

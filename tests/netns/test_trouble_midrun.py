@@ -25,6 +25,7 @@ from heddle.lab.opening import open_lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.lab.status import status
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History, paths_of
@@ -107,9 +108,9 @@ def test_a_worker_that_is_stopped_for_a_while_makes_the_run_unreliable(tiny: Lab
 
     result = run_and(tiny, RunOptions(sizes=(4 << 20,), iters=6, warmup=0, timeout=20), stop)
     assert result.wrong == 0
-    stopped = [cause for cause in result.machine.unreliable if cause.cause == "stopped"]
+    stopped = [cause for cause in result.doubts if cause.cause == "stopped"]
     assert [cause.number for cause in stopped] == [0]
-    (phase,) = result.machine.phases
+    (phase,) = result[MachineUse].phases
     assert 1.5 < phase.workers[0].stopped * phase.workers[0].seconds < 2.5
     assert phase.workers[1].stopped == 0
     assert f"UNRELIABLE: 4 MiB: {stopped[0].text}" in result.table()

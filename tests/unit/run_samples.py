@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.runs.measured import FlowRow
-from heddle.runs.parts import MachineUse, QueueUse
+from heddle.runs.parts import RunParts
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.part import RunPart
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import Carrier, ProofSummary, RunResult
 from heddle.runs.runrecord import RunHeader, RunRecord
 from heddle.runs.runtable import SizeRow
@@ -17,6 +21,7 @@ from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions, parse_source_ports
 from heddle.traffic.plan import build_plan
 
+R = TypeVar("R", bound=RunParts)
 FABRIC = load_fabric("tiny").fabric
 OPTIONS = RunOptions(sizes=(1 << 16, 1 << 22), qps=16, source_ports=parse_source_ports("list:50000,50001"))
 PROOF = ProofSummary(True, 64, 0, ("prediction", "oracle", "counters"), 1.25, 1.3)
@@ -39,13 +44,19 @@ def result(options: RunOptions = OPTIONS) -> RunResult:
     rows = tuple(
         SizeRow(size, 1000.0 + at, 0.01 * (at + 1), 0.015 * (at + 1), 0) for at, size in enumerate(options.sizes)
     )
-    use = MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)
+    parts = {"queues": USE, "machine": MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)}
     return RunResult(
         "zone", 4000, "e-ecmp", options, build_plan(FABRIC, options).endpoints, rows=rows,
-        flows=(flow_row(), flow_row(qpn=266719, packets=9)), machine=use, icrc_errors=0, stray=0,
-        counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",), queues=USE,
+        flows=(flow_row(), flow_row(qpn=266719, packets=9)), parts=parts, icrc_errors=0, stray=0,
+        counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",),
         transport=Carrier("rc", {"window": 64}, Rc.columns),
     )  # fmt: skip
+
+
+def having(run: R, **parts: RunPart | None) -> R:
+    """The same run with other parts; None: without that part."""
+    found = {**run.parts, **parts}
+    return replace(run, parts={name: part for name, part in found.items() if part is not None})
 
 
 def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunHeader:

@@ -26,7 +26,7 @@ from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
 from heddle.endpoints.transports.rcstate import RcParams
-from heddle.runs.parts import WaitFigures
+from heddle.runs.parts.admission import WaitFigures
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import run_options
 from heddle.traffic.schedule import build_schedule

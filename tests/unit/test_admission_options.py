@@ -15,7 +15,7 @@ from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.demand import traffic_of
 from heddle.forecast.planfile import load_plan
-from heddle.runs.parts import AdmissionUse, WaitFigures
+from heddle.runs.parts.admission import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission
@@ -92,8 +92,8 @@ def test_the_report_of_a_run_has_its_admission(tmp_path: Path) -> None:
     )
     record = samples.record()
     assert record.outcome is not None
-    run = keep(tmp_path, record=replace(record, outcome=replace(record.outcome, admission=use)))
-    assert run.record.outcome is not None and run.record.outcome.admission == use
+    run = keep(tmp_path, record=replace(record, outcome=samples.having(record.outcome, admission=use)))
+    assert run.record.outcome is not None and run.record.outcome[AdmissionUse] == use
     text = report_html([run])
     for words in ("761 sent, 5 of them again, 756 received", "P50 1.12 ms, P90 6.3 ms", "host3 processes data at"):
         assert words in text

@@ -23,6 +23,8 @@ from heddle.lab.queues import AgentRow, QueueRow, QueuesResult, Reactions
 from heddle.proof.linkuse import LinkUse, Mmr
 from heddle.proof.measure import Count, Measured
 from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.testing import (
     assert_busbw_above,
@@ -38,7 +40,7 @@ from heddle.testing import (
 )
 from heddle.testing.fabricmarker import FabricRequest, request_of, value_text
 from heddle.testing.junit import fabric_properties, paths_properties, run_properties
-from tests.unit.run_samples import result, sent
+from tests.unit.run_samples import having, result, sent
 
 PREDICTED = ("rtsw1:eth3", "ctsw1:eth2", "rtsw2:eth1")
 OTHER = ("rtsw1:eth4", "ctsw2:eth2", "rtsw2:eth1")
@@ -77,9 +79,8 @@ def queues(*rows: QueueRow) -> QueuesResult:
 def calm() -> RunResult:
     """A run without marks, drops and pauses."""
     found = result()
-    assert found.queues is not None
-    use = replace(found.queues, marks=0, drops={}, pauses=0, paused_ports=0, paused_hosts=0, paused_ms=0.0)
-    return replace(found, queues=use, run_id="0002")
+    use = replace(found[QueueUse], marks=0, drops={}, pauses=0, paused_ports=0, paused_hosts=0, paused_ms=0.0)
+    return having(replace(found, run_id="0002"), queues=use)
 
 
 def busy() -> RunResult:
@@ -88,8 +89,8 @@ def busy() -> RunResult:
     causes = (Cause("processor", 1 << 16, 1, sure=True, text="CPU 1 was busy 99% of the time"),)
     flows = tuple(replace(flow, ce=at) for at, flow in enumerate(found.flows))
     rows = (*found.rows[:1], replace(found.rows[1], wrong=12))
-    machine = replace(found.machine, unreliable=causes, socket_drops=3)
-    return replace(found, flows=flows, rows=rows, machine=machine, run_id="0003")
+    machine = replace(found[MachineUse], unreliable=causes, socket_drops=3)
+    return having(replace(found, flows=flows, rows=rows, run_id="0003"), machine=machine)
 
 
 def test_a_good_result_passes() -> None:
@@ -166,12 +167,12 @@ def test_a_run_has_its_options_and_what_came_of_it() -> None:
     assert dict(run_properties("r", run)) == RUN
     # One size has one bandwidth; a marked packet and one that the host's sockets lost count; so does a busy host.
     flow = replace(run.flows[0], ce=4)
-    busy = replace(run.machine, socket_drops=3, unreliable=(Cause("processor", None, 0, sure=True, text="busy"),))
-    found = dict(run_properties("r", replace(run, rows=run.rows[:1], flows=(flow,), machine=busy)))
+    busy = replace(run[MachineUse], socket_drops=3, unreliable=(Cause("processor", None, 0, sure=True, text="busy"),))
+    found = dict(run_properties("r", having(replace(run, rows=run.rows[:1], flows=(flow,)), machine=busy)))
     assert (found["r.busbw"], found["r.marked"], found["r.packets"]) == ("0.015", "4", "7")
     assert (found["r.dropped"], found["r.reliable"]) == ("5", "false")
     assert "r.busbw.65536" not in found
-    assert "r.dropped" not in dict(run_properties("r", replace(run, queues=None)))
+    assert "r.dropped" not in dict(run_properties("r", having(run, queues=None)))
 
 
 def test_paths_and_the_fabric_have_their_properties_all_in_the_manual() -> None:

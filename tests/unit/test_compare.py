@@ -15,6 +15,8 @@ from heddle.host.saturation import Cause
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.predict.statistics import interval, spread_of
 from heddle.runs.compare import Comparison, Ratio, compare, judged
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.queues import QueueUse
 from heddle.runs.runrecord import RECORD, RunRecord, read_record
 from heddle.runs.settings import equal_runs
 from heddle.traffic.options import RunOptions
@@ -109,7 +111,7 @@ def test_a_run_that_the_processors_limited_is_not_judged(tmp_path: Path) -> None
     a, b = (record((1 << 16, (us, us + 1, us + 2)), (1 << 20, (us, us + 1, us + 2))) for us in (1000.0, 2000.0))
     assert b.outcome is not None
     cause = Cause("processor", 1 << 16, 1, sure=False, text="processor 1: 99% busy")
-    b = replace(b, outcome=replace(b.outcome, machine=replace(b.outcome.machine, unreliable=(cause,))))
+    b = replace(b, outcome=samples.having(b.outcome, machine=replace(b.outcome[MachineUse], unreliable=(cause,))))
     found = both(tmp_path, a, b)
     assert of(found, "busbw", 1 << 16).verdict == "unknown"
     assert of(found, "busbw", 1 << 20).verdict == "differs"
@@ -194,8 +196,8 @@ def on(state: FabricState, spread: int = 0, marks: int = 3, mmr: float = 1.3, **
     proof = replace(samples.PROOF, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
     counts = {**dict.fromkeys(record.outcome.counters, 0), **counters}
     queues = replace(samples.USE, drops={}, marks=marks)
-    outcome = replace(record.outcome, fabric_state=state, proof=proof, counters=counts, queues=queues)
-    return replace(record, outcome=outcome)
+    outcome = replace(record.outcome, fabric_state=state, proof=proof, counters=counts)
+    return replace(record, outcome=samples.having(outcome, queues=queues))
 
 
 FAULT = "rtsw1:eth3: 1/24 lost"
@@ -275,9 +277,8 @@ def counted(options: RunOptions, marks: int, pauses: int = 0) -> RunRecord:
     """A run with these counts."""
     record = samples.record(options)
     assert record.outcome is not None
-    assert record.outcome.queues is not None
-    queues = replace(record.outcome.queues, marks=marks, pauses=pauses)
-    return replace(record, outcome=replace(record.outcome, queues=queues))
+    queues = replace(record.outcome[QueueUse], marks=marks, pauses=pauses)
+    return replace(record, outcome=samples.having(record.outcome, queues=queues))
 
 
 def test_the_spread_is_pooled_over_both_groups_around_their_own_means() -> None:
@@ -318,8 +319,8 @@ def test_runs_that_are_not_equal_are_left_out(tmp_path: Path) -> None:
     limited = counted(ONE, 500)
     assert limited.outcome is not None
     cause = Cause("processor", None, 1, sure=False, text="processor 1: 99% busy")
-    machine = replace(limited.outcome.machine, unreliable=(cause,))
-    keep(tmp_path, 2, replace(limited, outcome=replace(limited.outcome, machine=machine)))
+    machine = replace(limited.outcome[MachineUse], unreliable=(cause,))
+    keep(tmp_path, 2, replace(limited, outcome=samples.having(limited.outcome, machine=machine)))
     keep(tmp_path, 3, counted(OTHER, 500))
     keep(tmp_path, 4, counted(ONE, 500), around=replace(AROUND, queues={"rtsw1": {"ecn.kmax": 800_000}}))
     keep(tmp_path, 5, samples.failed())

@@ -13,7 +13,8 @@ from heddle.host import capacity
 from heddle.host.capacity import Absences, MachineReading, OwnTime, PacketBudget, Processor, parse_reading
 from heddle.host.saturation import Cause, Phase, WorkerUse
 from heddle.lab.fabricstate import FabricReading, FabricState
-from heddle.runs.parts import MARK, MachineUse
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.part import MARK
 from tests.unit import run_samples as samples
 
 CALM = WorkerUse(1.0, 0.3, 0.02)
@@ -116,9 +117,10 @@ def test_one_full_size_among_idle_ones_is_found() -> None:
     calm, full = phase(seconds=8.0, idle=(0.9, 0.9)), phase(seconds=1.0, idle=(0.0, 0.0))
     use = MachineUse.of([calm, full, calm], 0, BUDGET)
     assert use.cpu_share == pytest.approx((16 * 0.1 + 1) / 17)
-    assert use.limited and not use.overrun
-    assert use.lines()[0] == (
-        f"{MARK} the host CPU may have been the bottleneck at 1 of 3 sizes: do not trust bandwidth or depths"
+    run = samples.having(samples.result(), machine=use)
+    assert run.limited and not run.overrun
+    assert use.doubt_lines()[0] == (
+        "the host CPU may have been the bottleneck at 1 of 3 sizes: do not trust bandwidth or depths"
     )
 
 
@@ -153,7 +155,7 @@ def test_shares_of_workers_are_weighted_by_time() -> None:
 
 
 def text_of(use: MachineUse) -> str:
-    return replace(samples.result(), machine=use).table()
+    return samples.having(samples.result(), machine=use).table()
 
 
 def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many() -> None:
@@ -170,14 +172,14 @@ def test_the_table_reports_causes_below_the_bandwidths_and_some_of_many() -> Non
     assert not lines[at - 5].startswith("#")
     # Of many causes the table has some.
     causes = tuple(replace(phase(drops=1).causes()[0], size=1 << at) for at in range(10, 19))
-    lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).lines()
+    lines = replace(MachineUse.of([phase()], 0, BUDGET), unreliable=causes).doubt_lines()
     assert len(lines) == 10
-    assert lines[-1] == f"{MARK} ... and 1 more, in --format json"
+    assert lines[-1] == "... and 1 more, in --format json"
 
 
 def test_json_has_typed_causes_and_a_record_keeps_them() -> None:
     use = MachineUse.of([phase(seconds=0.1, idle=(0.0, 0.0)), phase(idle=(0.0, 0.5))], 4, PacketBudget(11, 10))
-    document = json.loads(json.dumps(replace(samples.result(), machine=use).to_json()))
+    document = json.loads(json.dumps(samples.having(samples.result(), machine=use).to_json()))
     assert [(each["cause"], each["size"], each["number"]) for each in document["unreliable"]] == [
         ("processor", 1 << 16, 0),
         ("sockets", None, None),

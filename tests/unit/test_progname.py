@@ -26,7 +26,7 @@ from heddle.cli.program import main
 from heddle.cli.progress import PlainObserver, RichObserver
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.saturation import Cause
-from heddle.runs.parts import MachineUse
+from heddle.runs.parts.machine import MachineUse
 from tests.bench.demopicture import picture
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.runs.files import UnreadableError
-from heddle.runs.parts import use_of_rates
-from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates, write_rates
+from heddle.runs.parts.congestion import use_of_rates
+from heddle.runs.rates import RATES, PacedQp, Rates, rates_of, read_rates
 from heddle.runs.rowreader import COLUMNS
 from heddle.runs.series import Recorded, RowLabel, Series
 from heddle.views.queuepicture import DRAWN, _first, draw, drawn, panels
@@ -143,7 +143,7 @@ def test_rates_by_time_and_the_sums_of_a_run() -> None:
 
 
 def test_rates_are_kept(tmp_path: Path) -> None:
-    write_rates(tmp_path, some())
+    some().write(tmp_path)
     found = read_rates(tmp_path)
     assert (found.controller, found.seconds) == ("dcqcn", 4.0)
     assert found.to_json() == some().to_json()
@@ -152,7 +152,7 @@ def test_rates_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "other"])
 def test_damaged_rates_are_named(tmp_path: Path, damage: str) -> None:
-    write_rates(tmp_path, some())
+    some().write(tmp_path)
     path = tmp_path / RATES
     if damage == "gone":
         path.unlink()

@@ -15,6 +15,7 @@ from heddle.cli.run_verb import run as run_task
 from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.opening import Rendered
+from heddle.runs.parts.machine import MachineUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import open_runs
 from heddle.traffic.options import RunOptions, parse_source_ports, run_options
@@ -96,9 +97,9 @@ def test_a_run_that_did_not_end_well_has_what_it_has(tmp_path: Path, record: Run
 
 def test_what_nobody_counted_is_a_dash_and_no_zero(tmp_path: Path) -> None:
     """With --transport rxe the kernel reports neither wrong ICRCs nor stray packets, nor losses at its sockets."""
-    use = replace(samples.result().machine, socket_drops=None)
+    use = replace(samples.result()[MachineUse], socket_drops=None)
     flow = replace(samples.flow_row(), counters=dict.fromkeys(samples.flow_row().counters, 7))
-    counted = replace(samples.result(), flows=(flow,), icrc_errors=None, stray=None, machine=use)
+    counted = replace(samples.having(samples.result(), machine=use), flows=(flow,), icrc_errors=None, stray=None)
     assert "- with a wrong ICRC, - stray" in counted.table()
     assert (counted.to_json()["icrc_errors"], counted.to_json()["machine"]["socket_drops"]) == (None, None)
     text = report_html([keep(tmp_path, record=replace(samples.record(), outcome=counted.outcome))])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.tables import Table
 from heddle.base.units import format_bytes, format_rate
 from heddle.views.fabricsvg import fabric_svg, legend
 from heddle.views.linkloads import LinkLoad, amount, describe_run, link_loads, spreads
 from heddle.views.pathstext import choices_text, delivery_text, entropy_text, verdict_text
 from heddle.views.report import charts
-from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
+from heddle.views.report.section import NotCarriedError, Values, counted, figure
 
 if TYPE_CHECKING:
     from heddle.proof.verdict import FlowProof, PathsResult

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from heddle.base.units import format_bytes, format_size
-from heddle.runs.parts import MARK
+from heddle.base.tables import Table
+from heddle.base.units import format_size
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import ELEMENT_BYTES
 from heddle.views.report import charts
-from heddle.views.report.section import NotCarriedError, Table, Values, counted, figure
+from heddle.views.report.section import NotCarriedError, Values, counted, figure
 from heddle.views.runstext import how_judged, number_text, ratio_name
 
 if TYPE_CHECKING:
@@ -58,19 +58,14 @@ def _counted(outcome: RunOutcome) -> list[Card]:
                 f"bytes, max/mean; of flows {figure(proof.mmr_flows, 3)}",
             )
         )
-    if (queues := outcome.queues) is not None:
-        at = f"at {queues.deepest_at}" if queues.deepest_at else "no packet ever waited"
-        cards.append(("deepest queue", format_bytes(queues.deepest), at))
-        cards.append(("marked", f"{queues.marks:,}", f"{queues.dropped:,} dropped, {queues.pauses:,} pause frames"))
-    cards.append(("processors busy", f"{outcome.machine.cpu_share:.0%}", "of this machine, mean over the run"))
-    return cards
+    return [*cards, *(card for part in outcome.parts.values() for card in part.cards())]
 
 
 def _doubts(run: StoredRun) -> list[str]:
     outcome = run.record.outcome
     if outcome is None:
         return []
-    found = [line.removeprefix(MARK).strip() for line in outcome.machine.lines()]
+    found = [line for part in outcome.parts.values() for line in part.doubt_lines()]
     if outcome.icrc_errors:
         found.append(f"{outcome.icrc_errors:,} packets arrived with a wrong ICRC")
     state = outcome.fabric_state

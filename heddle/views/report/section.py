@@ -29,21 +29,6 @@ class Section:
     values: Callable[[StoredRun], Values]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of text. caption: what it shows. columns: names, with `>` in front where values stand at the right."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-    @property
-    def heads(self) -> list[tuple[str, str]]:
-        """Name and class of each column."""
-        return [(name.removeprefix(">"), "number" if name.startswith(">") else "") for name in self.columns]
-
-
 def counted(value: float | None) -> str:
     """A whole number with separators; `-` where it was not counted."""
     return "-" if value is None else f"{value:,.0f}"

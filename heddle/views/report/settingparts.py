@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.tables import flat, value_text
+from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions, parse_sizes
-from heddle.views.report.section import Table, Values
+from heddle.views.report.section import Values
 
 if TYPE_CHECKING:
-    from heddle.runs.parts import AdmissionUse
     from heddle.runs.stored import StoredRun
 
 _FLAGS: Final = {
@@ -38,13 +37,8 @@ def parameters(run: StoredRun) -> Values:
     if outcome is not None and outcome.transport.parameters:
         rows = tuple((name, value_text(value)) for name, value in outcome.transport.parameters.items())
         tables.append(Table(f"Transport {outcome.transport.name}", ("parameter", "value"), rows))
-    if outcome is not None and outcome.congestion is not None:
-        rows = tuple((name, value_text(value)) for name, value in outcome.congestion.parameters.items())
-        note = "in units of the hardware: rates are divided by k, times multiplied"
-        title = f"Congestion control {outcome.congestion.controller}"
-        tables.append(Table(title, ("parameter", "value"), rows, note))
-    if outcome is not None and outcome.admission is not None:
-        tables.append(_admission_table(outcome.admission))
+    if outcome is not None:
+        tables += [found for part in outcome.parts.values() if (found := part.table()) is not None]
     if (built := run.fabric.value) is not None:
         rows = tuple((name, value_text(value)) for name, value in flat(dump_policy(built.policy)).items())
         note = "sizes in bytes, durations in nanoseconds, rates are those of the fabric file"
@@ -60,22 +54,6 @@ def parameters(run: StoredRun) -> Values:
         tables.append(Table("Versions and machine", ("what", "value"), (*around.versions.items(), *machine.items())))
     why = "" if around is not None else f"Versions and machine: {run.surroundings.why}."
     return {"tables": tables, "without": why}
-
-
-def _admission_table(use: AdmissionUse) -> Table:
-    """Parameters, CTS packets and waits; a share for each slow host."""
-    rows = [(name, value_text(value)) for name, value in use.parameters.items()]
-    if use.waits is not None:
-        waits = use.waits
-        rows += [
-            ("class of CTS packets", use.cts_class),
-            ("CTS packets", f"{use.cts_sent:,} sent, {use.cts_resent:,} of them again, {use.cts_received:,} received"),
-            ("messages", f"{waits.messages:,}, of which {waits.at_once:,} did not wait for their CTS"),
-            ("wait for CTS", f"P50 {waits.p50_s * 1e3:.3g} ms, P90 {waits.p90_s * 1e3:.3g} ms"),
-        ]
-    rows += [(f"{host} processes data at", f"{share:.3g} of its NIC's rate") for host, share in use.slow.items()]
-    note = f"{use.text}. {use.cts_path}" if use.on else "admission is off: slow hosts hold no sender back"
-    return Table("Admission and slow hosts", ("what", "value"), tuple(rows), note)
 
 
 def _live_rows(live: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], ...]:

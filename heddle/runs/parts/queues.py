@@ -1,0 +1,131 @@
+"""The queues of a run: marks, drops, pauses and the deepest queue, over all ports and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from heddle.base.ethernet import CLASSES
+from heddle.base.units import format_bytes
+from heddle.runs.parts.part import Card, Figure, RunPart
+
+if TYPE_CHECKING:
+    from heddle.runs.measured import MeasuredRun
+    from heddle.runs.series import QueueRecord
+
+
+@dataclass(frozen=True, slots=True)
+class QueueUse(RunPart):
+    """Totals of one run over all ports and classes.
+
+    drops: cause -> packets. pauses: pause frames sent by switches, including those that end a pause. paused_ports:
+    ports whose gate was closed at some time; paused_hosts: those of hosts among them; paused_ms: the sum of their
+    pauses. deepest: maximum bytes of any egress queue of a switch; deepest_at: its port and class. Queues of hosts do
+    not count: they hold what sockets send, which is no congestion. bucket_ms: of the series that is kept.
+    """
+
+    marks: int
+    drops: Mapping[str, int]
+    pauses: int
+    paused_ports: int
+    paused_hosts: int
+    paused_ms: float
+    storms: int
+    deepest: int
+    deepest_at: str
+    bucket_ms: float
+
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> Self:
+        """From what was recorded during the run."""
+        return cls.of(measured.queues)
+
+    @classmethod
+    def of(cls, seen: QueueRecord) -> Self:
+        """The change of the counters, and the deepest queue of the series."""
+        import numpy as np
+
+        from heddle.fabric.model import Role
+        from heddle.runs.rowreader import COLUMNS
+        from heddle.switch.queues.cells import CAUSES, LOST
+        from heddle.switch.queues.portids import numbered_ports
+
+        fabric, series = seen.fabric, seen.series
+        change = np.maximum(0, seen.after.counts - seen.before.counts)
+        column = {name: change[:, index] for index, name in enumerate(COLUMNS)}
+        drops = np.maximum(0, seen.after.drops - seen.before.drops).sum(axis=0)
+        paused = column["paused_ns"].reshape(-1, CLASSES).sum(axis=1)
+        ports = dict(numbered_ports(fabric))
+        hosts = {number for number, port in ports.items() if fabric.by_name[port.node].role is Role.HOST}
+        stopped = {int(number) for number in np.flatnonzero(paused)}
+        peaks = series.columns["peak"].max(axis=1, initial=0)
+        peaks[np.isin(series.rows // CLASSES, list(hosts))] = 0
+        at = int(peaks.argmax()) if peaks.any() else -1
+        deepest_at = "" if at < 0 else f"{ports[int(series.rows[at]) // CLASSES].ref} class {series.rows[at] % CLASSES}"
+        return cls(
+            marks=int(column["marks"].sum()),
+            drops={cause: int(count) for cause, count in zip((*CAUSES, LOST), drops, strict=True) if count},
+            pauses=int(column["pfc_sent"].sum()),
+            paused_ports=len(stopped),
+            paused_hosts=len(stopped & hosts),
+            paused_ms=round(float(paused.sum()) / 1e6, 3),
+            storms=max(0, seen.after.storms - seen.before.storms),
+            deepest=int(peaks[at]) if at >= 0 else 0,
+            deepest_at=deepest_at,
+            bucket_ms=round(series.bucket_s * 1e3, 3),
+        )
+
+    @property
+    def dropped(self) -> int:
+        """Packets, of all causes."""
+        return sum(self.drops.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """`queues` of the run's document."""
+        return {
+            "marks": self.marks, "drops": self.dropped, "drops_by_cause": dict(self.drops),
+            "pfc_sent": self.pauses, "paused_ports": self.paused_ports, "paused_hosts": self.paused_hosts,
+            "paused_ms": self.paused_ms, "storms": self.storms,
+            "deepest": self.deepest, "deepest_at": self.deepest_at, "bucket_ms": self.bucket_ms,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """One line of the table's footer, or two."""
+        deepest = (
+            f"deepest {format_bytes(self.deepest)} at {self.deepest_at}" if self.deepest else "no packet ever waited"
+        )
+        causes = ", ".join(self.drops)
+        counts = [
+            f"{self.marks:,} marked" if self.marks else "",
+            f"{self.dropped:,} dropped ({causes})" if causes else "",
+        ]
+        lines = ["; ".join([deepest, ", ".join(each for each in counts if each) or "nothing marked or dropped"])]
+        if self.pauses or self.paused_ports:
+            ports = f"{self.paused_ports} port{'' if self.paused_ports == 1 else 's'}"
+            hosts = f", {self.paused_hosts} of them of hosts" if self.paused_hosts else ""
+            storms = f"; {self.storms} storm{'' if self.storms == 1 else 's'}" if self.storms else ""
+            lines.append(
+                f"{self.pauses:,} pause frames; {ports} paused{hosts}, {self.paused_ms:,.0f} ms in all{storms}"
+            )
+        return [f"#queues   : {line}" for line in lines]
+
+    def lost(self) -> Mapping[str, int]:
+        """Packets that a queue or a link dropped."""
+        return self.drops
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Totals."""
+        return (
+            Figure("marks", "packets", float(self.marks)),
+            Figure("drops", "packets", float(self.dropped)),
+            Figure("pause frames", "frames", float(self.pauses)),
+            Figure("paused", "ms of all ports", float(self.paused_ms)),
+            Figure("deepest queue", "bytes", float(self.deepest)),
+        )
+
+    def cards(self) -> tuple[Card, ...]:
+        """The deepest queue; marks with drops and pauses."""
+        at = f"at {self.deepest_at}" if self.deepest_at else "no packet ever waited"
+        counts = f"{self.dropped:,} dropped, {self.pauses:,} pause frames"
+        return ("deepest queue", format_bytes(self.deepest), at), ("marked", f"{self.marks:,}", counts)
