@@ -11,8 +11,10 @@ from pydantic import BaseModel
 
 from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.congestion.dcqcn import Dcqcn
+from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
 from heddle.endpoints.expected import block_elements
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.shapes import clos, rail
 from heddle.host import saturation
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash_steps
@@ -97,6 +99,21 @@ def test_every_parameter_has_its_row_and_those_of_dcqcn_a_source() -> None:
     for each in ADMISSION_TUNABLES:
         unit = f" {each.unit}" if each.unit else ""
         assert f"| `{each.name}` | {each.default:g}{unit} | {each.low:g} to {each.high:.10g} | {each.text} |" in TEXT
+
+
+def test_the_default_profile_and_the_delays_of_shapes_are_those_of_the_code() -> None:
+    profile = PROFILES["default"](NicFacts(line_mbps=400_000, frame_bytes=4096 + OVERHEAD_BYTES, rtt_us=0))
+    text = page("cc-parameters").partition("## The default profile")[2]
+    rows = {"rpg_time_reset": "us", "rpg_byte_reset": "", "rpg_threshold": "", "min_time_between_cnps": "us"}
+    for name, unit in rows.items():
+        row = re.search(rf"^\| `{name}` \| [^|]+ \| ([^|]+) \|", text, re.MULTILINE)
+        assert row is not None and row[1] == f"{profile[name]} {unit}".strip(), name
+    assert f"| L / 12 | {profile['init_cr'] / 1000:.0f} Gb/s |" in text
+    assert f"| L / 300 | {profile['rpg_hai_rate'] / 1000:.1f} Gb/s |" in text
+    found = re.findall(r"^\| `(clos|rail)` \| (\w+ to \w+) \|[^|]+\| (\S+) (ns|us) \|", page("delay"), re.MULTILINE)
+    delays = [float(value) * (1000 if unit == "us" else 1) for _, _, value, unit in found]
+    of_clos = [level.uplink_ns for level in clos.LEVELS if level.uplink_ns]
+    assert delays == [*of_clos, rail._HOST_NS, rail._LEAF_NS]
 
 
 HASHING = (Path(__file__).resolve().parents[2] / "docs" / "hashing.md").read_text()
