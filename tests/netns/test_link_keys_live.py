@@ -104,7 +104,7 @@ def test_each_link_delays_all_packets_by_its_cable_times_k(name: str) -> None:
     assert len(found) == sum(len(node.ports) for node in lab.fabric.nodes)
     for node in lab.fabric.nodes:
         lines = delaylines.read(lab.handle(node.name).netns).values()
-        assert sorted(line.delay_ns for line in lines) == sorted(
+        assert sorted(line.values["delay"] for line in lines) == sorted(
             k * found[port.peer_ref].delay_ns for port in node.ports
         )
     there = address(lab.fabric.hosts[-1])
