@@ -141,7 +141,8 @@ QUEUES: Final[Options] = {
         "set: change thresholds of a running lab; reset: set all counters to 0", "heddle.cli.queues_verb:ACTIONS"
     ),
     "setting": Option(
-        "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several at once", completion.queue_settings
+        "keys below `queues` of the fabric file, for example ecn.kmax=800KB; several are set together",
+        completion.queue_settings,
     ),
     "switch": "these switches only: ctsw1,ctsw2 or a pattern in quotes; can be repeated",
     "port": "show these ports only: rtsw1:eth3, rtsw1, 'host*:eth1'; can be repeated",
@@ -149,7 +150,7 @@ QUEUES: Final[Options] = {
     "all": "show quiet queues, too",
     "watch": "redraw the table until Ctrl-C",
     "every": "with --watch: seconds between two readings",
-    "seconds": "with --watch: end after so many seconds",
+    "seconds": "with --watch: end after this many seconds",
 }
 
 FAULT: Final[Options] = {
@@ -196,7 +197,7 @@ VM: Final[Options] = {
     "command": "with ssh: the command to run in the VM; without it, a shell",
     "kernel": "backports (default), stable or oldstable: a kernel package of Debian; with down: only this VM",
     "memory": "MiB of the VM",
-    "cpus": "processors of the VM (default: those of this machine, four at most)",
+    "cpus": "processors of the VM (default: all of this machine, four at most)",
     "idle": "minutes without a verb after which the VM ends; 0: never",
     "images": "with down: remove the cached images, too",
     "rebuild": "with up or build: make the image again, with the Debian packages of today",
@@ -207,7 +208,7 @@ CAPTURE: Final[Options] = {
     "live": "print one line per packet with notes on path and queue, also with --out",
     "read": Option("dissect a capture file (pcap or pcapng, also gzip) instead of capturing at a port", value=_FILE),
     "count": "end after so many packets (default: 1000; with --out no limit); with --read: lines to print (default 10)",
-    "seconds": "end after so many seconds",
+    "seconds": "end after this many seconds",
     "filter": Option("roce, bgp, all, or a pcap-filter expression in quotes", "heddle.lab.capture:FILTERS"),
     "out": "write a capture file (pcapng) instead of printing one line per packet",
 }

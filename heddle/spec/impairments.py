@@ -77,7 +77,7 @@ class LinkFault:
         "one way, on hardware; multiplied by k here: 500ns, 10us (netem)", netem="delay {}", reads="delay.delay"
     )
     jitter_ns: int = _time(
-        "the delay varies by so much, up and down; packets keep their order: 1us (netem)",
+        "the delay varies by this time, up and down; packets keep their order: 1us (netem)",
         netem="{}",  # the second word of `delay`
         reads="delay.jitter",
     )

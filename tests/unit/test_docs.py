@@ -18,6 +18,8 @@ from heddle.fabric.shapes import clos, rail
 from heddle.host import saturation
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash_steps
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.part import MARK
 from heddle.spec.shapes import SHAPES
 from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.collectives import patterns
@@ -114,6 +116,15 @@ def test_the_default_profile_and_the_delays_of_shapes_are_those_of_the_code() ->
     delays = [float(value) * (1000 if unit == "us" else 1) for _, _, value, unit in found]
     of_clos = [level.uplink_ns for level in clos.LEVELS if level.uplink_ns]
     assert delays == [*of_clos, rail._HOST_NS, rail._LEAF_NS]
+
+
+def test_the_verdict_on_the_host_cpu_is_quoted_as_it_is_printed() -> None:
+    lines = re.findall(r"^#UNRELIABLE: .*", page("trust"), re.MULTILINE)
+    text = "processor 0: 100% busy (5% in softirqs), 55% of the packets passed it"
+    causes = [saturation.Cause("processor", size, 0, sure=False, text=text) for size in (512 << 10, 4 << 20)]
+    phase = saturation.Phase(64 << 10, 1.0, 1.0, (), (), 0, judged=True)
+    use = MachineUse(1.0, 1.0, 0.0, 0, 0, 2000, 3000, (phase,) * 3, tuple(causes))
+    assert lines == [f"{MARK} {line}" for line in use.doubt_lines()][:2]
 
 
 HASHING = (Path(__file__).resolve().parents[2] / "docs" / "hashing.md").read_text()
