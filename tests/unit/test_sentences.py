@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST = 25
 LATER = frozenset(
     {
-        "glossary.md", "mechanisms.md",
+        "glossary.md",
         "writing-units.md",
     }
 )  # fmt: skip
