@@ -19,7 +19,7 @@ MOST = 25
 LATER = frozenset(
     {
         "glossary.md",
-        "writing-units.md",
+       
     }
 )  # fmt: skip
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if MADE not in path.read_text())
