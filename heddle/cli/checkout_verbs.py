@@ -28,6 +28,7 @@ _LINTERS: Final = (
     ("ruff", "format", "--check", "."),
     ("mypy",),
 )
+_DRIVER: Final = "the browser's driver"
 _OF_A_SITE: Final = "search/search_index.json"
 # What a browser loads by itself; a link that the reader clicks may lead anywhere.
 _LOADED: Final = re.compile(
@@ -82,16 +83,23 @@ def lint(out: Console) -> None:
 
 @verb(
     group="Heddle",
-    help={"out": Option("directory to write (default: site, in the checkout)", value="DIR")},
+    help={
+        "out": Option("directory to write (default: site, in the checkout)", value="DIR"),
+        "screenshots": Option("also write pictures of everything that a person sees, to look at", value="DIR"),
+    },
+    packages=lambda typed: () if typed["screenshots"] is None else (*packages.FABRIC, *packages.BROWSER),
+    root=lambda typed: typed["screenshots"] is not None,
     checkout=True,
-    files_out=["out_"],
+    files_out=["out_", "screenshots"],
     directory_out=True,
 )
-def docs(out: Console, out_: str | None = None) -> None:
+def docs(out: Console, out_: str | None = None, screenshots: str | None = None) -> None:
     """Build the manual as a site that needs no network. Wrong links and anchors fail.
 
     mkdocs is installed from requirements-docs.lock when needed. Open index.html in the directory. Only the search needs
     a web server: python3 -m http.server -d site
+    --screenshots DIR writes README, site, report, dashboard, demo and a plot as PNG. It needs root and Chromium, and
+    makes a lab for that.
     """
     root = resources.HERE.checkout("./inv docs")
     site = root / "site" if out_ is None else real(out_).absolute()
@@ -113,7 +121,14 @@ def docs(out: Console, out_: str | None = None) -> None:
     if far:
         hint = "put the file into docs/site"
         raise CheckError(*[Problem(str(page), url, "is loaded from another server", hint) for page, url in far])
-    out.result({"site": str(site), "pages": len(pages)}, f"{len(pages)} pages: {site / 'index.html'}")
+    pictures: list[str] = []
+    if screenshots is not None:
+        ensure_tools(out, root / "requirements-browser.lock", ("axe-playwright-python", "selenium"), _DRIVER)
+        from tests.browser.screenshots import main as written
+
+        pictures = [str(path) for path in written(real(screenshots).absolute(), site)]
+    text = [f"{len(pages)} pages: {site / 'index.html'}", *pictures]
+    out.result({"site": str(site), "pages": len(pages), "screenshots": pictures}, "\n".join(text))
 
 
 def loaded_from_elsewhere(page: str) -> list[str]:

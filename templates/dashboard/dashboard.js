@@ -98,7 +98,7 @@ async function state(found) {
 function shape() {
   for (const id of SECTIONS) $(id).hidden = false;
   drawing.plan(page.plan);
-  $("scale").textContent = `All rates are emulated: k = ${page.plan.k}, so a rate here times ${page.plan.k} is one of the hardware. Each half of a link is what its end sends.`;
+  $("scale").textContent = `All rates are emulated: k = ${page.plan.k}, so they are 1/${page.plan.k} of hardware rates. Compare ratios only. Each half of a link is what its end sends.`;
   $("port-names").replaceChildren(...page.plan.ports.map((port) => panels.element("option", "", { value: port.ref })));
   if (!$("collective").options.length) {
     $("collective").replaceChildren(...page.plan.collectives.map((name) => panels.element("option", name, { value: name })));

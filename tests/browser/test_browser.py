@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -88,3 +89,17 @@ def test_a_page_of_loopback_starts_with_empty_storage(browser: Browser, page: Pa
         browser.open(served + name)
         assert browser.run("return [document.cookie, localStorage.length]") == ["", 0]
         browser.run("document.cookie = 'a=b'; localStorage.setItem('a', 'b')")
+
+
+def test_the_readme_is_a_page_with_all_its_pictures(browser: Browser, tmp_path: Path) -> None:
+    """In the looks of `./inv docs --screenshots`."""
+    from tests.browser.screenshots import looks, readme
+
+    try:
+        page = readme(tmp_path)
+    except subprocess.CalledProcessError:
+        pytest.skip("markdown comes with mkdocs: ./inv docs installs it")
+    written = list(looks(browser, page, "readme"))
+    assert [path.name for path in written] == ["readme-light.png", "readme-dark.png", "readme-phone.png"]
+    assert browser.run("return [...document.images].filter((each) => each.naturalWidth === 0).length") == 0
+    assert browser.run("return document.documentElement.scrollWidth") <= 390

@@ -172,3 +172,26 @@ def test_texts_count_the_units_of_the_workshop(name: str) -> None:
     numbers = ("eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")
     for word in re.findall(rf"\b({'|'.join(numbers)}) units\b", MANUAL[name], re.IGNORECASE):
         assert numbers.index(word.lower()) + 8 == len(list(unit_ids())), f"{word} units"
+
+
+def test_modules_are_as_short_as_the_manual_says() -> None:
+    (most,) = re.findall(r"Modules stay under (\d+) lines", " ".join(MANUAL["docs/architecture.md"].split()))
+    modules = texts("heddle/**/*.py")
+    assert [name for name, text in modules.items() if len(text.splitlines()) >= int(most)] == []
+
+
+def test_no_text_installs_from_a_package_index() -> None:
+    found = [
+        f"{name}: {line}"
+        for name, text in MANUAL.items()
+        for line in re.findall(r"(?:pip|pipx|uv tool) install[^`\n]*", text)
+        if "heddle-fabric" in line
+    ]
+    assert not found, "no index has the distribution: " + "; ".join(found)
+
+
+def test_lines_of_a_table_that_texts_quote_begin_as_printed() -> None:
+    code = "\n".join(CODE.values())
+    quoted = {each for text in MANUAL.values() for each in re.findall(r"#UNRELIABLE: (\w+ \w+ \w+)", text)}
+    assert quoted
+    assert [each for each in quoted if not re.search(rf"\b{each}\b", code)] == []
