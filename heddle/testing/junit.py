@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from heddle.base.problems import HeddleError
-from heddle.runs.parts.queues import QueueUse
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -45,6 +44,8 @@ def fabric_properties(runtime: str, k: int, title: str = "") -> Properties:
 
 def run_properties(name: str, run: RunResult) -> Properties:
     """What was run, and what came of it. busbw is in GB/s, emulated; deepest is in bytes."""
+    from heddle.runs.parts.queues import QueueUse
+
     options = run.options
     yield f"{name}.id", run.run_id
     yield f"{name}.collective", options.collective

@@ -137,7 +137,7 @@ def test_the_example_is_right() -> None:
     seed = fabric.by_name["rtsw1"].hash_seed
     assert (flow.sport, flow.first_hop, seed) == (49152, "rtsw1:eth5", 2784992780)
     words = [0x0A000001, 0x0A000101, flow.sport << 16 | flow.dport, flow.qpn]
-    example = HASHING[HASHING.index("| source 10.0.0.1") : HASHING.index("The hash is")]
+    example = HASHING[HASHING.index("| source 10.0.0.1") : HASHING.index("The hash is `")]
     steps, value = jhash_steps(words, 2784992780)
     shown = {int(word, 16) for word in re.findall(r"`([0-9a-f]{8})`", example)}
     assert {*words, 2784992780} <= shown
