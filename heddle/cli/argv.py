@@ -13,8 +13,10 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Final, get_args
 
+from heddle.base.declared import OptionField, options_of
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
 from heddle.cli.hints import spare_hint
@@ -69,7 +71,7 @@ class Option:
     or a function of what is typed. listed: the words before the values, where `--help` lists them. value: the
     placeholder of the value in usage lines, where the flag's own name is not clear enough. group: the heading above it
     in `--help`. short: `-n`. was: the flags that it replaces, each with the values that have another word now; they
-    work for one version (renamed.py). excludes: the parameter in whose place it is typed.
+    work for one version (renamed.py). excludes: the parameter in whose place it is typed. assistants: a tool has it.
     """
 
     help: str = ""
@@ -80,6 +82,7 @@ class Option:
     short: str = ""
     was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     excludes: str = ""
+    assistants: bool = True
 
     def offered(self, typed: Typed) -> list[str]:
         """The values that a shell offers; none for a free value."""
@@ -145,6 +148,19 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
 
+class LateParameters(Sequence[Parameter]):
+    """Parameters that are made when the first is needed: declared options need modules that most verbs do not."""
+
+    def __init__(self, make: Callable[[], Sequence[Parameter]]) -> None:
+        self._made = cache(make)
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._made()[at]
+
+
 @dataclass(frozen=True, slots=True)
 class Verb:
     """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`).
@@ -204,6 +220,8 @@ def parameters_of(
     """
     found = []
     for p in list(inspect.signature(function).parameters.values())[1:]:
+        if p.kind is p.VAR_KEYWORD:  # declared_parameters has them
+            continue
         note = str(p.annotation)
         kind = next((k for k in ("bool", "float", "int") if note.split(" |", maxsplit=1)[0] == k), "str")
         kind = "list" if note.startswith(("Sequence", "list")) else kind
@@ -215,6 +233,20 @@ def parameters_of(
         option = replace(usual, **{f.name: value for f in fields(own) if (value := getattr(own, f.name))})
         found.append(Parameter(p.name, kind, p.default, placed, option))
     return found
+
+
+def declared_parameters(kind: type[Any], shared: Mapping[str, Option]) -> list[Parameter]:
+    """The declared options of a dataclass (base/declared.py). shared: by name, values that depend on what is typed."""
+    return [
+        Parameter(each.word, each.kind, each.default, positional=False, option=_option(each, shared))
+        for each in options_of(kind)
+    ]
+
+
+def _option(each: OptionField, shared: Mapping[str, Option]) -> Option:
+    d = each.declared
+    values = d.words or each.legal or shared.get(each.word, Option()).values
+    return Option(d.help, values, d.listed, d.value, d.group, d.short, d.was, assistants=d.assistants)
 
 
 def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:

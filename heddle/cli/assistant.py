@@ -74,7 +74,9 @@ def arguments_of(verb: Verb) -> dict[str, Parameter]:
     if verb.tool is None:
         return {}
     left_out = {*_COMMON, *verb.tool.without}
-    offered = [p for p in verb.parameters if p.word not in left_out and p.name not in verb.files_out]
+    offered = [
+        p for p in verb.parameters if p.option.assistants and p.word not in left_out and p.name not in verb.files_out
+    ]
     return {p.word.replace("-", "_"): p for p in offered}
 
 

@@ -112,40 +112,11 @@ def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> 
     return []
 
 
-def collectives(_: Typed) -> list[str]:
-    """Of all patterns."""
-    from heddle.traffic.collectives import patterns
-
-    return list(dict.fromkeys(collective for collective, _ in patterns()))
-
-
-def algorithms(typed: Typed) -> list[str]:
-    """Of the typed collective; for `--help` of all collectives."""
-    from heddle.traffic.collectives import patterns
-
-    wanted = typed.value_of("--collective") or "all-reduce"
-    return list(dict.fromkeys(each for collective, each in patterns() if typed.in_help or collective == wanted))
-
-
-def congestion_controls(_: Typed) -> list[str]:
-    """Those of the endpoints, and none."""
-    from heddle.endpoints.congestion.controlled import CONTROLLERS
-
-    return ["none", *CONTROLLERS]
-
-
 def congestion_settings(_: Typed) -> list[str]:
     """`NAME=` of every parameter of a congestion control."""
     from heddle.endpoints.congestion.controlled import CONTROLLERS
 
     return list(dict.fromkeys(f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables))
-
-
-def admission_settings(_: Typed) -> list[str]:
-    """`NAME=` of every parameter of admission."""
-    from heddle.traffic.admission import ADMISSION_TUNABLES
-
-    return [f"{each.name}=" for each in ADMISSION_TUNABLES]
 
 
 def plans(_: Typed) -> list[str]:

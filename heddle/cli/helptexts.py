@@ -12,7 +12,6 @@ from heddle.cli import completion
 from heddle.cli.argv import Option, Options, group
 from heddle.spec.impairments import KINDS
 
-OUTPUT: Final = "Recording and output"  # the heading of what every verb has, where a verb has headings
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
 EXAMPLE_SWITCHES: Final = "rtsw1,rtsw2"
@@ -20,6 +19,7 @@ EXAMPLE_PORT: Final = "rtsw1:eth1"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 # The options of parameters with these names, in every verb. A verb that gives only a help keeps the rest.
 SHARED: Final[Mapping[str, Option]] = {
+    "cc_set": Option(values=completion.congestion_settings),
     "dialect": Option(
         "containerlab's kind of switches: linux (any version), frr (0.80 or newer), or c9s for Kubernetes",
         "heddle.render.dialects:DIALECTS",
@@ -33,6 +33,7 @@ SHARED: Final[Mapping[str, Option]] = {
     "mode": Option(values="heddle.fabric.hashmodes:MODES", listed="one of"),
     "node": Option(values=completion.nodes),
     "out": Option(short="-o"),
+    "placement": Option(values=completion.placements),
     "port": Option(values=completion.ports),
     "run": Option(
         "ID or number of a run (./inv runs lists them), or last (default: last)", completion.runs, value="ID"
@@ -50,7 +51,6 @@ SHARED: Final[Mapping[str, Option]] = {
 }
 _FABRIC, _LAB, _RUN_ID, _RUNTIME, _SET = (SHARED[name].help for name in ("fabric", "lab", "run", "runtime", "set"))
 _FILE: Final = "FILE"
-_SETTING: Final = "NAME=NUMBER"
 
 EXEC: Final[Options] = {
     "node": "rtsw1, ctsw2, host3, ...; several with commas or a pattern in quotes: rtsw1,ctsw2 or 'rtsw*'",
@@ -238,25 +238,14 @@ COMPARE: Final[Options] = {
     "lab": _LAB_OF_RUNS,
 }
 
+# Of `run`, beside the options of a run (traffic/options.py).
 RUN: Final[Options] = {
-    **group(
-        "What runs",
-        {
-            "collective": Option(
-                "the collective (incast: all ranks send to rank 0)", completion.collectives, listed="one of"
-            ),
-            "algorithm": Option(
-                "the algorithm (default: the collective's first)", completion.algorithms, listed="one of"
-            ),
-            "iters": Option("measured iterations", value="N", short="-n"),
-            "warmup": Option("iterations before the measurement", value="N", short="-w"),
-            "check": Option("as in nccl-tests; every result is checked here, also with 0", value="N", short="-c"),
-        },
+    "check": Option(
+        "as in nccl-tests; every result is checked here, also with 0", value="N", short="-c", group="What runs"
     ),
     **group(
         "Sizes",
         {
-            "size": Option("bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests", value="SIZE"),
             "minbytes": Option(
                 "as in nccl-tests, in place of --size: smallest size (default: 32M)", short="-b", excludes="size"
             ),
@@ -266,104 +255,6 @@ RUN: Final[Options] = {
             ),
             "stepbytes": Option(
                 "as in nccl-tests: bytes between sizes, without -f (default: 1M)", short="-i", excludes="size"
-            ),
-            "chunk": "bytes per message",
-        },
-    ),
-    **group(
-        "Placement",
-        {
-            "ranks": Option("number of ranks (default: one per NIC)", value="N"),
-            "placement": Option(
-                "placement of ranks on hosts: block, cyclic, or host names with commas", completion.placements
-            ),
-            "split": Option(
-                "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
-                ("auto",),
-            ),
-        },
-    ),
-    **group(
-        "Transport",
-        {
-            "transport": Option(
-                "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
-                "heddle.endpoints.transports:TRANSPORTS",
-                listed="one of",
-            ),
-            "qps": Option("queue pairs per connection, 1 to 128", value="N"),
-            "qp_mode": Option(
-                "split (each message over all QPs) or round-robin (one message per QP in turn)",
-                "heddle.traffic.options:QpMode",
-                value="MODE",
-            ),
-            "sport": Option(
-                "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
-                ("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
-            ),
-            "window": Option(
-                "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
-                value="N",
-            ),
-            "local_ack_timeout": Option(
-                "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
-                "(default: by rates, queues and pauses)",
-                value="N",
-                was={"--timeout": {}},
-            ),
-            "recovery": Option(
-                "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
-                "heddle.traffic.options:Recovery",
-            ),
-            "entropy": Option(
-                "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
-                value="N",
-            ),
-            "fastpath": Option(
-                "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
-                ("auto", "on", "off"),
-            ),
-        },
-    ),
-    **group(
-        "Congestion",
-        {
-            "cc": Option(
-                "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
-                "or swift (a window that follows delay and CNPs)",
-                completion.congestion_controls,
-                was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
-            ),
-            "cc_profile": Option(
-                "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
-                "heddle.traffic.options:CongestionProfile",
-            ),
-            "cc_set": Option(
-                "parameter of the congestion control in hardware units; can be repeated",
-                completion.congestion_settings,
-                value=_SETTING,
-            ),
-            "admission": Option(
-                "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off",
-                ("on", "off"),
-            ),
-            "cts_class": Option("traffic class of CTS packets: control or data", ("control", "data")),
-            "admission_set": Option(
-                "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated",
-                completion.admission_settings,
-                value=_SETTING,
-            ),
-        },
-    ),
-    **group(
-        "Faults",
-        {
-            "slow": Option(
-                "its ranks process data at this share of their NIC's rate; can be repeated", value="HOST=PERCENT"
-            ),
-            "fault": Option(
-                "fault of a link for this run: rtsw1:eth3,loss=1/256; kinds as in fault; can be repeated",
-                value="PORT,KIND=VALUE",
             ),
         },
     ),
@@ -376,5 +267,4 @@ RUN: Final[Options] = {
             "set": f"{_SET} (with --fabric)",
         },
     ),
-    **group(OUTPUT, {"bucket": "time between two samples of the queues, for plot: 1ms to 100ms"}),
 }

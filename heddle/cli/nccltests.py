@@ -50,10 +50,11 @@ class NcclSizes:
         values = (("-b", self.low), ("-e", self.high), ("-f", self.factor), ("-i", self.step))
         return " ".join(f"{flag} {value}" for flag, value in values if value is not None)
 
-    def as_size(self, size: str) -> str:
-        """The value of `--size` with this meaning; the one given when none of these was typed."""
+    @property
+    def size(self) -> str | None:
+        """The value of `--size` with this meaning; None when none of these was typed."""
         if not self.text:
-            return size
+            return None
         low, high = self.low or _USUAL_BYTES, self.high or _USUAL_BYTES
         if low == high:
             return low

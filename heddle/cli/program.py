@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from heddle.base.declared import OUTPUT
 from heddle.base.problems import InputError, Problem, did_you_mean, nearest
 from heddle.base.progname import as_started
 from heddle.base.resources import HERE
@@ -24,7 +25,6 @@ from heddle.base.version import VERSION
 from heddle.cli import completion, endings
 from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
-from heddle.cli.helptexts import OUTPUT
 from heddle.cli.hints import verb_hint
 from heddle.cli.renamed import current
 from heddle.cli.verbs import GROUPS, Command

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.cli import helptexts
@@ -113,66 +113,28 @@ class LiveTable:
 @verb(
     group="Traffic",
     help=helptexts.RUN,
+    options="heddle.traffic.options:RunOptions",
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
     tool=Tool(
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
-        without=(
-            "local-ack-timeout",
-            "bucket",
-            "fastpath",
-            "fault",
-            "fabric",
-            "runtime",
-            "set",
-            "check",
-            "minbytes",
-            "maxbytes",
-            "stepfactor",
-            "stepbytes",
-        ),
+        without=("fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes"),
         changes=True,
     ),
 )
 def run(
     out: Console,
-    collective: str = "all-reduce",
-    algorithm: str | None = None,
-    iters: int = 5,
-    warmup: int = 1,
     check: int | None = None,
-    size: str = "1M",
     minbytes: str | None = None,
     maxbytes: str | None = None,
     stepfactor: int | None = None,
     stepbytes: str | None = None,
-    chunk: str = "128K",
-    ranks: int | None = None,
-    placement: str = "block",
-    split: str = "auto",
-    transport: str = "rc",
-    qps: int = 1,
-    qp_mode: str = "split",
-    sport: str = "qpn",
-    window: int | None = None,
-    local_ack_timeout: int | None = None,
-    recovery: str = "go-back-n",
-    entropy: int = 1,
-    fastpath: str = "auto",
-    cc: str = "none",
-    cc_profile: str | None = None,
-    cc_set: Sequence[str] = (),
-    admission: str = "off",
-    cts_class: str = "control",
-    admission_set: Sequence[str] = (),
-    slow: Sequence[str] = (),
-    fault: Sequence[str] = (),
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
     set_: Sequence[str] = (),
-    bucket: str = "10ms",
+    **options: Any,
 ) -> None:
     """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
 
@@ -186,21 +148,15 @@ def run(
     from heddle.runs.writer import RunInterruptedError
     from heddle.traffic.options import run_options
 
-    typed = NcclSizes(minbytes, maxbytes, stepfactor, stepbytes)
-    with typed.named_in_problems():
-        options = run_options(
-            collective=collective, algorithm=algorithm, ranks=ranks, size=typed.as_size(size), qps=qps, qp_mode=qp_mode,
-            iters=iters, warmup=warmup, sport=sport, chunk=chunk, window=window, local_ack_timeout=local_ack_timeout,
-            placement=placement, split=split, bucket=bucket, transport=transport, find_transport=find_transport,
-            fastpath=fastpath, cc=cc, cc_profile=cc_profile, cc_set=cc_set, recovery=recovery, entropy=entropy,
-            admission=admission, cts_class=cts_class, admission_set=admission_set, slow=slow, fault=fault,
-        )  # fmt: skip
+    sizes = NcclSizes(minbytes, maxbytes, stepfactor, stepbytes)
+    with sizes.named_in_problems():
+        wanted = run_options(find_transport, **options | ({"size": sizes.size} if sizes.size else {}))
     if check is not None and check < 1:
         out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")
     table = LiveTable(out)
-    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, options)) as where:
+    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, wanted)) as where:
         try:
-            result = run_collective(where, options, out.observer, None if out.json else table)
+            result = run_collective(where, wanted, out.observer, None if out.json else table)
         except RunInterruptedError as end:
             table.interrupted(end.record, lasting=fabric is None)
             raise

@@ -8,15 +8,28 @@ place is sent there as it was typed; then nothing of this machine is checked. `C
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from heddle.base.declared import OUTPUT
 from heddle.base.extras import require
 from heddle.base.resources import HERE
-from heddle.cli.argv import Option, Options, Parameter, Tool, Verb, check_format, parameters_of, words_of
+from heddle.cli.argv import (
+    LateParameters,
+    Option,
+    Options,
+    Parameter,
+    Tool,
+    Verb,
+    check_format,
+    declared_parameters,
+    parameters_of,
+    words_of,
+)
 from heddle.cli.console import Console
-from heddle.cli.helptexts import OUTPUT, SHARED
+from heddle.cli.helptexts import SHARED
 from heddle.places import choice
 from heddle.places.call import Call
 
@@ -53,7 +66,6 @@ class Command:
     verb: Verb
     run: Callable[..., None]
     function: Callable[..., None]
-    lists: Sequence[str]
     root: Callable[[Arguments], bool]
 
     @property
@@ -73,11 +85,13 @@ class Command:
         signature = inspect.signature(self.function)
         common = [p for p in self.verb.parameters if p.name not in signature.parameters]
         extra = [inspect.Parameter(p.name, inspect.Parameter.KEYWORD_ONLY, default=p.default) for p in common]
-        plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in signature.parameters.values()]
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        plain = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in named]
         body.__signature__ = signature.replace(parameters=[*plain, *extra])  # type: ignore[attr-defined]
         body.__doc__ = self.function.__doc__
         helps = {p.name: p.option.help for p in self.verb.parameters}
-        return Task(body, name=self.verb.name, auto_shortflags=False, iterable=list(self.lists), help=helps)
+        lists = [p.name for p in self.verb.parameters if p.kind == "list"]
+        return Task(body, name=self.verb.name, auto_shortflags=False, iterable=lists, help=helps)
 
 
 def verb(
@@ -86,6 +100,7 @@ def verb(
     name: str = "",
     was: Sequence[str] = (),
     help: Options | None = None,
+    options: str = "",
     positional: Sequence[str] = (),
     rest: str = "",
     rest_after_positionals: bool = False,
@@ -105,7 +120,8 @@ def verb(
 
     group: the heading above it in the list of verbs (GROUPS). was: what users typed for it in the last version: a
     verb, or a verb and a flag whose value is the first word now.
-    help: the option of each parameter, or only its help, where it is not that of SHARED. positional: parameters with a
+    help: the option of each parameter, or only its help, where it is not that of SHARED. options: `module:name` of a
+    dataclass whose declared options the verb takes, too, as `**options` by their words. positional: parameters with a
     default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
     what the verb needs on this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it
     works on Heddle's own source, which a wheel does not contain. tool: how an assistant gets it.
@@ -121,8 +137,22 @@ def verb(
         own = parameters_of(function, positional, help or {}, SHARED)
         common = [_FORMAT, _PLACE, _YES] if packages else [_FORMAT, _PLACE]
         defaults = {p.name: p.default for p in own if not p.required}
+
+        def with_options() -> list[Parameter]:
+            declared = declared_parameters(pkgutil.resolve_name(options), SHARED)
+            return sorted([*declared, *own, *common], key=lambda p: p.option.group == OUTPUT)
+
         spec = Verb(
-            called, [*own, *common], rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
+            called,
+            LateParameters(with_options) if options else [*own, *common],
+            rest,
+            rest_after_positionals,
+            checkout,
+            tool,
+            files_out,
+            endings_here,
+            group,
+            was,
         )
 
         def needs_root(typed: Mapping[str, Any]) -> bool:
@@ -173,7 +203,7 @@ def verb(
             if out.exit_code:
                 raise SystemExit(out.exit_code)
 
-        return Command(spec, run, function, [p.name for p in own if p.kind == "list"], needs_root)
+        return Command(spec, run, function, needs_root)
 
     return decorate
 

@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.collectives.pattern import chunk_range
-from heddle.traffic.options import ELEMENT_BYTES
+from heddle.traffic.readers import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from heddle.runs.runrecord import RunRecord

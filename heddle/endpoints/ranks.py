@@ -23,7 +23,8 @@ from heddle.endpoints.connections import Connection, part_sizes
 from heddle.endpoints.expected import Expected, Floats, more_in, rank_input
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.traffic.collectives import Piece, find_pattern
-from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
 
 _STEP_BITS: Final = 12

@@ -47,8 +47,8 @@ from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.

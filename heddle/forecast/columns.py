@@ -26,8 +26,9 @@ from heddle.fabric.model import Fabric
 from heddle.predict.flowarrays import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import ELEMENT_BYTES, TRANSPORT, QpMode, SourcePorts
+from heddle.traffic.options import TRANSPORT, QpMode
 from heddle.traffic.plan import qpn_before_first
+from heddle.traffic.readers import ELEMENT_BYTES, SourcePorts
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES, entropy_sport
 

@@ -36,8 +36,9 @@ from heddle.host.capacity import free_bytes
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of, describe
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import place, smallest_size
+from heddle.traffic.readers import ELEMENT_BYTES
 
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # per file: an error in a column is in every row

@@ -24,7 +24,8 @@ from heddle.endpoints.transports import TRANSPORTS
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT, SourcePorts, parse_source_ports
+from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT
+from heddle.traffic.readers import SourcePorts, parse_source_ports
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document

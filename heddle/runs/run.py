@@ -47,8 +47,9 @@ from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
 from heddle.traffic.inflight import shortfall
-from heddle.traffic.options import ELEMENT_BYTES, RunOptions
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan, longest_transfer
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.wire.layout import LAYOUTS
 
 

@@ -19,7 +19,8 @@ from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
-from heddle.traffic.options import ELEMENT_BYTES, RunOptions, describe
+from heddle.traffic.options import RunOptions, describe
+from heddle.traffic.readers import ELEMENT_BYTES
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",

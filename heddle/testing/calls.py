@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
-    from heddle.traffic.options import RunArguments
 
 
 class RunCall:
@@ -30,10 +29,10 @@ class RunCall:
         self._lab = lab
         self.runs: list[RunResult] = []  # of this test, oldest first
 
-    def __call__(self, *, sizes: str | int | None = None, **arguments: Unpack[RunArguments]) -> RunResult:
+    def __call__(self, *, sizes: str | int | None = None, **arguments: Any) -> RunResult:
         """Run it now. Defaults are those of `run`. InputError for a wrong argument, CheckError when a queue pair dies.
 
-        sizes: the argument `size` of `run_options`, also as a number of bytes.
+        sizes: the argument `size` of a run, also as a number of bytes.
         """
         from heddle.base.events import Silent
         from heddle.endpoints.transports import find_transport
@@ -43,14 +42,15 @@ class RunCall:
         _check_names(arguments)
         if sizes is not None:
             arguments["size"] = str(sizes)
-        self.runs.append(run(self._lab, run_options(**arguments, find_transport=find_transport), Silent()))
+        self.runs.append(run(self._lab, run_options(find_transport, **arguments), Silent()))
         return self.runs[-1]
 
 
 def _check_names(arguments: Collection[str]) -> None:
-    from heddle.traffic.options import RunArguments
+    from heddle.base.declared import options_of
+    from heddle.traffic.options import RunOptions
 
-    known = ("sizes", *RunArguments.__annotations__)
+    known = ("sizes", *(each.word for each in options_of(RunOptions)))
     problems = [
         Problem("", f"heddle_run({name}=...)", "is not an argument of a run", did_you_mean(name, known))
         for name in arguments

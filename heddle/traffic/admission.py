@@ -19,11 +19,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
+from heddle.base.declared import Wrong
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import format_size, parse_size
-from heddle.traffic.tunables import NOT_ON_OFF, ON_OFF, Tunable, Wrong, chosen, settings_from, values_of
+from heddle.traffic.tunables import Tunable, settings_from, values_of
 
 CtsClass = Literal["control", "data"]
 _LEAST_SLOT: Final = 4096  # bytes: the least --chunk
@@ -86,30 +87,27 @@ def admission_from(given: Sequence[tuple[str, float]], cts_class: CtsClass) -> A
     return made
 
 
-def parse_admission(
-    admission: str, cts_class: str, given: Sequence[str], fastpath: str, wrong: Wrong
-) -> tuple[bool, CtsClass, tuple[tuple[str, float], ...]]:
-    """Whether admission is on, the class of CTS packets, and the `NAME=NUMBER` texts as pairs; the last value counts.
-
-    fastpath: that option, which excludes admission. wrong: takes what, why and hint of an error.
-    """
-    chosen("--admission", admission, ON_OFF, NOT_ON_OFF, wrong)
-    cts: CtsClass = chosen("--cts-class", cts_class, get_args(CtsClass), "is not control or data", wrong)
-    on = admission == "on"
+def check_admission(
+    on: bool, cts_class: CtsClass, given: Sequence[tuple[str, float]], fastpath: str, wrong: Wrong
+) -> None:
+    """Report options of admission that do not fit each other. fastpath: that option, which excludes admission."""
     if on and fastpath == "on":
         wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
     if not on and given:
         wrong("--admission-set", "needs admission", "add --admission on")
-    if not on and cts == "data":
+    if not on and cts_class == "data":
         wrong("--cts-class data", "needs admission", "add --admission on")
-    pairs = settings_from("--admission-set", given, _number, "buffsize=64K", wrong)
     if on:
         try:
-            admission_from(pairs, "control")
+            admission_from(given, cts_class)
         except InputError as error:
             for each in error.problems:
                 wrong(each.what, each.why, each.hint)
-    return on, cts, pairs
+
+
+def read_admission_set(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+    """The `NAME=NUMBER` texts as pairs; the last value counts."""
+    return settings_from("--admission-set", given, _number, "buffsize=64K", wrong)
 
 
 def _number(text: str) -> float:

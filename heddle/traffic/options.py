@@ -6,18 +6,25 @@ Out: RunOptions, frozen. InputError with all errors in them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
+from heddle.base.declared import OUTPUT, Declared, Wrong, on_off, options_of, read_options
 from heddle.base.problems import InputError, Problems
-from heddle.base.units import parse_duration, parse_size
-from heddle.spec.impairments import parse_run_faults
-from heddle.traffic.admission import Admission, CtsClass, admission_from, parse_admission, parse_slow
-from heddle.traffic.collectives import find_pattern, usual_algorithm
+from heddle.traffic.admission import (
+    ADMISSION_TUNABLES,
+    Admission,
+    CtsClass,
+    admission_from,
+    check_admission,
+    parse_slow,
+    read_admission_set,
+)
+from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.tunables import Wrong, chosen, settings_from
+from heddle.traffic.readers import SourcePorts, check_faults, parse_bucket, parse_chunk, parse_sizes, parse_source_ports
+from heddle.traffic.tunables import settings_from
 
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
@@ -25,67 +32,294 @@ CongestionName = Literal["none", "dcqcn", "swift"]
 CongestionProfile = Literal["default", "nvidia", "meta"]  # of dcqcn
 Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
 WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
-ELEMENT_BYTES: Final = 4  # float32
-MAX_SIZE: Final = 1 << 28
 MAX_QPS: Final = 128  # NCCL's limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms, the resolution of NICs' timers; 31 is IBTA's largest
-BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record; shorter ones cost too much
 TRANSPORT: Final = "rc"  # the default
 SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
 MAX_ENTROPY: Final = 256
-FIXED_SPORT: Final = 49152  # OTG's default
-_USUAL_WINDOW: Final = "64 packets per connection, and what a delay keeps in flight"
-_USUAL_TIMEOUT: Final = "a timeout that follows rates, queues and pauses"
-Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePorts:
-    """How a NIC chooses UDP source ports.
-
-    qpn: from both QP numbers, as Linux does. own-qpn: from the sender's own QP number. rxe: from a hash of it, as
-    soft-RoCE does for queue pairs without a flow label. fixed: one port. list: `ports` in turn.
-    """
-
-    mode: Literal["qpn", "own-qpn", "rxe", "fixed", "list"] = "qpn"
-    ports: tuple[int, ...] = ()
+_WHAT, _SIZES, _PLACES = "What runs", "Sizes", "Placement"
+_TRANSPORT, _CONGESTION, _FAULTS = "Transport", "Congestion", "Faults"
+_SETTING: Final = "NAME=NUMBER"
+_BY_NUMBERS: Final = SourcePorts()
 
 
-_BY_NUMBER: Final = {"qpn": SourcePorts(), "own-qpn": SourcePorts("own-qpn"), "rxe": SourcePorts("rxe")}
+def _collectives(_: object) -> Sequence[str]:
+    return list(dict.fromkeys(collective for collective, _ in patterns()))
+
+
+def _algorithms(typed: Any) -> Sequence[str]:
+    """Of the typed collective; for `--help` of all collectives."""
+    wanted = typed.value_of("--collective") or "all-reduce"
+    return list(dict.fromkeys(each for collective, each in patterns() if typed.in_help or collective == wanted))
+
+
+def _congestion_set(texts: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+    return settings_from("--cc-set", texts, float, "rpg_time_reset=100", wrong)
+
+
+def _pairs(values: Sequence[tuple[str, float]]) -> Sequence[str]:
+    return [f"{name}={number:.15g}" for name, number in values]
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """One collective, with the options of nccl-tests. Sizes and `chunk` in bytes."""
+    """One collective, with the options of nccl-tests. Sizes and `chunk` in bytes.
 
-    collective: str = "all-reduce"
-    algorithm: str = ""  # empty: the collective's default
-    ranks: int | None = None  # default: every NIC of the fabric
-    sizes: tuple[int, ...] = (1 << 20,)
-    iters: int = 5
-    warmup: int = 1
-    qps: int = 1
-    qp_mode: QpMode = "split"
-    placement: str = "block"  # block, cyclic, or host names with commas
-    source_ports: SourcePorts = SourcePorts()
-    chunk: int = 1 << 17  # one message; NCCL's P2P net chunk
-    window: int | None = None  # unacknowledged packets of a QP; default: 64 per connection, shared by its QPs
-    timeout: int | None = None  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: ack_timeout in plan.py
+    Each field with a Declared is an option: the flags of `run`, their help and completion, the arguments of tests and
+    of assistants are made from it (base/declared.py).
+    """
+
+    collective: Annotated[
+        str,
+        Declared("the collective (incast: all ranks send to rank 0)", _WHAT, words=_collectives, listed="one of"),
+    ] = "all-reduce"
+    algorithm: Annotated[  # empty: the collective's default
+        str,
+        Declared("the algorithm (default: the collective's first)", _WHAT, words=_algorithms, listed="one of"),
+    ] = ""
+    ranks: Annotated[  # default: every NIC of the fabric
+        int | None,
+        Declared(
+            "number of ranks (default: one per NIC)",
+            _PLACES,
+            value="N",
+            least=2,
+            most=2048,
+            hint="leave it out for one rank per NIC",
+        ),
+    ] = None
+    sizes: Annotated[
+        tuple[int, ...],
+        Declared(
+            "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
+            _SIZES,
+            word="size",
+            value="SIZE",
+            reads=parse_sizes,
+            typed="1M",
+        ),
+    ] = (1 << 20,)
+    iters: Annotated[
+        int,
+        Declared("measured iterations", _WHAT, value="N", short="-n", least=1, most=10_000, hint="the default is 5"),
+    ] = 5
+    warmup: Annotated[
+        int,
+        Declared(
+            "iterations before the measurement",
+            _WHAT,
+            value="N",
+            short="-w",
+            least=0,
+            most=1_000,
+            hint="the default is 1",
+        ),
+    ] = 1
+    qps: Annotated[
+        int,
+        Declared(
+            "queue pairs per connection, 1 to 128",
+            _TRANSPORT,
+            value="N",
+            least=1,
+            most=MAX_QPS,
+            hint="the default is 1; NCCL's limit for a connection is 128",
+        ),
+    ] = 1
+    qp_mode: Annotated[
+        QpMode,
+        Declared(
+            "split (each message over all QPs) or round-robin (one message per QP in turn)",
+            _TRANSPORT,
+            value="MODE",
+            unlike="is not a mode of QPs",
+        ),
+    ] = "split"
+    placement: Annotated[  # block, cyclic, or host names with commas
+        str, Declared("placement of ranks on hosts: block, cyclic, or host names with commas", _PLACES)
+    ] = "block"
+    source_ports: Annotated[
+        SourcePorts,
+        Declared(
+            "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
+            _TRANSPORT,
+            word="sport",
+            reads=parse_source_ports,
+            typed="qpn",
+            writes=lambda ports: [ports.text],
+            words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
+        ),
+    ] = _BY_NUMBERS
+    chunk: Annotated[  # one message; NCCL's P2P net chunk
+        int, Declared("bytes per message", _SIZES, reads=parse_chunk, typed="128K")
+    ] = 1 << 17
+    window: Annotated[  # unacknowledged packets of a QP; default: 64 per connection, shared by its QPs
+        int | None,
+        Declared(
+            "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
+            _TRANSPORT,
+            value="N",
+            least=1,
+            most=1 << 14,
+            hint="leave it out for 64 packets per connection, and what a delay keeps in flight",
+        ),
+    ] = None
+    timeout: Annotated[  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: ack_timeout in plan.py
+        int | None,
+        Declared(
+            "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
+            "(default: by rates, queues and pauses)",
+            _TRANSPORT,
+            word="local_ack_timeout",
+            value="N",
+            was={"--timeout": {}},
+            assistants=False,
+            least=TIMEOUTS[0],
+            most=TIMEOUTS[1],
+            hint="leave it out for a timeout that follows rates, queues and pauses",
+        ),
+    ] = None
     retries: int = 7
-    bucket_ns: int = 10_000_000  # of the queues' record over time
-    transport: str = TRANSPORT
-    fastpath: FastPath = "auto"  # the compiled loop of the NICs: if possible, always, or never
-    split: str = AUTO  # into communicators that run at the same time; see communicators.py
-    recovery: Recovery = "go-back-n"  # of rc, from loss
-    entropy: int = 1  # UDP source ports over which each QP of srd sprays its packets
-    congestion: CongestionName = "none"
-    congestion_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set, in hardware units
-    congestion_profile: CongestionProfile | Literal[""] = ""  # all other parameters; empty: a controller without any
-    admission: bool = False  # receivers grant each message with a CTS
-    cts_class: CtsClass = "control"
-    admission_set: tuple[tuple[str, float], ...] = ()  # its parameters that the user set
-    slow: tuple[tuple[str, float], ...] = ()  # hosts that process data at this share of their NIC's rate
-    faults: tuple[str, ...] = ()  # of links for this run, as typed: `rtsw1:eth3,loss=1/256`
+    bucket_ns: Annotated[  # of the queues' record over time
+        int,
+        Declared(
+            "time between two samples of the queues, for plot: 1ms to 100ms",
+            OUTPUT,
+            word="bucket",
+            assistants=False,
+            reads=parse_bucket,
+            typed="10ms",
+            writes=lambda ns: [f"{ns / 1e6:g}ms"],
+        ),
+    ] = 10_000_000
+    transport: Annotated[
+        str,
+        Declared(
+            "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
+            _TRANSPORT,
+            words="heddle.endpoints.transports:TRANSPORTS",
+            listed="one of",
+        ),
+    ] = TRANSPORT
+    fastpath: Annotated[  # the compiled loop of the NICs: if possible, always, or never
+        FastPath,
+        Declared(
+            "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
+            _TRANSPORT,
+            assistants=False,
+            unlike="is not one of auto, on and off",
+        ),
+    ] = "auto"
+    split: Annotated[  # into communicators that run at the same time; see communicators.py
+        str,
+        Declared(
+            "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
+            _PLACES,
+            words=(AUTO,),
+            reads=parse_split,
+            typed=AUTO,
+        ),
+    ] = AUTO
+    recovery: Annotated[  # of rc, from loss
+        Recovery,
+        Declared(
+            "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
+            _TRANSPORT,
+            unlike="is not a recovery from loss",
+        ),
+    ] = "go-back-n"
+    entropy: Annotated[  # UDP source ports over which each QP of srd sprays its packets
+        int,
+        Declared(
+            "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
+            _TRANSPORT,
+            value="N",
+            least=1,
+            most=MAX_ENTROPY,
+            hint="the default is 1: no spraying by NICs",
+        ),
+    ] = 1
+    congestion: Annotated[
+        CongestionName,
+        Declared(
+            "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
+            "or swift (a window that follows delay and CNPs)",
+            _CONGESTION,
+            word="cc",
+            was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
+            unlike="is not a congestion control",
+        ),
+    ] = "none"
+    congestion_set: Annotated[  # its parameters that the user set, in hardware units
+        tuple[tuple[str, float], ...],
+        Declared(
+            "parameter of the congestion control in hardware units; can be repeated",
+            _CONGESTION,
+            word="cc_set",
+            value=_SETTING,
+            gathers=_congestion_set,
+            writes=_pairs,
+        ),
+    ] = ()
+    congestion_profile: Annotated[  # all other parameters; empty: a controller without any
+        CongestionProfile | Literal[""],
+        Declared(
+            "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
+            _CONGESTION,
+            word="cc_profile",
+            unlike="is not a profile of dcqcn",
+        ),
+    ] = ""
+    admission: Annotated[  # receivers grant each message with a CTS
+        bool,
+        Declared(
+            "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off",
+            _CONGESTION,
+            words=("on", "off"),
+            reads=on_off,
+            typed="off",
+            writes=lambda on: ["on" if on else "off"],
+        ),
+    ] = False
+    cts_class: Annotated[
+        CtsClass,
+        Declared("traffic class of CTS packets: control or data", _CONGESTION, unlike="is not control or data"),
+    ] = "control"
+    admission_set: Annotated[  # its parameters that the user set
+        tuple[tuple[str, float], ...],
+        Declared(
+            "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated",
+            _CONGESTION,
+            value=_SETTING,
+            words=[f"{each.name}=" for each in ADMISSION_TUNABLES],
+            gathers=read_admission_set,
+            writes=_pairs,
+        ),
+    ] = ()
+    slow: Annotated[  # hosts that process data at this share of their NIC's rate
+        tuple[tuple[str, float], ...],
+        Declared(
+            "its ranks process data at this share of their NIC's rate; can be repeated",
+            _FAULTS,
+            value="HOST=PERCENT",
+            gathers=parse_slow,
+            writes=lambda slow: [f"{host}={100 * share:.10g}%" for host, share in slow],
+        ),
+    ] = ()
+    faults: Annotated[  # of links for this run, as typed: `rtsw1:eth3,loss=1/256`
+        tuple[str, ...],
+        Declared(
+            "fault of a link for this run, as PORT,loss=1/256; kinds as in fault; can be repeated",
+            _FAULTS,
+            word="fault",
+            value="PORT,KIND=VALUE",
+            assistants=False,
+            gathers=check_faults,
+            writes=list,
+        ),
+    ] = ()
 
     @property
     def admitted(self) -> Admission | None:
@@ -98,240 +332,55 @@ class RunOptions:
             object.__setattr__(self, "congestion_profile", get_args(CongestionProfile)[0])
 
 
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """`8`, `64K:16M`, `64K:16M:x2` or `64K:1M:64K` (nccl-tests' -b, -e, -f, -i); ValueError with the reason.
-
-    Bytes as typed; `build_plan` rounds them to those that the collective uses.
-    """
-    parts = text.split(":")
-    if len(parts) > 3:
-        raise ValueError("has too many parts; write 64K, or 64K:16M:x2")
-    low = parse_size(parts[0])
-    if len(parts) == 1:
-        sizes = [low]
-    else:
-        high = parse_size(parts[1])
-        sizes = _series(low, high, parts[2] if len(parts) == 3 else "x2")
-    for size in sizes:
-        if size < ELEMENT_BYTES or size > MAX_SIZE:
-            raise ValueError(f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)")
-    return tuple(sizes)
-
-
-def _series(low: int, high: int, step: str) -> list[int]:
-    if high < low:
-        raise ValueError("ends below its start; write 64K:16M:x2")
-    sizes = [low]
-    if step.startswith("x"):
-        if not re.fullmatch(r"x[0-9]+", step) or int(step[1:]) < 2:
-            raise ValueError(f"has the factor {step}, which must be x2 or more")
-        while sizes[-1] * int(step[1:]) <= high and len(sizes) <= 64:
-            sizes.append(sizes[-1] * int(step[1:]))
-    else:
-        width = parse_size(step)
-        if width < 1:
-            raise ValueError("has a step of 0")
-        while sizes[-1] + width <= high and len(sizes) <= 64:
-            sizes.append(sizes[-1] + width)
-    if len(sizes) > 64:
-        raise ValueError("gives more than 64 sizes")
-    return sizes
-
-
-def parse_source_ports(text: str) -> SourcePorts:
-    """`qpn`, `own-qpn`, `rxe`, `fixed`, `fixed:50000` or `list:50000,50001`; ValueError with the reason."""
-    if text in _BY_NUMBER:
-        return _BY_NUMBER[text]
-    mode, _, rest = text.partition(":")
-    if mode == "fixed":
-        return SourcePorts("fixed", (_port(rest) if rest else FIXED_SPORT,))
-    if mode == "list" and rest:
-        return SourcePorts("list", tuple(_port(p) for p in rest.split(",")))
-    raise ValueError("is not one of qpn, own-qpn, rxe, fixed, fixed:PORT and list:PORT,PORT,...")
-
-
-def _port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise ValueError(f"has {text or 'an empty word'}, which is not a UDP port; use ports from 1 to 65535")
-    return int(text)
-
-
-class RunArguments(TypedDict, total=False):
-    """The arguments of `run_options` that a user types. Callers that pass them on need no defaults of their own."""
-
-    collective: str
-    algorithm: str | None
-    ranks: int | None
-    size: str
-    iters: int
-    warmup: int
-    qps: int
-    qp_mode: str
-    placement: str
-    sport: str
-    chunk: str
-    window: int | None
-    local_ack_timeout: int | None
-    bucket: str
-    transport: str
-    split: str
-    fastpath: str
-    cc: str
-    cc_profile: str | None
-    cc_set: Sequence[str]
-    recovery: str
-    entropy: int
-    admission: str
-    cts_class: str
-    admission_set: Sequence[str]
-    slow: Sequence[str]
-    fault: Sequence[str]
-
-
-def run_options(
-    *,
-    collective: str = "all-reduce",
-    algorithm: str | None = None,
-    ranks: int | None = None,
-    size: str = "1M",
-    iters: int = 5,
-    warmup: int = 1,
-    qps: int = 1,
-    qp_mode: str = "split",
-    placement: str = "block",
-    sport: str = "qpn",
-    chunk: str = "128K",
-    window: int | None = None,
-    local_ack_timeout: int | None = None,
-    bucket: str = "10ms",
-    transport: str = TRANSPORT,
-    find_transport: Callable[[str], object] | None = None,
-    split: str = AUTO,
-    fastpath: str = "auto",
-    cc: str = "none",
-    cc_profile: str | None = None,
-    cc_set: Sequence[str] = (),
-    recovery: str = "go-back-n",
-    entropy: int = 1,
-    admission: str = "off",
-    cts_class: str = "control",
-    admission_set: Sequence[str] = (),
-    slow: Sequence[str] = (),
-    fault: Sequence[str] = (),
-) -> RunOptions:
-    """Options as the user typed them; InputError with all errors in them.
+def run_options(find_transport: Callable[[str], object] | None = None, **typed: Any) -> RunOptions:
+    """Options as the user typed them, by the words of RunOptions; InputError with all errors in them.
 
     find_transport: raises InputError for an unknown transport. A later room supplies it, since it has the list.
     """
+    if unknown := typed.keys() - {each.word for each in options_of(RunOptions)}:
+        raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
 
-    def wrong(flag: str, why: str, hint: str = "") -> None:
-        problems.add(where="", what=flag, why=why, hint=hint)
+    def wrong(what: str, why: str, hint: str) -> None:
+        problems.add(where="", what=what, why=why, hint=hint)
 
-    def parsed(flag: str, text: str, parser: Callable[[str], Value], default: Value) -> Value:
-        try:
-            return parser(text)
-        except ValueError as error:
-            why, _, hint = str(error).partition("; ")
-            wrong(f"{flag} {text}", why, hint)
-            return default
-
-    sizes: tuple[int, ...] = parsed("--size", size, parse_sizes, ())
-    ports = parsed("--sport", sport, parse_source_ports, SourcePorts())
-    chunk_bytes = parsed("--chunk", chunk, parse_size, 1 << 17)
-    communicators = parsed("--split", split, parse_split, AUTO)
-    bucket_ns = parsed("--bucket", bucket, parse_duration, BUCKETS_NS[0])
-    mode: QpMode = chosen("--qp-mode", qp_mode, get_args(QpMode), "is not a mode of QPs", wrong)
-    loop: FastPath = chosen("--fastpath", fastpath, get_args(FastPath), "is not one of auto, on and off", wrong)
-    congestion, settings = _congestion(cc, cc_set, wrong)
-    profile = _profile(cc_profile, congestion, wrong)
-    if congestion == "swift" and fastpath == "on":
-        wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
-    try:
-        if find_transport is not None:
-            find_transport(transport)
-        if entropy > 1 and transport != SPRAYING:
-            why = f"is not for --transport {transport}, which needs packets in order"
-            wrong(f"--entropy {entropy}", why, f"use --transport {SPRAYING}, or more --qps")
-        recovers = _recovery(recovery, transport, fastpath, wrong)
-    except InputError as error:  # nothing can be said about what an unknown transport supports
-        problems.found += error.problems
-        recovers = "go-back-n"
-    admitted, cts, admission_settings = parse_admission(admission, cts_class, admission_set, fastpath, wrong)
-    slow_hosts, faults = parse_slow(slow, wrong), _faults(fault, problems)
-    try:
-        find_pattern(collective, algorithm or usual_algorithm(collective))
-    except InputError as error:
-        problems.found += error.problems
-    for flag, value, low, high, hint in (
-        ("--qps", qps, 1, MAX_QPS, "the default is 1; NCCL's limit for a connection is 128"),
-        ("--iters", iters, 1, 10_000, "the default is 5"),
-        ("--warmup", warmup, 0, 1_000, "the default is 1"),
-        ("--ranks", ranks, 2, 2048, "leave it out for one rank per NIC"),
-        ("--window", window, 1, 1 << 14, f"leave it out for {_USUAL_WINDOW}"),
-        (
-            "--local-ack-timeout",
-            local_ack_timeout,
-            *TIMEOUTS,
-            f"leave it out for {_USUAL_TIMEOUT}",
-        ),
-        ("--entropy", entropy, 1, MAX_ENTROPY, "the default is 1: no spraying by NICs"),
+    found = read_options(RunOptions, typed, problems)
+    for check in (
+        lambda: find_pattern(found.collective, found.algorithm),
+        lambda: _check_transport(found, find_transport, wrong),
     ):
-        if value is not None and not low <= value <= high:
-            wrong(f"{flag} {value}", f"is outside {low} to {high}", hint)
-    if not 4096 <= chunk_bytes <= 1 << 24 or chunk_bytes % 128:
-        wrong(f"--chunk {chunk}", "is not a multiple of 128 bytes between 4K and 16M", "try 128K, the chunk of NCCL")
-    if not BUCKETS_NS[0] <= bucket_ns <= BUCKETS_NS[1]:
-        wrong(f"--bucket {bucket}", "is outside 1ms to 100ms")
+        try:
+            check()
+        except InputError as error:
+            problems.found += error.problems
+    _check_congestion(found, typed.get("cc_profile"), wrong)
+    check_admission(found.admission, found.cts_class, found.admission_set, found.fastpath, wrong)
     problems.raise_if_any()
-    return RunOptions(
-        collective, algorithm or "", ranks, sizes, iters, warmup, qps, mode, placement, ports, chunk_bytes, window,
-        local_ack_timeout, bucket_ns=bucket_ns, transport=transport, fastpath=loop,
-        split=communicators, recovery=recovers, entropy=entropy, congestion=congestion,
-        congestion_set=settings, congestion_profile=profile,
-        admission=admitted, cts_class=cts, admission_set=admission_settings, slow=slow_hosts,
-        faults=faults,
-    )  # fmt: skip
-
-
-def _faults(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
-    """The checked texts of `--fault`; whether the lab has their ports is checked before the run."""
-    try:
-        parse_run_faults(texts)
-    except InputError as error:
-        problems.found += error.problems
-    return tuple(texts)
-
-
-def _recovery(recovery: str, transport: str, fastpath: str, wrong: Wrong) -> Recovery:
-    """The checked `--recovery`."""
-    found: Recovery = chosen("--recovery", recovery, get_args(Recovery), "is not a recovery from loss", wrong)
-    if found != "go-back-n" and transport != TRANSPORT:
-        wrong(f"--recovery {found}", f"is not for --transport {transport}", f"use --transport {TRANSPORT}")
-    elif found != "go-back-n" and fastpath == "on":
-        wrong("--fastpath on", f"is not possible with --recovery {found}", "leave --fastpath out")
     return found
 
 
-def _congestion(cc: str, cc_set: Sequence[str], wrong: Wrong) -> tuple[CongestionName, tuple[tuple[str, float], ...]]:
-    """The controller, and the `NAME=NUMBER` texts as pairs; the last value of a name counts.
+def _check_transport(o: RunOptions, find_transport: Callable[[str], object] | None, wrong: Wrong) -> None:
+    """Options of one transport; InputError for an unknown transport, about whose options nothing is known."""
+    if find_transport is not None:
+        find_transport(o.transport)
+    if o.entropy > 1 and o.transport != SPRAYING:
+        why = f"is not for --transport {o.transport}, which needs packets in order"
+        wrong(f"--entropy {o.entropy}", why, f"use --transport {SPRAYING}, or more --qps")
+    if o.recovery != "go-back-n" and o.transport != TRANSPORT:
+        wrong(f"--recovery {o.recovery}", f"is not for --transport {o.transport}", f"use --transport {TRANSPORT}")
+    elif o.recovery != "go-back-n" and o.fastpath == "on":
+        wrong("--fastpath on", f"is not possible with --recovery {o.recovery}", "leave --fastpath out")
 
-    A later room checks names and ranges, since it has the controllers.
-    """
-    named: CongestionName = chosen("--cc", cc, get_args(CongestionName), "is not a congestion control", wrong)
-    if cc_set and cc == "none":
+
+def _check_congestion(o: RunOptions, profile: str | None, wrong: Wrong) -> None:
+    """Options of one congestion control. A later room checks names and ranges of parameters."""
+    if o.congestion_set and o.congestion == "none":
         wrong("--cc-set", "needs congestion control", "add --cc dcqcn, or --cc swift")
-    return named, settings_from("--cc-set", cc_set, float, "rpg_time_reset=100", wrong)
-
-
-def _profile(name: str | None, congestion: CongestionName, wrong: Wrong) -> CongestionProfile | Literal[""]:
-    """The checked `--cc-profile`; empty for none."""
-    if name is None:
-        return ""
-    if congestion != "dcqcn":
-        why = f"is not for {congestion}, which has no profiles" if congestion != "none" else "needs DCQCN"
-        wrong(f"--cc-profile {name}", why, "leave --cc-profile out" if congestion != "none" else "add --cc dcqcn")
-    return chosen("--cc-profile", name, get_args(CongestionProfile), "is not a profile of dcqcn", wrong)
+    if profile is not None and o.congestion != "dcqcn":
+        why = f"is not for {o.congestion}, which has no profiles" if o.congestion != "none" else "needs DCQCN"
+        wrong(f"--cc-profile {profile}", why, "leave --cc-profile out" if o.congestion != "none" else "add --cc dcqcn")
+    if o.congestion == "swift" and o.fastpath == "on":
+        wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
 
 
 def _controlled(options: RunOptions) -> str:

@@ -25,7 +25,8 @@ from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import Propagation, delay_between, windows_of
-from heddle.traffic.options import ELEMENT_BYTES, RunOptions, SourcePorts
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import ELEMENT_BYTES, SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import SPORT_RULES, entropy_sports

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from heddle.traffic.collectives import Pattern, Transfer
-from heddle.traffic.options import ELEMENT_BYTES
+from heddle.traffic.readers import ELEMENT_BYTES
 
 MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS

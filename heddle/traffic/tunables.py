@@ -1,4 +1,4 @@
-"""Named parameters that a run may set: name, default, range, unit; and words of which an option takes one.
+"""Named parameters that a run may set: name, default, range, unit.
 
 Parameters of controllers are values of the hardware.
 
@@ -11,22 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+from heddle.base.declared import Wrong
 from heddle.base.problems import Problems, did_you_mean
-
-Wrong = Callable[[str, str, str], None]  # takes what, why and hint of an error
-ON_OFF = ("on", "off")
-NOT_ON_OFF = "is not on or off"
-Word = TypeVar("Word", bound=str)
-
-
-def chosen(flag: str, word: str, legal: Sequence[Word], why: str, wrong: Wrong) -> Word:
-    """The word, if it is a legal one; else an error with `why`, and the first of the legal ones."""
-    found = next((each for each in legal if each == word), None)
-    if found is None:
-        wrong(f"{flag} {word}", why, did_you_mean(word, legal))
-    return found or legal[0]
 
 
 def settings_from(

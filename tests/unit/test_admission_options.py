@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from heddle.base.declared import options_of
 from heddle.base.problems import InputError
 from heddle.cli import run_verb
+from heddle.cli.assistant import arguments_of
 from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
@@ -20,7 +21,7 @@ from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission
 from heddle.traffic.communicators import parse_split
-from heddle.traffic.options import RunArguments, RunOptions, run_options
+from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
 from tests.unit import run_samples as samples
@@ -153,16 +154,17 @@ def test_a_split_makes_rings_also_in_predictions() -> None:
 
 def test_an_argument_that_no_run_has_is_named_with_the_nearest_one() -> None:
     with pytest.raises(InputError) as caught:
-        RunCall(None)(qpss=4, colective="incast")  # type: ignore[call-arg, arg-type]
+        RunCall(None)(qpss=4, colective="incast")  # type: ignore[arg-type]
     first, second = caught.value.problems
     assert str(first) == "heddle_run(qpss=...) is not an argument of a run\n  hint: did you mean qps?"
     assert second.hint == "did you mean collective?"
 
 
 def test_the_defaults_of_a_run_are_written_once() -> None:
+    """A default as typed has the value of its field, and flags and arguments are those of the fields."""
     assert run_options() == RunOptions()
-    verb = inspect.signature(run_verb.run.function).parameters
-    for name, each in inspect.signature(run_options).parameters.items():
-        if name != "find_transport":
-            assert verb[name].default == each.default, name
-            assert name in RunArguments.__annotations__
+    assert run_options(**{each.word: each.default for each in options_of(RunOptions)}) == RunOptions()
+    own = [each.flag for each in options_of(RunOptions)]
+    assert set(own) <= set(run_verb.run.verb.flags)
+    for each in options_of(RunOptions):
+        assert (each.word in arguments_of(run_verb.run.verb)) == each.declared.assistants

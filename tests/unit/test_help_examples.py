@@ -23,7 +23,7 @@ from heddle.cli.program import commands_in, main
 from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.options import parse_sizes
+from heddle.traffic.readers import parse_sizes
 from tests.bench import _ONLY_BY_NAME, _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,7 +172,7 @@ def test_a_flag_of_nccl_tests_that_run_does_not_take_gets_a_hint(line: str, said
 def test_flags_of_nccl_tests_mean_what_they_mean_there(line: str, sizes: tuple[int, ...]) -> None:
     typed = parse(verbs()["run"], line.split())
     asked = NcclSizes(*(typed.get(name) for name in ("minbytes", "maxbytes", "stepfactor", "stepbytes")))
-    assert parse_sizes(asked.as_size("1M")) == sizes
+    assert parse_sizes(asked.size or "1M") == sizes
     assert (typed["iters"], typed["warmup"]) == (20, 5)
 
 

@@ -17,8 +17,9 @@ from heddle.runs.runtable import SizeRow, size_row
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
-from heddle.traffic.options import RunOptions, SourcePorts, parse_sizes, parse_source_ports, run_options
+from heddle.traffic.options import RunOptions, run_options
 from heddle.traffic.plan import build_plan, smallest_size
+from heddle.traffic.readers import SourcePorts, parse_sizes, parse_source_ports
 from heddle.wire.layout import LAYOUTS
 from heddle.wire.sport import sport_for_qps, sport_of_own_qpn, sport_of_rxe
 from tests.unit import run_samples as samples

@@ -26,8 +26,8 @@ from heddle.endpoints.transports.rc import connection_params
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.traffic.admission import Admission
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.options import ELEMENT_BYTES
 from heddle.traffic.plan import Plan, Qp
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire import layout as wire
 

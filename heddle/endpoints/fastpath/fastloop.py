@@ -36,8 +36,9 @@ from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import ELEMENT_BYTES, QpMode
+from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import EXTRA_BYTES, HEADERS_ONLY, WRITE_MIDDLE
 

@@ -34,8 +34,9 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.flow import Endpoint
-from heddle.traffic.options import ELEMENT_BYTES, QpMode
+from heddle.traffic.options import QpMode
 from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import TOS_DATA
 from heddle.wire.sport import flow_label_for_sport

@@ -11,7 +11,7 @@ from heddle.base.tables import Table
 from heddle.base.units import format_size
 from heddle.runs.runtable import SizeRow
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.options import ELEMENT_BYTES
+from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Values, counted, figure
 from heddle.views.runstext import how_judged, number_text, ratio_name

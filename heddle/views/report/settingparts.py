@@ -6,30 +6,26 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from heddle.base.declared import options_of
 from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
 from heddle.fabric.policydata import dump_policy
-from heddle.traffic.options import RunOptions, parse_sizes
+from heddle.traffic.options import RunOptions
+from heddle.traffic.readers import parse_sizes
 from heddle.views.report.section import Values
 
 if TYPE_CHECKING:
     from heddle.runs.stored import StoredRun
 
-_FLAGS: Final = {
-    "sizes": "size", "source_ports": "sport", "bucket_ns": "bucket", "congestion": "cc", "congestion_set": "cc_set",
-    "timeout": "local_ack_timeout",
-    "congestion_profile": "cc_profile",
-}  # fmt: skip
-_KEPT_BY: Final = frozenset({"retries"})  # no flag sets it
-
 
 def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
     header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
-    options = [(_FLAGS.get(name, name), value_text(value)) for name, value in asdict(header.options).items()]
+    words = {each.name: each.word for each in options_of(RunOptions)}
+    options = [(words.get(name, name), value_text(value)) for name, value in asdict(header.options).items()]
     tables = [
         _run_table(run),
         Table("Options of the run", ("option", "value"), tuple(options)),
@@ -143,27 +139,12 @@ def run_commands(options: RunOptions, lab: str) -> list[str]:
 def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
     usual = RunOptions(collective=options.collective)
     words = ["./inv", "run", "--lab", lab, "--collective", options.collective]
-    for each in fields(options):
+    for each in options_of(RunOptions):
         value = getattr(options, each.name)
-        if each.name == "collective" or each.name in _KEPT_BY or value == getattr(usual, each.name):
-            continue
-        typed = [sizes] if each.name == "sizes" else _typed(each.name, value)
-        for one in typed:
-            words += [f"--{_FLAGS.get(each.name, each.name).replace('_', '-')}", one]
+        if each.name != "collective" and value != getattr(usual, each.name):
+            for typed in [sizes] if each.name == "sizes" else each.write(value):
+                words += [each.flag, typed]
     return shlex.join(words)
-
-
-def _typed(name: str, value: Any) -> list[str]:
-    """A value as it is typed; several where the flag is repeated."""
-    if name == "source_ports":
-        return [value.mode if not value.ports else f"{value.mode}:{','.join(map(str, value.ports))}"]
-    if name == "slow":
-        return [f"{host}={100 * share:.10g}%" for host, share in value]
-    if name == "admission":
-        return ["on" if value else "off"]
-    if name in ("congestion_set", "admission_set"):
-        return [f"{key}={number:.15g}" for key, number in value]
-    return [f"{value / 1e6:g}ms" if name == "bucket_ns" else str(value)]
 
 
 def _range_of(sizes: Sequence[int]) -> str | None:
