@@ -13,10 +13,9 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from typing import Any, Final, get_args
 
-from heddle.base.declared import OptionField, options_of
+from heddle.base.declared import OptionField
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
 from heddle.cli.hints import spare_hint
@@ -149,10 +148,10 @@ class Parameter:
 
 
 class LateParameters(Sequence[Parameter]):
-    """Parameters that are made when the first is needed: declared options need modules that most verbs do not."""
+    """Parameters that are made when they are needed: declared options need modules that most verbs do not."""
 
     def __init__(self, make: Callable[[], Sequence[Parameter]]) -> None:
-        self._made = cache(make)
+        self._made = make
 
     def __len__(self) -> int:
         return len(self._made())
@@ -235,11 +234,11 @@ def parameters_of(
     return found
 
 
-def declared_parameters(kind: type[Any], shared: Mapping[str, Option]) -> list[Parameter]:
-    """The declared options of a dataclass (base/declared.py). shared: by name, values that depend on what is typed."""
+def declared_parameters(declared: Sequence[OptionField], shared: Mapping[str, Option]) -> list[Parameter]:
+    """Declared options (base/declared.py) as parameters. shared: by name, values that depend on what is typed."""
     return [
         Parameter(each.word, each.kind, each.default, positional=False, option=_option(each, shared))
-        for each in options_of(kind)
+        for each in declared
     ]
 
 

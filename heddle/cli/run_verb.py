@@ -113,7 +113,7 @@ class LiveTable:
 @verb(
     group="Traffic",
     help=helptexts.RUN,
-    options="heddle.traffic.options:RunOptions",
+    options="heddle.endpoints.runoptions:option_fields",
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=["fabric"],
@@ -142,15 +142,14 @@ def run(
     as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
     -i, -n, -w and -c mean what they mean there.
     """
-    from heddle.endpoints.transports import find_transport
+    from heddle.endpoints.runoptions import run_options
     from heddle.runs.run import plan_run
     from heddle.runs.run import run as run_collective
     from heddle.runs.writer import RunInterruptedError
-    from heddle.traffic.options import run_options
 
     sizes = NcclSizes(minbytes, maxbytes, stepfactor, stepbytes)
     with sizes.named_in_problems():
-        wanted = run_options(find_transport, **options | ({"size": sizes.size} if sizes.size else {}))
+        wanted = run_options(**options | ({"size": sizes.size} if sizes.size else {}))
     if check is not None and check < 1:
         out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")
     table = LiveTable(out)

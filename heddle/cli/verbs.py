@@ -121,10 +121,11 @@ def verb(
     group: the heading above it in the list of verbs (GROUPS). was: what users typed for it in the last version: a
     verb, or a verb and a flag whose value is the first word now.
     help: the option of each parameter, or only its help, where it is not that of SHARED. options: `module:name` of a
-    dataclass whose declared options the verb takes, too, as `**options` by their words. positional: parameters with a
-    default that can be typed without their flag. rest: the parameter that gets all other words. root, packages, extras:
-    what the verb needs on this machine; packages are names of packages.py, extras those of base/extras.py. checkout: it
-    works on Heddle's own source, which a wheel does not contain. tool: how an assistant gets it.
+    function that lists declared options: the verb takes them, too, as `**options` by their words. positional:
+    parameters with a default that can be typed without their flag. rest: the parameter that gets all other words. root,
+    packages, extras: what the verb needs on this machine; packages are names of packages.py, extras those of
+    base/extras.py. checkout: it works on Heddle's own source, which a wheel does not contain. tool: how an assistant
+    gets it.
     files_in, files_out: parameters that name files it reads or writes; the verb opens them through `base.files.real`.
     files_in can be a function from the typed values to file names, for files that name other files.
     directory_out: files_out are directories. endings_here: suffixes of a file that it writes to the working directory
@@ -139,7 +140,7 @@ def verb(
         defaults = {p.name: p.default for p in own if not p.required}
 
         def with_options() -> list[Parameter]:
-            declared = declared_parameters(pkgutil.resolve_name(options), SHARED)
+            declared = declared_parameters(pkgutil.resolve_name(options)(), SHARED)
             return sorted([*declared, *own, *common], key=lambda p: p.option.group == OUTPUT)
 
         spec = Verb(

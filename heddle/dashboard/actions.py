@@ -20,10 +20,10 @@ from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.process import dying_with_us, follow
 from heddle.base.progname import as_started
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import outages
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.traffic.options import run_options
 
 MOST_S: Final = 3600.0  # of a run
 # A script starts `./inv dashboard &` with SIGINT ignored. Its runs would inherit that, and `stop` would have no effect.

@@ -265,17 +265,26 @@ def loop_of(plan: Plan, transport: Transport) -> NicLoop:
     """
     if transport.stack is not None:
         return transport.stack.loop(plan)
-    pause, connection, congestion = moderation_s(plan), transport.fast(), congestion_of(plan)
-    admitted = admitted_of(plan)
-    if connection is None or admitted is not None or not drives(congestion) or (found := _library(plan)) is None:
-        return PythonLoop(plan, transport, pause, congestion, admitted)
+    pause, congestion = moderation_s(plan), congestion_of(plan)
+    connection = transport.fast()
+    if connection is None or why_not_compiled(plan, transport) or (found := _library(plan)) is None:
+        return PythonLoop(plan, transport, pause, congestion, admitted_of(plan))
     return FastLoop(found, plan, connection, pause, congestion)
+
+
+def why_not_compiled(plan: Plan, transport: Transport) -> str:
+    """With what the compiled loop cannot drive the NICs of a plan; empty if it can."""
+    options, congestion = plan.options, congestion_of(plan)
+    if transport.fast() is None:
+        return f"--transport {options.transport}: only rc with go-back-n is compiled"
+    if not drives(congestion):
+        return f"--cc {options.congestion}, which only the Python loop has"
+    return "admission, which only the Python loop has" if options.admission else ""
 
 
 def compiled(plan: Plan, transport: Transport) -> bool:
     """Whether `loop_of` selects the compiled loop; MachineError if the user requires it and it is not available."""
-    able = transport.fast() is not None and drives(congestion_of(plan)) and not plan.options.admission
-    return able and _library(plan) is not None
+    return not why_not_compiled(plan, transport) and _library(plan) is not None
 
 
 def _library(plan: Plan) -> library.Library | None:

@@ -141,7 +141,7 @@ class RunResult(RunHead, RunOutcome):
             "run_id": self.run_id or None,
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
-            "options": asdict(self.options),
+            "options": self.options.plain(),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
             "propagation": self.propagation.to_json() if self.propagation is not None else None,
             "in_flight": self.in_flight.to_json(),

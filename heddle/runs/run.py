@@ -25,7 +25,7 @@ from heddle.endpoints.crew import crew_of, worker_count
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.transports import TRANSPORTS, find_transport
 from heddle.endpoints.transports.protocol import Transport
-from heddle.endpoints.worker import compiled
+from heddle.endpoints.worker import compiled, why_not_compiled
 from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
@@ -159,9 +159,8 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     congestion_of(plan)  # its parameters and those of faults are checked before anything starts
     faults_on(fabric, options.faults)
     transport = kind.of(plan)
-    if options.fastpath == "on" and transport.fast() is None:
-        why = f"is not possible with --transport {options.transport}: only rc with go-back-n is compiled"
-        raise InputError(Problem("", "--fastpath on", why, "leave --fastpath out"))
+    if options.fastpath == "on" and (reason := why_not_compiled(plan, transport)):
+        raise InputError(Problem("", "--fastpath on", f"is not possible with {reason}", "leave --fastpath out"))
     if stack is not None:
         stack.require()
     return plan, transport

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
+_OF_EVERY_RUN: Final = frozenset(each.name for each in fields(RunOptions))
 RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
 
 
@@ -82,6 +83,7 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID come first, for human readers."""
         data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        data["header"]["options"] |= data["header"]["options"].pop("own")
         if (outcome := data["outcome"]) is not None:
             outcome |= outcome.pop("parts")  # a key for each part
         return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
@@ -103,10 +105,24 @@ def _add_profile(data: Mapping[str, Any]) -> None:
         options.setdefault("congestion_profile", "nvidia")
 
 
+def _gather_own(data: Mapping[str, Any]) -> None:
+    """Options that a transport or a congestion control declares, which a record has beside the others."""
+    header = data.get("header")
+    options = header.get("options") if isinstance(header, dict) else None
+    if not isinstance(options, dict):
+        return
+    if found := {name: options.pop(name) for name in options.keys() - _OF_EVERY_RUN}:
+        from heddle.endpoints.runoptions import own_fields  # it needs all transports, and most records need none
+
+        usual = {each.name: each.usual for _, _, each in own_fields()}
+        options["own"] = {name: found[name] for name in usual if name in found and found[name] != usual[name]}
+
+
 def read_record(directory: Path) -> RunRecord:
     """Read run.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / RECORD, RUN_FORMAT)
     _add_profile(data)
+    _gather_own(data)
     if isinstance(outcome := data.get("outcome"), dict):
         outcome["parts"] = {name: outcome.get(name) for name in PARTS}
     with undamaged(RECORD):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +54,7 @@ def differing_settings(a: StoredRun, b: StoredRun) -> tuple[SettingDifference, .
 def settings_of(run: StoredRun) -> dict[str, dict[str, str]]:
     """Every setting of a run in words, by the part of the run that has it. Parts that it does not carry are absent."""
     header, built, around = run.record.header, run.fabric.value, run.surroundings.value
-    told = {f"run.{name}": value_text(each) for name, each in flat(asdict(header.options)).items() if name != "sizes"}
+    told = {f"run.{name}": value_text(each) for name, each in flat(header.options.plain()).items() if name != "sizes"}
     told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
     told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
     told["Heddle"] = run.record.heddle

@@ -35,22 +35,20 @@ class RunCall:
         sizes: the argument `size` of a run, also as a number of bytes.
         """
         from heddle.base.events import Silent
-        from heddle.endpoints.transports import find_transport
+        from heddle.endpoints.runoptions import run_options
         from heddle.runs.run import run
-        from heddle.traffic.options import run_options
 
         _check_names(arguments)
         if sizes is not None:
             arguments["size"] = str(sizes)
-        self.runs.append(run(self._lab, run_options(find_transport, **arguments), Silent()))
+        self.runs.append(run(self._lab, run_options(**arguments), Silent()))
         return self.runs[-1]
 
 
 def _check_names(arguments: Collection[str]) -> None:
-    from heddle.base.declared import options_of
-    from heddle.traffic.options import RunOptions
+    from heddle.endpoints.runoptions import option_fields
 
-    known = ("sizes", *(each.word for each in options_of(RunOptions)))
+    known = ("sizes", *(each.word for each in option_fields()))
     problems = [
         Problem("", f"heddle_run({name}=...)", "is not an argument of a run", did_you_mean(name, known))
         for name in arguments

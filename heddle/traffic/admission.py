@@ -87,12 +87,8 @@ def admission_from(given: Sequence[tuple[str, float]], cts_class: CtsClass) -> A
     return made
 
 
-def check_admission(
-    on: bool, cts_class: CtsClass, given: Sequence[tuple[str, float]], fastpath: str, wrong: Wrong
-) -> None:
-    """Report options of admission that do not fit each other. fastpath: that option, which excludes admission."""
-    if on and fastpath == "on":
-        wrong("--fastpath on", "is not possible with admission, which only the Python loop has", "leave --fastpath out")
+def check_admission(on: bool, cts_class: CtsClass, given: Sequence[tuple[str, float]], wrong: Wrong) -> None:
+    """Report options of admission that do not fit each other."""
     if not on and given:
         wrong("--admission-set", "needs admission", "add --admission on")
     if not on and cts_class == "data":

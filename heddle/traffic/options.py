@@ -6,12 +6,12 @@ Out: RunOptions, frozen. InputError with all errors in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
-from heddle.base.declared import OUTPUT, Declared, Wrong, on_off, options_of, read_options
-from heddle.base.problems import InputError, Problems
+from heddle.base.declared import OUTPUT, Declared, Wrong, on_off, options_of
+from heddle.base.problems import Problems
 from heddle.traffic.admission import (
     ADMISSION_TUNABLES,
     Admission,
@@ -21,20 +21,19 @@ from heddle.traffic.admission import (
     parse_slow,
     read_admission_set,
 )
-from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
+from heddle.traffic.collectives import patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.readers import SourcePorts, check_faults, parse_bucket, parse_chunk, parse_sizes, parse_source_ports
 from heddle.traffic.tunables import settings_from
 
+Kind = TypeVar("Kind")
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
-CongestionName = Literal["none", "dcqcn", "swift"]
 CongestionProfile = Literal["default", "nvidia", "meta"]  # of dcqcn
-Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
-WINDOWED: Final[frozenset[CongestionName]] = frozenset({"swift"})  # measure the delay of each acknowledgement
 MAX_QPS: Final = 128  # NCCL's limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms, the resolution of NICs' timers; 31 is IBTA's largest
 TRANSPORT: Final = "rc"  # the default
+NO_CONTROL: Final = "none"
 SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
 MAX_ENTROPY: Final = 256
 
@@ -199,7 +198,6 @@ class RunOptions:
         Declared(
             "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
             _TRANSPORT,
-            words="heddle.endpoints.transports:TRANSPORTS",
             listed="one of",
         ),
     ] = TRANSPORT
@@ -222,14 +220,6 @@ class RunOptions:
             typed=AUTO,
         ),
     ] = AUTO
-    recovery: Annotated[  # of rc, from loss
-        Recovery,
-        Declared(
-            "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
-            _TRANSPORT,
-            unlike="is not a recovery from loss",
-        ),
-    ] = "go-back-n"
     entropy: Annotated[  # UDP source ports over which each QP of srd sprays its packets
         int,
         Declared(
@@ -242,16 +232,15 @@ class RunOptions:
         ),
     ] = 1
     congestion: Annotated[
-        CongestionName,
+        str,
         Declared(
             "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
             "or swift (a window that follows delay and CNPs)",
             _CONGESTION,
             word="cc",
             was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
-            unlike="is not a congestion control",
         ),
-    ] = "none"
+    ] = NO_CONTROL
     congestion_set: Annotated[  # its parameters that the user set, in hardware units
         tuple[tuple[str, float], ...],
         Declared(
@@ -321,55 +310,39 @@ class RunOptions:
         ),
     ] = ()
 
+    own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The options that a transport or a congestion control declares, as its own dataclass."""
+        names = {each.name for each in options_of(kind)}
+        return kind(**{name: value for name, value in self.own.items() if name in names})
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data, with the options of transport and congestion control beside the others."""
+        found: dict[str, Any] = asdict(self)
+        return {**found, **found.pop("own")}
+
     @property
     def admitted(self) -> Admission | None:
         """Admission with all its parameters; None when it is off. InputError for wrong parameters."""
         return admission_from(self.admission_set, self.cts_class) if self.admission else None
 
+    def check(self, profile: str | None, problems: Problems) -> None:
+        """Report options that do not fit each other. profile: as typed."""
+
+        def wrong(what: str, why: str, hint: str) -> None:
+            problems.add(where="", what=what, why=why, hint=hint)
+
+        if self.entropy > 1 and self.transport != SPRAYING:
+            why = f"is not for --transport {self.transport}, which needs packets in order"
+            wrong(f"--entropy {self.entropy}", why, f"use --transport {SPRAYING}, or more --qps")
+        _check_congestion(self, profile, wrong)
+        check_admission(self.admission, self.cts_class, self.admission_set, wrong)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
         if self.congestion == "dcqcn" and not self.congestion_profile:
             object.__setattr__(self, "congestion_profile", get_args(CongestionProfile)[0])
-
-
-def run_options(find_transport: Callable[[str], object] | None = None, **typed: Any) -> RunOptions:
-    """Options as the user typed them, by the words of RunOptions; InputError with all errors in them.
-
-    find_transport: raises InputError for an unknown transport. A later room supplies it, since it has the list.
-    """
-    if unknown := typed.keys() - {each.word for each in options_of(RunOptions)}:
-        raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
-    problems = Problems()
-
-    def wrong(what: str, why: str, hint: str) -> None:
-        problems.add(where="", what=what, why=why, hint=hint)
-
-    found = read_options(RunOptions, typed, problems)
-    for check in (
-        lambda: find_pattern(found.collective, found.algorithm),
-        lambda: _check_transport(found, find_transport, wrong),
-    ):
-        try:
-            check()
-        except InputError as error:
-            problems.found += error.problems
-    _check_congestion(found, typed.get("cc_profile"), wrong)
-    check_admission(found.admission, found.cts_class, found.admission_set, found.fastpath, wrong)
-    problems.raise_if_any()
-    return found
-
-
-def _check_transport(o: RunOptions, find_transport: Callable[[str], object] | None, wrong: Wrong) -> None:
-    """Options of one transport; InputError for an unknown transport, about whose options nothing is known."""
-    if find_transport is not None:
-        find_transport(o.transport)
-    if o.entropy > 1 and o.transport != SPRAYING:
-        why = f"is not for --transport {o.transport}, which needs packets in order"
-        wrong(f"--entropy {o.entropy}", why, f"use --transport {SPRAYING}, or more --qps")
-    if o.recovery != "go-back-n" and o.transport != TRANSPORT:
-        wrong(f"--recovery {o.recovery}", f"is not for --transport {o.transport}", f"use --transport {TRANSPORT}")
-    elif o.recovery != "go-back-n" and o.fastpath == "on":
-        wrong("--fastpath on", f"is not possible with --recovery {o.recovery}", "leave --fastpath out")
 
 
 def _check_congestion(o: RunOptions, profile: str | None, wrong: Wrong) -> None:
@@ -379,8 +352,6 @@ def _check_congestion(o: RunOptions, profile: str | None, wrong: Wrong) -> None:
     if profile is not None and o.congestion != "dcqcn":
         why = f"is not for {o.congestion}, which has no profiles" if o.congestion != "none" else "needs DCQCN"
         wrong(f"--cc-profile {profile}", why, "leave --cc-profile out" if o.congestion != "none" else "add --cc dcqcn")
-    if o.congestion == "swift" and o.fastpath == "on":
-        wrong("--fastpath on", "is not possible with swift", "leave --fastpath out")
 
 
 def _controlled(options: RunOptions) -> str:
@@ -397,7 +368,7 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"source ports: {options.source_ports.mode}{f', {options.entropy} for each QP' if options.entropy > 1 else ''}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
-        *([f"recovery: {options.recovery}"] if options.recovery != "go-back-n" else []),
+        *(f"{name.replace('_', ' ')}: {value}" for name, value in options.own.items()),
         *([_controlled(options)] if options.congestion != "none" else []),
         *([f"admission: {options.admitted.text()}"] if options.admitted is not None else []),
     )

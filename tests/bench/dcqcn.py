@@ -27,7 +27,7 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.series import RowLabel
 from heddle.runs.store import series_of
-from heddle.traffic.options import CongestionName, CongestionProfile, RunOptions
+from heddle.traffic.options import CongestionProfile, RunOptions
 
 from . import Figure, at_least
 
@@ -40,7 +40,7 @@ _SLOW: Final = ("link.exceptions={host5: 10mbit}", "queues.ecn.kmin=10KB", "queu
 _VICTIM: Final = "host6"
 _ALONE: Final = "PFC alone"
 _JUDGED: Final = "DCQCN"  # with its default profile; the others are readings
-_CASES: Final[Mapping[str, tuple[CongestionName, CongestionProfile | Literal[""]]]] = {
+_CASES: Final[Mapping[str, tuple[str, CongestionProfile | Literal[""]]]] = {
     _ALONE: ("none", ""),
     "DCQCN": ("dcqcn", "default"),
     "DCQCN nvidia": ("dcqcn", "nvidia"),
@@ -184,7 +184,7 @@ def _victims(observer: Observer) -> Iterator[Figure]:
 
 
 def _pairs(
-    lab: Lab, placement: str, congestion: CongestionName, profile: CongestionProfile | Literal[""], port: str,
+    lab: Lab, placement: str, congestion: str, profile: CongestionProfile | Literal[""], port: str,
     observer: Observer,
 ) -> float:  # fmt: skip
     """How much of a port's rate one iteration of the pairs uses."""

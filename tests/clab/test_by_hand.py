@@ -12,6 +12,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.checks.validate import validate
+from heddle.endpoints.runoptions import run_options
 from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
 from heddle.lab import health
@@ -21,7 +22,6 @@ from heddle.lab.opening import open_lab
 from heddle.lab.status import status
 from heddle.runs.run import run
 from heddle.runtimes.clab_containers import CLAB_DIR
-from heddle.traffic.options import run_options
 from tests.conftest import Up
 from tests.machine import child
 

@@ -10,13 +10,13 @@ import yaml
 
 from heddle.base import resources
 from heddle.base.events import Silent
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.run import run
 from heddle.switch.hashing.hashing import read_hashing
 from heddle.switch.queues.cells import LabQueues
-from heddle.traffic.options import run_options
 from tests.machine import patience, until
 from tests.netns.collectives import proven
 

@@ -17,6 +17,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError, MachineError
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host.engine import binary
 from heddle.host.engine.docker import docker
@@ -33,7 +34,6 @@ from heddle.runs.store import paths_of
 from heddle.runtimes import clab_deploy
 from heddle.runtimes.clab_containers import marker
 from heddle.runtimes.containerlab import free_subnet
-from heddle.traffic.options import run_options
 from tests.conftest import Up
 from tests.listener import Listener
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.endpoints.transports import find_transport
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.proof.collect import refusal
 from heddle.runs.run import plan_run
 from heddle.traffic.inflight import shortfall
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 
 WRONG: Final[tuple[dict[str, Any], ...]] = (
@@ -86,7 +86,7 @@ def test_wrong_options_are_explained_in_exactly_these_words(golden: Callable[[st
     said = []
     for options in WRONG:
         with pytest.raises(InputError) as caught:
-            plan_run(fabric, run_options(find_transport=find_transport, **options))
+            plan_run(fabric, run_options(**options))
         said.append(f"{options}\n{caught.value}\n")
     plan = build_plan(fabric, run_options(qps=128, transport="srd", entropy=256))
     said.append(f"rows of counters\n{refusal(fabric, plan, 1 << 16, spread=False)}\n")

@@ -9,6 +9,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab import rehash
 from heddle.lab.imported.imported import import_topology
@@ -18,7 +19,6 @@ from heddle.lab.tapped import find_ports
 from heddle.runs.explain import explain
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
-from heddle.traffic.options import run_options
 from tests.netns.collectives import proven
 from tests.own_topologies import DAEMONS, frr_conf
 

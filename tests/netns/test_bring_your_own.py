@@ -18,6 +18,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError, MachineError
 from heddle.base.process import run as run_command
 from heddle.checks.validate import CheckResult, validate
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.inventory import read_inventory
@@ -27,7 +28,6 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
-from heddle.traffic.options import run_options
 from heddle.views.labtext import up_text
 from tests.listener import Listener
 from tests.machine import patience

@@ -27,7 +27,7 @@ from heddle.runs.store import load, series_of
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
-from heddle.traffic.options import TRANSPORT, CongestionName, RunOptions
+from heddle.traffic.options import TRANSPORT, RunOptions
 from tests import silentreceiver
 from tests.conftest import Borrow
 from tests.machine import bps, links, patience
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.root
 BOTTLENECK = "rtsw1:eth3"  # to host1, which has rank 0
 RATE = 25_000_000  # bit/s
 SENDERS = 3
-NONE_AND_DCQCN: tuple[CongestionName, ...] = ("none", "dcqcn")
+NONE_AND_DCQCN: tuple[str, ...] = ("none", "dcqcn")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def settled(lab: Lab) -> Settled:
 
 def incast(
     lab: Lab,
-    congestion: CongestionName,
+    congestion: str,
     transport: str = TRANSPORT,
     entropy: int = 1,
 ) -> RunResult:
@@ -111,7 +111,7 @@ def without(net: Lab) -> Settled:
 
 
 @pytest.mark.parametrize("name", ["dcqcn", "swift"])
-def test_the_queue_settles_below_kmax_and_pauses_fall(net: Lab, without: Settled, name: CongestionName) -> None:
+def test_the_queue_settles_below_kmax_and_pauses_fall(net: Lab, without: Settled, name: str) -> None:
     assert without.pauses > 50 and np.median(without.depths) > without.kmax, "PFC alone: the queue stays above Kmax"
     result = incast(net, name)
     found = settled(net)
@@ -170,9 +170,7 @@ def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("name", "transport", "entropy"), [("dcqcn", "uc", 1), ("swift", "srd", 4)])
-def test_it_controls_every_transport(
-    net: Lab, without: Settled, name: CongestionName, transport: str, entropy: int
-) -> None:
+def test_it_controls_every_transport(net: Lab, without: Settled, name: str, transport: str, entropy: int) -> None:
     result = incast(net, name, transport, entropy)
     assert result.nic_loop == "python"
     assert settled(net).pauses < without.pauses / 2

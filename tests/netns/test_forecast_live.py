@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from heddle.base.events import Silent
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.policy import HashOptions
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
@@ -21,7 +22,6 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
-from heddle.traffic.options import run_options
 from tests.conftest import FabricLab
 from tests.marks import deep
 from tests.netns.collectives import proven

@@ -20,6 +20,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.base.process import Journal
 from heddle.cli.progress import PlainObserver
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import build
 from heddle.host import limits
@@ -39,7 +40,6 @@ from heddle.runtimes.registry import get_runtime
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing import hashing
 from heddle.testing.pool import Pool
-from heddle.traffic.options import run_options
 from tests.conftest import Up
 from tests.machine import patience, until
 from tests.marks import deep

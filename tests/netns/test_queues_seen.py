@@ -22,6 +22,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import CheckError, InputError
 from heddle.base.process import run as command
 from heddle.checks.validate import validate
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
@@ -35,7 +36,6 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
-from heddle.traffic.options import run_options
 from tests.machine import child, patience
 from tests.typed import typed
 

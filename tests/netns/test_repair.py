@@ -15,6 +15,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError, MachineError
 from heddle.checks.validate import validate
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab import outages, rehash
 from heddle.lab.lab import Lab
@@ -25,7 +26,6 @@ from heddle.switch.hashing import hashing
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
-from heddle.traffic.options import run_options
 from heddle.views import labtext
 from tests.conftest import Up
 from tests.listener import Listener

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base.events import Silent
+from heddle.endpoints.runoptions import run_options
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import set_hashing
 from heddle.runs.parts.machine import MachineUse
@@ -22,7 +23,6 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import History, load, open_runs, paths_of, series_of
-from heddle.traffic.options import run_options
 from heddle.views.report.page import report_html
 from tests.machine import child, patience, until
 from tests.netns.collectives import proven

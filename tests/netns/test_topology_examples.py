@@ -8,11 +8,11 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.checks.validate import validate
+from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab.imported.imported import import_topology
 from heddle.lab.status import status
 from heddle.runs.run import run
-from heddle.traffic.options import run_options
 from tests.marks import deep
 from tests.netns.collectives import proven
 

@@ -42,7 +42,7 @@ def test_each_recovery_delivers_all_data_and_selective_repeat_sends_least_again(
     incast: dict[str, Any] = {"collective": "incast", "placement": "host3,host1", "sizes": (1 << 22,), "iters": 1}
     lossy(1 / 64)
     for recovery in ("go-back-0", "go-back-n", "selective-repeat"):
-        result = ran(tiny, recovery=recovery, chunk=1 << 19, timeout=rc_timeout(14), **incast)
+        result = ran(tiny, own={"recovery": recovery}, chunk=1 << 19, timeout=rc_timeout(14), **incast)
         lost = result[QueueUse].drops["fault"] if result.part(QueueUse) is not None else 0
         assert lost > 0
         assert result.nic_loop == "python" or recovery == "go-back-n"

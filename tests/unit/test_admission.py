@@ -25,10 +25,10 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
 from heddle.endpoints.ranks import Pace
+from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts.admission import WaitFigures
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.options import run_options
 from heddle.traffic.schedule import build_schedule
 from heddle.wire import layout as wire
 from tests.unit.test_rc import parsed

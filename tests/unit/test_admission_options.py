@@ -12,6 +12,7 @@ from heddle.base.problems import InputError
 from heddle.cli import run_verb
 from heddle.cli.assistant import arguments_of
 from heddle.endpoints.admission.admitted import cts_timeout_s
+from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.demand import traffic_of
@@ -21,7 +22,7 @@ from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall
 from heddle.traffic.admission import Admission
 from heddle.traffic.communicators import parse_split
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.report.page import report_html
 from tests.unit import run_samples as samples

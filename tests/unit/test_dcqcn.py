@@ -14,9 +14,10 @@ from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, po
 from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, NicFacts
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
-from heddle.traffic.options import CongestionProfile, RunOptions, run_options
+from heddle.traffic.options import CongestionProfile, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.tunables import described, values_of
 

@@ -13,6 +13,7 @@ from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
 from heddle.endpoints.expected import block_elements
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.shapes import clos, rail
 from heddle.host import saturation
@@ -23,7 +24,6 @@ from heddle.runs.parts.part import MARK
 from heddle.spec.shapes import SHAPES
 from heddle.traffic.admission import ADMISSION_TUNABLES
 from heddle.traffic.collectives import patterns
-from heddle.traffic.options import run_options
 from heddle.traffic.plan import build_plan
 from heddle.wire.layout import OVERHEAD_BYTES
 from tests.unit import run_samples as samples

@@ -12,6 +12,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
 from heddle.lab.imported.choose import blueprint_of, files_of
@@ -23,7 +24,6 @@ from heddle.lab.imported.imported import ImportedLab, import_topology
 from heddle.lab.opening import Rendered
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
-from heddle.traffic.options import run_options
 from heddle.traffic.plan import build_plan
 from tests.own_topologies import mini_clos
 

@@ -11,6 +11,7 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.units import format_share, parse_share
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
@@ -23,7 +24,7 @@ from heddle.switch.links import delaylines
 from heddle.switch.links.delaylines import DelayLine
 from heddle.switch.links.portfaults import file_faults, line_of
 from heddle.switch.queues.portids import port_ids
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.views.labtext import faults_text
 

@@ -18,10 +18,10 @@ from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
-from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.rcstate import RcParams, Recovery
 from heddle.endpoints.transports.srd import SrdParams, SrdSender
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.options import WINDOWED, Recovery, RunOptions
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from heddle.wire import roce
@@ -302,7 +302,7 @@ def controlled(name: str, transport: str) -> tuple[Controlled, Transport]:
 
         for kind, made in KINDS.items():
             patch.setitem(TRANSPORTS, kind, made)
-        found = congestion_of(build_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))  # type: ignore[arg-type]
+        found = congestion_of(build_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))
     assert found is not None
     return found, _planned(transport, congestion=name)[1]
 
@@ -313,7 +313,7 @@ CONTROLLED_CASES = [
     for kind in KINDS
     for name in CONTROLLERS
     for loss in (0.0, 0.1)
-    if kind in RELIABLE or (name not in WINDOWED and not loss)
+    if kind in RELIABLE or (not CONTROLLERS[name].windowed and not loss)
 ]
 
 
@@ -335,4 +335,4 @@ def test_every_transport_delivers_under_every_control(kind: str, name: str, loss
 def test_windows_have_an_acknowledgement_for_each_packet() -> None:
     for name in CONTROLLERS:
         parameters = _planned("rc", congestion=name)[1].parameters()
-        assert parameters["ack_every"] == (1 if name in WINDOWED else 8)
+        assert parameters["ack_every"] == (1 if CONTROLLERS[name].windowed else 8)

@@ -9,6 +9,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.cli.demo import ACTS, OPTIONS, Act
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
@@ -17,7 +18,7 @@ from heddle.runs.runtable import SizeRow, size_row
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan, smallest_size
 from heddle.traffic.readers import SourcePorts, parse_sizes, parse_source_ports
 from heddle.wire.layout import LAYOUTS

@@ -12,13 +12,13 @@ import yaml
 from heddle.base.problems import InputError
 from heddle.cli.argv import parse
 from heddle.cli.run_verb import run as run_task
-from heddle.endpoints.transports import find_transport
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.opening import Rendered
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.store import open_runs
-from heddle.traffic.options import RunOptions, run_options
+from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_source_ports
 from heddle.views.graph import write_file
 from heddle.views.report.page import SECTIONS, report_html
@@ -137,7 +137,7 @@ def test_the_commands_of_a_run_mean_the_same_options(options: RunOptions) -> Non
     assert words[:4] == ["./inv", "run", "--lab", "zone"]
     typed = parse(run_task.verb, words[2:])
     typed.pop("lab")
-    assert run_options(find_transport, **typed) == options
+    assert run_options(**typed) == options
 
 
 def test_sizes_that_no_range_has_are_a_command_each() -> None:

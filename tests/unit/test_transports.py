@@ -17,12 +17,12 @@ from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc, RcSender
-from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.rcstate import RcParams, Recovery
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.measured import FlowRow
 from heddle.runs.run import plan_run
 from heddle.traffic.flow import Flow, Sent
-from heddle.traffic.options import Recovery, RunOptions
+from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
 from tests.stopandwait import NAME, StopAndWait
 from tests.unit.test_rc import RKEY, Memory, parsed
@@ -55,7 +55,7 @@ def reliable(request: pytest.FixtureRequest) -> Transport:
 
 def _loaded(word: str) -> Transport:
     name = word.partition(" ")[0]
-    _, made = _planned(name, **({"recovery": RECOVERIES[word]} if word in RECOVERIES else {}))
+    _, made = _planned(name, **({"own": {"recovery": RECOVERIES[word]}} if word in RECOVERIES else {}))
     return KINDS[name].load(json.loads(json.dumps(made.parameters())))
 
 

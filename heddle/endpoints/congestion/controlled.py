@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
 from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
@@ -13,6 +14,7 @@ from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
+from heddle.traffic.options import NO_CONTROL, RunOptions
 from heddle.traffic.plan import Plan
 from heddle.traffic.tunables import Tunable, values_of
 from heddle.wire.layout import LAYOUTS
@@ -60,12 +62,26 @@ class Controlled:
         return NotifyingReceiver(end, self.congestion.cnp, qp)
 
 
+def find_control(name: str) -> type[Congestion] | None:
+    """The congestion control of that name, None for `none`; InputError with the nearest word for others."""
+    if name != NO_CONTROL and name not in CONTROLLERS:
+        hint = did_you_mean(name, [NO_CONTROL, *CONTROLLERS])
+        raise InputError(Problem("", f"--cc {name}", "is not a congestion control", hint))
+    return CONTROLLERS.get(name)
+
+
+def windowed(options: RunOptions) -> bool:
+    """Whether the congestion control measures the delay of each acknowledgement."""
+    kind = find_control(options.congestion)
+    return kind is not None and kind.windowed
+
+
 def congestion_of(plan: Plan) -> Controlled | None:
     """The congestion control that the options ask for, or None; InputError for wrong parameters."""
     options = plan.options
-    if options.congestion == "none":
+    kind = find_control(options.congestion)
+    if kind is None:
         return None
-    kind = CONTROLLERS[options.congestion]
     line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
     frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
     profile: Mapping[str, float] = {}

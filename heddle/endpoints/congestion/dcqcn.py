@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.traffic.tunables import Tunable
@@ -208,6 +208,8 @@ class Dcqcn:
     rule: DcqcnRule
     cnp: CnpRule
 
+    options: ClassVar[type[Any] | None] = None
+    windowed: ClassVar[bool] = False
     tunables: ClassVar[tuple[Tunable, ...]] = (
         Tunable("dce_tcp_g", 1019, 0, 1023, "", "weight of the old alpha in each update, in 1/1024"),
         Tunable("dce_tcp_rtt", 1, 1, 131071, "us", "time between updates of alpha"),

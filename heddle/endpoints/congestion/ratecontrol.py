@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 from heddle.traffic.tunables import Tunable
 
@@ -110,6 +110,8 @@ class Congestion(Protocol):
     """One kind of congestion control with its parameters. Frozen: all queue pairs of a run have the same."""
 
     tunables: ClassVar[tuple[Tunable, ...]]
+    options: ClassVar[type[Any] | None]  # what users choose of it alone: declared options, as those of a transport
+    windowed: ClassVar[bool]  # measures the delay of each acknowledgement
 
     @classmethod
     def of(cls, values: Mapping[str, float], k: int, frame_bytes: int) -> Self:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.traffic.tunables import Tunable
@@ -120,6 +120,8 @@ class Swift:
     cnp: CnpRule
 
     coalesced: ClassVar[bool] = False
+    options: ClassVar[type[Any] | None] = None
+    windowed: ClassVar[bool] = True
     tunables: ClassVar[tuple[Tunable, ...]] = (
         Tunable("base_target", 4, 0.1, 10000, "us", "target delay of a large window, without propagation", whole=False),
         Tunable("fs_range", 4, 0, 10000, "us", "what small windows add to the target at most", whole=False),

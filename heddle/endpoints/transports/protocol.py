@@ -66,6 +66,7 @@ class Transport:
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
     addressed:    every packet has its own address (RETH), not only the first of a message.
     stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
+    options:      what users choose of this transport alone: a frozen dataclass of declared options (base/declared.py).
     """
 
     params: Any
@@ -75,6 +76,7 @@ class Transport:
     any_order: ClassVar[bool] = False
     addressed: ClassVar[bool] = False
     stack: ClassVar[RxeStack | None] = None
+    options: ClassVar[type[Any] | None] = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
+from heddle.base.declared import Declared
+from heddle.endpoints.congestion.controlled import windowed
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo, passes_on
 from heddle.endpoints.transports.protocol import FastConnection, Transport
-from heddle.endpoints.transports.rcstate import WRITES, RcParams, last_good, why_failed
+from heddle.endpoints.transports.rcstate import WRITES, RcParams, Recovery, last_good, why_failed
 from heddle.endpoints.transports.recovery import requester_of, responder_of
-from heddle.traffic.options import WINDOWED
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
 
@@ -138,15 +139,29 @@ class RcReceiver(QpEnd):
         return {"out_of_order": seen.out_of_order, "duplicates": seen.duplicates}
 
 
+@dataclass(frozen=True, slots=True)
+class RcOptions:
+    """What users choose of `rc` alone."""
+
+    recovery: Annotated[
+        Recovery,
+        Declared(
+            "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
+            "Transport",
+            unlike="is not a recovery from loss",
+        ),
+    ] = "go-back-n"
+
+
 def connection_params(plan: Plan) -> RcParams:
     """Parameters for a plan, with the largest window of its QPs: an ACK arrives long before a timeout."""
     slowest = min(each.rate_bps for each in plan.endpoints)
     frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
     # A window that follows delays needs one for each packet, and may be smaller than the usual number of packets.
-    every = 1 if plan.options.congestion in WINDOWED else _ack_every(plan.window)
+    every = 1 if windowed(plan.options) else _ack_every(plan.window)
     o = plan.options
-    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, o.recovery)
+    return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, o.of(RcOptions).recovery)
 
 
 def of_qp(params: RcParams, qp: QpInfo) -> RcParams:
@@ -168,6 +183,7 @@ class Rc(Transport):
     params: RcParams
 
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
+    options: ClassVar[type[Any] | None] = RcOptions
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Access, Message
-from heddle.traffic.options import Recovery
 from heddle.wire import layout as wire
 from heddle.wire.layout import NAK_ACCESS, NAK_INVALID, NAK_SEQUENCE, PSN_MASK, psn_after
+
+Recovery = Literal["go-back-n", "go-back-0", "selective-repeat"]
 
 
 @dataclass(frozen=True, slots=True)

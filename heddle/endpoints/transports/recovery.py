@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from heddle.endpoints.nic.qpend import NEVER, Access
-from heddle.endpoints.transports.rcstate import Burst, RcParams, Requester, Responder, WritePacket
-from heddle.traffic.options import Recovery
+from heddle.endpoints.transports.rcstate import Burst, RcParams, Recovery, Requester, Responder, WritePacket
 from heddle.wire.layout import NAK_SEQUENCE, PSN_MASK, psn_after
 
 _NAKS: Final = 16  # maximum number of packets to request at once after a timeout

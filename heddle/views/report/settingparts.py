@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from heddle.base.declared import options_of
 from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
+from heddle.endpoints.runoptions import option_fields
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
     header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
-    words = {each.name: each.word for each in options_of(RunOptions)}
-    options = [(words.get(name, name), value_text(value)) for name, value in asdict(header.options).items()]
+    words = {each.name: each.word for each in option_fields()}
+    options = [(words.get(name, name), value_text(value)) for name, value in header.options.plain().items()]
     tables = [
         _run_table(run),
         Table("Options of the run", ("option", "value"), tuple(options)),
@@ -137,14 +137,18 @@ def run_commands(options: RunOptions, lab: str) -> list[str]:
 
 
 def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
-    usual = RunOptions(collective=options.collective)
+    values, usual = _values(options), _values(RunOptions(collective=options.collective))
     words = ["./inv", "run", "--lab", lab, "--collective", options.collective]
-    for each in options_of(RunOptions):
-        value = getattr(options, each.name)
-        if each.name != "collective" and value != getattr(usual, each.name):
+    for each in option_fields():
+        value = values.get(each.name, each.usual)
+        if each.name != "collective" and value != usual.get(each.name, each.usual):
             for typed in [sizes] if each.name == "sizes" else each.write(value):
                 words += [each.flag, typed]
     return shlex.join(words)
+
+
+def _values(options: RunOptions) -> dict[str, Any]:
+    return {each.name: getattr(options, each.name) for each in fields(options)} | dict(options.own)
 
 
 def _range_of(sizes: Sequence[int]) -> str | None:

@@ -1,0 +1,79 @@
+"""The options of a run as users type them: those of every run, and those that a transport or a controller declares.
+
+In:  typed values by the words of `option_fields`. Out: RunOptions; InputError with all errors in them.
+A transport or a congestion control declares its options in its own file: a frozen dataclass (base/declared.py) in its
+`options`. Flags, help, completion, arguments and tools follow from its line in TRANSPORTS or CONTROLLERS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from heddle.base.declared import OptionField, options_of, read_options
+from heddle.base.problems import InputError, Problems
+from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
+from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import NO_CONTROL, RunOptions
+
+_OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc": CONTROLLERS}
+
+
+def own_fields() -> Iterator[tuple[str, str, OptionField]]:
+    """The word that chooses an owner, its name, and each of the options that it declares."""
+    for word, owners in _OWNERS.items():
+        for name, kind in owners.items():
+            for each in options_of(kind.options) if kind.options is not None else ():
+                yield word, name, each
+
+
+def option_fields() -> list[OptionField]:
+    """Every option of a run, each once."""
+    names = {"transport": [*TRANSPORTS], "cc": [NO_CONTROL, *CONTROLLERS]}
+    found = {each.word: each for each in options_of(RunOptions)}
+    for word, words in names.items():
+        found[word] = replace(found[word], declared=replace(found[word].declared, words=words))
+    for _, _, each in own_fields():
+        found.setdefault(each.word, each)
+    return list(found.values())
+
+
+def run_options(**typed: Any) -> RunOptions:
+    """Options as the user typed them; InputError with all errors in them."""
+    if unknown := typed.keys() - {each.word for each in option_fields()}:
+        raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
+    problems = Problems()
+    found = read_options(RunOptions, typed, problems)
+    try:
+        find_pattern(found.collective, found.algorithm)
+    except InputError as error:
+        problems.found += error.problems
+    try:
+        find_transport(found.transport)
+        find_control(found.congestion)
+        found = replace(found, own=_own(found, typed, problems))
+    except InputError as error:  # nothing can be said about what an unknown one supports
+        problems.found += error.problems
+    found.check(typed.get("cc_profile"), problems)
+    problems.raise_if_any()
+    return found
+
+
+def _own(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
+    """The options of the chosen transport and control that are not the default; an error for those of others."""
+    chosen = {"transport": found.transport, "cc": found.congestion}
+    values: dict[str, Any] = {}
+    known = set()
+    for word, name in chosen.items():
+        if (kind := getattr(_OWNERS[word].get(name), "options", None)) is not None:
+            read = read_options(kind, typed, problems)
+            known |= {each.word for each in options_of(kind)}
+            values |= {e.name: value for e in options_of(kind) if (value := getattr(read, e.name)) != e.usual}
+    for word, name, each in own_fields():
+        if each.word not in known and typed.get(each.word) not in (None, each.default, [], ()):
+            known.add(each.word)
+            why = f"is not for --{word} {chosen[word]}"
+            problems.add(where="", what=f"{each.flag} {typed[each.word]}", why=why, hint=f"use --{word} {name}")
+    return values

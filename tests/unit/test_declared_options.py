@@ -1,0 +1,122 @@
+"""An option is declared in one place: a transport and a congestion control of a test have one of their own each.
+
+Its flag, help, completion, the argument of an assistant and of a test, and the record of a run follow.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from pydantic import TypeAdapter
+
+import tasks
+from heddle.base.declared import Declared
+from heddle.base.problems import InputError
+from heddle.cli.argv import parse
+from heddle.cli.assistant import Assistant
+from heddle.cli.completion import candidates
+from heddle.cli.program import help_rows
+from heddle.endpoints.congestion.controlled import CONTROLLERS
+from heddle.endpoints.congestion.swift import Swift
+from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.transports import TRANSPORTS
+from heddle.endpoints.transports.rc import Rc
+from heddle.fabric.fabricfile import load_fabric
+from heddle.runs.runrecord import read_record, write_record
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import Plan, build_plan
+from heddle.views.report.settingparts import run_commands
+from tests.unit import run_samples as samples
+
+RUN = tasks.run.verb
+VERBS = {"run": RUN}
+
+
+@dataclass(frozen=True, slots=True)
+class SlideOptions:
+    slide: Annotated[int, Declared("packets that slide", "Transport", value="N", least=1, most=9, hint="use 2")] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BrakeOptions:
+    brake: Annotated[str, Declared("how it brakes", "Congestion", words=("soft", "hard"))] = "soft"
+
+
+class Slider(Rc):
+    options: ClassVar[type[Any] | None] = SlideOptions
+
+
+class Braker(Swift):
+    options: ClassVar[type[Any] | None] = BrakeOptions
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRANSPORTS, "slider", Slider)
+    monkeypatch.setitem(CONTROLLERS, "braker", Braker)
+
+
+def test_flag_help_and_completion_follow() -> None:
+    words = ["--transport=slider", "--slide=3", "--cc", "braker", "--brake", "hard"]
+    options = run_options(**parse(RUN, words))
+    assert options.of(SlideOptions) == SlideOptions(3) and options.of(BrakeOptions) == BrakeOptions("hard")
+    rows = help_rows(RUN)
+    assert ("--slide N", "packets that slide (default: 1)") in rows["Transport"]
+    assert ("--brake BRAKE", "how it brakes (default: soft)") in rows["Congestion"]
+    (transport,) = (does for word, does in rows["Transport"] if word.startswith("--transport"))
+    assert "slider" in transport
+    assert "--slide" in candidates(["inv", "run", "--sl"], VERBS, [])
+    assert candidates(["inv", "run", "--brake", ""], VERBS, []) == ["soft", "hard"]
+    assert "braker" in candidates(["inv", "run", "--cc", ""], VERBS, [])
+    with pytest.raises(InputError, match="is not a whole number"):
+        parse(RUN, ["--slide=many"])
+
+
+def test_an_assistant_gets_them_as_arguments() -> None:
+    server = Assistant(VERBS, changing=True)
+    (tool,) = server.tools()
+    assert tool.input_schema["properties"]["slide"] == {"type": "integer", "description": "packets that slide"}
+    assert "--brake=hard" in server.words("run", {"cc": "braker", "brake": "hard"})
+
+
+def test_ranges_and_owners_are_checked() -> None:
+    for typed, said in (
+        ({"transport": "slider", "slide": 10}, "--slide 10 is outside 1 to 9\n  hint: use 2"),
+        ({"slide": 2}, "--slide 2 is not for --transport rc\n  hint: use --transport slider"),
+        ({"cc": "swift", "brake": "hard"}, "--brake hard is not for --cc swift\n  hint: use --cc braker"),
+        ({"cc": "brakr"}, "--cc brakr is not a congestion control\n  hint: did you mean braker?"),
+    ):
+        with pytest.raises(InputError) as caught:
+            run_options(**typed)
+        assert str(caught.value) == said
+    with pytest.raises(TypeError, match="slid"):
+        run_options(slid=2)
+
+
+def test_plan_record_and_command_carry_them(tmp_path: Path) -> None:
+    options = run_options(transport="slider", slide=3)
+    plan = build_plan(load_fabric("tiny").fabric, options)
+    adapter = TypeAdapter(Plan)
+    assert adapter.validate_json(adapter.dump_json(plan)).options == plan.options  # as a worker gets it
+    write_record(tmp_path, replace(samples.record(options), id="0001"))
+    assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["slide"] == 3
+    assert read_record(tmp_path).header.options == options
+    assert run_commands(options, "zone") == [
+        "./inv run --lab zone --collective all-reduce --transport slider --slide 3"
+    ]  # fmt: skip
+
+
+def test_a_record_of_before_has_the_options_beside_the_others(tmp_path: Path) -> None:
+    """Runs of earlier versions name every option, also those of other transports."""
+    write_record(tmp_path, replace(samples.record(RunOptions(own={"recovery": "selective-repeat"})), id="0001"))
+    file = tmp_path / "run.json"
+    record = json.loads(file.read_text())
+    assert record["header"]["options"]["recovery"] == "selective-repeat"
+    assert read_record(tmp_path).header.options.own == {"recovery": "selective-repeat"}
+    record["header"]["options"]["recovery"] = "go-back-n"
+    file.write_text(json.dumps(record))
+    assert read_record(tmp_path).header.options == RunOptions()
