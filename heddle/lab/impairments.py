@@ -1,16 +1,16 @@
-"""Faults of the links of a running lab: set, list, clear, restore; and set for one run.
+"""Faults of the links of a running lab: set, list, clear, restore.
 
-In:  a Lab and a LinkFault; or the texts of `./inv run --fault`.
+In:  a Lab and a LinkFault.
 Out: the fault of each port, with its counters. What was set is recorded, so that `status`, `validate` and
 `up --repair` know it; so are ports that were taken down (outages.py):
 
     LABDIR/faults.json     {"down": ["rtsw1:eth3", ...], "links": {"rtsw1:eth3": {"loss": 0.01}, ...},
-                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}}
+                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}, "run_down": ["rtsw1:eth1", ...]}
 
 Whether a port is down now is read from its kernel, not from this file. The caller holds the lab's lock.
 A fault concerns the packets that leave by a port: the other direction is another port.
-A fault for one run is recorded in the same way, with what its port had before. So all that reads faults sees it, and a
-run that was killed (SIGKILL) is undone later: by the next run, `up --repair` or `fault --clear`.
+A fault for one run is recorded in the same way, with what its port had before (runfaults.py). So all that reads faults
+sees it, and a run that was killed (SIGKILL) is undone later: by the next run, `up --repair` or `fault --clear`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import owners, state
-from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean
-from heddle.base.tables import some_of
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port
-from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
+from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
 
 if TYPE_CHECKING:
@@ -45,11 +43,13 @@ class Requested:
     down: ports that were taken down. `up --repair` leaves them down; `up` and `status` report them. links: port that
     packets leave by -> the fault that was set on its link, an empty one where that of the fabric file was cleared.
     before_run: port whose fault in `links` is for one run -> what `links` had of it before; None: nothing.
+    run_down: ports that a run took down, and that it sets up again.
     """
 
     down: frozenset[str] = frozenset()
     links: Mapping[str, LinkFault] = field(default_factory=dict)
     before_run: Mapping[str, LinkFault | None] = field(default_factory=dict)
+    run_down: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -60,10 +60,8 @@ class Requested:
             return cls()
         if not isinstance(data, dict):
             return cls()
-        refs = data.get("down")
-        down = frozenset(each for each in refs if isinstance(each, str)) if isinstance(refs, list) else frozenset()
         links = {ref: fault for ref, fault in _faults(data.get("links")).items() if fault is not None}
-        return cls(down, links, _faults(data.get("run")))
+        return cls(_ports(data.get("down")), links, _faults(data.get("run")), _ports(data.get("run_down")))
 
     def write(self, directory: Path) -> None:
         """Replace the record."""
@@ -73,7 +71,13 @@ class Requested:
         if self.before_run:
             run = sorted(self.before_run.items())
             data["run"] = {ref: None if fault is None else fault.to_json() for ref, fault in run}
+        if self.run_down:
+            data["run_down"] = sorted(self.run_down)
         state.write_json(directory / _FILE, data)
+
+
+def _ports(refs: Any) -> frozenset[str]:
+    return frozenset(each for each in refs if isinstance(each, str)) if isinstance(refs, list) else frozenset()
 
 
 def _faults(data: Any) -> dict[str, LinkFault | None]:
@@ -234,63 +238,6 @@ def nearest_port(word: str, fabric: Fabric) -> str:
     return f"{node.name} has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
 
 
-def faults_on(fabric: Fabric, texts: Sequence[str]) -> dict[str, LinkFault]:
-    """Port -> its fault for a run, from `./inv run --fault`; of several for one port, the last counts.
-
-    InputError for a port that the fabric does not have. MachineError where a fault needs netem and there is none.
-    """
-    found: dict[str, LinkFault] = {}
-    problems: list[Problem] = []
-    for text, each in zip(texts, parse_run_faults(texts), strict=True):
-        try:
-            found |= dict.fromkeys((port.ref for port in ports_of(fabric, each.ports)), each.fault)
-        except InputError as error:
-            problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
-    if problems:
-        raise InputError(*problems)
-    require_netem(found.values())
-    return found
-
-
-@contextmanager
-def faults_for_run(lab: Lab, faults: Mapping[str, LinkFault], observer: Observer) -> Iterator[None]:
-    """Set faults for a with block; afterwards each port has what it had, unless it was set meanwhile.
-
-    The caller holds the lab's lock. Faults that a killed run left are cleared first. Where the end cannot undo them, it
-    warns: the next run does.
-    """
-    if left := end_run_faults(lab):
-        observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
-    try:
-        if faults:
-            with _changing(lab):
-                requested = Requested.read(lab.dir)
-                before = {ref: requested.links.get(ref) for ref in faults}
-                _write(lab, faults, replace(requested, links={**requested.links, **faults}, before_run=before))
-        yield
-    finally:
-        if faults:
-            try:
-                end_run_faults(lab)
-            except HeddleError as error:
-                why = str(error).partition("\n")[0]
-                observer.warn(f"the faults of this run are still set ({why}): clear them with ./inv fault --clear")
-
-
-def end_run_faults(lab: Lab) -> list[str]:
-    """Undo the faults of a run that has ended; returns the ports. The caller holds the lab's lock, so no run is on."""
-    if not Requested.read(lab.dir).before_run:
-        return []
-    with _changing(lab):
-        requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
-        before = requested.before_run
-        own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
-        own |= {ref: fault for ref, fault in before.items() if fault is not None}
-        wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
-        _write(lab, wanted, replace(requested, links=own, before_run={}))
-    return [*before]
-
-
 def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
     """Set faults and record them."""
     if not wanted:
@@ -300,11 +247,11 @@ def _set(lab: Lab, wanted: Mapping[str, LinkFault]) -> list[str]:
         requested = Requested.read(lab.dir)
         # The end of a run does not undo what is set now.
         before = {ref: fault for ref, fault in requested.before_run.items() if ref not in wanted}
-        _write(lab, wanted, replace(requested, links={**requested.links, **wanted}, before_run=before))
+        write_faults(lab, wanted, replace(requested, links={**requested.links, **wanted}, before_run=before))
     return [*wanted]
 
 
-def _write(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
+def write_faults(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> None:
     """Record faults, then set those of `wanted`. The caller holds CHANGES."""
     from heddle.switch.queues.cells import LabQueues
 
@@ -316,7 +263,7 @@ def _write(lab: Lab, wanted: Mapping[str, LinkFault], requested: Requested) -> N
 
 
 @contextmanager
-def _changing(lab: Lab) -> Iterator[None]:
+def changing(lab: Lab) -> Iterator[None]:
     """The lock of what changes during runs. Another command has it for a moment; then this waits."""
     end = time.monotonic() + _LOCK_S
     while True:

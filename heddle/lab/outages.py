@@ -104,12 +104,12 @@ class State:
 
     def problems(self, lab: Lab) -> list[Problem]:
         """The same, one by one, each with the command that repairs it."""
-        kept = Requested.read(lab.dir).down
+        recorded = Requested.read(lab.dir)
         by_hand, on_purpose = repair_hint(lab.name, "sets it up"), f"./inv fault up {{}} --lab {lab.name} sets it up"
         links = [
             Problem(ref, "the link", "is down on purpose", on_purpose.format(ref))
-            if ref in kept
-            else Problem(ref, "the link", "is down", by_hand)
+            if ref in recorded.down
+            else Problem(ref, "the link", f"is down{' for one run' * (ref in recorded.run_down)}", by_hand)
             for ref in self.dead
         ]
         why, undrain = f"drains the switch ({GRACEFUL_SHUTDOWN})", f"./inv fault undrain {{}} --lab {lab.name} ends it"
@@ -142,7 +142,7 @@ def links_up(lab: Lab, refs: Sequence[str], timeout: float = SECONDS) -> None:
     CheckError for a link that stays down, because it is down inside its host.
     """
     meant = {ref for port in ports_of(lab.fabric, refs) for ref in (port.ref, port.peer_ref)}
-    _check_rendered(lab)
+    check_rendered(lab)
     _set_all(lab, _by_switch([_port(lab, ref) for ref in state_of(lab).dead if ref in meant]), "up")
     wait(lab, timeout)
     _check_effect([ref for ref in state_of(lab).dead if ref in meant], "is still down")
@@ -182,7 +182,7 @@ def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
 def drain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> Fault:
     """The same for several switches in one step."""
     nodes = [_switch(lab, switch) for switch in switches]
-    _check_rendered(lab)
+    check_rendered(lab)
     # A switch that was drained before stays drained after `undo`.
     drained = lab.snapshot(LabPart.DRAINED, [*switches]).drained
     fresh = [node for node in nodes if node.name not in drained]
@@ -260,7 +260,7 @@ def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
 
 def _taken_down(lab: Lab, what: str, ports: Sequence[tuple[Node, str]], timeout: float) -> Fault:
     """Take ports of switches down. Ports that were down before stay down after `undo`."""
-    _check_rendered(lab)
+    check_rendered(lab)
     fresh = dict[str, list[str]]()
     for switch, names in _by_switch(ports).items():
         down = down_ports(lab.handle(switch))
@@ -304,7 +304,7 @@ def _inject(lab: Lab, what: str, do: Callable[[], None], undo: Callable[[], None
 
 
 def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
-    _check_rendered(lab)
+    check_rendered(lab)
     lines = "".join(f"link set dev {name} {word}\n" for name in names)
     with lock(lab.name):
         with inside(lab.handle(node.name).netns):
@@ -312,7 +312,7 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
         if done.code == 0:
             requested, refs = Requested.read(lab.dir), {node.port(name).ref for name in names}
             down = requested.down | refs if word == "down" else requested.down - refs
-            replace(requested, down=down).write(lab.dir)
+            replace(requested, down=down, run_down=requested.run_down - refs).write(lab.dir)
     if done.code != 0:
         raise MachineError(Problem(node.name, f"ports {word}", f"failed: {done.err.strip()}"))
 
@@ -323,12 +323,13 @@ def _graceful_all(lab: Lab, nodes: Sequence[Node], word: str) -> None:
 
 
 def _graceful(lab: Lab, node: Node, word: str) -> None:
-    _check_rendered(lab)
+    check_rendered(lab)
     commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
     lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
 
 
-def _check_rendered(lab: Lab) -> None:
+def check_rendered(lab: Lab) -> None:
+    """InputError for an imported lab."""
     if not lab.blueprint.rendered:
         why = "was imported, so its routes after a fault cannot be predicted"
         raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))

@@ -37,6 +37,7 @@ class Evidence:
     seconds: from the first packet until the last rank finished; None if not known.
     choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
     tallies: what the queues and links of all ports did over the run; empty in runs of an older Heddle.
+    requested: what the user changed during the run, a sentence each.
     """
 
     before: Snapshot
@@ -47,6 +48,7 @@ class Evidence:
     seconds: float | None = None
     choices: Mapping[str, int] = field(default_factory=dict)
     tallies: Tallies = field(default_factory=dict)
+    requested: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -135,6 +137,7 @@ class Evidence:
                 port: {str(number): list(astuple(each)) for number, each in classes.items()}
                 for port, classes in self.tallies.items()
             },
+            "requested": list(self.requested),
         }
 
     @classmethod
@@ -161,6 +164,7 @@ class Evidence:
                 str(port): {int(number): Tally(*(int(each) for each in row)) for number, row in classes.items()}
                 for port, classes in data.get("tallies", {}).items()
             },
+            tuple(str(each) for each in data.get("requested", ())),
         )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
+    from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence
     from heddle.runs.series import QueueRecord
     from heddle.traffic.plan import Plan, Qp
@@ -67,6 +68,7 @@ class MeasuredRun:
     began_ns: int
     ended_ns: int
     queues: QueueRecord
+    faults: FaultClock
 
     @property
     def counters(self) -> dict[str, int]:

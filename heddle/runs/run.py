@@ -31,14 +31,16 @@ from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
-from heddle.lab.impairments import extra_delay_ns, faults_for_run, faults_on
+from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.lab.runecn import ecn_for_run
+from heddle.lab.runfaults import delays_of, faults_for_run, faults_on
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
+from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
 from heddle.runs.writer import recording, writing
@@ -72,7 +74,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
     faults = faults_on(lab.fabric, options.faults)
-    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab, faults))
+    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab, delays_of(faults)))
     handles = lab.handles()
     netns = {e.host: handles[e.host].netns for e in plan.endpoints}
     budget = budget_of(plan, transport)
@@ -85,7 +87,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     factor = ECN_FACTORS.get(options.congestion_profile, 1)
     with (
         owners.lock(lab.name, work="run"),
-        faults_for_run(lab, faults, observer),
+        faults_for_run(lab, faults, observer) as clock,
         ecn_for_run(lab, factor, observer),
     ):
         health.check_ports(lab)
@@ -116,27 +118,31 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
                     _hosts_ready(plan, transport, netns),
                     crew_of(plan, transport, netns, workers) as crew,
                     queues.during(lambda: crew.began_ns),
+                    clock.during(lambda: crew.began_ns),
                 ):
                     reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
                     ended_ns = time.monotonic_ns()
                     (observer.end if table is None else observer.drop)("run")
+                clock.finish()
                 flows = flow_rows(plan, transport, reports)
                 sent, received = [row.sent for row in flows], [row.received or 0 for row in flows]
                 evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
-                moved = dict.fromkeys([*evidence.changed, *evidence.switched])
+                moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
                 fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
                 measured_run = MeasuredRun(
                     plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns,
-                    queues.finish(crew.began_ns),
+                    queues.finish(crew.began_ns), clock,
                 )  # fmt: skip
                 result = RunResult.of(
                     replace(head, ecmp=label(lab)),  # the hashing may have been changed during the run
                     measured_run,
                     writer.rows,
                     fabric_state=fabric,
-                    warnings=(*fabric.warnings(), *expected, *queues.remarks),
+                    warnings=(*fabric.warnings(), *expected, *queues.remarks, *clock.remarks),
                 )
-            return writer.finish(result, evidence)
+            times = result.part(FaultTimes)
+            requested = () if times is None else times.outages()
+            return writer.finish(result, replace(evidence, requested=requested))
 
 
 def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:

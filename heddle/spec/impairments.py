@@ -1,7 +1,9 @@
 """Faults of links: what a link does to the packets that leave by one of its ports. One table has all kinds.
 
 In:  `link.loss` of a fabric file, `--loss 1/256` of `./inv fault`, or `rtsw1:eth3,loss=1/256` of `./inv run --fault`.
-Out: LinkFault, or RunFault with its ports. InputError with every wrong value. Which ports a lab has is checked later.
+     `rtsw1:eth3,down,from=2s,to=4s,every=5s` too.
+Out: LinkFault, or RunFault with its ports and times. InputError with every wrong value.
+Which ports a lab has is checked later.
 Times are nanoseconds on hardware, one way: here they are multiplied by k. Shares are of packets, from 0 to 1.
 A new kind is a field of LinkFault, with its row of the table beside it. Keys and limits of the file, flags, texts,
 counters, the row of the map `faults` and netem's parameters follow from it. For the program, one line of
@@ -16,11 +18,13 @@ from typing import Any, Final, Literal
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.base.units import format_duration, format_share, parse_duration, parse_share
+from heddle.spec.faulttimes import ALWAYS, TIMES, Times, read_times
 
 LONGEST_NS: Final = 10**6  # of a delay or jitter on hardware: 200 km of fibre
 _EXAMPLE: Final = "PORT,loss=1/256"
 _TIME_HINT: Final = "write the time on hardware, as 500ns or 10us: Heddle multiplies it by k"
 _SHOWN: Final = 40  # letters of a wrong value
+_DOWN: Final = "down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +158,12 @@ COUNTS: Final = (*COUNTED, "waiting")
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """A fault for one run. ports: names and patterns, as typed."""
+    """A fault for one run. ports: names and patterns, as typed. down: the links go down, and `fault` is empty."""
 
     ports: tuple[str, ...]
     fault: LinkFault
+    times: Times = ALWAYS
+    down: bool = False
 
 
 def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str], tuple[str, str]]) -> LinkFault:
@@ -186,15 +192,16 @@ def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str],
 
 
 def parse_run_fault(text: str) -> RunFault:
-    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`; InputError with the reason."""
+    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`, or `down`, and times; InputError with the reason."""
     where = f"--fault {text}"
     words = [word.strip() for word in text.split(",") if word.strip()]
-    ports = tuple(word for word in words if "=" not in word)
+    ports = tuple(word for word in words if "=" not in word and word != _DOWN)
     given: dict[str, str] = {}
     problems: list[Problem] = []
     for key, _, value in (word.partition("=") for word in words if "=" in word):
-        if key not in KINDS:
-            problems.append(Problem(where, key or "=", "is not a fault of a link", did_you_mean(key, KINDS)))
+        if key not in KINDS and key not in TIMES:
+            near = did_you_mean(key, [*KINDS, *TIMES])
+            problems.append(Problem(where, key or "=", "is not a fault of a link", near))
         elif key in given:
             problems.append(Problem(where, key, "has two values", "write each of them once"))
         given[key] = value
@@ -202,11 +209,18 @@ def parse_run_fault(text: str) -> RunFault:
         raise InputError(Problem("", "--fault", "has an empty value", f"write --fault {_EXAMPLE}"))
     if not ports:
         problems.append(Problem("", where, "names no port", f"write --fault {_EXAMPLE}"))
-    if not given and not problems:
+    down, values = _DOWN in words, {key: value for key, value in given.items() if key in KINDS}
+    if not values and not down and not problems:
         problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
+    if down and values:
+        why = "exclude each other: no packet passes a link that is down"
+        problems.append(Problem(where, f"down and {next(iter(values))}", why, "use two --fault, each with its times"))
     if problems:
         raise InputError(*problems)
-    return RunFault(ports, read_fault(given, "leave it out", lambda key, value: (where, f"{key}={value}")))
+    times = read_times({key: given[key] for key in TIMES if key in given}, where)
+    if down:
+        return RunFault(ports, NO_FAULT, times, down=True)
+    return RunFault(ports, read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}")), times)
 
 
 def parse_run_faults(texts: Sequence[str]) -> tuple[RunFault, ...]:

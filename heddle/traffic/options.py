@@ -300,7 +300,8 @@ class RunOptions:
     faults: Annotated[  # of links for this run, as typed: `rtsw1:eth3,loss=1/256`
         tuple[str, ...],
         Declared(
-            "fault of a link for this run, as PORT,loss=1/256; kinds as in fault; can be repeated",
+            "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
+            "kinds as in fault; can be repeated",
             _FAULTS,
             word="fault",
             value="PORT,KIND=VALUE",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
@@ -15,8 +16,11 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
-from heddle.lab.impairments import PortFault, Requested, faults_on
+from heddle.lab.impairments import PortFault, Requested
+from heddle.lab.runfaults import PlannedFault, RunFaultSpan, delays_of, faults_on
+from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import plan_run
+from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
@@ -41,6 +45,17 @@ WRONG: Final = (
     ["rtsw1:eth3,reorder=1%"],
     ["rtsw1:eth3,delay=1us,jitter=5us"],
     ["rtsw1:eth3,loss=2", "rtsw1:eth4"],
+    ["rtsw1:eth1,down,loss=1%"],
+    ["rtsw1:eth1,down,from=4s,to=2s"],
+    ["rtsw1:eth1,down,to=0"],
+    ["rtsw1:eth1,down,from=2,to=often"],
+    ["rtsw1:eth1,down,form=2s"],
+    ["rtsw1:eth1,from=2s,to=4s"],
+    ["rtsw1:eth1,down,every=5s"],
+    ["rtsw1:eth1,down,from=2s,to=4s,every=2s"],
+    ["rtsw1:eth1,down,to=10ms,every=50ms"],
+    ["rtsw1:eth1,down,from=2s,to=4s", "ctsw1:eth1,down,from=3s,to=5s"],
+    ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%,from=1s,to=2s"],
     ["rtsw1:eth9,ctws1,loss=1%", "rtsw1:eth3,loss=1%", "leaf1:eth1,loss=1%"],
 )
 
@@ -106,7 +121,7 @@ def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Pa
         Requested(),
         Requested(down=frozenset({"rtsw1:eth1", "rtsw2:eth1"})),
         Requested(frozenset({"rtsw1:eth1"}), links),
-        Requested(frozenset({"rtsw1:eth1"}), links, before),
+        Requested(frozenset({"rtsw1:eth1"}), links, before, frozenset({"rtsw1:eth2"})),
     ):
         each.write(tmp_path)
         assert Requested.read(tmp_path) == each
@@ -148,11 +163,69 @@ def test_a_fault_for_a_run_is_ports_and_values(text: str, ports: tuple[str, ...]
 
 def test_ports_are_resolved_on_the_fabric_and_the_last_fault_of_a_port_counts() -> None:
     found = faults_on(TINY, ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%"])
-    assert found == {
+    assert {each.port: each.fault for each in found} == {
         **dict.fromkeys(("rtsw1:eth1", "rtsw1:eth2", "rtsw1:eth4"), LinkFault(loss=0.01)),
         "rtsw1:eth3": LinkFault(corrupt=0.01),
     }
-    assert faults_on(TINY, []) == {}
+    assert faults_on(TINY, []) == ()
+
+
+def test_a_link_goes_down_once_at_the_end_of_a_switch() -> None:
+    (link,) = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,down,from=2s,to=4s,every=5s"])
+    assert link == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9, 4 * 10**9, 5 * 10**9))
+    assert (link.what(4000), link.times.text()) == ("rtsw1:eth1 down", "from 2s to 4s, every 5s")
+    (host,) = faults_on(TINY, ["host1:eth1,down"])
+    assert (host.port, bool(host.times)) == ("rtsw1:eth3", False)
+
+
+def test_several_faults_of_a_port_may_follow_each_other_and_a_lossy_link_may_go_down() -> None:
+    texts = ["rtsw1:eth1,loss=1%,to=1s", "rtsw1:eth1,corrupt=1%,from=1s,to=2s", "rtsw1:eth1,down,from=500ms"]
+    assert len(faults_on(TINY, texts)) == 3
+    delays = ["rtsw1:eth1,corrupt=1%,to=1s", "rtsw1:eth1,loss=1%,from=1s"]
+    assert delays_of(faults_on(TINY, delays)) == {"rtsw1:eth1": LinkFault(corrupt=0.01)}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ((None, 5, 0), (5, None, 0), False),
+        ((None, 6, 0), (5, None, 0), True),
+        ((1, None, 0), (7, 9, 0), True),
+        ((2, 4, 5), (4, 7, 5), False),
+        ((2, 4, 5), (4, 8, 5), True),
+        ((2, 4, 5), (0, 1, 3), True),
+        ((0, 2, 6), (2, 4, 4), True),
+        ((0, 1, 4), (2, 3, 8), False),
+        ((0, 2, 6), (3, 4, 4), True),
+        ((2, 4, 5), (4, 7, 0), False),
+        ((2, 4, 5), (4, 8, 0), True),
+        ((2, 4, 5), (9, 12, 0), False),
+        ((2, 4, 5), (9, None, 0), True),
+        ((20, 40, 50), (0, 20, 0), False),
+        (None, (3, 4, 0), True),
+    ],
+)
+def test_times_overlap_when_one_begins_before_the_other_has_ended(one: Any, other: Any, meet: bool) -> None:
+    first, second = Times(*one or ()), Times(*other)
+    assert (first.overlap(second), second.overlap(first)) == (meet, meet)
+
+
+def test_the_record_of_a_run_has_when_each_fault_was_set_and_which_never_was() -> None:
+    flap, late = faults_on(TINY, ["rtsw1:eth1,down,from=2s,to=4s,every=5s", "rtsw2,loss=1%,from=60s"])[:2]
+    clock = SimpleNamespace(
+        planned=(flap, late),
+        spans=[RunFaultSpan(flap, 3 * 10**9, 5 * 10**9), RunFaultSpan(flap, 8 * 10**9)],
+    )
+    plan = SimpleNamespace(k=4000)
+    run = SimpleNamespace(faults=clock, plan=plan, began_ns=10**9, ended_ns=9 * 10**9)
+    found = FaultTimes.of_run(run)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.lines() == [
+        "#faults   : rtsw1:eth1 down, in wall time of the run: 2.000 s to 4.000 s, 7.000 s to the end",
+        "#faults   : rtsw2:eth1: 1/100 lost from 60s: the run ended before, after 8.000 s",
+    ]
+    assert len(found.outages()) == 1
+    assert [span["end_ns"] for span in found.to_json()["spans"]] == [5 * 10**9, None]
 
 
 def test_wrong_faults_are_explained_before_anything_starts(golden: Callable[[str, str], None]) -> None:

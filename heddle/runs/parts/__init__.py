@@ -16,6 +16,7 @@ from heddle.host.saturation import Cause
 from heddle.runs.files import reason_of, typed
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
+from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart
 from heddle.runs.parts.queues import QueueUse
@@ -30,6 +31,7 @@ PARTS: Final[dict[str, type[RunPart]]] = {
     "queues": QueueUse,
     "congestion": CongestionUse,
     "admission": AdmissionUse,
+    "faults": FaultTimes,
     "machine": MachineUse,
 }
 _ADAPTERS: Final[dict[type[RunPart], TypeAdapter[Any]]] = {}  # made when they are used: each takes a millisecond

@@ -1,0 +1,295 @@
+"""Faults of links for one run: all of it, or from one time of it to another, again and again if asked.
+
+In:  a Lab, and the texts of `./inv run --fault`.
+Out: a FaultClock, which sets and ends each fault at its time; and RunFaultSpan, one for each time that it did.
+Times are wall time since the first barrier of the run. The record of the lab (impairments.py) is written before each
+change. So a run that was killed is undone later: by the next run, `up --repair` or `fault --clear`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem
+from heddle.base.process import run
+from heddle.base.tables import some_of
+from heddle.fabric.model import Fabric, Port, Role
+from heddle.kernel.netlink import down_ports
+from heddle.lab import outages
+from heddle.lab.impairments import Requested, changing, ports_of, write_faults
+from heddle.spec.faulttimes import Times
+from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
+from heddle.switch.links.portfaults import file_faults, require_netem
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+_POLL_S: Final = 0.002  # until the first barrier
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """What one port gets in a run. fault: None for a link that is down; then `port` is the switch's end."""
+
+    port: str
+    fault: LinkFault | None
+    times: Times
+
+    def what(self, k: int) -> str:
+        """`rtsw1:eth3 down`, `rtsw1:eth3: 1/256 lost`. k: of the fabric."""
+        return f"{self.port} down" if self.fault is None else f"{self.port}: {self.fault.text(k)}"
+
+
+@dataclass(slots=True)
+class RunFaultSpan:
+    """A fault that was set. begin_ns, end_ns: CLOCK_MONOTONIC, after the change; end_ns: None until the run's end."""
+
+    planned: PlannedFault
+    begin_ns: int
+    end_ns: int | None = None
+
+
+def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
+    """What each port gets, from `./inv run --fault`; of several for one port and the whole run, the last counts.
+
+    InputError for a port that the fabric does not have, and for times of one port that overlap. MachineError where a
+    fault needs netem and there is none.
+    """
+    found: dict[tuple[str, bool], list[PlannedFault]] = {}
+    problems: list[Problem] = []
+    for text, each in zip(texts, parse_run_faults(texts), strict=True):
+        try:
+            ports = ports_of(fabric, each.ports)
+        except InputError as error:
+            problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
+            continue
+        # Both ends of a link go down together.
+        meant = {min(port.ref, port.peer_ref) if each.down else port.ref: port for port in reversed(ports)}
+        for key, port in reversed(meant.items()):
+            others = found.setdefault((key, each.down), [])
+            ref = _switch_end(fabric, port) if each.down else port.ref
+            planned = PlannedFault(ref, None if each.down else each.fault, each.times)
+            if not each.times and others and not others[-1].times:
+                others[-1] = planned
+                continue
+            if any(each.times.overlap(other.times) for other in others):
+                why = "has another fault at the same time"
+                problems.append(Problem(f"--fault {text}", ref, why, "give them times that do not overlap"))
+            others.append(planned)
+    if problems:
+        raise InputError(*problems)
+    every = tuple(each for some in found.values() for each in some)
+    require_netem(each.fault for each in every if each.fault is not None)
+    return every
+
+
+def _switch_end(fabric: Fabric, port: Port) -> str:
+    """The end at which a link goes down: a switch's, since a host loses its routes with its port."""
+    return port.peer_ref if fabric.by_name[port.node].role is Role.HOST else port.ref
+
+
+def delays_of(planned: Sequence[PlannedFault]) -> dict[str, LinkFault]:
+    """Port -> its fault with the longest delay in a run."""
+    found: dict[str, LinkFault] = {}
+    for each in planned:
+        if each.fault is not None:
+            last = found.get(each.port, each.fault)
+            found[each.port] = max(last, each.fault, key=lambda fault: fault.delay_ns + fault.jitter_ns)
+    return found
+
+
+class FaultClock:
+    """Sets and ends the faults of one run. spans: of all that began. remarks: warnings for the run's result."""
+
+    def __init__(self, lab: Lab, planned: Sequence[PlannedFault]) -> None:
+        self.planned = tuple(planned)
+        self.spans: list[RunFaultSpan] = []
+        self.remarks: list[str] = []
+        self._lab = lab
+        self._end = threading.Event()
+        self._active: dict[PlannedFault, RunFaultSpan] = {}
+
+    def begin(self, planned: Sequence[PlannedFault]) -> None:
+        """Set these faults; links that are down already stay as they are."""
+        faults = {each.port: each.fault for each in planned if each.fault is not None}
+        with changing(self._lab):
+            if self._end.is_set():
+                return
+            requested = Requested.read(self._lab.dir)
+            down = _up_now(self._lab, [each.port for each in planned if each.fault is None])
+            before = {ref: requested.links.get(ref) for ref in faults} | dict(requested.before_run)
+            links = {**requested.links, **faults}
+            more = replace(requested, links=links, before_run=before, run_down=requested.run_down | {*down})
+            write_faults(self._lab, faults, more)
+            _set_links(self._lab, down, "down")
+        now = time.monotonic_ns()
+        for each in planned:
+            self._active[each] = RunFaultSpan(each, now)
+            self.spans.append(self._active[each])
+
+    def end(self, planned: Sequence[PlannedFault]) -> None:
+        """End these faults, unless the user has set others meanwhile."""
+        end_run_faults(self._lab, planned)
+        for each in planned:
+            if (span := self._active.pop(each, None)) is not None:
+                span.end_ns = time.monotonic_ns()
+
+    @contextmanager
+    def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
+        """Keep the times of a run in a with block. An error in it also names the faults that were set then.
+
+        began_ns: returns the time of the first barrier (CLOCK_MONOTONIC), 0 before that.
+        """
+        thread = threading.Thread(target=self._work, args=(began_ns,), name="faults", daemon=True)
+        if any(each.times for each in self.planned):
+            thread.start()
+        try:
+            yield
+        except HeddleError as error:
+            k, named = self._lab.fabric.policy.k, [*self._active]
+            why = "was set at that time, as requested"
+            raise type(error)(*error.problems, *(Problem("--fault", each.what(k), why) for each in named)) from None
+        finally:
+            self._end.set()
+            if thread.is_alive():
+                thread.join()
+
+    def finish(self) -> None:
+        """End what has a time, after the last packet, and wait until the routes are back if a link was down."""
+        timed = [each for each in self._active if each.times]
+        if timed:
+            end_run_faults(self._lab, timed)
+        if any(span.planned.fault is None and span.planned.times for span in self.spans):
+            self.wait()
+
+    def rerouted(self) -> list[str]:
+        """Switches at the links that were down during a part of the run: their next hops changed."""
+        nodes = self._lab.fabric.by_name
+        ends = []
+        for span in self.spans:
+            if span.planned.fault is None and span.planned.times:
+                node, _, name = span.planned.port.partition(":")
+                ends += [node, nodes[node].port(name).peer_node]
+        return [name for name in ends if nodes[name].role is not Role.HOST]
+
+    def wait(self) -> None:
+        """Wait for the routes that follow from links that are down or up again; a remark when they do not come."""
+        try:
+            outages.wait(self._lab)
+        except HeddleError as error:
+            self.remarks.append(f"after a fault of this run: {error.problems[0]}")
+
+    def _work(self, began_ns: Callable[[], int]) -> None:
+        while not (start := began_ns()):
+            if self._end.wait(_POLL_S):
+                return
+        # (time, begins, number): at the same time, ends come first.
+        due: list[tuple[int, bool, int]] = []
+        for number, times in enumerate(each.times for each in self.planned):
+            if times.begin_ns is not None:
+                due.append((times.begin_ns, True, number))
+            elif times.end_ns is not None:
+                due.append((times.end_ns, False, number))
+        heapq.heapify(due)
+        while due:
+            at, begins, _ = due[0]
+            if self._end.wait(max(0, start + at - time.monotonic_ns()) / 1e9):
+                return
+            now = []
+            while due and due[0][:2] == (at, begins):
+                number = heapq.heappop(due)[2]
+                times = self.planned[number].times
+                now.append(self.planned[number])
+                if begins and times.end_ns is not None:
+                    heapq.heappush(due, (at + times.end_ns - times.first, False, number))
+                elif not begins and times.every_ns and times.end_ns is not None:
+                    heapq.heappush(due, (at - times.end_ns + times.first + times.every_ns, True, number))
+            try:
+                (self.begin if begins else self.end)(now)
+            except HeddleError as error:
+                self.remarks.append(f"--fault: {some_of([each.port for each in now])}: {error.problems[0]}")
+
+
+@contextmanager
+def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer) -> Iterator[FaultClock]:
+    """Faults for a with block; afterwards each port has what it had, unless it was set meanwhile.
+
+    Those without a beginning are set now, and routes follow. The caller holds the lab's lock. Faults that a killed run
+    left are ended first. Where the end cannot undo them, it warns: the next run does.
+    """
+    if left := end_run_faults(lab):
+        observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
+    clock, complete = FaultClock(lab, planned), False
+    whole = [each for each in planned if each.times.begin_ns is None]
+    down = any(each.fault is None for each in planned)
+    if down:
+        outages.check_rendered(lab)
+    try:
+        if whole:
+            clock.begin(whole)
+        if any(each.fault is None for each in whole):
+            outages.wait(lab)
+        yield clock
+        complete = True
+    finally:
+        try:
+            if planned:
+                end_run_faults(lab)
+            if complete and any(each.fault is None for each in whole):
+                outages.wait(lab)
+        except HeddleError as error:
+            why = str(error).partition("\n")[0]
+            observer.warn(f"the faults of this run are still set ({why}): clear them with ./inv up --repair {lab.name}")
+
+
+def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> list[str]:
+    """End these faults of a run, or all; returns the ports. The caller holds the lab's lock."""
+    record = Requested.read(lab.dir)
+    if not record.before_run and not record.run_down:
+        return []
+    with changing(lab):
+        requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
+        every = {(ref, True) for ref in requested.run_down} | {(ref, False) for ref in requested.before_run}
+        ended = every if which is None else every & {(each.port, each.fault is None) for each in which}
+        down = [ref for ref in sorted(requested.run_down) if (ref, True) in ended]
+        before = {ref: each for ref, each in requested.before_run.items() if (ref, False) in ended}
+        _set_links(lab, down, "up")
+        own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
+        own |= {ref: fault for ref, fault in before.items() if fault is not None}
+        wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
+        left = {ref: each for ref, each in requested.before_run.items() if ref not in before}
+        write_faults(lab, wanted, replace(requested, links=own, before_run=left, run_down=requested.run_down - {*down}))
+    return [*before, *down]
+
+
+def _up_now(lab: Lab, refs: Sequence[str]) -> list[str]:
+    """Those of these ports that are not down at their own end."""
+    found = []
+    for node, names in _by_node(refs).items():
+        down = down_ports(lab.handle(node))
+        found += [f"{node}:{name}" for name in names if not down.get(name)]
+    return found
+
+
+def _set_links(lab: Lab, refs: Sequence[str], word: str) -> None:
+    for node, names in _by_node(refs).items():
+        lines = "".join(f"link set dev {name} {word}\n" for name in names)
+        netns = str(lab.handle(node).netns)
+        done = run(["nsenter", f"--net={netns}", "ip", "-batch", "-"], stdin=lines, check=False)
+        if done.code != 0:
+            raise MachineError(Problem(node, f"ports {word}", f"failed: {done.err.strip()}"))
+
+
+def _by_node(refs: Sequence[str]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for ref in refs:
+        node, _, name = ref.partition(":")
+        found.setdefault(node, []).append(name)
+    return found
