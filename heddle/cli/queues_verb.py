@@ -156,7 +156,7 @@ def _set(out: Console, lab: Lab, settings: Sequence[str], switches: Sequence[str
     from heddle.lab.thresholds import late_marks, set_queues
 
     if not settings:
-        hint = f"./inv queues set ecn.kmax=800KB --switch '{lab.fabric.levels[2].word}*'"
+        hint = f"./inv queues set ecn.kmax=800KB --switch '{lab.fabric.top_level.word}*'"
         raise InputError(Problem("", "queues set", "needs a PATH=VALUE", hint))
     if watch:
         raise InputError(

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.fabric.model import Role
 from heddle.traffic.collectives import patterns
 
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric, Node, Port
     from heddle.switch.queues.classes import Policies
 
-_LEAF: Final = 1
 _NODE: Final = 10.0  # width of a switch
 _HEIGHT: Final = 5.0
 _HOST_WIDTH: Final = 9.0
@@ -56,10 +56,11 @@ class PagePlan:
 def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
     """The drawing of a fabric. ports: in the order of their ids."""
     up = {link.a for link in fabric.links}
+    inside = fabric.boxed_levels
     boxes: dict[int, list[Node]] = {}
     higher: dict[int, list[Node]] = {}
     for node in fabric.nodes:
-        if node.level <= _LEAF:
+        if node.level in inside:
             boxes.setdefault(node.group(fabric.box) or 0, []).append(node)
         else:
             higher.setdefault(node.level, []).append(node)
@@ -68,7 +69,7 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
     widths = {node.name: _width(node, up) for node in fabric.nodes}
     frames: list[tuple[float, float, str]] = []
     for number, nodes in sorted(boxes.items()):
-        members = [[n for n in nodes if n.level == level] for level in (0, _LEAF)]
+        members = [[n for n in nodes if n.level == level] for level in inside]
         span = max(_row_width(row, widths) for row in members)
         for row in members:
             _place(row, widths, x + span / 2, _GAP, middles)
@@ -84,14 +85,14 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
         _place(nodes, widths, width / 2, max(_GAP, free / max(1, len(nodes))), middles)
     levels = sorted({node.level for node in fabric.nodes})
     grown = max(1.0, width / _LARGE)
-    steps = [_PITCH * grown**0.5 if level <= _LEAF else max(26.0, _STEEP * width) for level in levels[1:]]
-    heights = {level: sum(steps[:at]) for at, level in enumerate(levels)}
+    steps = [_PITCH * grown**0.5 if level in inside else max(26.0, _STEEP * width) for level in levels]
+    heights = {level: sum(steps[1 : at + 1]) for at, level in enumerate(levels)}
     tall = _HEIGHT * grown
     bottom = max(heights.values()) + tall + _HEIGHT
     spots = {
         node.name: Spot(
             middles[node.name], bottom - heights[node.level] - _HEIGHT, widths[node.name],
-            tall if node.level > _LEAF else _HEIGHT,
+            _HEIGHT if node.level in inside else tall,
         )
         for node in fabric.nodes
     }  # fmt: skip
@@ -103,7 +104,7 @@ def plan_page(fabric: Fabric, ports: Sequence[Port]) -> PagePlan:
 
 def _width(node: Node, up: set[tuple[str, str]]) -> float:
     ups = sum((node.name, port.name) in up for port in node.ports)
-    least = _NODE if node.level else _HOST_WIDTH
+    least = _HOST_WIDTH if node.role is Role.HOST else _NODE
     return max(least, _LETTER * len(node.name) + 1, _PER_PORT * max(ups, len(node.ports) - ups))
 
 

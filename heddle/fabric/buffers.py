@@ -1,6 +1,6 @@
 """The buffer layout of a switch.
 
-In:  QueuePolicy, the switch's level, and the rates and MTUs of its ports.
+In:  QueuePolicy, the switch's level and whether hosts are connected there, the rates and MTUs of its ports.
 Out: Budget: bytes of headroom, of reserve, and the rest, which all ports share.
 This module only computes the numbers; bpf/queue.c decides by them which packets are dropped.
 """
@@ -17,7 +17,7 @@ from heddle.base.units import round_up, shown
 if TYPE_CHECKING:
     from heddle.fabric.policy import QueuePolicy
 
-# Bytes per port that `auto` gives in addition to headroom: leaves have shallow buffers, other switches deep ones.
+# Bytes per port that `auto` gives in addition to headroom: edge switches have shallow buffers, others deep ones.
 SHALLOW: Final = 150_000
 DEEP: Final = 1_000_000
 
@@ -36,13 +36,13 @@ class Budget:
         return self.buffer - self.headroom - self.reserved
 
 
-def buffer_bytes(queues: QueuePolicy, level: int, ports: Sequence[tuple[int, int]]) -> Budget:
-    """The layout of a switch of a level (1: a leaf) with these ports: (rate in bit/s, mtu) each."""
+def buffer_bytes(queues: QueuePolicy, level: int, ports: Sequence[tuple[int, int]], *, is_edge: bool) -> Budget:
+    """The layout of a switch of a level with these ports: (rate in bit/s, mtu) each. is_edge: of that level."""
     pauses = len(queues.paused)
     headroom = pauses * sum(queues.pfc.headroom_bytes(rate, mtu) for rate, mtu in ports)
     reserved = len(ports) * len(queues.numbers) * queues.reserve
     given = queues.buffer.at_level(level)
-    a_port = SHALLOW if level == 1 else DEEP
+    a_port = SHALLOW if is_edge else DEEP
     total = headroom + len(ports) * a_port if given == "auto" else given
     return Budget(buffer=total, headroom=headroom, reserved=reserved)
 

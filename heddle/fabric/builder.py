@@ -25,6 +25,8 @@ class FabricBuilder:
     """A fabric under construction. levels: hosts first, each with the rate of its links upwards."""
 
     def __init__(self, spec: FabricSpec, levels: Sequence[Level]) -> None:
+        if not any(level.is_edge for level in levels):
+            raise ValueError("a shape needs a level of edge switches: Level(..., is_edge=True)")
         self._spec, self._levels = spec, tuple(levels)
         self._nodes: dict[str, Node] = {}
         self._ports: dict[str, list[Port]] = {}

@@ -108,7 +108,12 @@ def _links(fabric: Fabric) -> Iterator[Complaint]:
     for level, fault in enumerate(fabric.policy.link_faults):
         key, why, hint = fault.complaint()
         if key:
-            yield Complaint(f"link.{key}.{'fabric' if level else 'host'}", why, hint, ("link.delay", "link.length"))
+            yield Complaint(
+                f"link.{key}.{'host' if fabric.levels[level] is fabric.host_level else 'fabric'}",
+                why,
+                hint,
+                ("link.delay", "link.length"),
+            )
 
 
 def _packets(fabric: Fabric) -> Iterator[Complaint]:
@@ -133,7 +138,7 @@ def _unknown(name: str, fabric: Fabric) -> tuple[str, str] | None:
         return "is neither a node nor a port", f"write a node as {above[0] if above else low}2, a port as {low}1:eth3"
     word = parts[1]
     level = [*words].index(word)
-    title = words[word] if level else word
+    title = word if fabric.levels[level] is fabric.host_level else words[word]
     count = sum(each.level == level for each in fabric.nodes)
     if not count:
         return f"is not a node: the fabric has no {title}", ""
@@ -166,7 +171,7 @@ def unknown_words(
     words: Iterable[str], fabric: Fabric, synonyms: Mapping[str, str] | None = None
 ) -> Iterator[Complaint]:
     """Keys of `queues.buffer` that are not a level of the fabric. synonyms: words of other tools for its levels."""
-    legal = [*(level.word for level in fabric.levels[1:]), _HOST]
+    legal = [*(level.word for level in fabric.switch_levels), _HOST]
     for word in words:
         if word in legal:
             continue
@@ -179,7 +184,7 @@ def unknown_words(
 def _absent(fabric: Fabric) -> Iterator[Complaint]:
     """Sizes of levels without a node. One size for all switches is not an error."""
     buffer, there = fabric.policy.queues.buffer, {node.level for node in fabric.nodes}
-    for number, level in enumerate(fabric.levels[1:], 1):
+    for number, level in enumerate(fabric.switch_levels, 1):
         if number not in there and buffer.at_level(number) not in ("auto", buffer.at_level(1)):
             why = f"has no effect without a {_ORDINALS[number]} tier"
             yield Complaint(f"queues.buffer.{level.word}", why, f"remove it, or set {level.word}", counts=True)
@@ -218,7 +223,7 @@ def _pfc(fabric: Fabric, mtu: int) -> Iterator[Complaint]:
 def _budget(fabric: Fabric, number: int, ports: Ports, name: str) -> Iterator[Complaint]:
     """Check the shared part of a switch's buffer. name: the switch's, or its level's if all there have such ports."""
     queues, level = fabric.policy.queues, fabric.levels[number]
-    found, mtu = buffer_bytes(queues, number, ports), max(mtu for _, mtu in ports)
+    found, mtu = buffer_bytes(queues, number, ports, is_edge=level.is_edge), max(mtu for _, mtu in ports)
     if found.shared >= mtu + HEADER:
         return
     given = ("link.mtu", *_LINKS, *_SHARES)

@@ -33,6 +33,7 @@ _ROUTING: Final = TypeAdapter(RoutingPolicy)
 
 def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
     """The policy of a spec. levels: of the shape, hosts first."""
+    _, *switches = levels
     return Policy(
         ip=spec.ip,
         pool=spec.addressing.network,
@@ -40,7 +41,7 @@ def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
         mtu=spec.link.mtu,
         ib_mtu=spec.roce.ib_mtu,
         routing=routing_policy(spec.routing),
-        queues=queue_policy(spec.queues, [level.word for level in levels[1:]]),
+        queues=queue_policy(spec.queues, [level.word for level in switches]),
         delays=_link_delays(spec.link, levels),
         link_faults=_link_faults(spec.link, levels),
     )
@@ -59,8 +60,8 @@ def _link_faults(link: LinkSpec, levels: Sequence[Level]) -> tuple[LinkFault, ..
     """What links do to packets, by level; empty if they do nothing. With `delay_at: link` this includes the delay."""
     delays = _link_delays(link, levels) if link.delay_at == "link" else ()
     found = []
-    for level in range(len(levels) - 1):
-        word = "fabric" if level else "host"
+    words = ("host", *["fabric"] * (len(levels) - 2))
+    for level, word in enumerate(words):
         values = {kind.field: getattr(getattr(link, key), word) for key, kind in KINDS.items()}
         found.append(LinkFault(**{**values, "delay_ns": delays[level] if delays else 0}))
     return tuple(found) if any(found) else ()

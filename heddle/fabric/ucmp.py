@@ -269,7 +269,8 @@ def _scale(fabric: Wiring) -> Fraction:
     Only the proportions matter.
     """
     hosts = {node.name for node in fabric.hosts}
-    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts} | {fabric.levels[1].uplink_bps}
+    rates = {link.rate_bps for link in fabric.links if link.a[0] not in hosts}
+    rates |= {level.uplink_bps for level in fabric.switch_levels if level.is_edge}
     paths = 1  # at most, from any switch to any edge
     for level in range(1, len(fabric.levels)):
         paths *= max(1, *(fabric.uplinks_of(node) for node in fabric.switches if node.level == level), 1)

@@ -33,6 +33,9 @@ class Level:
     title: the word in tables and pictures (`RTSW`). group: containerlab's name for the row; its graph sorts by it.
     uplink_bps: bit/s of a link to the level above, unless the fabric file sets another rate.
     uplink_ns: delay of such a link on hardware, one way, if the fabric file says `shape`.
+    is_edge: hosts are connected to its switches. above_edge: those switches are directly below it.
+    counts_uplinks: its links upwards are the uplinks whose spread a run measures. boxed: pictures draw its switches in
+    boxes, with their hosts.
     """
 
     word: str
@@ -40,6 +43,10 @@ class Level:
     group: str
     uplink_bps: int = 0
     uplink_ns: int = 0
+    is_edge: bool = False
+    above_edge: bool = False
+    counts_uplinks: bool = False
+    boxed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class Port:
 class Node:
     """A switch or a host. Switches have a loopback and a hash seed; in fabrics with a shape also an AS number.
 
-    level: index into `Fabric.levels`: 0 for hosts, 1 for the switches that hosts are connected to, and so on.
+    level: index into `Fabric.levels`: 0 for hosts, then switches upwards. What a level means are the facts of `Level`.
     groups: the numbers of its rack, zone, pod, from 1, the smallest group first; the shape defines the words.
     """
 
@@ -166,13 +173,37 @@ class Wiring:
         """The row that a node is in."""
         return self.levels[node.level]
 
+    @property
+    def host_level(self) -> Level:
+        """The row of hosts."""
+        return self.levels[0]
+
+    @property
+    def switch_levels(self) -> tuple[Level, ...]:
+        """The rows of switches, upwards; some can be without a node."""
+        return self.levels[1:]
+
+    @cached_property
+    def boxed_levels(self) -> tuple[int, ...]:
+        """Indexes of the rows that pictures draw in boxes, upwards: hosts, and the levels that say so."""
+        return tuple(n for n, level in enumerate(self.levels) if level.boxed or level is self.host_level)
+
+    @cached_property
+    def top_level(self) -> Level:
+        """The highest row that has a node."""
+        return self.levels[max((node.level for node in self.nodes), default=0)]
+
+    def leads_up(self, port: Port) -> bool:
+        """Whether a node of a higher level is at the other end."""
+        return self.by_name[port.peer_node].level > self.by_name[port.node].level
+
     def leads_to_host(self, port: Port) -> bool:
         """Whether a host is at the other end."""
         return self.by_name[port.peer_node].role is Role.HOST
 
     def uplinks_of(self, node: Node) -> int:
         """How many of a node's ports lead to a higher level."""
-        return sum(self.by_name[port.peer_node].level > node.level for port in node.ports)
+        return sum(self.leads_up(port) for port in node.ports)
 
     @cached_property
     def slowest_bps(self) -> int:

@@ -224,8 +224,8 @@ class _Forecast:
         between[wires.edge[leaves]] = demand.bytes[leaves]
         np.fill_diagonal(between, 0)
         rate = np.where(self._live, wires.rate, 0.0)
-        by_switch = np.bincount(wires.owner[wires.direction == 1], weights=rate[wires.direction == 1],
-                                minlength=len(wires.switches))  # fmt: skip
+        up = np.flatnonzero(np.isin(wires.direction, wires.upward))
+        by_switch = np.bincount(wires.owner[up], weights=rate[up], minlength=len(wires.switches))
         capacity = np.zeros(edges)
         capacity[wires.edge[leaves]] = by_switch[leaves]
         names = {int(wires.edge[s]): wires.switches[s] for s in leaves}
@@ -236,15 +236,14 @@ class _Forecast:
         of_edge = np.zeros(edges, dtype=np.int64)
         of_edge[wires.edge[leaves]] = area[leaves]
         areas = int(of_edge.max()) + 1
-        top = wires.direction == 2
-        if (
-            areas > 1 and 2 in wires.upward and top.any()
-        ):  # traffic between areas uses the links from level 2 to level 3
+        # Traffic between areas uses the links that lead up and out of them.
+        top = up[(area[wires.owner[up]] >= 0) & (area[wires.owner[up]] != area[wires.peer[up]])]
+        if areas > 1 and len(top):
             joined = np.zeros((areas, areas))
             np.add.at(joined, (of_edge[:, None], of_edge[None, :]), between)
             np.fill_diagonal(joined, 0)
             upward = np.bincount(area[wires.owner[top]], weights=rate[top], minlength=areas).astype(np.float64)
-            above = f"{wires.fabric.levels[3].title}s"
+            above = f"{wires.fabric.level_of(wires.fabric.by_name[wires.switches[wires.peer[top[0]]]]).title}s"
             yield from _busiest(joined.sum(axis=1), upward, lambda i: f"all links from {word} {i + 1} to {above}")
             yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from {above} to {word} {i + 1}")
 

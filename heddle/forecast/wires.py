@@ -71,9 +71,9 @@ class Wires:
         return np.array([self.fabric.edge_of.get(name, 0) - 1 for name in self.switches], dtype=np.int32)
 
     @cached_property
-    def level(self) -> I32:
-        """(switches,): index into the fabric's levels."""
-        return np.array([node.level for node in self.fabric.switches], dtype=np.int32)
+    def above_edge(self) -> npt.NDArray[np.bool_]:
+        """(switches,): whether the switch's level is directly above one of edge switches."""
+        return np.array([self.fabric.level_of(node).above_edge for node in self.fabric.switches], dtype=np.bool_)
 
     def groups(self, word: str) -> I32:
         """(switches,): the number of the switch's group of that word, from 0; -1 if it is in none."""
@@ -91,8 +91,13 @@ class Wires:
 
     def direction_name(self, number: int) -> str:
         """`RTSW to CTSW`."""
-        low, high = (self.fabric.levels[level].title if level else "NIC" for level in self.directions[number])
-        return f"{low} to {high}"
+        hosts = self.fabric.host_level
+        ends = (self.fabric.levels[level] for level in self.directions[number])
+        return " to ".join("NIC" if level == hosts else level.title for level in ends)
+
+    def at_hosts(self, number: int) -> bool:
+        """Whether hosts are at one end of a direction."""
+        return any(self.fabric.levels[level] == self.fabric.host_level for level in self.directions[number])
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.uint32]:
@@ -248,9 +253,9 @@ def rule_of(policy: Policy, mode: str, *, resilient: bool | None = None) -> Hash
 def steering_of(wires: Wires, forwarding: Forwarding) -> SteeringTables:
     """The tables that programs steer by, as in heddle/switch/hashing/steering.py. forwarding: without failures.
 
-    Level-2 switches add the number of the destination's edge, from 0, to a slice.
+    Switches directly above the edge add the number of the destination's edge, from 0, to a slice.
     """
-    turn = np.where((wires.level == 2)[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
+    turn = np.where(wires.above_edge[:, None], np.arange(forwarding.group.shape[1]), 0).astype(np.int32)
     return steering_like(forwarding, turn)
 
 

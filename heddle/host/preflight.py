@@ -108,7 +108,7 @@ def _multipath(fabric: Fabric) -> Iterator[Problem]:
     limit = frr_multipath()
     if limit is not None and most > limit:
         why = f"was built for {limit} next hops a route, and this fabric has {most}"
-        above = ", ".join(level.word for level in fabric.levels[2:])
+        above = ", ".join(level.word for level in fabric.switch_levels if not level.is_edge)
         yield Problem(
             "frr", "zebra", why, f"use fewer uplinks ({above}), or an FRR built with --enable-multipath={most}"
         )

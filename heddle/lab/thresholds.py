@@ -203,7 +203,7 @@ def changed(
         path, equals, value = text.partition("=")
         key = path.strip().removeprefix("queues.")
         if not equals or not key:
-            hint = f"as ./inv queues set ecn.kmax=800KB --switch '{fabric.levels[2].word}*'"
+            hint = f"as ./inv queues set ecn.kmax=800KB --switch '{fabric.top_level.word}*'"
             problems.add(where="queues set", what=text or "an empty text", why="is not path=value", hint=hint)
         elif wrong := _not_live(key, fabric, meant):
             problems.found.append(wrong)
@@ -259,7 +259,7 @@ def _not_live(key: str, fabric: Fabric, meant: Sequence[str]) -> Problem | None:
 
 def _not_meant(level: Level, fabric: Fabric, meant: Sequence[str]) -> tuple[str, str]:
     """(why, hint) where a level's buffer is set and none of the chosen nodes is on that level."""
-    hosts = fabric.levels[0]
+    hosts = fabric.host_level
     if level == hosts:
         return "is for hosts, but --switch names switches", "leave --switch out"
     hint = " or ".join(f"buffer.{word}" for word in meant if word != hosts.word)
@@ -286,4 +286,4 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
 
 def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
     """Queues as keys and values of a fabric file."""
-    return queues_as_file(queues, [level.word for level in fabric.levels[1:]])
+    return queues_as_file(queues, [level.word for level in fabric.switch_levels])

@@ -211,8 +211,8 @@ def _place(forwarding: Forwarding, group: I32, port: I32) -> I32:
 
 
 def flows_needed(fabric: Fabric) -> int:
-    """The number of flows for a verdict on every switch. A level-2 switch sees only the flows of its area."""
-    middle = [node for node in fabric.switches if node.level == 2]
+    """The number of flows for a verdict on every switch. Switches directly above the edge see the flows of one area."""
+    middle = [node for node in fabric.switches if fabric.level_of(node).above_edge]
     ports = [fabric.uplinks_of(node) for node in fabric.switches]
     return min(_MOST_FLOWS, max(FLOWS, _A_CELL * len(middle) * max(ports, default=0)))
 

@@ -25,7 +25,8 @@ from heddle.wire.layout import DSCP_DATA
 class LinkUse:
     """A switch's egress port: the packets and bytes of the proven flows that left by it, and all other traffic.
 
-    uplink: of a leaf to a higher level. ranked: ranks are below this link (fabric/wiring.py). rate_bps: 0 if not known.
+    uplink: it leads up from a level that counts uplinks. ranked: ranks are below this link (fabric/wiring.py).
+    rate_bps: 0 if not known.
     run_s: seconds of the run; None if not known, and before a run. state: why the link could not be used when
     the run began, for its own sake or that of a switch at one of its ends; '' if it could.
     """
@@ -193,7 +194,7 @@ def _link(
     counts: tuple[int, int, int, int, int], run_s: float | None, state: Literal["", "down", "drained"],
 ) -> LinkUse:  # fmt: skip
     peer = fabric.by_name[port.peer_node]
-    uplink = switch.level == 1 and not fabric.leads_to_host(port)
+    uplink = fabric.level_of(switch).counts_uplinks and fabric.leads_up(port)
     return LinkUse(
         port.ref, uplink, *counts,
         f"{fabric.level_of(switch).title} to {fabric.level_of(peer).title}", port.ref in above, port.rate_bps, run_s,

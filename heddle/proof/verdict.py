@@ -122,7 +122,7 @@ class Arrivals:
 class PathsResult:
     """The result of `./inv paths`. lost: port -> packets of proven flows that were lost between it and the next port.
 
-    per_leaf: by the switches that hosts are connected to; leaf_word: the shape's word for them.
+    per_leaf: by the switches whose uplinks count; leaf_word: the shape's word for them.
     sources: those of prediction, oracle and counters that were compared. selftest: of the prediction on this kernel.
     mmr: over `uplinks`. delivery: None if nothing was sent. choices: the source of the oracle's choices (oracle.py).
     nics: the names of the flows' ends.
@@ -296,9 +296,9 @@ def _result(
     per_leaf = {
         switch.name: Mmr.of([link for link in uplinks if link.port.partition(":")[0] == switch.name])
         for switch in fabric.switches
-        if switch.level == 1
+        if fabric.level_of(switch).counts_uplinks
     }
-    word = fabric.levels[1].word
+    word = next((level.word for level in fabric.switch_levels if level.counts_uplinks), "switch")
     mmr = Mmr.of(UplinkSet.of(links).links)
     nics = NicNames.of(fabric)
     return PathsResult(agree, proofs, tuple(links), mmr, per_leaf, word, lost, notes, *sources, nics=nics)

@@ -132,7 +132,7 @@ def rendered(fabric: Fabric, options: RenderOptions = DEFAULT) -> dict[str, str]
         level_of=fabric.level_of,
         # containerlab's graph sorts its rows by the names of groups.
         switch_groups=list(dict.fromkeys(fabric.level_of(node).group for node in reversed(fabric.switches))),
-        host_group=fabric.levels[0].group,
+        host_group=fabric.host_level.group,
         mgmt_subnet=options.subnet or mgmt_subnet(fabric),
         switch_sysctls=switch_sysctls(fabric),
         host_sysctls=host_sysctls(fabric),

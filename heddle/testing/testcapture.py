@@ -30,7 +30,8 @@ def ports_of(fabric: Fabric) -> list[str]:
     """The ports to capture at: of all switches; else of the switches next to hosts; else the first of these."""
     ports = [port.ref for switch in fabric.switches for port in switch.ports]
     if len(ports) > MOST_PORTS:
-        ports = [port.ref for switch in fabric.switches if switch.level == 1 for port in switch.ports]
+        edge = [switch for switch in fabric.switches if fabric.level_of(switch).is_edge]
+        ports = [port.ref for switch in edge for port in switch.ports]
     return ports[:MOST_PORTS]
 
 

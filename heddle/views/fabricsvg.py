@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from heddle.fabric.model import Fabric, Link
 from heddle.views.linkloads import LinkLoad, amount, use_text
-from heddle.views.picturelayout import LEAF, PictureLayout, thickest_of, thinned, width_of
+from heddle.views.picturelayout import PictureLayout, thickest_of, thinned, width_of
 
 USE_STEPS: Final = 10  # classes of use, u0 to u9
 _THINNEST: Final = 1.8  # in the same units; a thinner line would vanish on a small screen
@@ -121,7 +121,7 @@ def _text(layout: PictureLayout, at: tuple[float, float], text: str, points: flo
 def _frames(layout: PictureLayout) -> Iterator[Markup]:
     """Boxes with their numbers, areas, and the names of the levels at the left."""
     word, area_word = layout.fabric.box, layout.fabric.area
-    top = layout.rows[LEAF] + 0.32
+    top = layout.box_top + 0.32
     room = layout.box_width * 72 / (0.62 * 8 * len(f"{word} {len(layout.box)}"))
     for number, (x, width) in layout.box.items():
         yield _rect(layout, "box", (x, layout.bottom + 0.3), (width, top - layout.bottom - 0.3))
@@ -129,7 +129,7 @@ def _frames(layout: PictureLayout) -> Iterator[Markup]:
             text = f"{word} {number}" if number else f"in no {word}"
             yield _text(layout, (x + width / 2, layout.bottom + 0.14), text, 8)
     for number, (x, width, whole) in layout.areas.items():
-        above, beside = layout.rows[LEAF + 1], 0.04 if whole else -0.08
+        above, beside = layout.area_row, 0.04 if whole else -0.08
         low, high = (layout.bottom + 0.22 if whole else above - 0.42), above + 0.42
         yield _rect(layout, "area", (x - beside, low), (width + 2 * beside, high - low))
         yield _text(layout, (x - beside + 0.1, high - 0.12), f"{area_word} {number}", 8, "start")
@@ -190,7 +190,7 @@ def _nodes(layout: PictureLayout, prefix: str) -> Iterator[Markup]:
             if font:
                 yield _text(layout, (x, y), node.name, font)
             elif place % step == 0:
-                yield _text(layout, (x, y if level else y - height / 2 - 0.08), node.name, 7)
+                yield _text(layout, (x, y - height / 2 - 0.08 if level == layout.hosts else y), node.name, 7)
             yield Markup("</g>")
 
 

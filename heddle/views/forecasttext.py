@@ -71,7 +71,7 @@ def _head(result: Prediction) -> Iterator[str]:
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
     """Directions between switches."""
-    return [d for d in mode.mmr if 0 not in wires.directions[d]]
+    return [d for d in mode.mmr if not wires.at_hosts(d)]
 
 
 def _modes(result: Prediction) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _busiest(result: Prediction) -> Iterator[str]:
     seconds = mode.bytes * 8 / wires.rate
     candidates = np.isin(wires.direction, _between(wires, mode))
     for direction in mode.mmr:
-        if 0 in wires.directions[direction]:
+        if wires.at_hosts(direction):
             candidates[int(np.where(wires.direction == direction, seconds, -1.0).argmax())] = True
     shown = np.where(candidates, seconds, -1.0)
     order = [int(i) for i in np.argsort(-shown, kind="stable")[:_LINKS] if shown[i] > 0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from heddle.fabric.model import Fabric
 from heddle.views.linkloads import LinkLoad, spreads, use_text
-from heddle.views.picturelayout import LEAF, PictureLayout, Point, thickest_of, thinned, width_of
+from heddle.views.picturelayout import PictureLayout, Point, thickest_of, thinned, width_of
 from heddle.views.style import DPI, INK, QUIET, PictureKind, saved
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _frames(axes: Axes, layout: PictureLayout) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     word, area_word = layout.fabric.box, layout.fabric.area
-    top = layout.rows[LEAF] + 0.32
+    top = layout.box_top + 0.32
     named = layout.box_width * 72 / (0.62 * 7.5 * len(f"{word} {len(layout.box)}"))  # labels that a box has room for
     step = 1 if named >= 1 else 4
     for number, (x, width) in layout.box.items():
@@ -83,7 +83,7 @@ def _frames(axes: Axes, layout: PictureLayout) -> None:
             text = f"{word} {number}" if number else f"in no {word}"
             axes.text(x + width / 2, layout.bottom + 0.1, text, fontsize=7.5, color=INK, ha="center", va="center")
     for number, (x, width, whole) in layout.areas.items():
-        above, beside = layout.rows[LEAF + 1], 0.04 if whole else -0.08
+        above, beside = layout.area_row, 0.04 if whole else -0.08
         low, high = layout.bottom + 0.22 if whole else above - 0.42, above + 0.42
         box = FancyBboxPatch(
             (x - beside, low), width + 2 * beside, high - low, boxstyle="round,pad=0,rounding_size=0.08",
@@ -140,18 +140,20 @@ def _nodes(axes: Axes, layout: PictureLayout) -> None:
         for place, node in enumerate(members):
             x, y = layout.at[node.name]
             patch = Rectangle(
-                (x - width / 2, y - height / 2), width, height, facecolor=_FILL[level], edgecolor=INK,
-                linewidth=0.9 if font else 0.5, zorder=3, gid=f"node-{node.name}",
+                (x - width / 2, y - height / 2), width, height, edgecolor=INK,
+                facecolor=_FILL[min(level, len(_FILL) - 1)], linewidth=0.9 if font else 0.5, zorder=3,
+                gid=f"node-{node.name}",
             )  # fmt: skip
             axes.add_patch(patch)
             if font:
                 axes.text(x, y, node.name, fontsize=font, color=INK, ha="center", va="center", zorder=4)
             elif place % step == 0:
-                below = y if level else y - height / 2 - 0.04
+                hosts = level == layout.hosts
+                below = y - height / 2 - 0.04 if hosts else y
                 axes.text(
                     x, below, node.name, fontsize=6.5, color=INK, ha="center",
-                    va="center" if level else "top", zorder=4,
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6} if level else None,
+                    va="top" if hosts else "center", zorder=4,
+                    bbox=None if hosts else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
                 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ In:  Fabric. Out: PictureLayout, in inches; y grows upwards. picture.py draws it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from heddle.fabric.model import Fabric, Link, Node, Role
@@ -15,7 +15,6 @@ Point = tuple[float, float]
 WIDEST: Final = 26.0  # inches; a larger fabric gets fewer labels
 _HOST_SIZE: Final[Point] = (0.62, 0.3)
 _SWITCH_SIZE: Final[Point] = (0.86, 0.36)
-LEAF: Final = 1  # this level and its hosts are in boxes; levels above are drawn above the boxes
 
 
 class PictureLayout:
@@ -26,30 +25,35 @@ class PictureLayout:
         self.up = {link.a for link in fabric.links}  # ports with links to the level above
         self.members: dict[int, list[Node]] = {level: [] for level in range(len(fabric.levels))}
         self.boxes: dict[int, list[Node]] = {}  # 0: nodes without a box, as in some imported labs
+        inside = fabric.boxed_levels
         for node in fabric.nodes:
             self.members[node.level].append(node)
-            if node.level <= LEAF:
+            if node.level in inside:
                 self.boxes.setdefault(node.group(fabric.box) or 0, []).append(node)
-        hosts = max((_count(nodes, 0) for nodes in self.boxes.values()), default=1) or 1
-        leaves = max((_count(nodes, LEAF) for nodes in self.boxes.values()), default=1) or 1
-        tops = {level: nodes for level, nodes in self.members.items() if level > LEAF}
-        wanted = len(self.boxes) * max(1.25, 0.78 * hosts + 0.3, 1.1 * leaves)
+        hosts, *switches = ((level, _most(self.boxes.values(), level)) for level in inside)
+        tops = {level: nodes for level, nodes in self.members.items() if level not in inside}
+        self.hosts = hosts[0]
+        wanted = len(self.boxes) * max(1.25, 0.78 * hosts[1] + 0.3, *(1.1 * most for _, most in switches))
         self.width = min(WIDEST, max(wanted, *(1.1 * len(nodes) for nodes in tops.values()), 6.8))
         self.box_width = self.width / max(1, len(self.boxes))
-        self.slot = (self.box_width - 0.12 * self.box_width) / hosts
+        self.slot = (self.box_width - 0.12 * self.box_width) / hosts[1]
         self.at: dict[str, Point] = {}
         self.box: dict[int, tuple[float, float]] = {}  # box -> left edge, width
-        self.rows = {0: 0.0, LEAF: 1.5}
+        self.rows = {level: 1.5 * place for place, level in enumerate(inside)}
+        self.box_top = max(self.rows.values())
         for place, (box, nodes) in enumerate(sorted(self.boxes.items())):
             self._box(box, nodes, place * self.box_width)
-        self.pitch = {0: self.slot, LEAF: self.box_width / leaves}
+        self.pitch = {self.hosts: self.slot, **{level: self.box_width / most for level, most in switches}}
         # Area -> left edge, width, whether it also frames the boxes below; empty when there is only one area.
         self.areas: dict[int, tuple[float, float, bool]] = {}
+        upper: list[float] = []
         for level, nodes in tops.items():
-            if nodes or level == LEAF + 1:
+            if nodes or not upper:
                 # Rows are further apart when many links cross between them.
                 self.rows[level] = max(self.rows.values()) + max(3.2, 0.3 * self.width)
+                upper.append(self.rows[level])
             self._top(level, nodes)
+        self.area_row = min(upper, default=self.box_top)  # areas are framed at the lowest row above the boxes
         self.crowd = {level: self._crowd(level) for level in self.members}
         self.left, self.right = -0.75, self.width + 0.25
         self.bottom, self.top = -0.62, max(self.rows.values()) + 0.35
@@ -83,16 +87,16 @@ class PictureLayout:
     def _box(self, box: int, nodes: Sequence[Node], x: float) -> None:
         margin = 0.06 * self.box_width
         self.box[box] = (x + margin / 2, self.box_width - margin)
-        hosts = [node for node in nodes if node.level == 0]
-        leaves = [node for node in nodes if node.level == LEAF]
-        for members, step in ((hosts, self.slot), (leaves, (self.box_width - margin) / max(1, len(leaves)))):
+        for level in self.fabric.boxed_levels:
+            members = [node for node in nodes if node.level == level]
+            step = self.slot if level == self.hosts else (self.box_width - margin) / max(1, len(members))
             for place, node in enumerate(members):
                 offset = (place - (len(members) - 1) / 2) * step
-                self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[node.level])
+                self.at[node.name] = (x + self.box_width / 2 + offset, self.rows[level])
 
     def size(self, level: int) -> Point:
         """Width and height of a node: wider when many links end at it, but it never overlaps its neighbours."""
-        width, height = _SWITCH_SIZE if level else _HOST_SIZE
+        width, height = _HOST_SIZE if level == self.hosts else _SWITCH_SIZE
         return min(max(width, 0.09 * self.crowd[level]), 0.82 * self.pitch[level]), height
 
     def _crowd(self, level: int) -> int:
@@ -121,8 +125,9 @@ class PictureLayout:
         return x, y + height / 2 * (1 if up else -1)
 
 
-def _count(nodes: Sequence[Node], level: int) -> int:
-    return sum(node.level == level for node in nodes)
+def _most(boxes: Iterable[Sequence[Node]], level: int) -> int:
+    """The largest number of nodes of a level in one box, at least 1."""
+    return max((sum(node.level == level for node in nodes) for nodes in boxes), default=1) or 1
 
 
 def thinned(members: int, width: float) -> int:

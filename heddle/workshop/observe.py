@@ -172,7 +172,7 @@ def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
     """The use of links by a run. uplinks: those of switches with ranks below that could be used; 0 for an MMR when none
     carried any.
 
-    upper_uplinks: links that lead up from a switch without hosts, where ranks are below: from the second level on.
+    upper_uplinks: links that lead up from a switch above the edge, where ranks are below.
     """
     links = paths.uplinks.links
     upper = [link for link in paths.links if link.ranked and link.usable and _leads_up_from_upper(fabric, link.port)]
@@ -187,7 +187,7 @@ def path_facts(paths: PathsResult, fabric: Fabric) -> dict[str, Fact]:
 def _leads_up_from_upper(fabric: Fabric, ref: str) -> bool:
     name, _, port = ref.partition(":")
     node = fabric.by_name[name]
-    return 1 < node.level < fabric.by_name[node.port(port).peer_node].level
+    return not fabric.level_of(node).is_edge and fabric.leads_up(node.port(port))
 
 
 def _bgp(where: UnitLab, step: StepSpec) -> Seen:
@@ -288,7 +288,7 @@ def _settings(where: UnitLab, step: StepSpec) -> Seen:
     names, which = _switches(where, step)
     if not names:
         raise InputError(Problem("lab.yml", f"of.switch: {which}", "matches no switch of it"))
-    levels = [level.word for level in where.lab.fabric.levels[1:]]
+    levels = [level.word for level in where.lab.fabric.switch_levels]
     own, usual = own_queues(where.lab), where.lab.fabric.policy.queues
     rows = [flattened(queues_as_file(own.get(name, usual), levels)) for name in names]
     facts: dict[str, Fact] = {}

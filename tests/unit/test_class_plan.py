@@ -68,13 +68,13 @@ def test_a_buffer_is_headroom_and_reserve_and_what_is_shared() -> None:
     queues = fabric().policy.queues
     one = 25_000_000 * 10 // 8000 + 2 * 4214  # 10 ms at the port's rate, and two frames
     ports = [(25_000_000, 4200)] * 6
-    found = buffer_bytes(queues, 1, ports)
+    found = buffer_bytes(queues, 1, ports, is_edge=True)
     assert (found.headroom, found.reserved) == (6 * one, 6 * 3 * 10_000)
     assert found.buffer == 6 * one + 6 * 150_000
     assert found.shared == found.buffer - found.headroom - found.reserved == 720_000
-    assert buffer_bytes(queues, 2, ports).buffer == 6 * one + 6 * 1_000_000, "spines are deep"
+    assert buffer_bytes(queues, 2, ports, is_edge=False).buffer == 6 * one + 6 * 1_000_000, "spines are deep"
     without = replace(queues, pfc=replace(queues.pfc, enabled=False))
-    assert buffer_bytes(without, 1, ports).headroom == 0
+    assert buffer_bytes(without, 1, ports, is_edge=True).headroom == 0
 
 
 def test_each_port_has_the_numbers_of_its_own_rate() -> None:
@@ -83,7 +83,7 @@ def test_each_port_has_the_numbers_of_its_own_rate() -> None:
     slow, fast = policies["rtsw1", "eth2"][3], policies["rtsw1", "eth1"][3]
     assert (slow.headroom, fast.headroom) == (31_250 + 8428, 125_000 + 8428)
     assert (slow.quanta, fast.quanta) == (12_207, 48_828), "a quarter of a second, in 512 bits each"
-    assert slow.shared == fast.shared == budget_of(lab.by_name["rtsw1"], lab.policy.queues).shared
+    assert slow.shared == fast.shared == budget_of(lab, lab.by_name["rtsw1"], lab.policy.queues).shared
     assert policies["rtsw1", "eth2"][6].ecn is False, "control is never marked"
     assert policies["rtsw1", "eth2"][5] == UNUSED
     host = policies["host1", "eth1"][3]

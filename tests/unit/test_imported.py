@@ -12,6 +12,7 @@ import yaml
 
 from heddle.base.problems import InputError
 from heddle.base.state import Record
+from heddle.dashboard.pageplan import plan_page
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported import frr
@@ -22,9 +23,12 @@ from heddle.lab.imported.description import BindDescription, NodeDescription
 from heddle.lab.imported.grammar import expand, lab_name, literal
 from heddle.lab.imported.imported import ImportedLab, import_topology
 from heddle.lab.opening import Rendered
+from heddle.lab.thresholds import changed
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.netns_topology import read_topology
+from heddle.switch.queues.portids import numbered_ports
 from heddle.traffic.plan import build_plan
+from heddle.views.fabricsvg import fabric_svg
 from tests.own_topologies import mini_clos
 
 Write = Callable[[str], Path]
@@ -189,27 +193,44 @@ def test_commands_that_start_frr_are_known(line: str, left: list[str], write: Wr
     assert nodes["a"]["exec"] == left
 
 
-def test_switches_without_a_leaf_are_a_third_tier(write: Write) -> None:
-    frr = '{kind: linux, binds: ["own.clab.yml:/etc/frr/frr.conf"]}'
-    nodes = "".join(f"    {name}: {frr}\n" for name in ("leaf1", "leaf2", "spine1", "spine2", "core"))
-    pairs = ["h1 leaf1", "h2 leaf2", "leaf1 spine1", "leaf2 spine2", "spine1 core", "spine2 core"]
+@pytest.mark.parametrize(
+    ("pairs", "rows"),
+    [
+        ("h1-r1 h2-r1", {"leaf": ["r1"]}),
+        ("h1-r1 h2-r2 r1-r3 r2-r3", {"leaf": ["r1", "r2"], "spine": ["r3"]}),
+        (
+            "h1-r1 h2-r2 r1-r3 r2-r4 r3-r5 r4-r5",
+            {"leaf": ["r1", "r2"], "spine": ["r3", "r4"], "superspine": ["r5"]},
+        ),
+    ],
+)
+def test_a_topology_has_levels_of_its_own(pairs: str, rows: dict[str, list[str]], write: Write) -> None:
+    names = [*dict.fromkeys(pairs.replace("-", " ").split())]
+    bind = '{kind: linux, binds: ["own.clab.yml:/etc/frr/frr.conf"]}'
+    nodes = "".join(f"    {name}: {bind if name.startswith('r') else '{kind: linux}'}\n" for name in names)
     used: dict[str, int] = {}
     links = ""
-    for pair in pairs:
+    for pair in pairs.split():
         ends = []
-        for node in pair.split():
+        for node in pair.split("-"):
             used[node] = used.get(node, 0) + 1
             ends.append(f'"{node}:eth{used[node]}"')
         links += f"    - endpoints: [{', '.join(ends)}]\n"
-    hosts = "    h1: {kind: linux}\n    h2: {kind: linux}\n"
-    fabric = import_topology(write(f"name: x\ntopology:\n  nodes:\n{nodes}{hosts}  links:\n{links}"), "netns").fabric
-    assert {node.name: fabric.level_of(node).word for node in fabric.nodes} == {
-        **dict.fromkeys(("leaf1", "leaf2"), "rtsw"),
-        **dict.fromkeys(("spine1", "spine2"), "ctsw"),
-        **dict.fromkeys(("h1", "h2"), "host"),
-        "core": "atsw",
-    }
-    assert [link.b[0] for link in fabric.links if "core" in (link.a[0], link.b[0])] == ["core", "core"]
+    fabric = import_topology(write(f"name: x\ntopology:\n  nodes:\n{nodes}  links:\n{links}"), "netns").fabric
+    found: dict[str, list[str]] = {}
+    for each in fabric.nodes:
+        found.setdefault(fabric.level_of(each).title, []).append(each.name)
+    assert {title: sorted(members) for title, members in found.items()} == {**rows, "hosts": ["h1", "h2"]}
+    top = list(rows.values())[-1]
+    assert all(link.b[0] in top for link in fabric.links if {link.a[0], link.b[0]} & {*top}), "`b` is above `a`"
+    # Status, pictures and the report take the titles from the levels.
+    svg = fabric_svg(fabric)
+    assert all((f">{title}</text>" in svg) == (title in found) for title in ("hosts", "leaf", "spine", "superspine"))
+    ports = tuple(port for _, port in numbered_ports(fabric))
+    assert [title for _, title in plan_page(fabric, ports).rows] == ["hosts", *rows]
+    # Heddle's own hints name a level that the topology has.
+    with pytest.raises(InputError, match=rf"--switch '{fabric.top_level.word}\*'"):
+        changed(fabric, fabric.policy.queues, ["kmax"])
 
 
 def test_links_larger_than_pfc_can_hold_back_have_no_lossless_class(write: Write) -> None:

@@ -62,6 +62,19 @@ def test_data_of_another_version_is_refused() -> None:
         fabric_from_json({key: value for key, value in data.items() if key != "policy"})
 
 
+def test_a_fabric_of_a_heddle_whose_levels_stated_no_facts_is_read() -> None:
+    fabric = load_fabric("dc").fabric
+    data = fabric_to_json(fabric)
+    for level in data["levels"]:
+        for fact in ("is_edge", "above_edge", "counts_uplinks", "boxed"):
+            del level[fact]
+    assert fabric_from_json(data) == fabric
+    for level in data["levels"]:
+        level["is_edge"] = False
+    with pytest.raises(ValueError, match="no level is one of edge switches"):
+        fabric_from_json(data)
+
+
 @pytest.mark.parametrize("preset", presets())
 def test_a_fabric_and_its_policy_come_back_as_they_were(preset: str) -> None:
     for overrides in ([], ["family=ipv6"], ODD):

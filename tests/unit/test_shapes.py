@@ -1,10 +1,13 @@
-"""Files of a shape with other keys and words: every check is made, by those words; and a fabric of one switch."""
+"""Files of a shape with other keys and words: every check is made, by those words; a fabric of one switch; and a shape
+whose levels have other facts.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_network
 from itertools import islice
 from pathlib import Path
@@ -17,23 +20,37 @@ from pydantic import Field
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
+from heddle.dashboard.pageplan import plan_page
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric, Level
+from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.forecast.forecast import Ask, forecast
 from heddle.forecast.planfile import load_plan
 from heddle.forecast.result import Prediction
+from heddle.predict.polarisation import polarisation
+from heddle.predict.predict import predict
+from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import Mmr
-from heddle.proof.verdict import PathsResult
+from heddle.proof.verdict import PathsResult, prove
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.schema import FabricSpec
 from heddle.spec.shapes import SHAPES
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.counters import FlowCount, SwitchCounters
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.hashing.steering import steering_of
 from heddle.switch.queues.classes import budget_of
+from heddle.switch.queues.portids import numbered_ports
+from heddle.traffic.flow import Flow, Sent
+from heddle.views.fabricsvg import fabric_svg
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw as draw_heatmap
-from heddle.views.pathstext import uplinks
+from heddle.views.pathstext import paths_text, uplinks
+from heddle.views.picturelayout import PictureLayout
+from tests.unit.test_paths_report import fibs, snapshot
+from tests.unit.test_statistics import fibs_of
 
 
 class PairSpec(FabricSpec):
@@ -49,8 +66,12 @@ class PairSpec(FabricSpec):
 
 def draw(spec: PairSpec) -> Fabric:
     host, fabric = spec.link.host, spec.link.fabric
-    rows = [("host", "hosts", "server", host), ("leaf", "Leaf", "leaf", fabric), ("spine", "Spine", "spine", 0)]
-    drawing = FabricBuilder(spec, [Level(*row) for row in rows])
+    levels = (
+        Level("host", "hosts", "server", host),
+        Level("leaf", "Leaf", "leaf", fabric, is_edge=True, counts_uplinks=True, boxed=True),
+        Level("spine", "Spine", "spine", above_edge=True),
+    )
+    drawing = FabricBuilder(spec, levels)
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)
     prefixes = list(islice(subnets, spec.leaves))
     for n, prefix in enumerate(prefixes, 1):
@@ -96,10 +117,10 @@ def test_a_shape_is_its_spec_its_builder_and_one_line() -> None:
     assert [node.name for node in loaded.fabric.switches] == ["leaf1", "leaf2", "leaf3", "spine1", "spine2"]
     queues = loaded.fabric.policy.queues
     leaf, spine = (loaded.fabric.by_name[name] for name in ("leaf1", "spine1"))
-    assert budget_of(leaf, queues).buffer == 3_000_000
-    deep = budget_of(spine, queues)
+    assert budget_of(loaded.fabric, leaf, queues).buffer == 3_000_000
+    deep = budget_of(loaded.fabric, spine, queues)
     assert deep.buffer - deep.headroom == 3 * 1_000_000, "what is no leaf is deep"
-    shallow = budget_of(leaf, load(HEAD).fabric.policy.queues)
+    shallow = budget_of(loaded.fabric, leaf, load(HEAD).fabric.policy.queues)
     assert shallow.buffer - shallow.headroom == 3 * 150_000
     assert load_spec(dump_spec(loaded.spec)) == loaded.spec
 
@@ -168,7 +189,9 @@ def test_a_spec_that_a_program_has_made_is_checked_too() -> None:
 
 def star() -> Fabric:
     spec = ClosSpec(name="star", racks=1, ctsw=1)  # what is not of the shape
-    drawing = FabricBuilder(spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf")))
+    drawing = FabricBuilder(
+        spec, (Level("host", "hosts", "server", spec.link.host), Level("hub", "hub", "leaf", is_edge=True))
+    )
     pool: Network = spec.addressing.network
     prefix: Network = ip_network(f"{pool.network_address}/24")
     drawing.switch(1, 1, 4_200_001_001, (("star", 1),), prefix)
@@ -205,3 +228,110 @@ def test_a_fabric_of_one_switch_has_no_uplinks_to_draw() -> None:
     lines = [line.split() for line in render(found("incast:1,size=4")).splitlines()]
     (row,) = (line for line in lines if line[:2] == ["hub1:eth1", "host1:eth1"])
     assert row[3:6] == ["82", "6.56e-06", "s"]  # a frame of one element
+
+
+def hall() -> Fabric:
+    """Two pods, each of two edge switches and two switches above these. Only the uplinks of the latter count."""
+    spec = ClosSpec(name="hall", racks=1, ctsw=1)  # what is not of the shape
+    host, fabric = spec.link.host, spec.link.fabric
+    levels = (
+        Level("host", "hosts", "server", host),
+        Level("tor", "ToR", "leaf", fabric, is_edge=True, boxed=True),
+        Level("agg", "Agg", "spine", fabric, above_edge=True, counts_uplinks=True, boxed=True),
+        Level("core", "Core", "superspine"),
+    )
+    drawing = FabricBuilder(spec, levels)
+    subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=24)
+    prefixes = list(islice(subnets, 4))
+    pods = [(1, 1), (2, 1), (3, 2), (4, 2)]
+    for n, pod in pods:
+        drawing.switch(1, n, 4_200_001_000 + n, (("pod", pod),), prefixes[n - 1])
+    for n, pod in pods:
+        drawing.switch(2, n, 4_200_000_000 + pod, (("pod", pod),))
+    for n in (1, 2):
+        drawing.switch(3, n, 4_200_000_900, ())
+    for n, pod in pods:
+        drawing.host(n, (("pod", pod),))
+        base = int(prefixes[n - 1].network_address)
+        drawing.join(f"host{n}", f"tor{n}", (spec.ip.end(base + 1), spec.ip.end(base)))
+        for agg in (2 * pod - 1, 2 * pod):
+            drawing.join(f"tor{n}", f"agg{agg}")
+        for core in (1, 2):
+            drawing.join(f"agg{n}", f"core{core}")
+    return drawing.fabric(box="pod", area="", sizes=())
+
+
+def hashing_of(fabric: Fabric) -> dict[str, SwitchHashing]:
+    return {node.name: SwitchHashing(node.name, "flow", node.hash_seed or 1, 3, 0x37) for node in fabric.switches}
+
+
+def test_a_picture_has_all_boxed_levels_in_the_boxes() -> None:
+    fabric = hall()
+    layout = PictureLayout(fabric)
+    assert sorted(layout.boxes) == [1, 2]
+    heights = [
+        {layout.at[node.name][1] for node in fabric.nodes if fabric.level_of(node) is row} for row in fabric.levels
+    ]
+    assert [len(each) for each in heights] == [1, 1, 1, 1]
+    hosts, tors, aggs, cores = (each.pop() for each in heights)
+    assert hosts < tors < aggs == layout.box_top < cores == layout.area_row
+    for node in fabric.nodes:
+        if node.group("pod"):
+            left, width = layout.box[node.group("pod") or 0]
+            assert left < layout.at[node.name][0] < left + width
+    text = fabric_svg(fabric, [])
+    assert all(f">{row.title}</text>" in text for row in fabric.levels)
+    plan = plan_page(fabric, tuple(port for _, port in numbered_ports(fabric)))
+    assert [label for *_, label in plan.boxes] == ["pod 1", "pod 2"]
+    places = [plan.spots[name] for name in ("host1", "tor1", "agg1", "core1")]
+    assert [spot.y for spot in places] == sorted((spot.y for spot in places), reverse=True)
+    (left, span, _), _ = plan.boxes
+    assert all(left < spot.x < left + span for spot in places[:3])
+
+
+def test_polarisation_asks_for_flows_by_the_switches_above_the_edge() -> None:
+    fabric = hall()
+    alike = {name: replace(each, seed=7) for name, each in hashing_of(fabric).items()}
+    found = polarisation(fabric, fibs_of(fabric), alike).pairs
+    assert [pair.polarised for pair in found if pair.switch.startswith("agg")] == [True] * 4
+    assert not any(pair.polarised for pair in polarisation(fabric, fibs_of(fabric), hashing_of(fabric)).pairs)
+    # By pinned slices all next hops are used: the switches above the edge turn them, by the number of the edge.
+    turned = [[rule.slice for rule in steering_of(fabric, fabric.by_name[name], HashOptions()).prefixes.values()]
+              for name in ("tor1", "agg1")]  # fmt: skip
+    assert turned == [[0, 0, 0], [2, 3]]
+
+
+def test_a_verdict_measures_the_uplinks_of_the_levels_that_count_them() -> None:
+    fabric = hall()
+    hashing = hashing_of(fabric)
+    one, other = (str(fabric.by_name[name].ports[0].address).partition("/")[0] for name in ("host1", "host3"))
+    flow = Flow("host1", "host3", one, other, 50_000, 7, "tor1:eth1")
+    (path,) = predict(fabric, fibs(fabric), hashing, [flow])
+    assert [ref.partition(":")[0][:-1] for ref in path] == ["tor", "agg", "core", "agg", "tor"]
+    counters = {node.name: SwitchCounters(node.name, (), (), 0) for node in fabric.switches}
+    for ref in path:
+        switch, _, port = str(ref).partition(":")
+        counters[switch] = SwitchCounters(switch, (FlowCount(port, *flow.key, 10, 1000),), (), 0)
+    states = snapshot(fibs(fabric), hashing), snapshot(fibs(fabric), hashing, counters)
+    result = prove(fabric, Evidence(*states, (Sent(flow, 10, 1000),), (path,)))
+    assert result.agree, paths_text(result)
+    assert result.leaf_word == "agg" and [*result.per_leaf] == ["agg1", "agg2", "agg3", "agg4"]
+    upward = {port.ref for node in fabric.switches for port in node.ports if port.peer_node.startswith("core")}
+    assert {link.port for link in result.links if link.uplink} == upward
+    assert result.per_leaf[str(path[1]).partition(":")[0]] == Mmr(2.0, 2.0)
+
+
+def test_a_shape_without_edge_switches_is_refused() -> None:
+    levels = (Level("host", "hosts", "server"), Level("a", "A", "leaf"))
+    with pytest.raises(ValueError, match="needs a level of edge switches"):
+        FabricBuilder(ClosSpec(name="none", racks=1, ctsw=1), levels)
+
+
+def test_hosts_are_at_edge_switches_and_levels_above_these_say_so() -> None:
+    for shape, model in SHAPES.items():
+        needed = {key: field.examples[0] for key, field in model.model_fields.items() if field.examples}
+        fabric = build(model.model_validate({"shape": shape, **needed}))
+        for link in fabric.links:
+            low, high = (fabric.level_of(fabric.by_name[name]) for name, _ in (link.a, link.b))
+            assert high.is_edge == (low is fabric.host_level)
+            assert high.above_edge == low.is_edge

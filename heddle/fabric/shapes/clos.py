@@ -27,8 +27,8 @@ _RTSW, _CTSW, _ATSW = 1, 2, 3
 # cable: in a rack (3 m, which is lost in the rounding), across a zone (100 m), between zones (500 m).
 LEVELS: Final = (
     Level("host", "hosts", "server", uplink_ns=500),
-    Level("rtsw", "RTSW", "leaf", uplink_ns=1_000),
-    Level("ctsw", "CTSW", "spine", uplink_ns=3_000),
+    Level("rtsw", "RTSW", "leaf", uplink_ns=1_000, is_edge=True, counts_uplinks=True, boxed=True),
+    Level("ctsw", "CTSW", "spine", uplink_ns=3_000, above_edge=True),
     Level("atsw", "ATSW", "superspine"),
 )
 

@@ -32,8 +32,8 @@ def build(spec: RailSpec) -> Fabric:
     """Add the nodes, then the links in a fixed order; each link takes the next port number at both ends."""
     levels = (
         Level("host", "hosts", "server", spec.link.host, _HOST_NS),
-        Level("leaf", "leaf", "leaf", spec.link.fabric, _LEAF_NS),
-        Level("spine", "spine", "spine"),
+        Level("leaf", "leaf", "leaf", spec.link.fabric, _LEAF_NS, is_edge=True, counts_uplinks=True, boxed=True),
+        Level("spine", "spine", "spine", above_edge=True),
     )
     builder = FabricBuilder(spec, levels)
     subnets: Iterator[Network] = spec.addressing.network.subnets(new_prefix=spec.addressing.rack_prefix)

@@ -9,7 +9,7 @@ replace them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Interface, IPv4Network
@@ -21,10 +21,9 @@ from heddle.base.families import IPV4
 from heddle.base.files import read_regular
 from heddle.base.problems import InputError, Problem
 from heddle.base.units import scale_of
-from heddle.fabric.model import Fabric, Link, Node, Port, Role
+from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policy import Policy, QueuePolicy
 from heddle.fabric.seeds import switch_seed
-from heddle.fabric.shapes.clos import LEVELS
 from heddle.lab.imported import frr
 from heddle.lab.imported.grammar import MOST_BYTES
 from heddle.runtimes.netns_topology import DEFAULT_MTU
@@ -128,7 +127,13 @@ class TopologyDescription:
 DEFAULT_RATE_BPS: Final = 100 * 10**6
 _IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
 _MAC_LEVELS: Final = (0x14, 0x11, 0x12, 0x13)  # by level; different from those of the shapes
-_HOST, _LEAF, _SPINE, _TOP = range(4)  # levels
+_HOST, _LEAF, _SPINE, _TOP = range(4)  # indexes of _ROWS
+_ROWS: Final = (
+    Level("host", "hosts", "server"),
+    Level("leaf", "leaf", "leaf", is_edge=True, counts_uplinks=True, boxed=True),
+    Level("spine", "spine", "spine", above_edge=True),
+    Level("superspine", "superspine", "superspine"),
+)
 BOX: Final = "rack"  # a leaf and its hosts
 
 
@@ -139,7 +144,8 @@ def derive(description: TopologyDescription) -> Fabric:
         raise InputError(
             Problem("", description.name, f"has {len(names)} nodes: MAC addresses exist for 65535 at most")
         )
-    levels = _levels(description)
+    hosts = {name for name, node in description.nodes.items() if not node.frr}
+    levels = _levels(description, hosts)
     ports: dict[str, list[Port]] = {name: [] for name in names}
     addresses = {name: _addresses(node) for name, node in description.nodes.items()}
     for link in description.links:
@@ -149,37 +155,38 @@ def derive(description: TopologyDescription) -> Fabric:
             ports[end.node].append(
                 Port(end.node, end.interface, end.mac, far.node, far.interface, rate, link.mtu, address)
             )
-    counts = [0] * len(LEVELS)
+    counts = [0] * len(_ROWS)
     racks: dict[str, int] = {}
     nodes: list[Node] = []
     # Switches by level, then hosts: the order of all fabrics and tables.
     for level in (_LEAF, _SPINE, _TOP, _HOST):
         for name in (each for each in names if levels[each] == level):
             counts[level] += 1
-            if level == _LEAF:
+            row, host = _ROWS[level], name in hosts
+            if row.is_edge:
                 racks[name] = counts[level]
             own = tuple(
                 replace(port, mac=port.mac or _mac(level, names[name], place))
                 for place, port in enumerate(sorted(ports[name], key=lambda p: _natural(p.name)), 1)
             )
             rack = racks.get(name) or next((racks[p.peer_node] for p in own if p.peer_node in racks), None)
-            role = Role.HOST if level == _HOST else Role.SWITCH
-            seed = None if role is Role.HOST else switch_seed(name)
-            groups = ((BOX, rack),) if rack is not None and level in (_HOST, _LEAF) else ()
-            nodes.append(Node(name, role, level, counts[level], own, groups, hash_seed=seed))
+            seed = None if host else switch_seed(name)
+            groups = ((BOX, rack),) if rack is not None and (host or row.boxed) else ()
+            nodes.append(
+                Node(name, Role.HOST if host else Role.SWITCH, level, counts[level], own, groups, hash_seed=seed)
+            )
     links = tuple(_link(link, levels) for link in description.links)
     policy = _policy(description, links, [each for table in addresses.values() for each in table.values()])
-    hosts = sorted((n for n in nodes if n.role is Role.HOST), key=lambda n: n.group(BOX) or len(nodes))
-    switches = [n for n in nodes if n.role is Role.SWITCH]
-    return Fabric(description.name, policy, (*switches, *hosts), links, LEVELS, box=BOX)
+    # Switches stay first; hosts by their racks, those without one last.
+    nodes.sort(key=lambda n: (n.group(BOX) or len(nodes)) if n.name in hosts else 0)
+    return Fabric(description.name, policy, tuple(nodes), links, _ROWS, box=BOX)
 
 
-def _levels(description: TopologyDescription) -> dict[str, int]:
+def _levels(description: TopologyDescription, hosts: Collection[str]) -> dict[str, int]:
     """Nodes with FRR are switches: leaves if linked to a host, spines if linked to a leaf, else on the third level.
 
     Without any leaf, the level is unknown: all switches are placed on the second level.
     """
-    hosts = {name for name, node in description.nodes.items() if not node.frr}
     leaves = {
         end.node
         for link in description.links

@@ -70,7 +70,7 @@ def steering_of(fabric: Fabric, node: Node, options: HashOptions) -> Steering:
     """The steering tables of a switch: a group for each distinct set of two or more next hops, no exact entries.
 
     A prefix needs one rule if the networks of its hosts' links fill it from the start, one after the other. Otherwise
-    each link has a rule. In both cases a slice is the index of the downlink (level 2: see _turn).
+    each link has a rule. In both cases a slice is the index of the downlink (above the edge: see _turn).
     """
     order = {port.name: index for index, port in enumerate(node.ports)}
     groups: dict[tuple[str, ...], int] = {}
@@ -98,13 +98,13 @@ def _downlinks(fabric: Fabric, prefix: Network) -> tuple[Network, ...]:
 
 
 def _turn(fabric: Fabric, node: Node, prefix: Network) -> int:
-    """The offset of every slice of an edge switch: on level 2 the edge's number, from 0; on other levels 0.
+    """The offset of every slice of an edge switch: directly above the edge its number, from 0; on other levels 0.
 
-    A level-2 switch receives from below only the slices that are pinned to it. By the slice alone it would never use
-    some of its next hops. Level 3 receives packets sorted by that sum, so there the slice alone is enough again.
+    A switch above the edge receives from below only the slices that are pinned to it. By the slice alone it would never
+    use some of its next hops. The next level receives packets sorted by that sum, so there the slice is enough again.
     """
     owner = fabric.edge_prefixes.get(prefix)
-    return fabric.edge_of[owner] - 1 if owner is not None and node.level == 2 else 0
+    return fabric.edge_of[owner] - 1 if owner is not None and fabric.level_of(node).above_edge else 0
 
 
 def _slices(prefix: Network, links: tuple[Network, ...], group: int, turn: int) -> dict[Network, PrefixRule]:

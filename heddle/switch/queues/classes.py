@@ -92,7 +92,7 @@ def policies_of(
     problems: list[Problem] = []
     for node in fabric.nodes:
         policy = (own or {}).get(node.name, usual)
-        budget = None if node.role is Role.HOST else budget_of(node, policy)
+        budget = None if node.role is Role.HOST else budget_of(fabric, node, policy)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
             why, hint = too_small(policy, node.name, len(node.ports), budget, frame - HEADER)
@@ -107,9 +107,10 @@ def policies_of(
     return found
 
 
-def budget_of(switch: Node, queues: QueuePolicy) -> Budget:
+def budget_of(fabric: Fabric, switch: Node, queues: QueuePolicy) -> Budget:
     """The partition of a switch's buffer, in bytes."""
-    return buffer_bytes(queues, switch.level, [(port.rate_bps, port.mtu) for port in switch.ports])
+    ports = [(port.rate_bps, port.mtu) for port in switch.ports]
+    return buffer_bytes(queues, switch.level, ports, is_edge=fabric.level_of(switch).is_edge)
 
 
 def deepest_queue(fabric: Fabric, number: int) -> int:
@@ -121,7 +122,7 @@ def deepest_queue(fabric: Fabric, number: int) -> int:
     queues = fabric.policy.queues
     found = [queues.buffer.host]
     for node in fabric.switches:
-        budget = budget_of(node, queues)
+        budget = budget_of(fabric, node, queues)
         if number in queues.paused:
             held = sum(queues.pfc.xoff + queues.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)
             found.append(min(budget.buffer, held))

@@ -1,0 +1,82 @@
+"""What a level means is a fact of `Level`: no module outside the shapes and the wiring compares its number.
+
+Refused are a comparison of a `level` with a number, a choice by whether it is 0, and a number or a slice of numbers as
+an index of `levels`. A constant of the module in capitals is a number, too. Two levels may be compared: above, below.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# The wiring gives levels their numbers, and files of it are checked by them.
+WIRING = {"heddle/fabric/wiring.py", "heddle/fabric/fabricdata.py"}
+SHAPES = ROOT / "heddle/fabric/shapes"
+# No level of a fabric.
+OTHERS = {"heddle/cli/manual.py": "headings of a page"}
+
+
+def numbers_in(tree: ast.AST) -> Iterator[ast.expr]:
+    """The expressions of a module that name a level by its number."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+            if any(_is(part, "level") for part in parts) and any(_number(part) for part in parts):
+                yield node
+        elif isinstance(node, ast.Subscript) and _is(node.value, "levels") and _number(node.slice):
+            yield node
+        elif isinstance(node, ast.If | ast.IfExp | ast.While) and _is(node.test, "level"):
+            yield node.test
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == name) or (isinstance(node, ast.Name) and node.id == name)
+
+
+def _number(node: ast.expr | None) -> bool:
+    """A number, a constant in capitals, a sum or a sequence of these, or a slice with one."""
+    if isinstance(node, ast.Slice):
+        return any(_number(part) for part in (node.lower, node.upper))
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(_number(part) for part in node.elts)
+    if isinstance(node, ast.BinOp):
+        return _number(node.left) and _number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return _number(node.operand)
+    constant = isinstance(node, ast.Constant) and isinstance(node.value, int)
+    return constant or (isinstance(node, ast.Name) and node.id.isupper())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node.level == 1", "1 < node.level < other.level", "level <= _LEAF", "level == LEAF + 1", "level in (0, _LEAF)",
+        "fabric.levels[2]", "fabric.levels[-1]", "fabric.levels[1:]", "levels[_SPINE]", "a if node.level else b",
+        "wires.level == 2",
+    ],
+)  # fmt: skip
+def test_a_number_of_a_level_is_found(text: str) -> None:
+    assert len([*numbers_in(ast.parse(text))]) == 1
+
+
+@pytest.mark.parametrize("text", ["a.level < b.level", "levels[node.level]", "level == hosts", "a[1]", "LEVELS[0]"])
+def test_two_levels_can_be_compared(text: str) -> None:
+    assert not [*numbers_in(ast.parse(text))]
+
+
+def test_no_module_outside_the_wiring_compares_the_number_of_a_level() -> None:
+    found = {}
+    for path in sorted((ROOT / "heddle").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        if path.parent != SHAPES:
+            found[name] = [
+                f"{name}:{each.lineno}  {ast.unparse(each)}" for each in numbers_in(ast.parse(path.read_text()))
+            ]
+    allowed = {*WIRING, *OTHERS}
+    wrong = [each for name, lines in found.items() if name not in allowed for each in lines]
+    assert not wrong, "\n".join(["use a fact of Level:", *wrong])
+    assert all(found[name] for name in allowed), "an exception is no longer needed"
