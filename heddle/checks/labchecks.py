@@ -172,10 +172,10 @@ def routes(subject: Subject) -> Answer:
 def reachability(subject: Subject) -> Found:
     """Every host reaches every other host with packets of MTU size and DF set."""
     lab = subject.lab
-    if sum(port.address is not None for host in lab.fabric.hosts for port in host.ports) < 2:
+    if sum(port.address is not None for port in lab.fabric.host_ports) < 2:
         raise NothingError("fewer than two ports of hosts have an address")
     result = probe(lab.fabric, subject.handles)
-    sizes = sorted({port.mtu for host in lab.fabric.hosts for port in host.ports})
+    sizes = sorted({port.mtu for port in lab.fabric.host_ports})
     size = "- and ".join(str(each) for each in sizes)
     return f"{result.tried} pairs of hosts, {size}-byte packets that must not be fragmented", list(result.faults)
 

@@ -42,8 +42,8 @@ class Reach:
 
 
 def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
-    """Send a datagram of the fabric's MTU from each NIC to all others (at most 31), and send lost ones again."""
-    nics = [port for host in fabric.hosts for port in host.ports if port.address is not None]
+    """Send a datagram of its MTU from each host port to all others of its network (at most 31). Lost ones: again."""
+    nics = [port for port in fabric.host_ports if port.address is not None]
     pairs = _pairs(fabric, nics)
     refused: dict[tuple[int, int], str] = {}
     arrived: set[tuple[int, int]] = set()
@@ -65,10 +65,10 @@ def probe(fabric: Fabric, handles: Mapping[str, NodeHandle]) -> Reach:
 
 
 def _pairs(fabric: Fabric, nics: Sequence[Port]) -> list[tuple[int, int]]:
-    """Pairs (sender, receiver) inside each connected part of the fabric: between planes there is no path."""
-    parts: dict[int | None, list[int]] = {}
+    """Pairs (sender, receiver) of one network in one connected part of the fabric: between planes there is no path."""
+    parts: dict[tuple[str, int | None], list[int]] = {}
     for number, nic in enumerate(nics):
-        parts.setdefault(fabric.part_of.get(nic.peer_node), []).append(number)
+        parts.setdefault((nic.network, fabric.part_of.get(nic.peer_node)), []).append(number)
     return [
         (members[place], members[(place + step) % len(members)])
         for members in parts.values()
@@ -87,7 +87,7 @@ def _steps(count: int) -> Sequence[int]:
 
 def _patience(fabric: Fabric, packets: int, nics: int) -> float:
     """Seconds for a round: twice what the slowest port needs for its share, plus a margin for scheduling."""
-    rate = min(port.rate_bps for host in fabric.hosts for port in host.ports)
+    rate = min(port.rate_bps for port in fabric.host_ports)
     return 0.5 + 2 * 8 * fabric.policy.mtu * (packets / nics) / rate
 
 

@@ -268,9 +268,7 @@ class LiveNotes:
 
         self._lab = lab
         self._stack = ExitStack()
-        self._nics: Mapping[str, Port] = {
-            str(port.address.ip): port for host in lab.fabric.hosts for port in host.ports if port.address is not None
-        }
+        self._nics: Mapping[str, Port] = lab.fabric.nic_at
         self._peers = {port.ref: port.peer_ref for node in lab.fabric.nodes for port in node.ports}
         self._dscp = lab.fabric.policy.queues.class_of_dscp
         self._paths: dict[tuple[str, str, int, int], tuple[str, ...]] = {}

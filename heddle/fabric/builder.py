@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.base.families import Interface, Network
-from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.policy import NetworkPolicy
 from heddle.fabric.policydata import policy_of
 from heddle.fabric.seeds import seed_for
+from heddle.fabric.wiring import refuse_level_links
 from heddle.spec.schema import FabricSpec
 
 Groups = tuple[tuple[str, int], ...]
@@ -31,6 +33,7 @@ class FabricBuilder:
         self._nodes: dict[str, Node] = {}
         self._ports: dict[str, list[Port]] = {}
         self._links: list[Link] = []
+        self._networks: dict[str, NetworkPolicy] = {}
 
     def switch(self, level: int, index: int, asn: int, groups: Groups, prefix: Network | None = None) -> str:
         """Add a switch and return its name. prefix: of its host links."""
@@ -46,21 +49,30 @@ class FabricBuilder:
         """Add a host and return its name."""
         return self._add(Node(f"{self._levels[0].word}{index}", Role.HOST, 0, index, (), groups))
 
-    def join(self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None) -> None:
+    def network(self, name: str, policy: NetworkPolicy) -> None:
+        """Add a network whose ports carry no ranks, before the links of it."""
+        self._networks[name] = policy
+
+    def join(
+        self, low: str, high: str, addresses: tuple[Interface, Interface] | None = None, network: str = BACKEND
+    ) -> None:
         """Add a link between the next port of one node and the next of another. addresses: of both ends, if routed."""
         a, b = (low, f"eth{len(self._ports[low]) + 1}"), (high, f"eth{len(self._ports[high]) + 1}")
         link = self._spec.link
         rate = _rate_of(link.exceptions, a, b, self._levels[self._nodes[low].level].uplink_bps)
+        mtu = link.mtu if network == BACKEND else self._networks[network].mtu
         one, other = addresses or (None, None)
-        self._ports[low].append(Port(*a, self._mac(low), *b, rate, link.mtu, one))
-        self._ports[high].append(Port(*b, self._mac(high), *a, rate, link.mtu, other))
-        self._links.append(Link(a, b, rate, link.mtu))
+        self._ports[low].append(Port(*a, self._mac(low), *b, rate, mtu, one, network=network))
+        self._ports[high].append(Port(*b, self._mac(high), *a, rate, mtu, other, network=network))
+        self._links.append(Link(a, b, rate, mtu))
 
     def fabric(self, *, box: str, area: str, sizes: tuple[str, ...]) -> Fabric:
-        """The finished fabric; arguments as in Fabric."""
+        """The finished fabric; arguments as in Fabric. InputError for a link within one level."""
         nodes = tuple(replace(node, ports=tuple(self._ports[name])) for name, node in self._nodes.items())
-        policy = policy_of(self._spec, self._levels)
-        return Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
+        policy = replace(policy_of(self._spec, self._levels), others=self._networks)
+        found = Fabric(self._spec.name, policy, nodes, tuple(self._links), self._levels, box, area, sizes)
+        refuse_level_links(found)
+        return found
 
     def _add(self, node: Node) -> str:
         self._nodes[node.name], self._ports[node.name] = node, []

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.families import Interface, Network
-from heddle.fabric.model import Fabric, Level, Link, Node, Port, Role
+from heddle.fabric.model import BACKEND, Fabric, Level, Link, Node, Port, Role
 from heddle.fabric.policydata import dump_policy, load_policy
 
 _NODES: Final = TypeAdapter(tuple[Node, ...])
@@ -72,6 +72,8 @@ def _contradictions(fabric: Fabric) -> Iterator[str]:
         for port in node.ports:
             if port.node != node.name or (node.name, port.name) in ports:
                 yield f"{node.name} has a wrong port {port.ref}"
+            if port.network != BACKEND and port.network not in fabric.policy.others:
+                yield f"{port.ref} is in the network {port.network}, which has no policy"
             if port.rate_bps < 1 or port.mtu < 1:
                 yield f"{port.ref} has a rate or an MTU below 1"
             ports[node.name, port.name] = port
@@ -98,6 +100,6 @@ def _of_policy(fabric: Fabric) -> Iterator[str]:
 
 
 def _networks(fabric: Fabric) -> Iterator[Interface | Network]:
-    yield fabric.policy.pool
+    yield from fabric.policy.pools
     for node in fabric.nodes:
         yield from (each for each in (node.prefix, *(port.address for port in node.ports)) if each is not None)

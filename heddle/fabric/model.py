@@ -13,9 +13,9 @@ from functools import cached_property
 from heddle.base.families import Network
 from heddle.fabric.nexthops import Group, edges_of
 from heddle.fabric.ucmp import next_hop_groups
-from heddle.fabric.wiring import Bridge, Level, Link, Node, Port, Role, Wiring
+from heddle.fabric.wiring import BACKEND, Bridge, Level, Link, Node, Port, Role, Wiring
 
-__all__ = ["Bridge", "Fabric", "Level", "Link", "Node", "Port", "Role"]
+__all__ = ["BACKEND", "Bridge", "Fabric", "Level", "Link", "Node", "Port", "Role"]
 
 
 @dataclass(frozen=True)

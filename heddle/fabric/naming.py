@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from heddle.base.problems import Problems, did_you_mean
-from heddle.fabric.wiring import Node, Wiring
+from heddle.fabric.wiring import Wiring
 
 _PATTERN: Final = frozenset("*?[")
 
@@ -41,11 +41,6 @@ def matching_names(words: Sequence[str], names: Iterable[str], what: str, flag: 
     return [name for name in known if any(fnmatchcase(name, word) for word in words)]
 
 
-def nic_refs(host: Node) -> list[str]:
-    """`host1:eth1`, `host1:eth2`."""
-    return [port.ref for port in host.ports]
-
-
 @dataclass(frozen=True, slots=True)
 class NicNames:
     """How the ends of flows are called. ports: address of a NIC -> its port; single: hosts that have one NIC."""
@@ -56,8 +51,8 @@ class NicNames:
     @classmethod
     def of(cls, wiring: Wiring) -> NicNames:
         """Of all hosts of a fabric."""
-        ports = {str(p.address.ip): p.ref for host in wiring.hosts for p in host.ports if p.address is not None}
-        return cls(ports, frozenset(host.name for host in wiring.hosts if len(host.ports) == 1))
+        ports = {address: port.ref for address, port in wiring.nic_at.items()}
+        return cls(ports, frozenset(host for host, nics in wiring.nics_of.items() if len(nics) == 1))
 
     def nic(self, host: str, address: str) -> str:
         """`host1:eth2`; the host alone where the address is not of a NIC."""

@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.fabric.wiring import refuse_level_links
+
 if TYPE_CHECKING:
     from heddle.fabric.wiring import Node, Wiring
 
@@ -60,6 +62,8 @@ class _Routes:
     """The announcements of every switch, upwards and downwards."""
 
     def __init__(self, fabric: Wiring, dead: Collection[str], drained: Collection[str]) -> None:
+        if fabric.edges:  # an imported topology has none: its routes are read from its kernels
+            refuse_level_links(fabric)
         self._switches = {node.name: node for node in fabric.switches}
         self._drained = drained
         down: dict[str, list[tuple[str, Node]]] = {}
@@ -71,7 +75,7 @@ class _Routes:
                 if peer is None or (dead and (port.ref in dead or port.peer_ref in dead)):
                     continue
                 if peer.level == node.level:
-                    continue  # no shape has such links; routes of an imported lab are read from its kernels
+                    continue
                 (down if peer.level < node.level else up)[node.name].append((port.name, peer))
         self._down, self._up = down, up
         self._own = {name: 1 << (number - 1) for name, number in fabric.edge_of.items()}

@@ -256,14 +256,24 @@ class QueuePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkPolicy:
+    """The policy of one network of hosts. pool: of its prefixes; mtu: of IP; queues: with ECN and PFC."""
+
+    pool: Network
+    mtu: int
+    queues: QueuePolicy
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """The whole policy of a fabric.
+    """The whole policy of a fabric. pool, mtu and queues are those of the network that carries ranks.
 
     pool: the network of the racks' prefixes and the loopbacks.
     k: rates are divided by it, and every printed bandwidth names it. mtu: of IP, the smallest of all links. ib_mtu:
     payload bytes of a RoCEv2 packet.
     delays: of links on hardware, one way, by the level of their lower end; empty: no delay is modelled.
     link_faults: of links, by the same level; empty: none.
+    others: networks without ranks, by their names (`Port.network`).
     """
 
     ip: Family
@@ -275,6 +285,16 @@ class Policy:
     queues: QueuePolicy = QueuePolicy()
     delays: tuple[int, ...] = ()
     link_faults: tuple[LinkFault, ...] = ()
+    others: Mapping[str, NetworkPolicy] = field(default_factory=dict)
+
+    @property
+    def pools(self) -> tuple[Network, ...]:
+        """The address pools of all networks."""
+        return (self.pool, *(each.pool for each in self.others.values()))
+
+    def of(self, network: str) -> NetworkPolicy:
+        """The policy of the network of a port."""
+        return self.others.get(network) or NetworkPolicy(self.pool, self.mtu, self.queues)
 
     def link_fault(self, level: int) -> LinkFault:
         """The fault of each direction of a link from a node of this level upwards."""

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from heddle.base.families import FAMILIES
 from heddle.base.units import format_duration
-from heddle.fabric.policy import FIELDS, HashOptions, Policy, QueuePolicy, RoutingPolicy, Udf
+from heddle.fabric.policy import FIELDS, HashOptions, NetworkPolicy, Policy, QueuePolicy, RoutingPolicy, Udf
 from heddle.spec.impairments import KINDS, LinkFault
 from heddle.spec.linkspec import delay_of_length
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _QUEUES: Final = TypeAdapter(QueuePolicy)
 _ROUTING: Final = TypeAdapter(RoutingPolicy)
+_NETWORKS: Final = TypeAdapter(dict[str, NetworkPolicy])
 
 
 def policy_of(spec: FabricSpec, levels: Sequence[Level]) -> Policy:
@@ -118,7 +119,8 @@ def dump_policy(policy: Policy) -> dict[str, Any]:
     routing, queues = _ROUTING.dump_python(policy.routing, mode="json"), dump_queues(policy.queues)
     data = {"ip": policy.ip.word, "pool": str(policy.pool), **numbers, "routing": routing, "queues": queues}
     faults = [fault.to_json() for fault in policy.link_faults]
-    return data | ({"link_faults": faults} if any(faults) else {})
+    data |= {"link_faults": faults} if any(faults) else {}
+    return data | ({"others": _NETWORKS.dump_python(dict(policy.others), mode="json")} if policy.others else {})
 
 
 def load_policy(data: Mapping[str, Any]) -> Policy:
@@ -133,4 +135,5 @@ def load_policy(data: Mapping[str, Any]) -> Policy:
         queues=load_queues(data["queues"]),
         delays=tuple(data.get("delays", ())),
         link_faults=tuple(LinkFault.from_json(each) for each in data.get("link_faults", ())),
+        others=_NETWORKS.validate_python(data.get("others", {})),
     )

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.families import Address, Interface, Network
+from heddle.base.problems import Problems
 
 if TYPE_CHECKING:
     from heddle.fabric.policy import Policy
+
+
+BACKEND: Final = "backend"  # the network whose ports carry ranks
 
 
 class Role(StrEnum):
@@ -60,7 +64,8 @@ class Bridge:
 @dataclass(frozen=True, slots=True)
 class Port:
     """One end of a link. `address` is set on routed host links (both ends); fabric ports are unnumbered. A port in a
-    bridge has the bridge's address; only imported topologies have such.
+    bridge has the bridge's address; only imported topologies have such. network: the one that the link belongs to;
+    `Policy.of` has its pool, MTU and queues.
     """
 
     node: str
@@ -72,6 +77,7 @@ class Port:
     mtu: int
     address: Interface | None = None
     bridge: Bridge | None = None
+    network: str = BACKEND
 
     @property
     def router_mac(self) -> str:
@@ -169,6 +175,26 @@ class Wiring:
         """All hosts, in file order."""
         return tuple(n for n in self.nodes if n.role is Role.HOST)
 
+    @cached_property
+    def host_ports(self) -> tuple[Port, ...]:
+        """All ports of hosts, of every network, in file order."""
+        return tuple(port for host in self.hosts for port in host.ports)
+
+    @cached_property
+    def nics(self) -> tuple[Port, ...]:
+        """The ports that can carry ranks, in file order. In an imported topology some have no address."""
+        return tuple(port for port in self.host_ports if port.network == BACKEND)
+
+    @cached_property
+    def nics_of(self) -> Mapping[str, tuple[Port, ...]]:
+        """Host -> its NICs."""
+        return {host.name: tuple(port for port in host.ports if port.network == BACKEND) for host in self.hosts}
+
+    @cached_property
+    def nic_at(self) -> Mapping[str, Port]:
+        """Address, as text -> the NIC."""
+        return {str(port.address.ip): port for port in self.nics if port.address is not None}
+
     def level_of(self, node: Node) -> Level:
         """The row that a node is in."""
         return self.levels[node.level]
@@ -207,8 +233,9 @@ class Wiring:
 
     @cached_property
     def slowest_bps(self) -> int:
-        """The rate of the slowest link; in a fabric without links 1 Mbit/s, the minimum."""
-        return min((link.rate_bps for link in self.links), default=10**6)
+        """The rate of the slowest link that data of ranks can pass; without any 1 Mbit/s, the minimum."""
+        rates = (port.rate_bps for node in self.nodes for port in node.ports if port.network == BACKEND)
+        return min(rates, default=10**6)
 
     @cached_property
     def part_of(self) -> Mapping[str, int]:
@@ -244,6 +271,18 @@ class Wiring:
     def edge_prefixes(self) -> Mapping[Network, str]:
         """Edge prefix -> the switch that announces it."""
         return {n.prefix: n.name for n in self.edges if n.prefix is not None}
+
+
+def refuse_level_links(wiring: Wiring) -> None:
+    """InputError for each link within one level: routes climb and descend, so none would use it."""
+    problems = Problems()
+    for link in wiring.links:
+        ends = [wiring.by_name[name] for name, _ in (link.a, link.b)]
+        if len({node.level for node in ends}) == 1:
+            what = f"the link {':'.join(link.a)} - {':'.join(link.b)}"
+            why = f"is within level {wiring.level_of(ends[0]).word}: no route climbs or descends by it"
+            problems.add(where=wiring.name, what=what, why=why, hint="join nodes of two levels")
+    problems.raise_if_any()
 
 
 def ports_above(fabric: Wiring, nics: Collection[str]) -> frozenset[str]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from heddle.base.arrays import F64, I32, I64, U32
 from heddle.base.problems import Problems, did_you_mean
 from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, kernel_policy
-from heddle.fabric.model import Fabric, Level, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
 from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
 from heddle.fabric.ucmp import expected_weights, next_hop_groups
@@ -32,10 +32,15 @@ from heddle.predict.rules import FabricRules, HashingRule, SteeringTables, steer
 Bools = npt.NDArray[np.bool_]
 
 
-def directions(levels: Sequence[Level]) -> tuple[tuple[int, int], ...]:
-    """Pairs (from level, to level), from the hosts up and down again; a direction's number is its index here."""
-    up = range(len(levels))
-    return (*pairwise(up), *pairwise(up[::-1]))
+def directions(fabric: Fabric) -> tuple[tuple[int, int], ...]:
+    """Pairs (from level, to level), from the hosts up and down again; a direction's number is its index here.
+
+    Those of links that skip a level come last.
+    """
+    up = range(len(fabric.levels))
+    level = {node.name: node.level for node in fabric.nodes}
+    ends = sorted({(level[link.a[0]], level[link.b[0]]) for link in fabric.links})
+    return tuple(dict.fromkeys((*pairwise(up), *pairwise(up[::-1]), *ends, *((high, low) for low, high in ends))))
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,13 @@ class Wires:
     @cached_property
     def directions(self) -> tuple[tuple[int, int], ...]:
         """(from level, to level), by a direction's number."""
-        return directions(self.fabric.levels)
+        return directions(self.fabric)
 
-    @property
-    def upward(self) -> range:
+    @cached_property
+    def upward(self) -> tuple[int, ...]:
         """The directions upwards between switches, where switches choose."""
-        return range(1, len(self.fabric.levels) - 1)
+        pairs = enumerate(self.directions)
+        return tuple(number for number, (low, high) in pairs if low < high and not self.at_hosts(number))
 
     def direction_name(self, number: int) -> str:
         """`RTSW to CTSW`."""
@@ -118,7 +124,7 @@ def wires_of(fabric: Fabric) -> Wires:
     at = {name: number for number, name in enumerate(names)}
     switch = {node.name: number for number, node in enumerate(switches)}
     level = {node.name: node.level for node in nodes}
-    number_of = {pair: number for number, pair in enumerate(directions(fabric.levels))}
+    number_of = {pair: number for number, pair in enumerate(directions(fabric))}
     return Wires(
         fabric,
         tuple(switch),

@@ -72,7 +72,7 @@ _KEYS: Final = frozenset(key for limit in LIMITS for key in limit.factors)
 
 def needs_of(fabric: Fabric) -> dict[str, int]:
     """What a fabric needs of each limit: sysctl -> number."""
-    hosts = sum(len(node.ports) for node in fabric.hosts)
+    hosts = len(fabric.host_ports)  # of every network
     between = len(fabric.links) - hosts
     # Hosts and their switches resolve each other, by the fabric's IP; switches one another by IPv6 always. For each
     # entry there is one of a multicast group.

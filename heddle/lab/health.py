@@ -199,8 +199,7 @@ def overriding_routes(fabric: Fabric, fibs: Mapping[str, Fib]) -> list[ForeignRo
     """Routes inside the networks of host ports. An imported topology defines no routes, so they may be intended."""
     networks = {
         port.address.network
-        for node in fabric.hosts
-        for port in node.ports
+        for port in fabric.host_ports
         if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
     }
     found = (route for name, fib in fibs.items() for route in _unknown(fabric.by_name[name], fib, networks))

@@ -223,9 +223,8 @@ def synthetic_flows(fabric: Fabric, count: int) -> list[Flow]:
     Both ends of a flow are in the same connected part of the fabric.
     """
     ends = [
-        (host, port)
-        for host in fabric.hosts
-        for port in host.ports
+        (fabric.by_name[port.node], port)
+        for port in fabric.nics
         if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
     ]
     areas = len({host.group(fabric.area) for host, _ in ends}) > 1

@@ -138,12 +138,12 @@ def _wait_until_counted(lab: RunningLab, before: Snapshot, sent: Sequence[Sent])
 
 
 def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: Sequence[Sent]) -> bool:
-    """True when the ports to hosts have counted every packet that was sent."""
-    to_hosts = {port.peer_ref for host in fabric.hosts for port in host.ports}
+    """True when the ports to NICs have counted every packet that was sent."""
+    to_nics = {port.peer_ref for port in fabric.nics}
     found: dict[FlowKey, int] = {}
     for switch, rows in counted.items():
         for row in rows:
-            if f"{switch}:{row.port}" in to_hosts:
+            if f"{switch}:{row.port}" in to_nics:
                 found[row.key] = row.packets
     return all(found.get(each.flow.key, 0) == each.packets for each in sent)
 
@@ -177,7 +177,7 @@ def rows_of(fabric: Fabric, flows: Sequence[Flow], *, spread: bool) -> int:
     spread: packets of one flow take every next hop. For flows with one path the number is exact, as long as routes are
     as in the fabric file.
     """
-    edges = {str(port.address.ip): port.peer_node for host in fabric.hosts for port in host.ports if port.address}
+    edges = {address: port.peer_node for address, port in fabric.nic_at.items()}
     pairs = Counter((flow.first_hop.partition(":")[0], edges.get(flow.dst_ip, "")) for flow in flows)
     return 2 * sum(count * _ports(fabric, *pair, spread=spread) for pair, count in pairs.items())
 

@@ -177,12 +177,12 @@ def _states(fabric: Fabric, then: Snapshot) -> dict[str, Literal["down", "draine
 
 def nics_of(fabric: Fabric, flows: Sequence[Flow]) -> frozenset[str]:
     """The host ports at both ends of some flows: the NICs of the ranks."""
-    of_address = {str(port.address.ip): port.ref for host in fabric.hosts for port in host.ports if port.address}
     found = set()
     for flow in flows:
         switch, _, port = flow.first_hop.partition(":")
-        found |= {fabric.by_name[switch].port(port).peer_ref, of_address.get(flow.dst_ip, "")}
-    return frozenset(found - {""})
+        found.add(fabric.by_name[switch].port(port).peer_ref)
+        found |= {fabric.nic_at[flow.dst_ip].ref} if flow.dst_ip in fabric.nic_at else set()
+    return frozenset(found)
 
 
 def _ports(fabric: Fabric) -> list[tuple[Node, Port]]:

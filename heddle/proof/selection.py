@@ -14,7 +14,7 @@ from typing import Final
 
 from heddle.base.problems import Problems
 from heddle.fabric.model import Fabric
-from heddle.fabric.naming import matching_names, nic_refs, split_words
+from heddle.fabric.naming import matching_names, split_words
 from heddle.predict.walk import ports_of
 from heddle.proof.measure import natural
 from heddle.proof.verdict import FlowProof, PathsResult
@@ -116,7 +116,7 @@ def _range(word: str, problems: Problems) -> Range | None:
 
 def _hosts(fabric: Fabric, words: Sequence[str]) -> frozenset[str]:
     """NICs of hosts, and single NICs."""
-    refs = {host.name: nic_refs(host) for host in fabric.hosts}
+    refs = {host: [port.ref for port in nics] for host, nics in fabric.nics_of.items()}
     names = [*refs, *(ref for each in refs.values() for ref in each)]
     chosen = matching_names(words, names, f"is not a host of {fabric.name}, nor one of its NICs", "--host")
     return frozenset(ref for name in chosen for ref in refs.get(name, [name]))

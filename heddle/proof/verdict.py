@@ -319,7 +319,7 @@ def _proof(
 
 def _host_addresses(fabric: Fabric) -> dict[str, str]:
     """Switch port -> the address of the NIC that is connected to it."""
-    return {port.peer_ref: str(port.address.ip) for host in fabric.hosts for port in host.ports if port.address}
+    return {port.peer_ref: address for address, port in fabric.nic_at.items()}
 
 
 def _path_why(flow: Flow, own: Path | None, asked: Path, addresses: Mapping[str, str], seen: Path = ()) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base import resources
 from heddle.base.problems import HeddleError, InputError, Problem, trouble
 from heddle.base.userfiles import as_caller
-from heddle.fabric.model import Fabric, Node
+from heddle.fabric.model import Fabric, Node, Port
 from heddle.fabric.nexthops import edges_of
 from heddle.render.dialects import (
     DEPLOY,
@@ -178,13 +178,12 @@ def hold_ms(fabric: Fabric) -> int:
 
 
 def mgmt_subnet(fabric: Fabric) -> IPv4Network:
-    """The lab's own management network: derived from its name, with an address for each node, outside the pool.
+    """The lab's own management network: derived from its name, with an address for each node, outside the pools.
 
     172.24.0.0/13 avoids the networks that Docker assigns first. If the pool is in it, 192.168.0.0/16 is used.
     """
-    pool = fabric.policy.pool
     space = IPv4Network("172.24.0.0/13")
-    if isinstance(pool, IPv4Network) and space.overlaps(pool):
+    if any(isinstance(pool, IPv4Network) and space.overlaps(pool) for pool in fabric.policy.pools):
         space = IPv4Network("192.168.0.0/16")
     length = min(24, 32 - (len(fabric.nodes) + 3).bit_length())
     slots = 2 ** (length - space.prefixlen)
@@ -285,17 +284,32 @@ def switch_commands(switch: Node) -> list[str]:
     return [*addresses, "sh /etc/frr/start.sh"]
 
 
+_FIRST_TABLE: Final = 101  # of the routes by one port of a host with several
+
+
 def host_commands(fabric: Fabric, host: Node) -> list[str]:
     """The `ip` commands for the host's addresses and its routes to the pool.
 
-    There is no default route: traffic to addresses outside the fabric must fail at once. With several NICs the route to
-    the pool uses all of them, and a socket bound to one NIC's address sends by that NIC (one table per NIC). Where no
-    path connects the NICs' leaves, as in planes, each edge is reached by the NICs of its own plane.
+    There is no default route: traffic to addresses outside the fabric must fail at once. Each network has routes to its
+    own pool, by its own ports. With several ports the route to the pool uses all of them, and a socket bound to one
+    port's address sends by that port (one table per port). Where no path connects the ports' leaves, as in planes, each
+    edge is reached by the ports of its own plane.
     """
-    pool = fabric.policy.pool
+    commands: list[str] = []
+    table = _FIRST_TABLE
+    for network in dict.fromkeys(port.network for port in host.ports):
+        ports = [port for port in host.ports if port.network == network]
+        commands += _network_commands(fabric, ports, table)
+        table += len(ports)
+    return commands
+
+
+def _network_commands(fabric: Fabric, ports: Sequence[Port], first_table: int) -> list[str]:
+    """The commands of a host for its ports of one network."""
+    pool = fabric.policy.of(ports[0].network).pool
     nics: list[tuple[str, str, str]] = []
     parts: dict[int | None, list[str]] = {}
-    for port in host.ports:
+    for port in ports:
         peer = fabric.by_name[port.peer_node].port(port.peer_port)
         if port.address is not None and peer.address is not None:
             nics.append((port.name, str(port.address), str(peer.address.ip)))
@@ -308,7 +322,7 @@ def host_commands(fabric: Fabric, host: Node) -> list[str]:
     for part, hops in parts.items():
         over = hops[0] if len(hops) == 1 else " ".join(f"nexthop {hop}" for hop in hops)
         commands += [f"{ip} route add {prefix} {over}" for prefix in ([pool] if len(parts) == 1 else edges[part])]
-    for table, (name, address, gateway) in enumerate(nics, 101):
+    for table, (name, address, gateway) in enumerate(nics, first_table):
         commands.append(f"{ip} route add {pool} via {gateway} dev {name} table {table}")
         commands.append(f"{ip} rule add from {address.split('/')[0]} table {table}")
     return commands

@@ -50,16 +50,17 @@ def made_up(fabric: Fabric, word: str) -> Flow:
 
 
 def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
-    """A host's port, the first when none is named, and its address."""
+    """A host's NIC, the first when none is named, and its address."""
     host, _, port = name.partition(":")
     node = fabric.by_name.get(host)
     if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
         raise InputError(Problem("", f"--explain {word}", f"names {host}, which is not a host of this lab", hint))
-    ports = [(each, str(each.address.ip)) for each in node.ports if each.address and port in ("", each.name)]
+    nics = fabric.nics_of[host]
+    ports = [(each, str(each.address.ip)) for each in nics if each.address and port in ("", each.name)]
     if not ports:
         why = f"names {name}, which is not a port with an address"
-        raise InputError(Problem("", f"--explain {word}", why, f"{host} has {', '.join(p.name for p in node.ports)}"))
+        raise InputError(Problem("", f"--explain {word}", why, f"{host} has {', '.join(p.name for p in nics)}"))
     return ports[0]
 
 

@@ -167,7 +167,7 @@ class ContainerlabRuntime:
 def _networks(fabric: Fabric) -> set[IPv4Network]:
     """IPv4 networks of a fabric, as the engine's are: its pool, and the ports' networks of imported topologies."""
     ports = (port.address.network for node in fabric.nodes for port in node.ports if port.address is not None)
-    return {each for each in (fabric.policy.pool, *ports) if isinstance(each, IPv4Network)}
+    return {each for each in (*fabric.policy.pools, *ports) if isinstance(each, IPv4Network)}
 
 
 def _limit(lab: str, nodes: Iterable[str]) -> list[str]:

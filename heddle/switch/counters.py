@@ -125,7 +125,7 @@ def rows_for(fabric: Fabric) -> int:
     A sprayed QP has a row at each port of its paths: twice the number of next hops plus one, as in a two-tier Clos.
     Large labs get less: 65,536 rows a switch, because each row may use kernel memory.
     """
-    nics = sum(len(host.ports) for host in fabric.hosts)
+    nics = len(fabric.nics)
     next_hops = max((fabric.uplinks_of(switch) for switch in fabric.switches), default=0)
     wanted = nics * (nics - 1) * _QPS * 2 * (2 * next_hops + 1)
     return max(_LEAST_ROWS, min(wanted, _ROWS_A_SWITCH * len(fabric.switches)))

@@ -233,7 +233,7 @@ def ack_timeout(
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
-    nic = min(port.rate_bps for host in fabric.hosts for port in host.ports)
+    nic = min(port.rate_bps for port in fabric.nics)
     number = queues.class_of_dscp[DSCP_DATA]
     wait = (propagation.rtt_s if rtt_s is None else rtt_s) + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
@@ -248,8 +248,8 @@ _ADDRESSES: Final = "a rank needs an address of its host's port, and one of its 
 
 def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
     """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` gives one to each box in turn, or named hosts."""
-    bare = {port.ref: why for host in fabric.hosts for port in host.ports if (why := _no_nic(fabric, port))}
-    nics = [port for host in fabric.hosts for port in host.ports if port.ref not in bare]
+    bare = {port.ref: why for port in fabric.nics if (why := _no_nic(fabric, port))}
+    nics = [port for port in fabric.nics if port.ref not in bare]
     if options.placement == "cyclic":
         boxes: dict[int, list[Port]] = defaultdict(list)
         for port in nics:
@@ -308,10 +308,11 @@ def _named(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port
         if host is None or word not in names:
             hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
             raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is not a host", hint))
-        nics.extend(port for port in host.ports if port.ref not in bare)
-        if not any(port.ref not in bare for port in host.ports):
+        own = fabric.nics_of[word]
+        nics.extend(port for port in own if port.ref not in bare)
+        if not any(port.ref not in bare for port in own):
             problem = Problem("", f"--placement {placement}", f"names {word}, which has no port for a rank")
-            raise InputError(problem, *_as_problems({p.ref: bare[p.ref] for p in host.ports}))
+            raise InputError(problem, *_as_problems({p.ref: bare[p.ref] for p in own}))
     if len(set(words)) != len(words):
         raise InputError(
             Problem("", f"--placement {placement}", "names a host twice", "name each host once: a NIC has one rank")

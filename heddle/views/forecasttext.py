@@ -39,8 +39,7 @@ def _head(result: Prediction) -> Iterator[str]:
     fabric, spec = result.wires.fabric, result.traffic.plan.spec
     counts = Counter(fabric.level_of(node).title for node in fabric.switches)
     switches = " x ".join(f"{count:,} {title}" for title, count in counts.items())
-    nics = sum(len(host.ports) for host in fabric.hosts)
-    yield f"prediction for {fabric.name}: {switches}, {nics:,} NICs"
+    yield f"prediction for {fabric.name}: {switches}, {len(fabric.nics):,} NICs"
     what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
     what += "" if spec.transport == TRANSPORT else f" over {spec.transport}"
     size = "" if spec.file else f" of {format_size(spec.size)}"

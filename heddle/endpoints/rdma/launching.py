@@ -124,7 +124,7 @@ def _nic(fabric: Fabric, name: str) -> Port:
     names = [host.name for host in fabric.hosts]
     if name not in names:
         raise InputError(Problem("", f"launch {name}", "is not a host", did_you_mean(name, names)))
-    return fabric.by_name[name].ports[0]
+    return fabric.nics_of[name][0]
 
 
 @contextmanager

@@ -193,8 +193,7 @@ def host_addresses(fabric: Fabric) -> list[tuple[Address, str]]:
     """Address and port of every host port with an address and a link to a switch."""
     return [
         (port.address.ip, port.ref)
-        for host in fabric.hosts
-        for port in host.ports
+        for port in fabric.host_ports
         if port.address is not None and fabric.by_name[port.peer_node].role is Role.SWITCH
     ]
 

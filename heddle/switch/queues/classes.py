@@ -13,7 +13,7 @@ from typing import Final, Literal
 from heddle.base.ethernet import CLASSES, HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.buffers import Budget, buffer_bytes, too_small
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import BACKEND, Fabric, Node, Role
 from heddle.fabric.policy import ClassKind, QueuePolicy
 
 PortKey = tuple[str, str]  # node, port
@@ -86,18 +86,22 @@ def policies_of(
     queues: those of the file when None. own: switches with other ones.
     InputError names the switches whose buffer is smaller than the sum of its reserves and headroom.
     """
-    usual = queues or fabric.policy.queues
+    usual = {name: policy.queues for name, policy in fabric.policy.others.items()}
+    usual[BACKEND] = queues or fabric.policy.queues
     found: dict[PortKey, tuple[ClassPolicy, ...]] = {}
     known: dict[tuple[int, Budget | None, int, int], tuple[ClassPolicy, ...]] = {}
     problems: list[Problem] = []
     for node in fabric.nodes:
-        policy = (own or {}).get(node.name, usual)
+        given = (own or {}).get(node.name)
+        # A switch is in one network, so its ports share a buffer of one policy.
+        policy = given or usual[node.ports[0].network if node.ports else BACKEND]
         budget = None if node.role is Role.HOST else budget_of(fabric, node, policy)
         frame = max((port.mtu for port in node.ports), default=0) + HEADER
         if budget is not None and node.ports and budget.shared < frame:
             why, hint = too_small(policy, node.name, len(node.ports), budget, frame - HEADER)
             problems.append(Problem(node.name, "queues.buffer", why, hint))
         for port in node.ports:
+            policy = given or usual[port.network]
             key = (id(policy), budget, port.rate_bps, port.mtu)
             if key not in known:
                 known[key] = _policies(policy, budget, port.rate_bps, port.mtu)
@@ -121,7 +125,7 @@ def deepest_queue(fabric: Fabric, number: int) -> int:
     """
     queues = fabric.policy.queues
     found = [queues.buffer.host]
-    for node in fabric.switches:
+    for node in (node for node in fabric.switches if any(port.network == BACKEND for port in node.ports)):
         budget = budget_of(fabric, node, queues)
         if number in queues.paused:
             held = sum(queues.pfc.xoff + queues.pfc.headroom_bytes(port.rate_bps, port.mtu) for port in node.ports)

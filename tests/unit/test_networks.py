@@ -1,0 +1,162 @@
+"""A host with a second port on a network of its own, `frontend`: ranks and all that is proven leave it alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from ipaddress import ip_network
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.families import Network
+from heddle.base.problems import InputError
+from heddle.fabric.builder import FabricBuilder
+from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
+from heddle.fabric.model import BACKEND, Fabric, Level
+from heddle.fabric.naming import NicNames
+from heddle.fabric.policy import NetworkPolicy, QueuePolicy
+from heddle.forecast.forecast import Ask, forecast
+from heddle.forecast.planfile import load_plan
+from heddle.predict.polarisation import synthetic_flows
+from heddle.predict.predict import predict
+from heddle.proof.evidence import Evidence
+from heddle.proof.verdict import prove
+from heddle.render.render import host_commands, rendered, switch_commands
+from heddle.runs.flowword import made_up
+from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.queues.classes import policies_of
+from heddle.traffic.flow import Sent
+from heddle.traffic.options import run_options
+from heddle.traffic.plan import build_plan
+from tests.unit.test_paths_report import fibs, snapshot
+
+FRONTEND = "frontend"
+POOL: Network = ip_network("192.168.0.0/16")
+FRONT: Network = ip_network("192.168.1.0/24")
+SPEC = ClosSpec(name="two", racks=1, ctsw=1)  # what is not of the shape
+
+
+def made(*, front: bool, peers: bool = False) -> Fabric:
+    """Two leaves, two spines, two hosts a leaf. front: each host is at a switch of another network, too.
+
+    peers: a link between the two leaves.
+    """
+    levels = (
+        Level("host", "hosts", "server", SPEC.link.host),
+        Level("leaf", "leaf", "leaf", SPEC.link.fabric, is_edge=True, counts_uplinks=True, boxed=True),
+        Level("spine", "spine", "spine", above_edge=True),
+        Level("front", "front", "front", is_edge=True),
+    )
+    drawing = FabricBuilder(SPEC, levels)
+    drawing.network(FRONTEND, NetworkPolicy(POOL, 1500, QueuePolicy(lossless=())))
+    subnets: Iterator[Network] = SPEC.addressing.network.subnets(new_prefix=24)
+    prefixes = list(islice(subnets, 2))
+    for n in (1, 2):
+        drawing.switch(1, n, 4_200_001_000 + n, (("rack", n),), prefixes[n - 1])
+    for n in (1, 2):
+        drawing.switch(2, n, 4_200_000_000, ())
+    if front:
+        drawing.switch(3, 1, 4_200_002_000, (), FRONT)
+    for n in range(1, 5):
+        drawing.host(n, (("rack", (n + 1) // 2),))
+    for leaf in (1, 2):
+        for spine in (1, 2):
+            drawing.join(f"leaf{leaf}", f"spine{spine}")
+    if peers:
+        drawing.join("leaf1", "leaf2")
+    for n in range(1, 5):
+        leaf = (n + 1) // 2
+        base = int(prefixes[leaf - 1].network_address) + 2 * n
+        drawing.join(f"host{n}", f"leaf{leaf}", (SPEC.ip.end(base + 1), SPEC.ip.end(base)))
+        if front:
+            base = int(FRONT.network_address) + 2 * n
+            drawing.join(f"host{n}", "front1", (SPEC.ip.end(base + 1), SPEC.ip.end(base)), FRONTEND)
+    return drawing.fabric(box="rack", area="", sizes=("racks",))
+
+
+ONE, TWO = made(front=False), made(front=True)
+
+
+def test_nics_are_the_ports_of_the_network_that_carries_ranks() -> None:
+    assert [port.ref for port in TWO.nics] == [f"host{n}:eth1" for n in range(1, 5)] == [p.ref for p in ONE.nics]
+    assert [port.ref for port in TWO.host_ports if port.network == FRONTEND] == [f"host{n}:eth2" for n in range(1, 5)]
+    assert {port.network for switch in TWO.switches for port in switch.ports} == {BACKEND, FRONTEND}
+    assert [port.mtu for port in TWO.by_name["host1"].ports] == [SPEC.link.mtu, 1500]
+    assert TWO.slowest_bps == ONE.slowest_bps
+    assert NicNames.of(TWO) == NicNames.of(ONE)
+    assert NicNames.of(TWO).single == {"host1", "host2", "host3", "host4"}
+    again = fabric_from_json(json.loads(json.dumps(fabric_to_json(TWO))))
+    assert again == TWO and again.policy.of(FRONTEND).pool == POOL and again.policy.of(BACKEND).mtu == SPEC.link.mtu
+
+
+@pytest.mark.parametrize("placement", ["block", "cyclic", "host4,host1"])
+def test_a_plan_and_the_room_of_its_counters_are_those_without_the_other_network(placement: str) -> None:
+    options = run_options(placement=placement, qps=4)
+    one, two = (build_plan(fabric, options) for fabric in (ONE, TWO))
+    assert two.endpoints == one.endpoints and {each.port for each in two.endpoints} == {"eth1"}
+    assert two.flows() == one.flows() and two.timeout_s == one.timeout_s
+    assert rows_for(TWO) == rows_for(ONE)
+    assert synthetic_flows(TWO, 64) == synthetic_flows(ONE, 64)
+    with pytest.raises(InputError, match="names host1:eth2, which is not a port with an address"):
+        made_up(TWO, "host1:eth2,host3")
+
+
+def test_routes_of_a_network_lead_to_its_own_pool() -> None:
+    only, both = host_commands(ONE, ONE.by_name["host1"]), host_commands(TWO, TWO.by_name["host1"])
+    assert both[: len(only)] == only
+    assert both[len(only) :] == [
+        "ip addr add 192.168.1.3/31 dev eth2", "ip route add 192.168.0.0/16 via 192.168.1.2 dev eth2",
+    ]  # fmt: skip
+    hops = TWO.expected_next_hops
+    assert all(hops[name] == ONE.expected_next_hops[name] for name in ONE.expected_next_hops)
+    assert len(hops["front1"]) == 4 and all(prefix.subnet_of(POOL) for prefix in hops["front1"])  # type: ignore[arg-type]
+    assert switch_commands(TWO.by_name["leaf1"]) == switch_commands(ONE.by_name["leaf1"])
+    one, two = (rendered(fabric) for fabric in (ONE, TWO))
+    assert all(two[name] == text for name, text in one.items() if not name.endswith(".clab.yml"))
+    policies = policies_of(TWO)
+    assert all(policies[key] == policy for key, policy in policies_of(ONE).items())
+    for ref in (("host1", "eth2"), ("front1", "eth1")):
+        assert not any(each.pfc for each in policies[ref]) and any(each.pfc for each in policies["host1", "eth1"])
+
+
+def test_a_prediction_is_that_without_the_other_network() -> None:
+    one, two = (forecast(fabric, load_plan("ring,qps=4"), Ask(), Silent()) for fabric in (ONE, TWO))
+    assert two.roofline == one.roofline
+    for mine, other in zip(one.modes, two.modes, strict=True):
+        rows = [two.wires.id_of[port] for port in one.wires.ports]
+        assert np.array_equal(mine.bytes, other.bytes[rows]) and other.bytes.sum() == mine.bytes.sum()
+        assert {two.wires.direction_name(d): value for d, value in other.mmr.items() if value is not None} == {
+            one.wires.direction_name(d): value for d, value in mine.mmr.items()
+        }
+
+
+def test_a_proof_expects_no_packet_of_ranks_in_the_other_network() -> None:
+    hashing = {node.name: SwitchHashing(node.name, "flow", node.hash_seed or 1, 3, 0x37) for node in TWO.switches}
+    flow = build_plan(TWO, run_options(qps=1, placement="host1,host3")).flows()[0]
+    (path,) = predict(TWO, fibs(TWO), hashing, [flow])
+    counters = {node.name: SwitchCounters(node.name, (), (), 0) for node in TWO.switches}
+    for ref in path:
+        switch, _, port = str(ref).partition(":")
+        counters[switch] = SwitchCounters(switch, (FlowCount(port, *flow.key, 10, 1000),), (), 0)
+    states = snapshot(fibs(TWO), hashing), snapshot(fibs(TWO), hashing, counters)
+    result = prove(TWO, Evidence(*states, (Sent(flow, 10, 1000),), (path,)))
+    assert result.agree and not [note for note in result.notes if "front" in note]
+    front = [link for link in result.links if link.port.startswith("front")]
+    assert len(front) == 4 and not any(link.ranked or link.packets or link.uplink for link in front)
+    assert [*result.per_leaf] == ["leaf1", "leaf2"]
+    assert result.uplinks.switches == ("leaf1", "leaf2")
+
+
+def test_a_link_within_a_level_is_refused_by_name() -> None:
+    with pytest.raises(InputError) as caught:
+        made(front=False, peers=True)
+    (problem,) = caught.value.problems
+    assert str(problem).splitlines() == [
+        "two  the link leaf1:eth3 - leaf2:eth3 is within level leaf: no route climbs or descends by it",
+        "     hint: join nodes of two levels",
+    ]
