@@ -142,7 +142,7 @@ class RunResult(RunHead, RunOutcome):
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
             "options": self.options.plain(),
-            "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.endpoints],
+            "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.ranks],
             "propagation": self.propagation.to_json() if self.propagation is not None else None,
             "in_flight": self.in_flight.to_json(),
             "communicators": [list(ranks) for ranks in self.communicators],

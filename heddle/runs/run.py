@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from heddle.base import owners
+from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.units import format_duration, format_size
@@ -94,7 +95,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
         check_room(lab, plan)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("the PFC agent and its keeper did not run, and were restarted")
-        with writing(lab, plan) as writer:
+        with writing(lab, head_of(lab, plan)) as writer:
             evidence_before = collect_before(lab, state_parts(lab))
             fabric_before = FabricReading.of(lab, evidence_before)
             if not fabric_before.converged:
@@ -102,10 +103,7 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
             for reorders in (expected := reordering(evidence_before.hashing, plan, transport)):
                 observer.warn(reorders)
             with recording(lab, options.bucket_ns, _summary(plan), writer.draft.path) as queues:
-                head = RunHead(
-                    lab.name, plan.k, label(lab), plan.options, plan.endpoints, plan.communicators,
-                    describe(lab.fabric, plan.endpoints, plan.communicators), plan.propagation, fabric_before,
-                )  # fmt: skip
+                head = replace(writer.head, before=fabric_before)
                 if table is not None:
                     table.head(head)
 
@@ -143,6 +141,24 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
             times = result.part(FaultTimes)
             requested = () if times is None else times.outages()
             return writer.finish(result, replace(evidence, requested=requested))
+
+
+def head_of(lab: Lab, plan: Plan) -> RunHead:
+    """Data of a run that begins now."""
+    record = state.read_record(lab.name)
+    return RunHead(
+        lab=lab.name,
+        fabric=(record.source if record else "") or lab.fabric.name,
+        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        k=plan.k,
+        ecmp=label(lab),
+        options=plan.options,
+        ranks=plan.endpoints,
+        qps=len(plan.qps),
+        communicators=plan.communicators,
+        split=describe(lab.fabric, plan.endpoints, plan.communicators),
+        propagation=plan.propagation,
+    )
 
 
 def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) -> AbstractContextManager[None]:

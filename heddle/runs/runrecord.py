@@ -21,31 +21,14 @@ from heddle.base.version import VERSION
 from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.parts import PARTS
 from heddle.runs.results import RunOutcome
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.collectives import find_pattern
-from heddle.traffic.communicators import Communicators
-from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
 _OF_EVERY_RUN: Final = frozenset(each.name for each in fields(RunOptions))
 RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
-
-
-@dataclass(frozen=True, slots=True)
-class RunHeader:
-    """Data of a run before its first packet. when: UTC, ISO 8601. fabric: preset, file or lab name."""
-
-    lab: str
-    fabric: str
-    when: str
-    k: int
-    ecmp: str
-    options: RunOptions
-    ranks: tuple[Endpoint, ...]
-    qps: int  # queue pairs of all connections together
-    communicators: Communicators = ()  # ranks that run the collective together, each in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +39,7 @@ class RunRecord:
     assigned when the run ends.
     """
 
-    header: RunHeader
+    header: RunHead
     seconds: float
     outcome: RunOutcome | None
     failure: tuple[str, ...] = ()
@@ -82,7 +65,7 @@ class RunRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID come first, for human readers."""
-        data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude={"header": _TABLE_ONLY})
         data["header"]["options"] |= data["header"]["options"].pop("own")
         if (outcome := data["outcome"]) is not None:
             outcome |= outcome.pop("parts")  # a key for each part
@@ -90,6 +73,7 @@ class RunRecord:
 
 
 _ADAPTER: Final = TypeAdapter(RunRecord)
+_TABLE_ONLY: Final = {"split", "propagation", "before"}  # of the head
 
 
 def write_record(directory: Path, record: RunRecord) -> None:

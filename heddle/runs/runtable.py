@@ -47,16 +47,21 @@ class SizeRow:
 
 @dataclass(frozen=True)
 class RunHead:
-    """The table's part above its rows: data from before the first packet.
+    """Data of a run from before its first packet: the record stores it, and the table has it above its rows.
 
-    split: a text about the communicators, where there are several. before: the fabric before the run.
+    when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
+    communicators: ranks that run the collective together, each in order. Of the table only: split, a text about the
+    communicators, where there are several; propagation; before, the fabric before the run.
     """
 
     lab: str
+    fabric: str
+    when: str
     k: int
     ecmp: str
     options: RunOptions
-    endpoints: tuple[Endpoint, ...]
+    ranks: tuple[Endpoint, ...]
+    qps: int
     communicators: Communicators = ()
     split: str = ""
     propagation: Propagation | None = None
@@ -78,7 +83,7 @@ class RunHead:
         """The line of one size, in the same columns."""
         pattern = find_pattern(self.options.collective, self.options.algorithm)
         wide = (10, 9) if narrow else (12, 12)
-        ranks = len(self.communicators[0] if self.communicators else self.endpoints)
+        ranks = len(self.communicators[0] if self.communicators else self.ranks)
         count = row.size // ELEMENT_BYTES // (ranks if pattern.by_chunk else 1)
         sizes = f"{row.size:{wide[0]}d}  {count:{wide[1]}d}"
         head = f"{sizes}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
@@ -102,14 +107,14 @@ class RunHead:
             f"#window   : {self.in_flight.text()}",
             *self._delay(),
             *self._split(),
-            *_rank_lines(self.endpoints, self.communicators),
+            *_rank_lines(self.ranks, self.communicators),
             "#",
             *(_narrow_columns() if narrow else _wide_columns()),
         ]
 
     def _short(self) -> list[str]:
         o = self.options
-        what = f"# {o.collective} ({o.algorithm}) over {len(self.endpoints)} ranks, {o.placement} placement; "
+        what = f"# {o.collective} ({o.algorithm}) over {len(self.ranks)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
         return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]

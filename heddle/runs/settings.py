@@ -16,7 +16,7 @@ from heddle.base.tables import flat, value_text
 from heddle.fabric.fabricdata import fabric_to_json
 from heddle.fabric.policydata import dump_policy
 from heddle.runs.results import RunOutcome
-from heddle.runs.runrecord import RunHeader
+from heddle.runs.runtable import RunHead
 from heddle.runs.store import History
 from heddle.runs.stored import StoredRun
 
@@ -136,6 +136,6 @@ def equal_runs(run: StoredRun) -> Mapping[Path, RunOutcome]:
     return found
 
 
-def _about(header: RunHeader) -> RunHeader:
+def _about(header: RunHead) -> RunHead:
     """The header without its time."""
     return replace(header, when="")

@@ -13,22 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heddle.base import state
 from heddle.base.ethernet import CLASSES
 from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
-from heddle.lab.rehash import label
 from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
 from heddle.runs.measured import write_evidence
 from heddle.runs.results import ProofSummary, RunOutcome, RunResult
-from heddle.runs.runrecord import RunHeader, RunRecord
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
@@ -36,7 +33,6 @@ from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import Policies
 from heddle.switch.queues.portids import numbered_ports
-from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -121,24 +117,12 @@ class RunInterruptedError(KeyboardInterrupt):
 class RunWriter:
     """Writes one run to its directory and completes its record. rows: the sizes measured so far."""
 
-    def __init__(self, lab: Lab, plan: Plan, draft: Draft) -> None:
-        self.draft = draft
+    def __init__(self, lab: Lab, head: RunHead, draft: Draft) -> None:
+        self.draft, self.head = draft, head
         self.rows: list[SizeRow] = []
-        self._lab = lab
-        write_surroundings(draft.path, Surroundings.of(lab))
+        self._around = Surroundings.of(lab)
+        write_surroundings(draft.path, self._around)
         self._began = time.monotonic()
-        record = state.read_record(lab.name)
-        self._header = RunHeader(
-            lab=lab.name,
-            fabric=(record.source if record else "") or lab.fabric.name,
-            when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            k=plan.k,
-            ecmp=label(lab),
-            options=plan.options,
-            ranks=plan.endpoints,
-            qps=len(plan.qps),
-            communicators=plan.communicators,
-        )
 
     def finish(self, result: RunResult, evidence: Evidence) -> RunResult:
         """Store a finished run; returns the result with its ID and the verdict on its paths."""
@@ -154,29 +138,29 @@ class RunWriter:
 
     def interrupted(self) -> RunRecord:
         """Keep the measured sizes of an interrupted run. `last` does not change."""
-        why = f"interrupted after {len(self.rows)} of {len(self._header.options.sizes)} sizes"
+        why = f"interrupted after {len(self.rows)} of {len(self.head.options.sizes)} sizes"
         return self.draft.finish(replace(self._record(None, (why,)), interrupted=True))
 
     def _record(self, outcome: RunOutcome | None, failure: tuple[str, ...] = ()) -> RunRecord:
         seconds = round(time.monotonic() - self._began, 3)
-        return RunRecord(self._header, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
+        return RunRecord(self.head, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
 
     def _proof(self, evidence: Evidence) -> ProofSummary | None:
-        """The verdict, or None: some hashing of imported topologies cannot be predicted."""
+        """The verdict that the stored run will give, or None: some imported hashing cannot be predicted."""
         try:
-            return ProofSummary.of(prove(self._lab.fabric, evidence))
+            return ProofSummary.of(prove(self._around.fabric, evidence, self._around.selftest))
         except HeddleError:
             return None
 
 
 @contextmanager
-def writing(lab: Lab, plan: Plan) -> Iterator[RunWriter]:
+def writing(lab: Lab, head: RunHead) -> Iterator[RunWriter]:
     """A RunWriter for a with block. If the block raises a HeddleError, the run is kept as failed.
 
     Raises RunInterruptedError instead of KeyboardInterrupt when at least one size was measured.
     """
     with History.of(lab).draft() as draft:
-        writer = RunWriter(lab, plan, draft)
+        writer = RunWriter(lab, head, draft)
         try:
             yield writer
         except HeddleError as error:

@@ -53,7 +53,7 @@ def rest(count: int, word: str) -> list[str]:
 def run_text(result: RunResult) -> str:
     """`run 0002 of lab t1: all-reduce, 4 ranks, 16 QPs`."""
     o = result.options
-    what = f"{o.collective}, {len(result.endpoints)} ranks, {many(o.qps, 'QP')}"
+    what = f"{o.collective}, {len(result.ranks)} ranks, {many(o.qps, 'QP')}"
     return f"run {result.run_id or '-'} of lab {result.lab}: {what}"
 
 

@@ -50,7 +50,7 @@ def run_properties(name: str, run: RunResult) -> Properties:
     yield f"{name}.id", run.run_id
     yield f"{name}.collective", options.collective
     yield f"{name}.ecmp", run.ecmp
-    yield f"{name}.ranks", str(len(run.endpoints))
+    yield f"{name}.ranks", str(len(run.ranks))
     yield f"{name}.qps", str(options.qps)
     yield f"{name}.sizes", ",".join(str(row.size) for row in run.rows)
     yield f"{name}.busbw", f"{run.busbw:.6g}"

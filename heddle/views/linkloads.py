@@ -19,7 +19,7 @@ from heddle.proof.linkuse import nics_of
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.linkuse import LinkUse
-    from heddle.runs.runrecord import RunHeader
+    from heddle.runs.runtable import RunHead
     from heddle.traffic.flow import Sent
 
 Counted = tuple[int, int]  # packets, bytes
@@ -193,7 +193,7 @@ def _level(fabric: Fabric, ref: str) -> int:
     return fabric.by_name[ref.partition(":")[0]].level
 
 
-def describe_run(run: RunHeader) -> str:
+def describe_run(run: RunHead) -> str:
     """`ring all-reduce of 64 KiB on 4 ranks, 4 QPs per connection, ECMP flow, 5 iterations, 1 warm-up`."""
     from heddle.base.units import format_size
 

@@ -147,7 +147,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         yield from _compared("ring at 10 Gb/s", _costs(lab, {**ACROSS, "sizes": (16 << 20,), "iters": 5}, observer), 22)
         found = _costs(lab, one_way, observer)
         yield from _compared("one way at 10 Gb/s", found, 22)
-        ends = run(lab, RunOptions(**{**one_way, "sizes": (1 << 20,)}), observer).endpoints  # type: ignore[arg-type]
+        ends = run(lab, RunOptions(**{**one_way, "sizes": (1 << 20,)}), observer).ranks  # type: ignore[arg-type]
         flood = max(_raw(lab, ends[1], ends[0]) for _ in range(_TURNS))
         yield Figure("raw flood that is received: data packets", flood / 1e3, "kpps")
         yield at_least("RC, everything checked", found["on"].rate_pps / flood, "x", 0.5, "raw flood that is received")

@@ -99,7 +99,7 @@ def test_a_record_has_what_a_comparison_of_two_runs_needs(tiny: Lab, ran: tuple[
     assert outcome[QueueUse] == first[QueueUse]
     assert outcome[MachineUse] == first[MachineUse]
     assert past.record.header.options == first.options
-    assert past.record.header.ranks == first.endpoints
+    assert past.record.header.ranks == first.ranks
     assert outcome.proof is not None and outcome.proof.mmr_bytes == paths_of(tiny, "1").mmr.bytes
     assert series_of(tiny, "1").k == first.k
 

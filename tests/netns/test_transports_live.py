@@ -239,7 +239,7 @@ def test_the_table_has_the_size_that_was_sent(tiny: Lab) -> None:
 def test_two_nics_a_host_are_two_ranks(fabric_lab: FabricLab) -> None:
     lab = fabric_lab(racks=2, ctsw=2, hosts_per_rack=1, nics_per_host=2)
     result = ran(lab, qps=2)
-    assert [(e.host, e.port) for e in result.endpoints] == [
+    assert [(e.host, e.port) for e in result.ranks] == [
         ("host1", "eth1"), ("host1", "eth2"), ("host2", "eth1"), ("host2", "eth2"),
     ]  # fmt: skip
     assert result.wrong == 0

@@ -15,8 +15,8 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import Carrier, ProofSummary, RunResult
-from heddle.runs.runrecord import RunHeader, RunRecord
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.flow import Flow, Sent
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
@@ -47,7 +47,7 @@ def result(options: RunOptions = OPTIONS) -> RunResult:
     )
     parts = {"queues": USE, "machine": MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)}
     return RunResult(
-        "zone", 4000, "e-ecmp", options, build_plan(FABRIC, options).endpoints, rows=rows,
+        **vars(header(options)), rows=rows,
         flows=(flow_row(), flow_row(qpn=266719, packets=9)), parts=parts, icrc_errors=0, stray=0,
         counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",),
         transport=Carrier("rc", {"window": 64}, Rc.columns),
@@ -60,10 +60,10 @@ def having(run: R, **parts: RunPart | None) -> R:
     return replace(run, parts={name: part for name, part in found.items() if part is not None})
 
 
-def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunHeader:
+def header(options: RunOptions = OPTIONS, ecmp: str = "e-ecmp") -> RunHead:
     """What is known before a run."""
     plan = build_plan(FABRIC, options)
-    return RunHeader("zone", "tiny", "2026-03-01T14:25:30Z", 4000, ecmp, options, plan.endpoints, len(plan.qps))
+    return RunHead("zone", "tiny", "2026-03-01T14:25:30Z", 4000, ecmp, options, plan.endpoints, len(plan.qps))
 
 
 def record(options: RunOptions = OPTIONS, proof: ProofSummary | None = PROOF, ecmp: str = "e-ecmp") -> RunRecord:

@@ -13,6 +13,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
+from heddle.endpoints.runoptions import run_options
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import BACKEND, Fabric, Level
@@ -31,7 +32,6 @@ from heddle.switch.counters import FlowCount, SwitchCounters, rows_for
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.queues.classes import policies_of
 from heddle.traffic.flow import Sent
-from heddle.traffic.options import run_options
 from heddle.traffic.plan import build_plan
 from tests.unit.test_paths_report import fibs, snapshot
 

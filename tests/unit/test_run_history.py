@@ -23,7 +23,6 @@ from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History
 from heddle.runs.surroundings import read_surroundings
-from heddle.traffic.plan import build_plan
 from tests.machine import child
 from tests.unit import run_samples as samples
 from tests.unit.history_runs import a_lab, keep
@@ -129,15 +128,14 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(writer, "label", lambda lab: "flow")
     runtime = SimpleNamespace(name="netns")
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
-    plan = build_plan(samples.FABRIC, samples.OPTIONS)
-    with pytest.raises(end) as ended, writer.writing(lab, plan):
+    head = samples.header()
+    with pytest.raises(end) as ended, writer.writing(lab, head):
         raise end  # before the first size: nothing to keep
     assert type(ended.value) is end and History.of(lab).ids() == []
     rows = samples.result().rows
-    with pytest.raises(end) as ended, writer.writing(lab, plan) as measured:
+    with pytest.raises(end) as ended, writer.writing(lab, head) as measured:
         measured.rows.append(rows[0])
         raise end
     kept = History.of(lab).open("0001")
