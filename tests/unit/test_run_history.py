@@ -17,7 +17,12 @@ from typing import Any
 import pytest
 
 from heddle.base.lockfile import held, late
-from heddle.base.problems import InputError, MachineError
+from heddle.base.problems import CheckError, InputError, MachineError, Problem
+from heddle.fabric.model import Fabric
+from heddle.predict.selftest import SelfTest
+from heddle.proof import verdict
+from heddle.proof.evidence import Evidence
+from heddle.proof.verdict import PathsResult
 from heddle.runs import store, writer
 from heddle.runs.measured import EVIDENCE, read_evidence, write_evidence
 from heddle.runs.runrecord import RECORD
@@ -143,6 +148,31 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     assert read_surroundings(kept.path).fabric == samples.FABRIC
     assert (record.interrupted, record.rows, record.outcome) == (True, rows[:1], None)
     assert isinstance(ended.value, writer.RunInterruptedError) == (end is KeyboardInterrupt)
+
+
+def test_a_fresh_run_and_a_stored_one_are_judged_on_the_same_fabric_with_the_same_self_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = []
+
+    def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) -> PathsResult:
+        judged.append((fabric, evidence, selftest))
+        raise CheckError(Problem("", "a verdict", "is not of this test"))
+
+    monkeypatch.setattr(writer, "prove", prove)
+    monkeypatch.setattr(verdict, "prove", prove)
+    runtime = SimpleNamespace(name="netns")
+    lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
+    with writer.writing(lab, samples.header()) as measured:
+        done = measured.finish(samples.result(), samples.evidence())
+    assert done.proof is None and done.run_id == "0001"
+    stored = History.of(lab).open()
+    assert stored.proof.error is not None
+    assert judged[0] == judged[1] and judged[0][2] is not None
+    # The record has no fields of the table's head.
+    assert set(json.loads((stored.path / RECORD).read_text())["header"]) == {
+        "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators",
+    }  # fmt: skip
 
 
 _KILLED = """
