@@ -2,7 +2,8 @@
 
 In:  a Lab and a snapshot of it with `state_parts`, before and after; the switches whose routes or hashing changed.
 Out: FabricState, typed and plain: it is part of a run's result, its JSON and its record.
-A link that went down and came up again between the two snapshots is not detected.
+A link that went down and came up again between the two snapshots is not detected, unless the run itself took it down
+(runfaults.py).
 """
 
 from __future__ import annotations

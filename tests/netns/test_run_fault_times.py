@@ -13,6 +13,7 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import CheckError
 from heddle.lab import impairments, outages
+from heddle.lab import lifecycle as life
 from heddle.lab.impairments import Requested
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of
@@ -108,6 +109,14 @@ def test_the_next_run_sets_a_link_up_that_a_killed_run_left_down(tiny: Lab) -> N
     heard = Listener()
     run(tiny, SHORT, heard)
     assert heard.warnings[0] == "a run that was killed had left faults on rtsw1:eth1, which are cleared now"
+    assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
+
+
+@pytest.mark.deep
+def test_repair_sets_such_a_link_up_too(tiny: Lab) -> None:
+    ended_in_fault(tiny, signal.SIGKILL)
+    done = life.repair_lab(tiny.name).repaired
+    assert done is not None and "rtsw1:eth1: fault of a run that was killed, undone" in done.done
     assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -17,7 +19,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
 from heddle.lab.impairments import PortFault, Requested
-from heddle.lab.runfaults import PlannedFault, RunFaultSpan, delays_of, faults_on
+from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import plan_run
 from heddle.spec.faulttimes import Times
@@ -208,6 +210,44 @@ def test_several_faults_of_a_port_may_follow_each_other_and_a_lossy_link_may_go_
 def test_times_overlap_when_one_begins_before_the_other_has_ended(one: Any, other: Any, meet: bool) -> None:
     first, second = Times(*one or ()), Times(*other)
     assert (first.overlap(second), second.overlap(first)) == (meet, meet)
+
+
+def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 10**6
+    flap = PlannedFault("rtsw1:eth1", None, Times(10 * ms, 20 * ms, 30 * ms))
+    lossy = PlannedFault("rtsw2:eth1", LinkFault(loss=0.5), Times(None, 20 * ms))
+    more = PlannedFault("rtsw2:eth1", LinkFault(loss=0.1), Times(20 * ms))
+    whole = PlannedFault("rtsw2:eth2", LinkFault(loss=0.1), Times())
+    done: list[tuple[str, tuple[PlannedFault, ...]]] = []
+    seen = threading.Event()
+
+    def heard(word: str, each: Sequence[PlannedFault]) -> None:
+        done.append((word, tuple(each)))
+        if len(done) == 5:
+            seen.set()
+
+    monkeypatch.setattr(FaultClock, "begin", lambda self, each: heard("begin", each))
+    monkeypatch.setattr(FaultClock, "end", lambda self, each: heard("end", each))
+    clock = FaultClock(SimpleNamespace(), [flap, lossy, more, whole])  # type: ignore[arg-type]
+    with clock.during(time.monotonic_ns):
+        assert seen.wait(60)
+    assert done[:5] == [
+        ("begin", (flap,)),
+        ("end", (flap, lossy)),
+        ("begin", (more,)),
+        ("begin", (flap,)),
+        ("end", (flap,)),
+    ]
+
+
+def test_values_of_netem_are_read_where_tc_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"limit": 9, "delay": {"delay": 0.04, "jitter": 0.004}, "reorder": {"reorder": 0.25}}
+    rows = [{"dev": "line7", "kind": "netem", "qlen": 3, "drops": 1, "options": options}]
+    links = [{"ifname": "line7", "ifindex": 5}, {"ifname": "back7", "ifindex": 6}]
+    answers = {"tc": json.dumps(rows), "ip": json.dumps(links)}
+    monkeypatch.setattr(delaylines, "run", lambda words: SimpleNamespace(out=answers[words[2]]))
+    values = {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25}
+    assert delaylines.read(Path("x")) == {7: delaylines.LineState(5, values, 3, 1)}
 
 
 def test_the_record_of_a_run_has_when_each_fault_was_set_and_which_never_was() -> None:
