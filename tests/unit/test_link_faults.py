@@ -23,7 +23,7 @@ from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import plan_run
 from heddle.spec.faulttimes import Times
-from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_fault
+from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links import delaylines
@@ -136,7 +136,7 @@ def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, faults:
 
 
 def test_the_table_names_the_fault_its_source_and_its_counts() -> None:
-    counts = {"packets": 1024, "lost": 4, "corrupted": 0, "duplicated": 0, "delayed": 1020, "waiting": 3}
+    counts = {**dict.fromkeys(COUNTS, 0), "packets": 1024, "lost": 4, "delayed": 1020, "waiting": 3}
     rows = [
         PortFault("rtsw1:eth1", "ctsw1:eth1", LinkFault(delay_ns=1000, loss=1 / 256), "fault", counts),
         PortFault("rtsw1:eth2", "ctsw2:eth1", LinkFault(loss=1 / 256), "file", None),
