@@ -276,11 +276,11 @@ class Wiring:
 def refuse_level_links(wiring: Wiring) -> None:
     """InputError for each link within one level: routes climb and descend, so none would use it."""
     problems = Problems()
+    level = {node.name: node.level for node in wiring.nodes}
     for link in wiring.links:
-        ends = [wiring.by_name[name] for name, _ in (link.a, link.b)]
-        if len({node.level for node in ends}) == 1:
+        if level[link.a[0]] == level[link.b[0]]:
             what = f"the link {':'.join(link.a)} - {':'.join(link.b)}"
-            why = f"is within level {wiring.level_of(ends[0]).word}: no route climbs or descends by it"
+            why = f"is within level {wiring.levels[level[link.a[0]]].word}: no route climbs or descends by it"
             problems.add(where=wiring.name, what=what, why=why, hint="join nodes of two levels")
     problems.raise_if_any()
 
