@@ -27,7 +27,7 @@ from heddle.cli.argv import (
     declared_parameters,
     parameters_of,
     words_of,
-)
+)  # fmt: skip
 from heddle.cli.console import Console
 from heddle.cli.helptexts import SHARED
 from heddle.places import choice
@@ -143,17 +143,9 @@ def verb(
             declared = declared_parameters(pkgutil.resolve_name(options)(), SHARED)
             return sorted([*declared, *own, *common], key=lambda p: p.option.group == OUTPUT)
 
+        parameters = LateParameters(with_options) if options else [*own, *common]
         spec = Verb(
-            called,
-            LateParameters(with_options) if options else [*own, *common],
-            rest,
-            rest_after_positionals,
-            checkout,
-            tool,
-            files_out,
-            endings_here,
-            group,
-            was,
+            called, parameters, rest, rest_after_positionals, checkout, tool, files_out, endings_here, group, was
         )
 
         def needs_root(typed: Mapping[str, Any]) -> bool:

@@ -70,246 +70,125 @@ class RunOptions:
     of assistants are made from it (base/declared.py).
     """
 
-    collective: Annotated[
-        str,
-        Declared("the collective (incast: all ranks send to rank 0)", _WHAT, words=_collectives, listed="one of"),
-    ] = "all-reduce"
-    algorithm: Annotated[  # empty: the collective's default
-        str,
-        Declared("the algorithm (default: the collective's first)", _WHAT, words=_algorithms, listed="one of"),
-    ] = ""
-    ranks: Annotated[  # default: every NIC of the fabric
-        int | None,
-        Declared(
-            "number of ranks (default: one per NIC)",
-            _PLACES,
-            value="N",
-            least=2,
-            most=2048,
-            hint="leave it out for one rank per NIC",
-        ),
-    ] = None
-    sizes: Annotated[
-        tuple[int, ...],
-        Declared(
-            "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests",
-            _SIZES,
-            word="size",
-            value="SIZE",
-            reads=parse_sizes,
-            typed="1M",
-        ),
-    ] = (1 << 20,)
-    iters: Annotated[
-        int,
-        Declared("measured iterations", _WHAT, value="N", short="-n", least=1, most=10_000, hint="the default is 5"),
-    ] = 5
-    warmup: Annotated[
-        int,
-        Declared(
-            "iterations before the measurement",
-            _WHAT,
-            value="N",
-            short="-w",
-            least=0,
-            most=1_000,
-            hint="the default is 1",
-        ),
-    ] = 1
-    qps: Annotated[
-        int,
-        Declared(
-            "queue pairs per connection, 1 to 128",
-            _TRANSPORT,
-            value="N",
-            least=1,
-            most=MAX_QPS,
-            hint="the default is 1; NCCL's limit for a connection is 128",
-        ),
-    ] = 1
-    qp_mode: Annotated[
-        QpMode,
-        Declared(
-            "split (each message over all QPs) or round-robin (one message per QP in turn)",
-            _TRANSPORT,
-            value="MODE",
-            unlike="is not a mode of QPs",
-        ),
-    ] = "split"
-    placement: Annotated[  # block, cyclic, or host names with commas
-        str, Declared("placement of ranks on hosts: block, cyclic, or host names with commas", _PLACES)
-    ] = "block"
-    source_ports: Annotated[
-        SourcePorts,
-        Declared(
-            "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C",
-            _TRANSPORT,
-            word="sport",
-            reads=parse_source_ports,
-            typed="qpn",
-            writes=lambda ports: [ports.text],
-            words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
-        ),
-    ] = _BY_NUMBERS
-    chunk: Annotated[  # one message; NCCL's P2P net chunk
-        int, Declared("bytes per message", _SIZES, reads=parse_chunk, typed="128K")
-    ] = 1 << 17
-    window: Annotated[  # unacknowledged packets of a QP; default: 64 per connection, shared by its QPs
-        int | None,
-        Declared(
-            "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)",
-            _TRANSPORT,
-            value="N",
-            least=1,
-            most=1 << 14,
-            hint="leave it out for 64 packets per connection, and what a delay keeps in flight",
-        ),
-    ] = None
-    timeout: Annotated[  # local ACK timeout is 4.096 us x 2^timeout (IBTA); default: ack_timeout in plan.py
-        int | None,
-        Declared(
-            "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
-            "(default: by rates, queues and pauses)",
-            _TRANSPORT,
-            word="local_ack_timeout",
-            value="N",
-            was={"--timeout": {}},
-            assistants=False,
-            least=TIMEOUTS[0],
-            most=TIMEOUTS[1],
-            hint="leave it out for a timeout that follows rates, queues and pauses",
-        ),
-    ] = None
+    collective: Annotated[str, Declared(
+        "the collective (incast: all ranks send to rank 0)", _WHAT, words=_collectives, listed="one of",
+    )] = "all-reduce"  # fmt: skip
+    # Empty: the collective's default.
+    algorithm: Annotated[str, Declared(
+        "the algorithm (default: the collective's first)", _WHAT, words=_algorithms, listed="one of",
+    )] = ""  # fmt: skip
+    # Default: every NIC of the fabric.
+    ranks: Annotated[int | None, Declared(
+        "number of ranks (default: one per NIC)", _PLACES, value="N", least=2, most=2048,
+        hint="leave it out for one rank per NIC",
+    )] = None  # fmt: skip
+    sizes: Annotated[tuple[int, ...], Declared(
+        "bytes per rank: 8, 64K, or 64K:16M:x2; rounded down as in nccl-tests", _SIZES, word="size", value="SIZE",
+        reads=parse_sizes, typed="1M",
+    )] = (1 << 20,)  # fmt: skip
+    iters: Annotated[int, Declared(
+        "measured iterations", _WHAT, value="N", short="-n", least=1, most=10_000, hint="the default is 5",
+    )] = 5  # fmt: skip
+    warmup: Annotated[int, Declared(
+        "iterations before the measurement", _WHAT, value="N", short="-w", least=0, most=1_000,
+        hint="the default is 1",
+    )] = 1  # fmt: skip
+    qps: Annotated[int, Declared(
+        "queue pairs per connection, 1 to 128", _TRANSPORT, value="N", least=1, most=MAX_QPS,
+        hint="the default is 1; NCCL's limit for a connection is 128",
+    )] = 1  # fmt: skip
+    qp_mode: Annotated[QpMode, Declared(
+        "split (each message over all QPs) or round-robin (one message per QP in turn)", _TRANSPORT, value="MODE",
+        unlike="is not a mode of QPs",
+    )] = "split"  # fmt: skip
+    # Block, cyclic, or host names with commas.
+    placement: Annotated[str, Declared(
+        "placement of ranks on hosts: block, cyclic, or host names with commas", _PLACES,
+    )] = "block"  # fmt: skip
+    source_ports: Annotated[SourcePorts, Declared(
+        "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C", _TRANSPORT, word="sport",
+        reads=parse_source_ports, typed="qpn", writes=lambda ports: [ports.text],
+        words=("qpn", "own-qpn", "rxe", "fixed", "fixed:", "list:"),
+    )] = _BY_NUMBERS  # fmt: skip
+    # One message; NCCL's P2P net chunk.
+    chunk: Annotated[int, Declared("bytes per message", _SIZES, reads=parse_chunk, typed="128K")] = 1 << 17
+    # Unacknowledged packets of a QP; default: 64 per connection, shared by its QPs.
+    window: Annotated[int | None, Declared(
+        "unacknowledged packets per queue pair (default: 64 per connection, shared by its queue pairs)", _TRANSPORT,
+        value="N", least=1, most=1 << 14,
+        hint="leave it out for 64 packets per connection, and what a delay keeps in flight",
+    )] = None  # fmt: skip
+    # Local ACK timeout is 4.096 us x 2^timeout (IBTA); default: ack_timeout in plan.py.
+    timeout: Annotated[int | None, Declared(
+        "N of the retransmission timeout, 4.096 us x 2^N, as NCCL_IB_TIMEOUT: 8 to 31 "
+        "(default: by rates, queues and pauses)", _TRANSPORT, word="local_ack_timeout", value="N",
+        was={"--timeout": {}}, assistants=False, least=TIMEOUTS[0], most=TIMEOUTS[1],
+        hint="leave it out for a timeout that follows rates, queues and pauses",
+    )] = None  # fmt: skip
     retries: int = 7
-    bucket_ns: Annotated[  # of the queues' record over time
-        int,
-        Declared(
-            "time between two samples of the queues, for plot: 1ms to 100ms",
-            OUTPUT,
-            word="bucket",
-            assistants=False,
-            reads=parse_bucket,
-            typed="10ms",
-            writes=lambda ns: [f"{ns / 1e6:g}ms"],
-        ),
-    ] = 10_000_000
-    transport: Annotated[
-        str,
-        Declared(
-            "protocol of the queue pairs (rc: InfiniBand's reliable connection)",
-            _TRANSPORT,
-            listed="one of",
-        ),
-    ] = TRANSPORT
-    fastpath: Annotated[  # the compiled loop of the NICs: if possible, always, or never
-        FastPath,
-        Declared(
-            "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)",
-            _TRANSPORT,
-            assistants=False,
-            unlike="is not one of auto, on and off",
-        ),
-    ] = "auto"
-    split: Annotated[  # into communicators that run at the same time; see communicators.py
-        str,
-        Declared(
-            "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
-            _PLACES,
-            words=(AUTO,),
-            reads=parse_split,
-            typed=AUTO,
-        ),
-    ] = AUTO
-    entropy: Annotated[  # UDP source ports over which each QP of srd sprays its packets
-        int,
-        Declared(
-            "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
-            _TRANSPORT,
-            value="N",
-            least=1,
-            most=MAX_ENTROPY,
-            hint="the default is 1: no spraying by NICs",
-        ),
-    ] = 1
-    congestion: Annotated[
-        str,
-        Declared(
-            "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
-            "or swift (a window that follows delay and CNPs)",
-            _CONGESTION,
-            word="cc",
-            was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
-        ),
-    ] = NO_CONTROL
-    congestion_set: Annotated[  # its parameters that the user set, in hardware units
-        tuple[tuple[str, float], ...],
-        Declared(
-            "parameter of the congestion control in hardware units; can be repeated",
-            _CONGESTION,
-            word="cc_set",
-            value=_SETTING,
-            gathers=_congestion_set,
-            writes=_pairs,
-        ),
-    ] = ()
-    congestion_profile: Annotated[  # all other parameters; empty: a controller without any
-        CongestionProfile | Literal[""],
-        Declared(
-            "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
-            _CONGESTION,
-            word="cc_profile",
-            unlike="is not a profile of dcqcn",
-        ),
-    ] = ""
-    admission: Annotated[  # receivers grant each message with a CTS
-        bool,
-        Declared(
-            "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off",
-            _CONGESTION,
-            words=("on", "off"),
-            reads=on_off,
-            typed="off",
-            writes=lambda on: ["on" if on else "off"],
-        ),
-    ] = False
-    cts_class: Annotated[
-        CtsClass,
-        Declared("traffic class of CTS packets: control or data", _CONGESTION, unlike="is not control or data"),
-    ] = "control"
-    admission_set: Annotated[  # its parameters that the user set
-        tuple[tuple[str, float], ...],
-        Declared(
-            "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated",
-            _CONGESTION,
-            value=_SETTING,
-            words=[f"{each.name}=" for each in ADMISSION_TUNABLES],
-            gathers=read_admission_set,
-            writes=_pairs,
-        ),
-    ] = ()
-    slow: Annotated[  # hosts that process data at this share of their NIC's rate
-        tuple[tuple[str, float], ...],
-        Declared(
-            "its ranks process data at this share of their NIC's rate; can be repeated",
-            _FAULTS,
-            value="HOST=PERCENT",
-            gathers=parse_slow,
-            writes=lambda slow: [f"{host}={100 * share:.10g}%" for host, share in slow],
-        ),
-    ] = ()
-    faults: Annotated[  # of links for this run, as typed: `rtsw1:eth3,loss=1/256`
-        tuple[str, ...],
-        Declared(
-            "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
-            "kinds as in fault; can be repeated",
-            _FAULTS,
-            word="fault",
-            value="PORT,KIND=VALUE",
-            assistants=False,
-            gathers=check_faults,
-            writes=list,
-        ),
-    ] = ()
+    # Of the queues' record over time.
+    bucket_ns: Annotated[int, Declared(
+        "time between two samples of the queues, for plot: 1ms to 100ms", OUTPUT, word="bucket", assistants=False,
+        reads=parse_bucket, typed="10ms", writes=lambda ns: [f"{ns / 1e6:g}ms"],
+    )] = 10_000_000  # fmt: skip
+    transport: Annotated[str, Declared(
+        "protocol of the queue pairs (rc: InfiniBand's reliable connection)", _TRANSPORT, listed="one of",
+    )] = TRANSPORT  # fmt: skip
+    # The compiled loop of the NICs: if possible, always, or never.
+    fastpath: Annotated[FastPath, Declared(
+        "compiled code for the NICs: on, off, or auto (on if this machine and the transport support it)", _TRANSPORT,
+        assistants=False, unlike="is not one of auto, on and off",
+    )] = "auto"  # fmt: skip
+    # Into communicators that run at the same time; see communicators.py.
+    split: Annotated[str, Declared(
+        "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
+        _PLACES, words=(AUTO,), reads=parse_split, typed=AUTO,
+    )] = AUTO  # fmt: skip
+    # UDP source ports over which each QP of srd sprays its packets.
+    entropy: Annotated[int, Declared(
+        "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
+        _TRANSPORT, value="N", least=1, most=MAX_ENTROPY, hint="the default is 1: no spraying by NICs",
+    )] = 1  # fmt: skip
+    congestion: Annotated[str, Declared(
+        "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
+        "or swift (a window that follows delay and CNPs)", _CONGESTION, word="cc",
+        was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
+    )] = NO_CONTROL  # fmt: skip
+    # Its parameters that the user set, in hardware units.
+    congestion_set: Annotated[tuple[tuple[str, float], ...], Declared(
+        "parameter of the congestion control in hardware units; can be repeated", _CONGESTION, word="cc_set",
+        value=_SETTING, gathers=_congestion_set, writes=_pairs,
+    )] = ()  # fmt: skip
+    # All other parameters; empty: a controller without any.
+    congestion_profile: Annotated[CongestionProfile | Literal[""], Declared(
+        "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
+        _CONGESTION, word="cc_profile", unlike="is not a profile of dcqcn",
+    )] = ""  # fmt: skip
+    # Receivers grant each message with a CTS.
+    admission: Annotated[bool, Declared(
+        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _CONGESTION,
+        words=("on", "off"), reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
+    )] = False  # fmt: skip
+    cts_class: Annotated[CtsClass, Declared(
+        "traffic class of CTS packets: control or data", _CONGESTION, unlike="is not control or data",
+    )] = "control"  # fmt: skip
+    # Its parameters that the user set.
+    admission_set: Annotated[tuple[tuple[str, float], ...], Declared(
+        "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated", _CONGESTION,
+        value=_SETTING, words=[f"{each.name}=" for each in ADMISSION_TUNABLES], gathers=read_admission_set,
+        writes=_pairs,
+    )] = ()  # fmt: skip
+    # Hosts that process data at this share of their NIC's rate.
+    slow: Annotated[tuple[tuple[str, float], ...], Declared(
+        "its ranks process data at this share of their NIC's rate; can be repeated", _FAULTS, value="HOST=PERCENT",
+        gathers=parse_slow, writes=lambda slow: [f"{host}={100 * share:.10g}%" for host, share in slow],
+    )] = ()  # fmt: skip
+    # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
+    faults: Annotated[tuple[str, ...], Declared(
+        "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
+        "kinds as in fault; can be repeated", _FAULTS, word="fault", value="PORT,KIND=VALUE", assistants=False,
+        gathers=check_faults, writes=list,
+    )] = ()  # fmt: skip
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
 

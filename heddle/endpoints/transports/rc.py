@@ -143,14 +143,10 @@ class RcReceiver(QpEnd):
 class RcOptions:
     """What users choose of `rc` alone."""
 
-    recovery: Annotated[
-        Recovery,
-        Declared(
-            "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat",
-            "Transport",
-            unlike="is not a recovery from loss",
-        ),
-    ] = "go-back-n"
+    recovery: Annotated[Recovery, Declared(
+        "what rc sends again after a loss: go-back-n, go-back-0 (the whole message), selective-repeat", "Transport",
+        unlike="is not a recovery from loss",
+    )] = "go-back-n"  # fmt: skip
 
 
 def connection_params(plan: Plan) -> RcParams:
