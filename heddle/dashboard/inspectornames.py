@@ -20,7 +20,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.collectives.pattern import chunk_range
-from heddle.traffic.readers import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from heddle.runs.runrecord import RunRecord
@@ -37,7 +36,7 @@ COLLECTIVE_LABELS: Final = (*_OF_JOB, "collective", "message_size", "algo_proto"
 P2P_LABELS: Final = (*_OF_JOB, "p2p_operation", "message_size")
 _OPERATIONS: Final = ("Send", "Recv")
 _PAIR: Final = 2
-_AS_SENDS: Final = frozenset({"all-to-all", "incast"})  # NCCL has them as sends and receives
+_AS_SENDS: Final = frozenset({"all-to-all", "incast"})  # NCCL has them as sends and receives of a chunk
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")  # powers of 1024 there
 _ALL: Final = "all"
 _NAMES: Final = {"all-to-all": "AlltoAll"}
@@ -88,9 +87,9 @@ def sent_bytes(collective: str, algorithm: str, size: int) -> int:
 
     The bus bandwidth of both is (n-1)/n x size / time: for two ranks it is that of this message.
     """
-    count = find_pattern(collective, algorithm).whole(_PAIR, size // ELEMENT_BYTES)
-    low, high = chunk_range(1, _PAIR, count)
-    return (high - low) * ELEMENT_BYTES
+    pattern = find_pattern(collective, algorithm)
+    low, high = chunk_range(1, _PAIR, pattern.whole(_PAIR, size // pattern.element_bytes))
+    return (high - low) * pattern.element_bytes
 
 
 def _ranks(run: RunRecord) -> int:

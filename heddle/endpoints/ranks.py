@@ -3,12 +3,14 @@
 In:  a Plan, a rank, and for each peer the QPs to it.
 Out: results per size: seconds, and the number of errors in all iterations (expected.py).
 Addresses on the wire identify their data: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
-immediate = epoch (8), step (12), message (12). An epoch is one iteration. A neighbour is at most one epoch ahead,
-since finishing an epoch needs data from every rank, directly or indirectly.
+immediate = epoch (8), step (12), message (12). An epoch is one iteration; it ends when all operations of the schedule
+are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
+(traffic/collectives/pattern.py).
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 import zlib
 from collections import Counter, deque
@@ -20,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.endpoints.connections import Connection, part_sizes
-from heddle.endpoints.expected import Expected, Floats, more_in, rank_input
+from heddle.endpoints.elements import Elements, Numbers
+from heddle.endpoints.expected import Expected
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.traffic.collectives import Piece, find_pattern
+from heddle.traffic.collectives import Piece
+from heddle.traffic.collectives.pattern import Buffer
 from heddle.traffic.options import RunOptions
-from heddle.traffic.readers import ELEMENT_BYTES
-from heddle.traffic.schedule import Key, Receive, Schedule, build_schedule
+from heddle.traffic.schedule import Key, Receive, Schedule, Send, build_schedule
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
@@ -38,9 +41,9 @@ def rkey_of(lab: str, nic: str) -> int:
     return zlib.crc32(f"{lab}/{nic}/rkey".encode())
 
 
-def address_of(epoch: int, step: int, element: int) -> int:
-    """The virtual address of an array element that a step sends."""
-    return (epoch & 0xFFFF) << EPOCH_SHIFT | step << _OFFSET_BITS | element * ELEMENT_BYTES
+def address_of(epoch: int, step: int, offset: int) -> int:
+    """The virtual address of a byte of the buffer that a step writes into."""
+    return (epoch & 0xFFFF) << EPOCH_SHIFT | step << _OFFSET_BITS | offset
 
 
 def announced_by(epoch: int, key: Key) -> int:
@@ -79,7 +82,7 @@ class Destinations(Protocol):
     def expect(self, epoch: int, schedule: Schedule) -> None:
         """Announce the messages of an epoch."""
 
-    def keep(self, arrays: Sequence[Floats]) -> None:
+    def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Keep references to the arrays from which messages will be sent."""
 
 
@@ -130,8 +133,8 @@ class _Staged:
 class Rank:
     """Runs one rank through all sizes and iterations. It is also the `Access` of the QPs that end here.
 
-    totals: for each size the sum of all inputs, if the pattern reduces. wants: with admission. bytes_per_s: the rate at
-    which a slow rank processes messages; it applies them and sends what depends on them later. 0: at once.
+    totals: for each size the reduction of all inputs, if the pattern reduces. wants: with admission. bytes_per_s: the
+    rate at which a slow rank processes messages; it applies them and sends what depends on them later. 0: at once.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Rank:
         rkey: int,
         links: Mapping[int, Connection],
         peer_keys: Mapping[int, int],
-        totals: Mapping[int, Floats],
+        totals: Mapping[int, Numbers],
         clock: Callable[[], float] = time.monotonic,
         destinations: Destinations | None = None,
         wants: Wants | None = None,
@@ -151,7 +154,8 @@ class Rank:
         self.rank = rank
         self.results: list[SizeResult] = []
         self._options = options
-        self._pattern = find_pattern(options.collective, options.algorithm)
+        self._pattern = options.pattern
+        self._elements = Elements.of(self._pattern, ranks)
         self._ranks = ranks
         self._rkey = rkey
         self._links = links
@@ -167,14 +171,16 @@ class Rank:
         self._staged: dict[tuple[int, Key], _Staged] = {}
         self._early: list[tuple[int, Key]] = []  # complete messages of the next epoch
         self._schedules: dict[int, Schedule] = {}
-        self._input: Floats = np.empty(0, np.float32)
-        self._source: list[Floats] = []  # arrays to send from and to receive into, used by epochs in turn
-        self._work: list[Floats] = []
+        self._input: Numbers = np.empty(0, np.float32)
+        # Used by epochs in turn: if packets of the last epoch were lost, a neighbour needs its bytes again.
+        self._buffers: list[dict[Buffer, NDArray[np.uint8]]] = []
         self._pieces: Sequence[Piece] = ()
-        self._expected = Expected((), ranks, None)
+        self._expected = Expected((), self._elements, None)
         self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
+        self._beginning = False
         self._applied: set[Key] = set()  # messages of this epoch
+        self._computing: list[tuple[float, Key]] = []  # a heap: when each computation ends
         self._sent: Counter[int] = Counter()  # peer -> messages of earlier epochs to it
         self._needs: list[int] = []
         self._began = 0.0
@@ -191,45 +197,59 @@ class Rank:
         """The current size, or the one finished last, in bytes."""
         return self._options.sizes[self._size_index]
 
+    @property
+    def computes(self) -> bool:
+        """Whether its schedules have computations."""
+        return any(not isinstance(action, Send) for action in self._schedule(0).actions)
+
     def next_size(self) -> None:
         """Create the arrays of the next size, for `begin`; set `finished` when there is none."""
         self._size_index += 1
         if self._size_index == len(self._options.sizes):
             self.finished = True
             return
-        count = self._options.sizes[self._size_index] // ELEMENT_BYTES
-        self._input = rank_input(self.rank, count)
-        # Two of each: if packets of the last epoch were lost, a neighbour needs its bytes again.
-        self._source = [np.empty(count, np.float32), np.empty(count, np.float32)]
+        count = self._count(self._size_index)
+        buffers = self._schedule(self._size_index).buffers
+        self._buffers = [{name: np.zeros(size, np.uint8) for name, size in buffers.items()} for _ in range(2)]
+        self._input = self._elements.input(self.rank, len(self._array("input", 0)))
         self._pieces = self._pattern.result(self._ranks, self.rank, count)
-        self._expected = Expected(self._pieces, self._ranks, self._totals.get(self.size))
+        self._expected = Expected(self._pieces, self._elements, self._totals.get(self.size))
         self._wrong = 0
-        room = max(piece.hi for piece in self._pieces)
-        separate = [np.empty(room, np.float32), np.empty(room, np.float32)] if not self._pattern.in_place else []
-        self._work = separate or self._source
         if self._destinations is not None:
-            self._destinations.keep(self._source)
+            self._destinations.keep([array for each in self._buffers for array in each.values()])
         self._iteration = 0
 
     def begin(self) -> None:
         """Start the size that `next_size` has prepared; apply the messages that peers have already sent."""
         self.size_done = False
         self._begin_epoch()
+        self._finish()
 
     @property
     def due(self) -> float:
-        """When `advance` must be called; NEVER if the rank is not slow, or processes nothing."""
-        return self._pace.due if self._pace is not None else NEVER
+        """When `advance` must be called; NEVER if the rank neither computes nor processes a message."""
+        computed = self._computing[0][0] if self._computing else NEVER
+        return min(computed, self._pace.due) if self._pace is not None else computed
 
     def advance(self) -> None:
-        """Use the messages that a slow rank has processed by now."""
+        """Use the messages that a slow rank has processed by now, and the computations that have ended."""
         while self._pace is not None and (found := self._pace.done(self._clock())) is not None:
             self._process(*found)
+        while self._computing and self._computing[0][0] <= self._clock():
+            self._done(heapq.heappop(self._computing)[1])
 
     def check(self) -> None:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
-        last = self._expected.wrong_elements(self._work[self._epoch & 1], self._epoch)
+        last = self._expected.wrong_elements(self._result_array(), self._epoch)
         self.results.append(self._result(self._wrong + last))
+
+    def _array(self, name: Buffer, epoch: int) -> Numbers:
+        """A buffer of an epoch, by element; empty if the rank has none of that name."""
+        found = self._buffers[epoch & 1].get(name)
+        return np.empty(0, self._elements.stored) if found is None else found.view(self._elements.stored)
+
+    def _result_array(self) -> Numbers:
+        return self._array("input" if self._pattern.in_place else "output", self._epoch)
 
     def _result(self, wrong: int) -> SizeResult:
         starts = [self._began, *self._ends]
@@ -237,12 +257,13 @@ class Rank:
         return SizeResult(self.size, self._ends[-1] - self._began, wrong, lengths)
 
     def waits(self) -> Waits | None:
-        """What this rank waits for; None if it has finished its size."""
-        if self.size_done or not self._missing:
+        """What this rank waits for; None if it has finished its size, or only computes."""
+        receives = self._schedule(self._size_index).receives if not self.size_done else {}
+        missing = [key for key in receives if key not in self._applied]
+        if not missing:
             return None
-        receives = self._schedule(self._size_index).receives
-        first = min(key for key in receives if key not in self._applied)
-        return Waits(self._epoch, self._missing, len(receives), first, receives[first].peer)
+        first = min(missing)
+        return Waits(self._epoch, len(missing), len(receives), first, receives[first].peer)
 
     # called by receiving ends of queue pairs
 
@@ -255,14 +276,14 @@ class Rank:
         if rkey != self._rkey or epoch is None or schedule is None:
             return None
         receive = self._receive_at(schedule, step, offset)
-        if receive is None or offset + length > receive.hi * ELEMENT_BYTES:
+        if receive is None or offset + length > receive.hi:
             return None
         staged = self._staged.get((epoch, receive.key))
         if staged is None:
-            size = (receive.hi - receive.lo) * ELEMENT_BYTES
+            size = receive.hi - receive.lo
             parts = len(part_sizes(size, self._options.qps)) if self._options.qp_mode == "split" else 1
             staged = self._staged[(epoch, receive.key)] = _Staged(np.empty(size, np.uint8), parts)
-        start = offset - receive.lo * ELEMENT_BYTES
+        start = offset - receive.lo
         return staged.data.data[start : start + length]
 
     def arrived(self, imm: int) -> None:
@@ -307,70 +328,85 @@ class Rank:
         after = self._schedule_of(self._epoch + 1)
         if self._destinations is not None and after is not None:
             self._destinations.expect(self._epoch + 1, after)
-        source, work = self._source[self._epoch & 1], self._work[self._epoch & 1]
-        np.add(self._input, more_in(self._epoch), out=source)
-        for piece in self._pieces if work is not source else ():
+        source, result = self._array("input", self._epoch), self._result_array()
+        self._elements.begin(self._input, self._epoch, source)
+        for piece in self._pieces if not self._pattern.in_place else ():
             if piece.source == self.rank:
-                work[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
-        self._needs = [len(send.needs) for send in schedule.sends]
-        self._missing = len(schedule.receives)
+                result[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
+        self._needs = [len(action.needs) for action in schedule.actions]
+        self._missing = schedule.operations
         self._applied.clear()
         if self._iteration == self._options.warmup:
             self._began, self._ends = self._clock(), []
         if self._wants is not None:
             self._wants.begin(self._epoch, schedule)
+        self._beginning = True
         for index, needs in enumerate(self._needs):
             if needs == 0:
-                self._post(schedule, index)
+                self._start(schedule, index)
         early = [key for epoch, key in self._early if epoch == self._epoch]
         self._early = [(epoch, key) for epoch, key in self._early if epoch != self._epoch]
         for key in early:
             self._apply(key)
+        self._beginning = False
 
     def _apply(self, key: Key) -> None:
-        """Reduce or copy a complete message into the array, and post the sends that waited for it."""
-        schedule = self._schedule(self._size_index)
-        receive = schedule.receives[key]
+        """Reduce or copy a complete message into its buffer."""
+        receive = self._schedule(self._size_index).receives[key]
         staged = self._staged.pop((self._epoch, key))
-        part = self._work[self._epoch & 1][receive.lo : receive.hi]
+        part = self._buffers[self._epoch & 1][receive.buffer][receive.lo : receive.hi]
         if receive.reduce:
-            part += staged.data.view(np.float32)
+            old, new = part.view(self._elements.stored), staged.data.view(self._elements.stored)
+            self._elements.combine(old, new, receive.reduce, receive.divide)
         else:
-            part[:] = staged.data.view(np.float32)
+            part[:] = staged.data
         if staged.used is not None:
             staged.used()
         if self._wants is not None:
             self._wants.used(self._epoch, key)
+        self._applied.add(key)
+        self._done(key)
+
+    def _done(self, key: Key) -> None:
+        """A receive or a computation is done: start what waited for it."""
+        schedule = self._schedule(self._size_index)
         for index in schedule.waiting.get(key, ()):
             self._needs[index] -= 1
             if self._needs[index] == 0:
-                self._post(schedule, index)
+                self._start(schedule, index)
         self._missing -= 1
-        self._applied.add(key)
-        if self._missing == 0:
+        if not self._beginning:
+            self._finish()
+
+    def _finish(self) -> None:
+        """End this epoch if all is done, and begin the next one; a rank without operations ends at once."""
+        while not self._missing and not self.size_done:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
         self._iteration += 1
-        self._sent.update(self._schedule(self._size_index).messages)  # all are posted: their needs are applied
+        self._sent.update(self._schedule(self._size_index).messages)  # all are posted: their needs are done
         if self._iteration > self._options.warmup:
             self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
             # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
-            self._wrong += self._expected.wrong_blocks(self._work[self._epoch & 1], self._epoch)
+            self._wrong += self._expected.wrong_blocks(self._result_array(), self._epoch)
             self._begin_epoch()
-            return
-        self.size_done = True
+        else:
+            self.size_done = True
 
-    def _post(self, schedule: Schedule, index: int) -> None:
-        """Pass a message to the QPs to its peer."""
-        send = schedule.sends[index]
-        data = self._source[self._epoch & 1][send.lo : send.hi].view(np.uint8)
-        va = address_of(self._epoch, send.key[0], send.put)
+    def _start(self, schedule: Schedule, index: int) -> None:
+        """Pass a message to the QPs to its peer, or begin a computation."""
+        action = schedule.actions[index]
+        if not isinstance(action, Send):
+            heapq.heappush(self._computing, (self._clock() + action.seconds, action.key))
+            return
+        data = self._buffers[self._epoch & 1][action.buffer][action.lo : action.hi]
+        va = address_of(self._epoch, action.key[0], action.put)
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
-        turn = self._sent[send.peer] + send.turn
-        imm = announced_by(self._epoch, send.key)
-        self._links[send.peer].post(data, va, self._peer_keys[send.peer], imm, turn)
+        turn = self._sent[action.peer] + action.turn
+        imm = announced_by(self._epoch, action.key)
+        self._links[action.peer].post(data, va, self._peer_keys[action.peer], imm, turn)
 
     # lookups
 
@@ -383,18 +419,21 @@ class Rank:
         size = epoch // (self._options.warmup + self._options.iters)
         return self._schedule(size) if 0 <= size < len(self._options.sizes) else None
 
+    def _count(self, size_index: int) -> int:
+        return self._options.sizes[size_index] // self._pattern.element_bytes
+
     def _schedule(self, size_index: int) -> Schedule:
         found = self._schedules.get(size_index)
         if found is None:
-            count = self._options.sizes[size_index] // ELEMENT_BYTES
-            found = build_schedule(self._pattern, self._ranks, self.rank, count, self._options.chunk)
+            count, chunk = self._count(size_index), self._options.chunk
+            found = build_schedule(self._pattern, self._ranks, self.rank, count, chunk)
             self._schedules[size_index] = found
         return found
 
     def _receive_at(self, schedule: Schedule, step: int, offset: int) -> Receive | None:
         """The message of `step` that contains byte `offset` of the array."""
         first = schedule.receives.get((step, 0))
-        if first is None or offset < first.lo * ELEMENT_BYTES:
+        if first is None or offset < first.lo:
             return None
-        found = schedule.receives.get((step, (offset - first.lo * ELEMENT_BYTES) // self._options.chunk))
-        return found if found is not None and offset < found.hi * ELEMENT_BYTES else None
+        found = schedule.receives.get((step, (offset - first.lo) // self._options.chunk))
+        return found if found is not None and offset < found.hi else None

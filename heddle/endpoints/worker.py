@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
 from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
-from heddle.endpoints.expected import Floats, rank_input
+from heddle.endpoints.elements import Elements
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import FastLoop, drives
 from heddle.endpoints.loops import NicError, NicLoop
@@ -45,10 +44,8 @@ from heddle.endpoints.waiting import NOT_SENT_AGAIN, Stillness, qp_text, waiting
 from heddle.host import capacity as machine
 from heddle.host.saturation import WorkerUse
 from heddle.kernel.namespace import inside
-from heddle.traffic.collectives import find_pattern
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.plan import Plan
-from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.wire.layout import TOS_ANSWER, TOS_DATA
 
 # The kernel forwards the workers' packets, sometimes in ksoftirqd (nice 0), which must have priority over workers.
@@ -87,10 +84,10 @@ class Worker:
         patience_s = transport.patience_s()
         self._stillness = Stillness(patience_s) if patience_s is not None else None
         self._ranks: dict[int, Rank] = {}
-        # The sum of all ranks' inputs, for each size: computed before the start, since it takes long.
-        options = task.plan.options
-        reduces = find_pattern(options.collective, options.algorithm).redop == "sum"
-        self._totals = {size: _total(task.plan.size, size) for size in options.sizes if reduces}
+        # The reduction of all ranks' inputs, for each size: computed before the start, since it takes long.
+        options, pattern = task.plan.options, task.plan.options.pattern
+        elements, reduces = Elements.of(pattern, task.plan.size), pattern.redop != "none"
+        self._totals = {size: elements.total(size // pattern.element_bytes) for size in options.sizes if reduces}
         self._turning: list[Rank] = []  # to be checked
         self._began: machine.OwnTime | None = None  # at the start of the current size
         self._absences = machine.Absences()  # of the current size
@@ -114,7 +111,9 @@ class Worker:
         except NicError as error:
             raise RankError(task.plan.endpoints[error.rank], self._why(error)) from None
         slow = dict(task.plan.options.slow)
-        self._slow = [each for rank, each in self._ranks.items() if task.plan.endpoints[rank].host in slow]
+        self._slow = [
+            each for rank, each in self._ranks.items() if task.plan.endpoints[rank].host in slow or each.computes
+        ]
         for ready in self._ranks.values():
             ready.next_size()
 
@@ -296,13 +295,6 @@ def _library(plan: Plan) -> library.Library | None:
     if plan.options.fastpath == "on":
         raise MachineError(Problem("", "--fastpath on", f"is not possible: {found}", "leave the option out"))
     return None
-
-
-def _total(ranks: int, size: int) -> Floats:
-    total = np.zeros(size // ELEMENT_BYTES, np.float32)
-    for rank in range(ranks):
-        total += rank_input(rank, len(total))
-    return total
 
 
 def _header(here: Endpoint, there: Endpoint, sport: int, dqpn: int, tos: int) -> FlowHeader:

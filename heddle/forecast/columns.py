@@ -28,7 +28,7 @@ from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import TRANSPORT, QpMode
 from heddle.traffic.plan import qpn_before_first
-from heddle.traffic.readers import ELEMENT_BYTES, SourcePorts
+from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES, entropy_sport
 
@@ -277,9 +277,8 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
 
 def _of_program(pattern: Pattern, ranks: int, pair: Sequence[int], count: int, cut: Cutting) -> Volume:
     """The bytes of one connection (sender, receiver), message by message. Shapes are (qps,)."""
-    program = pattern.program(ranks, pair[0], count)
-    transfers = np.array([t.send[1] - t.send[0] for t in program if t.send_to == pair[1]], dtype=np.int64)
-    transfers *= ELEMENT_BYTES
+    sent = pattern.sent_by(ranks, pair[0], count)
+    transfers = np.array([length for to, length in sent if to == pair[1]], dtype=np.int64) * pattern.element_bytes
     messages = -(-transfers // cut.chunk)
     last = (transfers - (messages - 1) * cut.chunk)[messages > 0]
     uneven = len(np.unique(np.append(last, cut.chunk) if (messages > 1).any() else last)) > 1

@@ -34,11 +34,11 @@ from heddle.forecast.columns import (
 from heddle.forecast.planfile import MOST_BYTES, PaperPlan
 from heddle.host.capacity import free_bytes
 from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.collectives.permutation import cycle
 from heddle.traffic.communicators import Communicators, communicators_of, describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import place, smallest_size
-from heddle.traffic.readers import ELEMENT_BYTES
 
 COLUMNS: Final = ("src", "dst", "bytes")
 _MOST_PROBLEMS: Final = 20  # per file: an error in a column is in every row
@@ -90,7 +90,7 @@ def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
         src = np.repeat(np.arange(ranks), ranks - 1)
         dst = (src + np.tile(np.arange(1, ranks), ranks)) % ranks
     elif name == "permutation":
-        src, dst = np.arange(ranks), _derangement(ranks, number or 0)
+        src, dst = np.arange(ranks), np.array(cycle(ranks, number or 0), dtype=np.int64)
     elif name == "shift":
         if (number or 0) % ranks == 0:
             raise InputError(plan.problem("matrix", f"makes each of the {ranks} ranks send to itself", "try shift:1"))
@@ -103,14 +103,6 @@ def _named(plan: PaperPlan, many: int, ranks: int) -> tuple[I64, I64]:
         src = np.arange(1, (number or 0) + 1)
         dst = np.zeros_like(src)
     return src, dst
-
-
-def _derangement(ranks: int, seed: int) -> I64:
-    """A random cycle: each rank sends to one other rank and receives from one other."""
-    order = np.random.default_rng(seed).permutation(ranks)
-    to = np.empty(ranks, dtype=np.int64)
-    to[order] = np.roll(order, -1)
-    return to
 
 
 def _sorted(src: I64, dst: I64, amount: I64) -> Matrix:
@@ -285,7 +277,7 @@ def traffic_of(fabric: Fabric, plan: PaperPlan) -> Traffic:
 
 def _count(plan: PaperPlan, pattern: Pattern, ranks: int) -> int:
     """Elements of a rank's array that are sent, rounded down as in a run; InputError if this gives 0."""
-    count = pattern.whole(ranks, plan.spec.size // ELEMENT_BYTES)
+    count = pattern.whole(ranks, plan.spec.size // pattern.element_bytes)
     if count == 0:
         why = f"is rounded down to 0 bytes by {pattern.collective} over {ranks} ranks, as in nccl-tests"
         hint = f"use {smallest_size(pattern, ranks)} or more, or fewer ranks"

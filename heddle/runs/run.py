@@ -47,12 +47,10 @@ from heddle.runs.runtable import RunHead, SizeRow, size_row
 from heddle.runs.writer import recording, writing
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.pfc import control as pfc
-from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.communicators import describe
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import Plan, build_plan, longest_transfer
-from heddle.traffic.readers import ELEMENT_BYTES
+from heddle.traffic.plan import Plan, build_plan
 from heddle.wire.layout import LAYOUTS
 
 
@@ -201,19 +199,14 @@ def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
     """Data packets per second: the plan's maximum, and what this machine can forward with the NICs of this plan."""
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
-    wanted = every * _pattern(plan).receivers(plan.size) // plan.size
+    wanted = every * plan.options.pattern.receivers(plan.size) // plan.size
     return machine.PacketBudget(wanted, machine.budget_pps(compiled=compiled(plan, transport)))
-
-
-def _pattern(plan: Plan) -> Pattern:
-    return find_pattern(plan.options.collective, plan.options.algorithm)
 
 
 def payload_bytes(plan: Plan) -> int:
     """Mean payload of a data packet of the largest size, in bytes; messages split over many QPs give small packets."""
-    options = plan.options
-    count = max(options.sizes) // ELEMENT_BYTES
-    longest = longest_transfer(_pattern(plan), plan.size, count) * ELEMENT_BYTES
+    options, pattern = plan.options, plan.options.pattern
+    longest = pattern.longest(plan.size, max(options.sizes) // pattern.element_bytes) * pattern.element_bytes
     message = min(longest, options.chunk)
     part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
     return part // -(-part // plan.ib_mtu)
@@ -221,14 +214,14 @@ def payload_bytes(plan: Plan) -> int:
 
 def total_packets(plan: Plan) -> int:
     """Estimated number of data packets that all ranks send in the whole run."""
-    o, pattern, ranks = plan.options, _pattern(plan), plan.size
-    each = pattern.busbw_factor(ranks) * sum(o.sizes) * (o.iters + o.warmup)
-    return int(each * pattern.receivers(ranks)) * len(plan.communicators) // max(1, payload_bytes(plan))
+    o, pattern = plan.options, plan.options.pattern
+    each = sum(pattern.volume(plan.size, size // pattern.element_bytes) for size in o.sizes) * pattern.element_bytes
+    return each * (o.iters + o.warmup) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
 def _check_memory(plan: Plan, workers: int) -> None:
     """MachineError when the arrays do not fit into memory: a worker killed by the kernel could not report it."""
-    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, _pattern(plan).in_place)
+    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, plan.options.pattern.in_place)
     free = machine.free_bytes()
     if needed > free:
         what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
@@ -238,7 +231,7 @@ def _check_memory(plan: Plan, workers: int) -> None:
 
 def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
     """One line of the table from what each rank measured."""
-    factor = _pattern(plan).busbw_factor(plan.size)
+    factor = plan.options.pattern.busbw_factor(plan.size)
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
     return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)

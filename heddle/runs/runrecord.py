@@ -22,7 +22,6 @@ from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.parts import PARTS
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead, SizeRow
-from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 
 RECORD: Final = "run.json"
@@ -122,7 +121,7 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
     options = header.options
     try:
         state.check_name(header.lab)
-        find_pattern(options.collective, options.algorithm)
+        _ = options.pattern
     except InputError as error:
         yield str(error.problems[0]).partition("\n")[0]
     if not ID.fullmatch(record.id):

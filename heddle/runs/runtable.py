@@ -15,12 +15,10 @@ from typing import Final
 
 from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
-from heddle.traffic.collectives import find_pattern
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
 from heddle.traffic.options import RunOptions, describe
-from heddle.traffic.readers import ELEMENT_BYTES
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -81,12 +79,12 @@ class RunHead:
 
     def row(self, row: SizeRow, narrow: bool = False) -> str:
         """The line of one size, in the same columns."""
-        pattern = find_pattern(self.options.collective, self.options.algorithm)
+        pattern = self.options.pattern
         wide = (10, 9) if narrow else (12, 12)
         ranks = len(self.communicators[0] if self.communicators else self.ranks)
-        count = row.size // ELEMENT_BYTES // (ranks if pattern.by_chunk else 1)
+        count = row.size // pattern.element_bytes // (ranks if pattern.by_chunk else 1)
         sizes = f"{row.size:{wide[0]}d}  {count:{wide[1]}d}"
-        head = f"{sizes}  {'float':>8s}  {pattern.redop:>6s}  {pattern.root:6d}"
+        head = f"{sizes}  {pattern.printed_type:>8s}  {pattern.redop:>6s}  {pattern.printed_root:6d}"
         figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
         in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
         return "  ".join([head, *figures, *in_place])

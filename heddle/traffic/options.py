@@ -21,7 +21,7 @@ from heddle.traffic.admission import (
     parse_slow,
     read_admission_set,
 )
-from heddle.traffic.collectives import patterns, usual_algorithm
+from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.readers import SourcePorts, check_faults, parse_bucket, parse_chunk, parse_sizes, parse_source_ports
 from heddle.traffic.tunables import settings_from
@@ -201,6 +201,13 @@ class RunOptions:
         """Plain data, with the options of transport and congestion control beside the others."""
         found: dict[str, Any] = asdict(self)
         return {**found, **found.pop("own")}
+
+    parameters: tuple[tuple[str, str | int], ...] = ()  # of the collective, those that the user set
+
+    @property
+    def pattern(self) -> Pattern:
+        """The collective with its parameters; InputError for wrong ones."""
+        return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
 
     @property
     def admitted(self) -> Admission | None:

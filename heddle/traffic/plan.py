@@ -21,12 +21,12 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
-from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.collectives import Pattern
 from heddle.traffic.communicators import Communicators, communicators_of
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
-from heddle.traffic.readers import ELEMENT_BYTES, SourcePorts
+from heddle.traffic.readers import SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import SPORT_RULES, entropy_sports
@@ -91,8 +91,8 @@ class Plan:
         """
         o = self.options
         data = 2 * sum(o.sizes)
-        pattern = find_pattern(o.collective, o.algorithm)
-        steps = len(o.sizes) * len(pattern.program(self.size, 0, max(o.sizes) // ELEMENT_BYTES))
+        # No rank has more steps than a ring, and no chain of ranks is longer.
+        steps = len(o.sizes) * 2 * self.size
         window = self.window * o.qps * self.ib_mtu
         slowest = min(e.rate_bps for e in self.endpoints) * min([1.0, *(share for _, share in o.slow)])
         if o.admitted is not None:
@@ -118,10 +118,14 @@ def build_plan(
     before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
     nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
     """
-    pattern = find_pattern(options.collective, options.algorithm)
+    pattern = options.pattern
     endpoints = place(fabric, options)
     communicators = communicators_of(fabric, endpoints, options.split)
     size = len(communicators[0])
+    if why := pattern.unfit(size):
+        raise InputError(
+            Problem("", f"--collective {options.collective}", why, "choose another value, or other --ranks")
+        )
     _check_slow(endpoints, options)
     if options.admitted is not None:  # a message needs a slot
         options = replace(options, chunk=min(options.chunk, options.admitted.slot_bytes))
@@ -163,20 +167,13 @@ def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int) -> Flow:
     )  # fmt: skip
 
 
-def longest_transfer(pattern: Pattern, ranks: int, count: int) -> int:
-    """Elements of the longest range that one rank sends to another in one step. count: elements of an array."""
-    # Rank 0 sends or receives one of the longest in every pattern.
-    transfers = pattern.program(ranks, 0, count)
-    return max(span[1] - span[0] for t in transfers for span in (t.send, t.recv))
-
-
 def _rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
     """The options with the sizes that are actually sent, rounded down as in nccl-tests.
 
     InputError for a size that becomes 0. nccl-tests prints a row of 0 bytes for it; a fabric shows nothing without
     packets.
     """
-    sizes = tuple(pattern.whole(ranks, size // ELEMENT_BYTES) * ELEMENT_BYTES for size in options.sizes)
+    sizes = tuple(pattern.whole(ranks, size // pattern.element_bytes) * pattern.element_bytes for size in options.sizes)
     for size, rounded in zip(options.sizes, sizes, strict=True):
         if rounded == 0:
             why = f"is rounded down to 0 bytes by {options.collective} over {ranks} ranks, as in nccl-tests"
@@ -190,13 +187,13 @@ def smallest_size(pattern: Pattern, ranks: int) -> int:
     count = 1
     while not pattern.whole(ranks, count):
         count *= 2
-    return pattern.whole(ranks, count) * ELEMENT_BYTES
+    return pattern.whole(ranks, count) * pattern.element_bytes
 
 
 def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
     """InputError when a step of the largest size has more messages than an immediate can number."""
-    longest = 0, longest_transfer(pattern, ranks, max(options.sizes) // ELEMENT_BYTES)
-    if (messages := messages_of(longest, options.chunk)) > MAX_MESSAGES:
+    longest = pattern.longest(ranks, max(options.sizes) // pattern.element_bytes)
+    if (messages := messages_of(longest, options.chunk, pattern.element_bytes)) > MAX_MESSAGES:
         least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
         why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; the limit is {MAX_MESSAGES}"
         hint = f"try --chunk {least}K"

@@ -1,18 +1,19 @@
-"""One rank's part of one collective, cut into messages with their dependencies.
+"""One rank's part of one collective, cut into messages with their dependencies: the only input of the ranks' engine.
 
 In:  a pattern, the number of ranks, a rank, an element count, the message size.
-Out: Schedule: sends and receives, and for each send the receives that must be applied before it.
+Out: Schedule: sends, receives and computations in bytes of named buffers, and what each of them waits for.
+An iteration ends when all are done. A send is done when it was posted: where that is too early for the sender, the
+receiver's credit is one of its receives (collectives/pattern.py).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from heddle.traffic.collectives import Pattern, Transfer
-from heddle.traffic.readers import ELEMENT_BYTES
+from heddle.traffic.collectives.pattern import Buffer, ComputeStep, Pattern, ReceiveStep, Reduction, SendStep, Span
 
 MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS
@@ -22,7 +23,7 @@ Key = tuple[int, int]  # (step, index of the message within the step): the same 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send elements [lo, hi) to `peer`, to its element `put` and up, once all of `needs` are applied.
+    """Send bytes [lo, hi) of a buffer to `peer`, to byte `put` of its buffer and up, once all of `needs` are done.
 
     turn: its number among the messages to that peer, in the order of the steps.
     """
@@ -34,76 +35,133 @@ class Send:
     put: int
     needs: tuple[Key, ...]
     turn: int
+    buffer: Buffer = "input"
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Elements [lo, hi) from `peer`: added (`reduce`) or copied."""
+    """Bytes [lo, hi) of a buffer from `peer`: combined with the old values by `reduce`, or copied if it is empty.
+
+    divide: then divide by this number.
+    """
 
     key: Key
     peer: int
     lo: int
     hi: int
-    reduce: bool
+    reduce: Reduction | Literal[""]
+    buffer: Buffer = "output"
+    divide: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Work that takes `seconds`, once all of `needs` are done."""
+
+    key: Key
+    seconds: float
+    needs: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All messages of one rank for one size. messages: peer -> number of messages to it."""
+    """All operations of one rank for one size. actions: its sends and computations, in order.
 
-    sends: tuple[Send, ...]
+    waiting: receive or computation -> indices of the actions that wait for it. messages: peer -> number of messages to
+    it. buffers: bytes of each buffer.
+    """
+
+    actions: tuple[Send | Compute, ...]
     receives: dict[Key, Receive]
-    waiting: dict[Key, tuple[int, ...]]  # receive -> indices of the sends that wait for it
+    waiting: dict[Key, tuple[int, ...]]
     messages: Mapping[int, int]
+    buffers: Mapping[Buffer, int]
+
+    @property
+    def sends(self) -> tuple[Send, ...]:
+        """The actions that send."""
+        return tuple(each for each in self.actions if isinstance(each, Send))
+
+    @property
+    def operations(self) -> int:
+        """The number of operations that an iteration waits for: receives and computations."""
+        return len(self.receives) + len(self.actions) - sum(self.messages.values())
 
 
 def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: int) -> Schedule:
     """Cut every transfer into messages of at most `chunk` bytes; empty transfers are omitted."""
-    program = pattern.program(ranks, rank, count)
+    program = pattern.operations(ranks, rank, count)
+    size, width = pattern.element_bytes, chunk // pattern.element_bytes
     receives: dict[Key, Receive] = {}
-    sends: list[Send] = []
+    actions: list[Send | Compute] = []
     messages: Counter[int] = Counter()
-    for at, transfer in enumerate(program):
-        # By the contract of patterns, a range waits for all data that earlier steps put into it. Whole transfers are
-        # searched first, since there are far more messages than steps.
-        before = program[:at] if pattern.in_place else ()
-        earlier = [t for t in before if t.step < transfer.step and _overlap(t.recv, transfer.send)]
-        whole = [key for t in program if t.step in transfer.after for key, _, _ in _pieces(t.step, t.recv, chunk)]
-        for key, lo, hi in _pieces(transfer.step, transfer.send, chunk):
-            needs = dict.fromkeys((*whole, *(need for t in earlier for need in _messages_in(t, lo, hi, chunk))))
-            put = transfer.put + lo - transfer.send[0]
-            sends.append(Send(key, transfer.send_to, lo, hi, put, tuple(needs), messages[transfer.send_to]))
-            messages[transfer.send_to] += 1
-        for key, lo, hi in _pieces(transfer.step, transfer.recv, chunk):
-            receives[key] = Receive(key, transfer.recv_from, lo, hi, transfer.reduce)
+    buffers: Counter[Buffer] = Counter()
+    for piece in pattern.result(ranks, rank, count):
+        buffers["input" if pattern.in_place else "output"] = piece.hi * size
+        if piece.source == rank:
+            buffers["input"] = max(buffers["input"], (piece.start + piece.hi - piece.lo) * size)
+    before: dict[int, ReceiveStep | ComputeStep] = {}  # by step
+    written: defaultdict[Buffer, list[tuple[int, int, int]]] = defaultdict(list)  # (lo, hi, step) of receives so far
+    for each in program:
+        if isinstance(each, ComputeStep):
+            actions.append(Compute((each.step, 0), each.seconds, tuple(_all(each, before, width))))
+            before[each.step] = each
+            continue
+        lo, hi = each.span
+        if lo >= hi:
+            continue
+        buffers[each.buffer] = max(buffers[each.buffer], hi * size)
+        if isinstance(each, ReceiveStep):
+            for key, start, end in _pieces(each.step, each.span, width):
+                receives[key] = Receive(
+                    key, each.source, start * size, end * size, each.reduce, each.buffer, each.divide
+                )
+            before[each.step] = each
+            written[each.buffer].append((lo, hi, each.step))
+            continue
+        # Whole steps are searched first, since there are far more messages than steps.
+        whole = _all(each, before, width)
+        partly = [t for t in written[each.buffer] if t[0] < hi and lo < t[1]]
+        for key, start, end in _pieces(each.step, each.span, width):
+            needs = dict.fromkeys((*whole, *(need for t in partly for need in _messages_in(t, start, end, width))))
+            put = (each.put + start - lo) * size
+            turn = messages[each.to]
+            actions.append(Send(key, each.to, start * size, end * size, put, tuple(needs), turn, each.buffer))
+            messages[each.to] += 1
     waiting: dict[Key, list[int]] = {}
-    for index, send in enumerate(sends):
-        for need in send.needs:
+    for index, action in enumerate(actions):
+        for need in action.needs:
             waiting.setdefault(need, []).append(index)
-    return Schedule(tuple(sends), receives, {key: tuple(found) for key, found in waiting.items()}, messages)
+    found = {key: tuple(indices) for key, indices in waiting.items()}
+    return Schedule(tuple(actions), receives, found, messages, buffers)
 
 
-def messages_of(span: tuple[int, int], chunk: int) -> int:
+def messages_of(elements: int, chunk: int, element_bytes: int) -> int:
     """The number of messages of at most `chunk` bytes for a range of elements."""
-    lo, hi = span
-    return -(-(hi - lo) * ELEMENT_BYTES // chunk)
+    return -(-elements * element_bytes // chunk)
 
 
-def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return max(a[0], b[0]) < min(a[1], b[1])
+def _all(each: SendStep | ComputeStep, before: Mapping[int, ReceiveStep | ComputeStep], width: int) -> list[Key]:
+    """Every message or computation of the steps `after`."""
+    found: list[Key] = []
+    for step in each.after:
+        t = before.get(step)
+        if isinstance(t, ReceiveStep):
+            found += [key for key, _, _ in _pieces(step, t.span, width)]
+        elif t is not None:
+            found.append((step, 0))
+    return found
 
 
-def _messages_in(transfer: Transfer, lo: int, hi: int, chunk: int) -> Iterator[Key]:
-    """The received messages of a transfer that write into elements [lo, hi)."""
-    start, end = transfer.recv
-    if _overlap((start, end), (lo, hi)):
-        width = chunk // ELEMENT_BYTES
+def _messages_in(written: tuple[int, int, int], lo: int, hi: int, width: int) -> Iterator[Key]:
+    """The messages of a received range (lo, hi, step) that write into elements [lo, hi)."""
+    start, end, step = written
+    if max(start, lo) < min(end, hi):
         for index in range((max(lo, start) - start) // width, (min(hi, end) - 1 - start) // width + 1):
-            yield (transfer.step, index)
+            yield (step, index)
 
 
-def _pieces(step: int, span: tuple[int, int], chunk: int) -> Iterator[tuple[Key, int, int]]:
+def _pieces(step: int, span: Span, width: int) -> Iterator[tuple[Key, int, int]]:
     lo, hi = span
-    width = chunk // ELEMENT_BYTES
     for index, start in enumerate(range(lo, hi, width)):
         yield (step, index), start, min(start + width, hi)

@@ -91,15 +91,18 @@ def test_every_transport_and_source_port_mode_is_predicted(
     compare(lab, "e-ecmp", tmp_path, warmup=0, **more)
 
 
-def compare(lab: Lab, mode_name: str, folder: Path, warmup: int = 1, ask: Ask | None = None, **more: Any) -> None:
+def compare(
+    lab: Lab, mode_name: str, folder: Path, warmup: int = 1, ask: Ask | None = None, fastpath: str = "auto", **more: Any
+) -> None:
     """Run, prove, and compare the ports' counters with a prediction from the fabric file and a mode.
 
     more: keys of the plan, which are arguments of a run.
     """
     keys: dict[str, Any] = {"collective": "all-reduce", "qps": 6, "size": "300000", "placement": "cyclic", **more}
     # No packet is lost here; but with a shorter timeout a busy machine makes a NIC take one for lost.
-    options = run_options(**keys, iters=1, warmup=warmup, local_ack_timeout=20)
+    options = run_options(**keys, iters=1, warmup=warmup, local_ack_timeout=20, fastpath=fastpath)
     result = run(lab, options, Silent())
+    assert result.wrong == 0
     assert sum(flow.counters.get("retransmitted", 0) for flow in result.flows) == 0
     proof = proven(lab)
     plan = folder / "plan.yml"

@@ -244,13 +244,14 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
     from heddle.endpoints.transports import TRANSPORTS
     from heddle.endpoints.transports.rc import Rc
     from heddle.spec.load import presets
+    from heddle.traffic.collectives import patterns
 
     monkeypatch.setitem(TRANSPORTS, "added", Rc)
     for name, said in {
         "run": [
             f"; one of {', '.join(TRANSPORTS)} (default: rc)",
-            "; one of all-reduce, all-to-all, incast",
-            "; one of ring, staggered",
+            f"; one of {', '.join(dict.fromkeys(collective for collective, _ in patterns()))} (default",
+            "; one of ring, chain, staggered",
         ],
         "hashing": ["; one of flow, e-ecmp, flowlet"],
         "up": [f"; presets: {', '.join(presets())}\n"],

@@ -1,121 +1,307 @@
-"""Collectives against brute force: who sends what to whom, by the definition of each, and nothing else."""
+"""The contract of every collective: a new pattern is tested by being registered.
+
+Ranks exchange messages in memory, without a network, in any order that their schedules allow.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from heddle.traffic.collectives import Pattern, patterns
+from heddle.base.problems import InputError
+from heddle.endpoints.elements import Elements
+from heddle.endpoints.ranks import Rank
+from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic import collectives
+from heddle.traffic.collectives import Pattern, Piece, find_pattern, parameters_of, patterns
 from heddle.traffic.collectives.all_to_all import deltas
-from heddle.traffic.collectives.pattern import chunk_range
+from heddle.traffic.collectives.pattern import (
+    CREDIT_BYTES,
+    MAX_STEPS,
+    ComputeStep,
+    DType,
+    ReceiveStep,
+    ReducingPattern,
+    Reduction,
+    SendStep,
+    Step,
+)
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import build_schedule
 
-ALL = [pytest.param(pattern, id=pattern.collective) for pattern in patterns().values()]
+ALL = [pytest.param(pattern, id="-".join(name)) for name, pattern in patterns().items()]
+REDUCING = [name for name, pattern in patterns().items() if isinstance(pattern, ReducingPattern)]
 SIZES = [(2, 2), (3, 10), (5, 13), (8, 64), (16, 100), (16, 16)]
 
 
-def played(pattern: Pattern, ranks: int, count: int) -> list[list[set[tuple[int, int]]]]:
-    """What each element of each rank is the sum of, as (rank, element of its input): messages one at a time.
+def variants(pattern: Pattern, ranks: int) -> list[Pattern]:
+    """The pattern, and with other values of its parameters that change its messages."""
+    cells = [f"{(r * 7) % ranks},{(r * 7 + 1 + r % 3) % ranks},{40 * r + 40}" for r in range(ranks)]
+    values = {"root": ranks - 1, "seed": 7, "matrix": ";".join(cells if ranks in (5, 8) else ["1,0,52", "0,1,7"])}
+    more: dict[str, Any] = {each.name: values[each.name] for each in fields(pattern) if each.name in values}
+    return [pattern, replace(pattern, **more)] if more else [pattern]
 
-    A message is delivered when what it waits for has been; in an order that depends on nothing else.
+
+class Exchange:
+    """All ranks of a communicator, and the messages between them.
+
+    now: the clock of all ranks. lost: the number of the message that arrives as zeros, without credits.
     """
-    chunk = 16  # four elements a message
-    plans = [build_schedule(pattern, ranks, rank, count, chunk) for rank in range(ranks)]
-    source = [[{(rank, i)} for i in range(count)] for rank in range(ranks)]
-    room = [max(piece.hi for piece in pattern.result(ranks, rank, count)) for rank in range(ranks)]
-    arrays = source if pattern.in_place else [[set() for _ in range(n)] for n in room]
-    for rank in range(ranks) if not pattern.in_place else ():
-        for piece in pattern.result(ranks, rank, count):
-            if piece.source == rank:
-                arrays[rank][piece.lo : piece.hi] = source[rank][piece.start : piece.start + piece.hi - piece.lo]
-    done: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
-    left = [list(plan.sends) for plan in plans]
-    while any(left):
-        ready = [(r, s) for r in range(ranks) for s in left[r] if done[r].issuperset(s.needs)]
-        assert ready, "no rank can send: they wait for each other"
-        for rank, send in ready:
-            left[rank].remove(send)
-            receive = plans[send.peer].receives[send.key]
-            assert (receive.peer, receive.lo, receive.hi - receive.lo) == (rank, send.put, send.hi - send.lo)
-            for i in range(send.hi - send.lo):
-                what, at = source[rank][send.lo + i], receive.lo + i
-                arrays[send.peer][at] = arrays[send.peer][at] | what if receive.reduce else set(what)
-            done[send.peer].add(send.key)
-    assert all(len(done[r]) == len(plans[r].receives) for r in range(ranks)), "everything that is awaited was sent"
-    return arrays
+
+    def __init__(self, options: RunOptions, ranks: int, lost: int) -> None:
+        self.now, self.data, self.lost = 0.0, 0, lost
+        pattern = options.pattern
+        elements = Elements.of(pattern, ranks)
+        totals = {s: elements.total(s // pattern.element_bytes) for s in options.sizes if pattern.redop != "none"}
+        keys = {rank: rank for rank in range(ranks)}
+        self.under_way: list[tuple[int, Callable[[], None]]] = []  # receiver, delivery
+        self.ranks: list[Rank] = []
+        for rank in range(ranks):
+            links = {peer: self._link(peer) for peer in range(ranks)}
+            self.ranks.append(Rank(options, ranks, rank, rank, links, keys, totals, clock=lambda: self.now))
+
+    def _link(self, peer: int) -> Any:
+        def post(data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:
+            self.under_way.append((peer, partial(self._deliver, peer, data, va, rkey, imm)))
+
+        return type("Link", (), {"post": staticmethod(post)})()
+
+    def _deliver(self, peer: int, data: NDArray[np.uint8], va: int, rkey: int, imm: int) -> None:
+        """The bytes are read as late as a retransmission would read them."""
+        target = self.ranks[peer].resolve(va, rkey, len(data))
+        assert target is not None, f"rank {peer} refused a message: its sender was two iterations ahead"
+        self.data += len(data) > CREDIT_BYTES
+        target[:] = bytes(len(data)) if len(data) > CREDIT_BYTES and self.data == self.lost else data.data
+        self.ranks[peer].arrived(imm)
+
+    def run(self, choose: Callable[[Sequence[int]], int]) -> None:
+        """One size after the other. choose: the index of the next delivery, from the receivers of all messages."""
+        while True:
+            for rank in self.ranks:
+                rank.next_size()
+            if self.ranks[0].finished:
+                return
+            for rank in self.ranks:
+                rank.begin()
+            while not all(rank.size_done for rank in self.ranks):
+                if self.under_way:
+                    self.under_way.pop(choose([to for to, _ in self.under_way]))[1]()
+                else:
+                    self.now = min(rank.due for rank in self.ranks)
+                    for rank in self.ranks:
+                        rank.advance()
+            assert not self.under_way
+            for rank in self.ranks:
+                rank.check()
+
+    def wrong(self) -> list[int]:
+        return [sum(result.wrong for result in rank.results) for rank in self.ranks]
+
+
+def exchanged(pattern: Pattern, ranks: int, choose: Callable[[Sequence[int]], int], lost: int = 0) -> Exchange:
+    given = tuple((each.name, getattr(pattern, each.name)) for each in fields(pattern))
+    size = pattern.whole(ranks, 40 * ranks) * pattern.element_bytes
+    chosen = {"collective": pattern.collective, "algorithm": pattern.algorithm, "parameters": given}
+    options = RunOptions(**chosen, sizes=(size, size), iters=4, warmup=1, chunk=128)  # type: ignore[arg-type]
+    exchange = Exchange(options, ranks, lost)
+    exchange.run(choose)
+    return exchange
+
+
+@pytest.mark.parametrize("pattern", ALL)
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_results_are_right_whichever_rank_runs_ahead(pattern: Pattern, ranks: int) -> None:
+    def starve(slow: int, to: Sequence[int]) -> int:
+        """The newest message for another rank."""
+        return max(range(len(to)), key=lambda at: (to[at] != slow, at))
+
+    def at_random(dice: random.Random, to: Sequence[int]) -> int:
+        return dice.randrange(len(to))
+
+    orders = [partial(starve, slow) for slow in range(ranks)]
+    orders += [partial(at_random, random.Random(seed)) for seed in range(4)]
+    for each in variants(pattern, ranks):
+        for order in orders:
+            assert exchanged(each, ranks, order).wrong() == [0] * ranks
+
+
+@pytest.mark.parametrize("operation", get_args(Reduction))
+@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("name", REDUCING, ids="-".join)
+def test_every_reduction_of_every_type_is_exact(name: tuple[str, str], dtype: DType, operation: Reduction) -> None:
+    for ranks in (2, 3, 7):
+        pattern = find_pattern(*name, dtype=dtype, operation=operation)
+        exchange = exchanged(pattern, ranks, lambda to: 0)
+        assert exchange.wrong() == [0] * ranks
+        values = exchange.ranks[0]._elements.total(1000)
+        assert len(np.unique(values)) > 2
+
+
+@pytest.mark.parametrize("dtype", get_args(DType))
+@pytest.mark.parametrize("pattern", ALL)
+def test_data_that_is_lost_in_the_first_or_the_last_iteration_is_wrong(pattern: Pattern, dtype: DType) -> None:
+    typed = replace(pattern, dtype=dtype)
+    all_data = exchanged(typed, 4, lambda to: 0).data
+    for lost in (1, all_data):
+        assert sum(exchanged(typed, 4, lambda to: 0, lost).wrong()) > 0
 
 
 @pytest.mark.parametrize("pattern", ALL)
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
-def test_arrays_end_as_the_pattern_says(pattern: Pattern, ranks: int, count: int) -> None:
-    arrays = played(pattern, ranks, count)
-    for rank in range(ranks):
-        at = 0
-        for piece in pattern.result(ranks, rank, count):
-            assert piece.lo == at
-            at = piece.hi
-            for i in range(piece.hi - piece.lo):
-                sources = range(ranks) if piece.source is None else [piece.source]
-                assert arrays[rank][piece.lo + i] == {(source, piece.start + i) for source in sources}
-
-
-def test_an_all_to_all_transposes_a_matrix_and_an_incast_gathers() -> None:
-    (pattern,) = (p for p in patterns().values() if p.collective == "all-to-all")
-    n, width = 6, 3
-    arrays = played(pattern, n, n * width)
-    for rank in range(n):
-        for source in range(n):
-            assert arrays[rank][source * width : (source + 1) * width] == [
-                {(source, rank * width + i)} for i in range(width)
-            ]
-    # An incast gathers at rank 0.
-    (pattern,) = (p for p in patterns().values() if p.collective == "incast")
-    arrays = played(pattern, 5, 13)
-    assert arrays[0] == [{(r, i)} for r in range(5) for i in range(*chunk_range(r, 5, 13))]
+def test_what_is_sent_is_what_is_received(pattern: Pattern, ranks: int, count: int) -> None:
+    for each in variants(pattern, ranks):
+        schedules = [build_schedule(each, ranks, rank, count, 16) for rank in range(ranks)]
+        came = set()
+        for rank, schedule in enumerate(schedules):
+            for send in schedule.sends:
+                receive = schedules[send.peer].receives[send.key]
+                assert (receive.peer, receive.lo, receive.hi - receive.lo) == (rank, send.put, send.hi - send.lo)
+                came.add((send.peer, send.key))
+        assert came == {(rank, key) for rank, schedule in enumerate(schedules) for key in schedule.receives}
+        for rank in range(ranks):
+            at = None
+            for piece in each.result(ranks, rank, count):
+                assert at in (None, piece.lo)
+                at = piece.hi
 
 
 @pytest.mark.parametrize("pattern", ALL)
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
-def test_peers_and_labels_are_those_of_the_programs(pattern: Pattern, ranks: int, count: int) -> None:
-    sent: dict[tuple[int, int], Counter[int]] = {}
-    for rank in range(ranks):
-        for transfer in pattern.program(ranks, rank, count):
-            if length := transfer.send[1] - transfer.send[0]:
-                sent.setdefault((rank, transfer.send_to), Counter())[length] += 1
-    pairs = pattern.peers(ranks)
-    assert [tuple(pair) for pair in pairs.tolist()] == sorted(sent)
-    assert len(pairs) == pattern.connections(ranks)
-    by_label: dict[int, Counter[int]] = {}
-    for pair, label in zip(pairs.tolist(), pattern.pair_labels(ranks, count, pairs).tolist(), strict=True):
-        assert by_label.setdefault(label, sent[tuple(pair)]) == sent[tuple(pair)]
+def test_closed_forms_are_what_the_operations_give(pattern: Pattern, ranks: int, count: int) -> None:
+    for each in variants(pattern, ranks):
+        for name in ("routes", "credits", "peers"):
+            found = getattr(each, name)(ranks).tolist()
+            assert found == sorted(found) == getattr(Pattern, name)(each, ranks).tolist()
+        pairs = each.peers(ranks)
+        assert each.connections(ranks) == len(pairs)
+        assert each.receivers(ranks) == Pattern.receivers(each, ranks)
+        sent: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank in range(ranks):
+            assert list(each.sent_by(ranks, rank, count)) == list(Pattern.sent_by(each, ranks, rank, count))
+            for to, length in each.sent_by(ranks, rank, count):
+                sent[rank, to].append(length)
+        assert set(sent) == {(src, dst) for src, dst in pairs.tolist()}
+        by_label: dict[int, Counter[int]] = {}
+        for pair, label in zip(pairs.tolist(), each.pair_labels(ranks, count, pairs).tolist(), strict=True):
+            lengths = Counter(sent[tuple(pair)])
+            assert by_label.setdefault(label, lengths) == lengths
+        assert each.volume(ranks, count) == sum(map(sum, sent.values()))
+        assert each.longest(ranks, count) == max(max(lengths) for lengths in sent.values())
 
 
 @pytest.mark.parametrize("pattern", ALL)
-def test_a_receiver_takes_in_what_the_factor_says(pattern: Pattern) -> None:
-    ranks, count = 8, 800
-    taken = np.zeros(ranks)
+def test_steps_that_may_be_received_at_once_do_not_wait_for_each_other(pattern: Pattern) -> None:
+    ranks = 8
     for rank in range(ranks):
-        for transfer in pattern.program(ranks, rank, count):
-            taken[rank] += transfer.recv[1] - transfer.recv[0]
-    busy = np.sort(taken)[-pattern.receivers(ranks) :]
-    assert busy == pytest.approx(pattern.busbw_factor(ranks) * count)
-    assert taken.sum() - busy.sum() <= ranks, "others take in no more than an element"
+        schedule = build_schedule(pattern, ranks, rank, pattern.whole(ranks, 800), 128)
+        at_once = pattern.at_once(ranks)
+        for send in schedule.sends:
+            assert all(need[0] // at_once < send.key[0] // at_once or send.key[0] < at_once for need in send.needs)
+        assert all(key[0] < MAX_STEPS for key in schedule.receives)
+
+
+def test_ranks_of_a_ring_and_an_all_to_all_need_no_credits_and_others_one_a_connection() -> None:
+    needed = {name: len(find_pattern(name).credits(8)) for name in dict.fromkeys(name for name, _ in patterns())}
+    assert {name for name, many in needed.items() if not many} == {
+        "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+    }  # fmt: skip
+    assert needed["incast"] == needed["broadcast"] == needed["reduce"] == 7
+    assert needed["send-recv"] == needed["permutation"] == 8 and needed["matrix"] == 1
+    assert not len(find_pattern("matrix", matrix="0,1,4;1,0,4").credits(2)), "each waits for the other"
 
 
 def test_rounds_are_those_of_nccl_and_wait_for_what_they_need() -> None:
     assert deltas(16) == [1, 3, 6, 10, 15, 5, 12, 4, 13, 7, 2, 14, 11, 9, 8]
     for ranks in range(2, 40):
         assert sorted(deltas(ranks)) == list(range(1, ranks))
-    (pattern,) = (p for p in patterns().values() if p.collective == "all-to-all")
-    programs = [pattern.program(11, rank, 110) for rank in range(11)]
+    programs = [find_pattern("all-to-all").program(11, rank, 110) for rank in range(11)]
     for together in zip(*programs, strict=True):
-        assert sorted(t.send_to for t in together) == list(range(11))
-    # A rank has two rounds under way and a gather waits for everything.
-    by_name = {p.collective: p for p in patterns().values()}
-    rounds = build_schedule(by_name["all-to-all"], 4, 1, 400, 200)  # two messages a chunk
+        to = [each.to for each in together if isinstance(each, SendStep)]
+        assert not to or sorted(to) == list(range(11))
+    rounds = build_schedule(find_pattern("all-to-all"), 4, 1, 400, 200)  # two messages a chunk
     assert {s.key[0]: s.needs for s in rounds.sends} == {0: (), 1: (), 2: ((0, 0), (0, 1))}
-    root = build_schedule(by_name["incast"], 4, 0, 400, 200)
-    assert all(set(s.needs) == {(r, i) for r in (1, 2, 3) for i in (0, 1)} for s in root.sends)
-    assert [s.needs for s in build_schedule(by_name["incast"], 4, 2, 400, 200).sends] == [(), ()]
+    root = build_schedule(find_pattern("incast"), 4, 0, 400, 200)
+    assert all(set(s.needs) == {(r, i) for r in (1, 2, 3) for i in (0, 1)} for s in root.sends), "a credit of all data"
+    assert [s.needs for s in build_schedule(find_pattern("incast"), 4, 2, 400, 200).sends] == [(), ()]
+
+
+@dataclass(frozen=True)
+class Relay(Pattern):
+    """Rank 0 sends to rank 1, which works 2 s on it and sends it on to rank 2. Rank 3 has nothing to do."""
+
+    collective = "relay"
+    algorithm = "slow"
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        whole = (0, count)
+        programs: list[list[Step]] = [
+            [SendStep(0, 1, whole, 0)],
+            [
+                ReceiveStep(0, 0, whole, "scratch"),
+                ComputeStep(1, 2.0, after=(0,)),
+                SendStep(0, 2, whole, 0, "scratch", after=(1,)),
+            ],
+            [ReceiveStep(0, 1, whole)],
+            [],
+        ]
+        return programs[rank]
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        return (Piece(0, count, 0, 0),) if rank == 2 else ()
+
+
+def test_ranks_forward_from_scratch_compute_and_end_without_receiving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(collectives._PATTERNS, ("relay", "slow"), Relay())
+    exchange = exchanged(Relay(), 4, lambda to: 0)
+    assert exchange.wrong() == [0] * 4
+    assert [rank.results[0].seconds for rank in exchange.ranks] == [pytest.approx(s, abs=4) for s in (8, 8, 8, 0)]
+    assert exchange.ranks[2].results[1].seconds == pytest.approx(8.0)
+    assert exchange.ranks[3].results[0].iterations == (0.0,) * 4
+
+
+def test_parameters_are_checked_together_and_fields_of_the_pattern() -> None:
+    pattern: Any = find_pattern("reduce", root=3, operation="max", dtype="int32")
+    assert (pattern.root, pattern.redop, pattern.printed_root, pattern.printed_type) == (3, "max", 3, "int32")
+    assert [each.name for each in parameters_of(type(pattern))] == ["dtype", "operation", "root"]
+    with pytest.raises(InputError) as caught:
+        find_pattern("broadcast", root=-1, operation="max", dtype="float16")
+    assert [str(each).partition("\n")[0] for each in caught.value.problems] == [
+        "--root -1 is not a whole number from 0 to 2047",
+        "--operation max is not a parameter of broadcast",
+        "--dtype float16 is not one of float32, bfloat16, int32",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("0,1,64;1,0", "row 2: 1,0 is not SRC,DST,BYTES"),
+        ("0,1,-4", "row 1: 0,1,-4 is not SRC,DST,BYTES"),
+        ("2,2,64", "row 1: 2,2,64 has one rank at both ends"),
+        ("0,1,64;1,2,4;0,1,8", "row 3: 0,1,8 is the second cell of 0 to 1"),
+        ("0,9,64", "has a cell of rank 9: ranks are 0 to 3"),
+        ("0,1,3", "has no cell with a whole float32"),
+    ],
+)
+def test_a_matrix_with_a_wrong_cell_is_refused(text: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        build_plan(load_fabric("tiny").fabric, RunOptions("matrix", parameters=(("matrix", text),)))
+
+
+def test_a_root_that_is_no_rank_and_an_inexact_sum_are_refused() -> None:
+    tiny = load_fabric("tiny").fabric
+    with pytest.raises(InputError, match="has root 4: ranks are 0 to 3"):
+        build_plan(tiny, RunOptions("broadcast", parameters=(("root", 4),)))
+    assert "not exact in bfloat16" in find_pattern("all-reduce", dtype="bfloat16").unfit(129)
+    assert not find_pattern("all-reduce", dtype="bfloat16", operation="max").unfit(129)
+    plan = build_plan(tiny, RunOptions("all-gather", parameters=(("dtype", "bfloat16"),), sizes=(1000,)))
+    assert plan.options.sizes == (960,), "chunks are multiples of 16 bytes"

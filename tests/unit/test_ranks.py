@@ -21,14 +21,15 @@ import pytest
 from heddle.base.events import Silent
 from heddle.endpoints import crew
 from heddle.endpoints.connections import QpConnection, part_sizes
-from heddle.endpoints.expected import Expected, Floats, block_elements, rank_input
+from heddle.endpoints.elements import Elements, rank_input
+from heddle.endpoints.expected import Expected, block_elements
 from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.fabric.fabricfile import load_fabric
 from heddle.forecast.columns import Cutting, of_pattern
-from heddle.traffic.collectives import Piece, find_pattern
+from heddle.traffic.collectives import Piece, find_pattern, patterns
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Key, build_schedule
@@ -64,10 +65,6 @@ class Wire:
             self.requester.acknowledge(*answer, now)
 
 
-def sum_of_inputs(ranks: int, count: int) -> Floats:
-    return sum((rank_input(r, count) for r in range(ranks)), np.zeros(count, np.float32))
-
-
 def run_all(
     options: RunOptions,
     n: int,
@@ -80,10 +77,11 @@ def run_all(
     kinds: ranks that are not as they should be.
     """
     dice = random.Random(seed)
-    pattern = find_pattern(options.collective, options.algorithm)
+    pattern = options.pattern
     wires = {(s, d): [Wire(s, loss, dice) for _ in range(options.qps)] for s, d in pattern.peers(n).tolist()}
     keys = {r: 1000 + r for r in range(n)}
-    totals = {size: sum_of_inputs(n, size // 4) for size in options.sizes if pattern.redop == "sum"}
+    elements = Elements.of(pattern, n)
+    totals = {size: elements.total(size // pattern.element_bytes) for size in options.sizes if pattern.redop != "none"}
 
     def links(r: int) -> dict[int, QpConnection]:
         return {d: QpConnection(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
@@ -112,14 +110,15 @@ def run_all(
     raise AssertionError("never came to an end")
 
 
-COLLECTIVES = pytest.mark.parametrize("collective", ["all-reduce", "all-to-all", "incast"])
+COLLECTIVES = pytest.mark.parametrize("collective", list(dict.fromkeys(collective for collective, _ in patterns())))
 
 
 @pytest.mark.parametrize("n", [2, 5, 8])
 @COLLECTIVES
 @pytest.mark.parametrize(("qps", "mode"), [(1, "split"), (3, "split"), (3, "round-robin")])
 def test_every_rank_ends_with_its_result(collective: str, n: int, qps: int, mode: QpMode) -> None:
-    sizes = (*((4, 8) if collective == "all-reduce" else ()), 32, 100, 4096, 20_000)
+    pattern = find_pattern(collective)
+    sizes = tuple(dict.fromkeys(4 * pattern.whole(n, size // 4) or 16 * n for size in (4, 8, 32, 100, 4096, 20_000)))
     options = RunOptions(collective, sizes=sizes, iters=2, warmup=1, qps=qps, qp_mode=mode, chunk=512)
     for rank in run_all(options, n):
         assert [(r.size, r.wrong) for r in rank.results] == [(size, 0) for size in sizes]
@@ -216,7 +215,7 @@ def test_the_sum_of_a_block_is_exact(inputs: int, elements: int) -> None:
 def test_right_arrays_have_no_wrong_block_and_one_wrong_element_makes_one(ranks: int, epoch: int) -> None:
     count = 3001
     total = np.full(count, 255 * ranks, np.float32)  # the largest sums that there are
-    expected = Expected([Piece(0, count, None, 0)], ranks, total)
+    expected = Expected([Piece(0, count, None, 0)], Elements("float32", "sum", ranks), total)
     array = total + np.float32(ranks * (epoch % 31))
     assert (expected.wrong_blocks(array, epoch), expected.wrong_elements(array, epoch)) == (0, 0)
     for place in (0, 1023, 1024, 3000):
@@ -235,7 +234,7 @@ def test_a_schedule_waits_for_what_it_forwards_and_parts_are_those_of_nccl() -> 
             step, index = send.key
             # In the all-gather: what came last, and the sum of this rank that it replaces.
             assert set(send.needs) == {(step - 1, index)} | ({(step - 5, index)} if step > 4 else set())
-    assert sum(s.hi - s.lo for s in schedule.sends) == 2 * 3 * 1000
+    assert sum(s.hi - s.lo for s in schedule.sends) == 4 * 2 * 3 * 1000
     # Parts of a split message are those of nccl.
     assert part_sizes(65536, 16) == [(i * 4096, 4096) for i in range(16)]
     assert part_sizes(1000, 4) == [(0, 256), (256, 256), (512, 256), (768, 232)]

@@ -25,9 +25,7 @@ from heddle.endpoints.ranks import address_of, announced_by, rkey_of
 from heddle.endpoints.transports.rc import connection_params
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.traffic.admission import Admission
-from heddle.traffic.collectives import find_pattern
 from heddle.traffic.plan import Plan, Qp
-from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire import layout as wire
 
@@ -77,7 +75,7 @@ class RankWants:
     def _grant(self) -> None:
         for epoch, key in self._slots.granted():
             receive = self._schedules[epoch].receives[key]
-            va, length = address_of(epoch, key[0], receive.lo), (receive.hi - receive.lo) * ELEMENT_BYTES
+            va, length = address_of(epoch, key[0], receive.lo), receive.hi - receive.lo
             end, pair = self._ends[receive.peer]
             end.grant(Grant(va, length, announced_by(epoch, key)), self._clock())
             pair.changed()
@@ -116,7 +114,7 @@ class Admitted:
 
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan, self._admission = plan, admission
-        self._at_once = find_pattern(plan.options.collective, plan.options.algorithm).at_once(plan.size)
+        self._at_once = plan.options.pattern.at_once(plan.size)
         rc = connection_params(plan)
         # A window for all slots, since slots limit CTS packets.
         self._params = RcParams(

@@ -23,7 +23,6 @@ from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.connections import Connection, part_bytes
-from heddle.endpoints.expected import Floats
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
@@ -38,7 +37,6 @@ from heddle.endpoints.transports.rcstate import last_good
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import Plan
-from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import EXTRA_BYTES, HEADERS_ONLY, WRITE_MIDDLE
 
@@ -116,7 +114,7 @@ class FastNic:
         self.ends: list[tuple[int, int]] = []  # (kind, QPN)
         self._known: dict[int, _Expected] = {}  # by the identity of the schedule, which it keeps alive
         self._expected: dict[int, _Expected] = {}  # by the lowest bit of the epoch
-        self._kept: list[Sequence[Floats]] = []
+        self._kept: list[Sequence[NDArray[np.uint8]]] = []
         self._views: dict[tuple[int, int], NDArray[np.uint8]] = {}
 
     def add(self, kind: int, qp: QpInfo) -> int:
@@ -139,7 +137,7 @@ class FastNic:
         arrays = (address(va), address(made.size), address(imm), address(made.parts))
         self._loop.call("hd_expect", self._index, epoch & 0xFFFF, len(made.keys), *arrays)
 
-    def keep(self, arrays: Sequence[Floats]) -> None:
+    def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Keep the arrays from which the compiled code sends until no packet can need retransmission."""
         if self._loop.call("hd_idle", self._index):
             self._kept.clear()
@@ -312,7 +310,7 @@ class FastLoop(NicLoop):
 def _expected(schedule: Schedule, parts_of: Callable[[int], int]) -> _Expected:
     keys = sorted(schedule.receives, key=lambda key: (key[0], schedule.receives[key].lo))
     receives = [schedule.receives[key] for key in keys]
-    sizes = [(each.hi - each.lo) * ELEMENT_BYTES for each in receives]
+    sizes = [each.hi - each.lo for each in receives]
     return _Expected(
         schedule,
         np.array([address_of(0, key[0], each.lo) for key, each in zip(keys, receives, strict=True)], np.uint64),

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from heddle.base.problems import CheckError, Problem
 from heddle.endpoints.connections import Connection, QpConnection, part_bytes, part_sizes
-from heddle.endpoints.expected import Floats
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.ranks import Destinations, Rank
@@ -36,7 +35,6 @@ from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
 from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
-from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.traffic.schedule import Key, Schedule
 from heddle.wire.layout import TOS_DATA
 from heddle.wire.sport import flow_label_for_sport
@@ -199,13 +197,13 @@ class VerbsNic:
         """Learn the messages of an epoch."""
         self._schedules[epoch & 0xFF] = epoch, schedule
 
-    def keep(self, arrays: Sequence[Floats]) -> None:
+    def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Register the arrays from which messages will be sent. Earlier ones stay while messages are unacknowledged."""
         if self.idle:
             for memory in self._registered:
                 memory.deregister()
             self._registered.clear()
-        self._registered += [Memory(self.device, array.view(np.uint8)) for array in arrays]
+        self._registered += [Memory(self.device, array) for array in arrays]
 
     # called by queue pairs and the loop
 
@@ -251,7 +249,7 @@ class VerbsNic:
         epoch, schedule = self._schedules[imm >> 24]
         key = (imm >> 12 & 0xFFF, imm & 0xFFF)
         receive = schedule.receives[key]
-        size = (receive.hi - receive.lo) * ELEMENT_BYTES
+        size = receive.hi - receive.lo
         staged = self._arriving.get((epoch, key))
         if staged is None:
             parts = len(part_sizes(size, self._plan.options.qps)) if self._split else 1

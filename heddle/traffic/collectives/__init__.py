@@ -1,7 +1,7 @@
-"""Collectives as traffic patterns: the sends and receives of each rank, step by step. One pattern per file.
+"""Collectives as traffic patterns: the operations of each rank, step by step. One pattern per file.
 
-In:  number of ranks, a rank, an element count.
-Out: Transfers, in the order of that rank, and the final content of its array (pattern.py).
+In:  number of ranks, a rank, an element count; parameters, as root and type.
+Out: Steps, in the order of that rank, and the result in its array (pattern.py).
 """
 
 from __future__ import annotations
@@ -10,24 +10,39 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
+from heddle.traffic.collectives.broadcast import ChainBroadcast
 from heddle.traffic.collectives.incast import DirectIncast
-from heddle.traffic.collectives.pattern import Pattern, Piece, Transfer
+from heddle.traffic.collectives.matrix import PairMatrix
+from heddle.traffic.collectives.parameters import CollectiveParameter, Value, checked, parameters_of
+from heddle.traffic.collectives.pattern import Pattern, Piece
+from heddle.traffic.collectives.permutation import RandomPermutation
+from heddle.traffic.collectives.reduce import ChainReduce
+from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
+from heddle.traffic.collectives.send_recv import NextSendRecv
 
-__all__ = ["Pattern", "Piece", "Transfer", "find_pattern", "patterns", "usual_algorithm"]
+__all__ = ["CollectiveParameter", "Pattern", "Piece", "find_pattern", "parameters_of", "patterns", "usual_algorithm"]
 
-# (collective, algorithm) -> pattern. A new pattern needs its own file and one line here. The first algorithm of a
-# collective is its default.
-_PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {
-    ("all-reduce", "ring"): RingAllReduce(),
-    ("all-to-all", "staggered"): StaggeredAllToAll(),
-    ("incast", "direct"): DirectIncast(),
-}
+# A new pattern needs its own file and one line here. The first algorithm of a collective is its default.
+_KINDS: Final[tuple[type[Pattern], ...]] = (
+    RingAllReduce,
+    RingAllGather,
+    RingReduceScatter,
+    ChainBroadcast,
+    ChainReduce,
+    StaggeredAllToAll,
+    DirectIncast,
+    NextSendRecv,
+    RandomPermutation,
+    PairMatrix,
+)
+_PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {(kind.collective, kind.algorithm): kind() for kind in _KINDS}
 
 
 def patterns() -> Mapping[tuple[str, str], Pattern]:
-    """All patterns by (collective, algorithm)."""
+    """All patterns by (collective, algorithm), with their default parameters."""
     return _PATTERNS
 
 
@@ -36,14 +51,17 @@ def usual_algorithm(collective: str) -> str:
     return next((a for c, a in _PATTERNS if c == collective), "")
 
 
-def find_pattern(collective: str, algorithm: str) -> Pattern:
-    """The pattern of that name; InputError with the nearest word when there is none."""
+def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> Pattern:
+    """The pattern of that name, with its parameters; InputError with the nearest word for a wrong name or value.
+
+    algorithm: empty for the default of the collective.
+    """
     names = sorted({c for c, _ in _PATTERNS})
     if collective not in names:
         raise InputError(
             Problem("", f"--collective {collective}", "is not a supported collective", did_you_mean(collective, names))
         )
-    found = _PATTERNS.get((collective, algorithm))
+    found = _PATTERNS.get((collective, algorithm or usual_algorithm(collective)))
     if found is None:
         legal = sorted(a for c, a in _PATTERNS if c == collective)
         raise InputError(
@@ -51,4 +69,4 @@ def find_pattern(collective: str, algorithm: str) -> Pattern:
                 "", f"--algorithm {algorithm}", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal)
             )
         )
-    return found
+    return type(found)(**checked(type(found), collective, parameters)) if parameters else found  # type: ignore[arg-type]

@@ -8,10 +8,11 @@ while the end of a round is in flight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from heddle.traffic.collectives.pattern import Pattern, Piece, Transfer, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +28,7 @@ def deltas(ranks: int) -> list[int]:
     return [delta for delta in triangular if 0 < delta < ranks]
 
 
+@dataclass(frozen=True)
 class StaggeredAllToAll(Pattern):
     """Rank r's chunk for rank q becomes piece r of q's array; a rank's chunk for itself is copied."""
 
@@ -34,16 +36,17 @@ class StaggeredAllToAll(Pattern):
     algorithm = "staggered"
     by_chunk = True
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """n-1 transfers, one per round. A round is sent when the data of the round two before it has arrived."""
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """n-1 rounds. A round is sent when the data of the round two before it has arrived."""
         lo, hi = chunk_range(rank, ranks, count)
         width = hi - lo
-        steps = []
+        steps: list[Step] = []
         for step, delta in enumerate(deltas(ranks)):
             to, source = (rank + delta) % ranks, (rank - delta) % ranks
-            send, recv = chunk_range(to, ranks, count), (source * width, (source + 1) * width)
+            send = chunk_range(to, ranks, count)
             after = (step - UNDER_WAY,) if step >= UNDER_WAY else ()
-            steps.append(Transfer(step, to, send, source, recv, put=rank * (send[1] - send[0]), after=after))
+            steps.append(SendStep(step, to, send, rank * (send[1] - send[0]), after=after))
+            steps.append(ReceiveStep(step, source, (source * width, (source + 1) * width)))
         return steps
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
@@ -56,17 +59,35 @@ class StaggeredAllToAll(Pattern):
         """Two rounds."""
         return UNDER_WAY
 
-    def connections(self, ranks: int) -> int:
-        """One for each pair of ranks in each direction."""
-        return ranks * (ranks - 1)
-
-    def peers(self, ranks: int) -> NDArray[np.int64]:
+    def routes(self, ranks: int) -> NDArray[np.int64]:
         """Every rank to every other rank."""
         import numpy as np
 
         src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
         other = np.tile(np.arange(ranks - 1, dtype=np.int64), ranks)
         return np.stack([src, other + (other >= src)], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """None: each rank receives from every other one."""
+        import numpy as np
+
+        return np.empty((0, 2), dtype=np.int64)
+
+    def connections(self, ranks: int) -> int:
+        """One for each pair of ranks in each direction."""
+        return ranks * (ranks - 1)
+
+    def receivers(self, ranks: int) -> int:
+        """All."""
+        return ranks
+
+    def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
+        """One chunk to each other rank."""
+        for delta in deltas(ranks):
+            to = (rank + delta) % ranks
+            lo, hi = chunk_range(to, ranks, count)
+            if lo < hi:
+                yield to, hi - lo
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the length of the receiver's chunk."""

@@ -1,44 +1,90 @@
-"""The parts of a collective: transfers, the final content of the ranks' arrays, and the base of every pattern."""
+"""The base of every collective: its operations, step by step, and all that follows from them.
+
+A pattern states the operations of each rank (`program`) and the result (`result`). Pairs of ranks, credits, labels and
+volume are derived from the operations. A pattern may override a derived method with a closed form, for speed;
+tests/unit/test_collectives.py compares both.
+
+Credits. A receiver has buffers for two iterations. Most patterns cannot exceed that, since a rank needs data of all its
+receivers before its next iteration. Where a sender does not, its receiver grants each iteration: when it has all data
+of one, it writes CREDIT_BYTES to the sender, as receivers of NCCL clear their senders to send (CTS). The sender's
+iteration ends with that credit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+
+from heddle.traffic.collectives.parameters import ParameterRange
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
+# input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.
+Buffer = Literal["input", "output", "scratch", "credit"]
+Reduction = Literal["sum", "max", "min", "avg"]
+DType = Literal["float32", "bfloat16", "int32"]
 NOTHING: Span = (0, 0)
-ALIGN: Final = 4  # float32 elements in 16 bytes
+MAX_STEPS: Final = 1 << 12  # steps are numbered in 12 bits of an address
+MAX_RANKS: Final = 1 << 11  # of a communicator
+CREDIT_BYTES: Final = 4
+ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "int32": 4}
+BF16_RANKS: Final = 128  # whole numbers up to 256 are exact: two for each rank
+_ALIGN_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """One step of one rank: a range that it sends, and a range of its array that another rank writes.
+class SendStep:
+    """Send a range of a buffer to rank `to`, to its element `put` and up.
 
-    put:    the first element of the receiver's array that this range is written to.
-    reduce: received data is added to the array; otherwise it replaces the old values.
-    after:  earlier steps that must have arrived completely before this step's range is sent.
+    It waits for all earlier operations of this rank that write into the range, and for the steps `after`. step: of the
+    receiver's operation.
     """
 
     step: int
-    send_to: int
-    send: Span
-    recv_from: int
-    recv: Span
+    to: int
+    span: Span
     put: int
-    reduce: bool = False
+    buffer: Buffer = "input"
     after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements [lo, hi) of a rank's array at the end: a copy from `start` on of one rank's input, or of the sum of all.
+class ReceiveStep:
+    """A range of a buffer that rank `source` writes. step: unique among the receives and computations of a rank.
 
-    source: that rank; None: the sum.
+    reduce: combine the data with the old values; empty: replace them. divide: divide the result by this number.
+    """
+
+    step: int
+    source: int
+    span: Span
+    buffer: Buffer = "output"
+    reduce: Reduction | Literal[""] = ""
+    divide: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeStep:
+    """Work that takes `seconds`, after the steps `after`. step: as in ReceiveStep."""
+
+    step: int
+    seconds: float
+    after: tuple[int, ...] = ()
+
+
+Step = SendStep | ReceiveStep | ComputeStep
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [lo, hi) of a rank's result: a copy from `start` on of one rank's input, or of the reduction of all.
+
+    source: that rank; None: the reduction.
     """
 
     lo: int
@@ -47,38 +93,58 @@ class Piece:
     start: int
 
 
+@dataclass(frozen=True)
 class Pattern:
-    """A collective with one algorithm. The defaults are those of patterns in which every rank has its own chunk.
+    """A collective with one algorithm, and its parameters. dtype: type of an element.
 
-    in_place: a rank sends from its input array and receives into it. It sends a range once all data that earlier steps
-              put there has arrived. Otherwise it sends from its input and receives into another array, and only
-              `after` makes a transfer wait.
-    redop, root: as nccl-tests prints them; `none` if nothing is reduced. by_chunk: its `count` is that of a chunk, one
-    of the array's `ranks` parts (common.cu prints `paramcount`).
+    in_place: the result is in the buffer `input`, otherwise in `output`. by_chunk: nccl-tests prints as `count` the
+    elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`).
     """
 
     collective: ClassVar[str]
     algorithm: ClassVar[str]
     in_place: ClassVar[bool] = False
-    redop: ClassVar[str] = "none"
-    root: ClassVar[int] = -1
     by_chunk: ClassVar[bool] = False
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """The transfers of `rank` for an array of `count` elements, in the order of steps; steps are unique."""
+    dtype: Annotated[DType, ParameterRange("type of an element")] = "float32"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_SIZES[self.dtype]
+
+    @property
+    def printed_type(self) -> str:
+        """The type of an element, as nccl-tests prints it."""
+        return "float" if self.dtype == "float32" else self.dtype
+
+    @property
+    def redop(self) -> Reduction | Literal["none"]:
+        """The reduction, as nccl-tests prints it."""
+        return "none"
+
+    @property
+    def printed_root(self) -> int:
+        """The root, as nccl-tests prints it: -1 if there is none."""
+        return -1
+
+    # what a pattern states
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """The operations of `rank` for an array of `count` elements, in their order."""
         raise NotImplementedError
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The final content of a rank's array: pieces in order, without gaps."""
+        """A rank's result by the definition of the collective: pieces in order; empty if the rank has no result."""
         raise NotImplementedError
 
     def busbw_factor(self, ranks: int) -> float:
         """busbw / algbw, as nccl-tests derives it (doc/PERFORMANCE.md)."""
         return (ranks - 1) / ranks
 
-    def receivers(self, ranks: int) -> int:
-        """How many ranks receive data at the same time, each busbw_factor x its array."""
-        return ranks
+    def unfit(self, ranks: int) -> str:
+        """The reason why this number of ranks is not possible; empty if it is."""
+        return ""
 
     def at_once(self, ranks: int) -> int:
         """How many steps a rank may receive at once: steps [i n, (i + 1) n) never wait for each other."""
@@ -87,25 +153,215 @@ class Pattern:
     def whole(self, ranks: int, count: int) -> int:
         """How many of `count` elements are used, after nccl-tests' rounding (GetCollByteCount); 0 if too few.
 
-        Chunks are equal, and multiples of 16 bytes. nccl-tests 2.19, src/alltoall.cu and src/gather.cu:
+        By chunk: chunks are equal, and multiples of 16 bytes. nccl-tests 2.19, src/alltoall.cu and src/gather.cu:
         (count/nranks) & ~(16/eltSize - 1) for each rank.
         """
-        return ranks * (count // ranks // ALIGN * ALIGN)
+        if not self.by_chunk:
+            return count
+        align = _ALIGN_BYTES // self.element_bytes
+        return ranks * (count // ranks // align * align)
+
+    # derived from the operations
+
+    def routes(self, ranks: int) -> NDArray[np.int64]:
+        """All (sender, receiver) pairs that carry data, in order: shape (pairs, 2)."""
+        return _derived(self, ranks)[0]
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """All (receiver, sender) pairs in which the receiver grants each iteration of the sender, in order.
+
+        Those in which no data that the sender receives in an iteration depends on the receiver.
+        """
+        return _derived(self, ranks)[1]
+
+    def back(self, ranks: int) -> NDArray[np.int64]:
+        """All routes in the other direction, in order: the credits of patterns in which every sender needs them."""
+        import numpy as np
+
+        return np.unique(self.routes(ranks)[:, ::-1], axis=0)
+
+    def peers(self, ranks: int) -> NDArray[np.int64]:
+        """All (sender, receiver) pairs that carry data or credits, in order: shape (connections, 2)."""
+        import numpy as np
+
+        credits = self.credits(ranks)
+        return np.unique(np.concatenate([self.routes(ranks), credits]), axis=0) if len(credits) else self.routes(ranks)
 
     def connections(self, ranks: int) -> int:
         """The number of pairs in `peers`."""
-        raise NotImplementedError
+        return len(self.peers(ranks))
 
-    def peers(self, ranks: int) -> NDArray[np.int64]:
-        """All (sender, receiver) pairs that carry data, in order: shape (connections, 2)."""
-        raise NotImplementedError
+    def receivers(self, ranks: int) -> int:
+        """How many ranks receive data."""
+        return len(set(self.routes(ranks)[:, 1].tolist()))
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """A label for each of these pairs: equal labels mean equal numbers of transfers of each length.
 
         With labels, code that counts bytes need not compute the programs of all ranks. count: elements of an array.
         """
-        raise NotImplementedError
+        import numpy as np
+
+        numbers: dict[tuple[int, ...], int] = {}
+        sent: dict[int, dict[int, list[int]]] = {}
+        for rank in dict.fromkeys(pairs[:, 0].tolist()):
+            for to, length in self.sent_by(ranks, rank, count):
+                sent.setdefault(rank, {}).setdefault(to, []).append(length)
+        lengths = (tuple(sorted(sent.get(src, {}).get(dst, ()))) for src, dst in pairs.tolist())
+        return np.array([numbers.setdefault(each, len(numbers)) for each in lengths], dtype=np.int64)
+
+    def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
+        """(receiver, elements) of each transfer that a rank sends, credits last."""
+        for each in _sends(self.operations(ranks, rank, count)):
+            yield each.to, each.span[1] - each.span[0]
+
+    def transfers(self, ranks: int, count: int) -> Iterator[tuple[int, list[int]]]:
+        """(number of pairs, elements of each transfer of one pair) for each label: all that is sent."""
+        import numpy as np
+
+        pairs = self.peers(ranks)
+        _, first, many = np.unique(self.pair_labels(ranks, count, pairs), return_index=True, return_counts=True)
+        for at, number in zip(first.tolist(), many.tolist(), strict=True):
+            src, dst = pairs[at].tolist()
+            yield number, [length for to, length in self.sent_by(ranks, src, count) if to == dst]
+
+    def volume(self, ranks: int, count: int) -> int:
+        """Elements that all ranks send in one iteration."""
+        return sum(number * sum(lengths) for number, lengths in self.transfers(ranks, count))
+
+    def longest(self, ranks: int, count: int) -> int:
+        """Elements of the longest range that one rank sends to another in one step."""
+        return max((length for _, lengths in self.transfers(ranks, count) for length in lengths), default=0)
+
+    def operations(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """The operations of a rank with its credits: it grants when it has received all data of an iteration."""
+        program, (grants, granted) = self.program(ranks, rank, count), _grants(self, ranks)
+        span = (0, CREDIT_BYTES // self.element_bytes)
+        data = tuple(each.step for each in program if isinstance(each, ReceiveStep)) if grants[rank] else ()
+        for to in grants[rank]:
+            program.append(SendStep(MAX_STEPS - 1 - rank, to, span, 0, "credit", data))
+        for source in granted[rank]:
+            program.append(ReceiveStep(MAX_STEPS - 1 - source, source, span, "credit"))
+        return program
+
+
+@dataclass(frozen=True)
+class ReducingPattern(Pattern):
+    """A collective that reduces. operation: avg divides the sum by the number of ranks, in the last reduction."""
+
+    operation: Annotated[Reduction, ParameterRange("reduction of elements")] = "sum"
+
+    @property
+    def redop(self) -> Reduction | Literal["none"]:
+        """The reduction, as nccl-tests prints it."""
+        return self.operation
+
+    def unfit(self, ranks: int) -> str:
+        """A sum that is not exact, so that its check would need a tolerance."""
+        if self.dtype == "bfloat16" and self.operation in ("sum", "avg") and ranks > BF16_RANKS:
+            return f"has sums of {ranks} ranks, which are not exact in bfloat16: {BF16_RANKS} are"
+        return super().unfit(ranks)
+
+    def reduced(self, step: int, source: int, span: Span, ranks: int, *, last: bool) -> ReceiveStep:
+        """Reduce received data into `input`. last: no other rank reduces these elements afterwards."""
+        mean = self.operation == "avg"
+        return ReceiveStep(
+            step, source, span, "input", "sum" if mean else self.operation, ranks if mean and last else 1
+        )
+
+
+@dataclass(frozen=True)
+class RootedPattern(Pattern):
+    """A collective that sends to or from one rank, the root."""
+
+    root: Annotated[int, ParameterRange("rank that sends to all, or receives from all", 0, MAX_RANKS - 1)] = 0
+
+    @property
+    def printed_root(self) -> int:
+        """The root, as nccl-tests prints it."""
+        return self.root
+
+    def unfit(self, ranks: int) -> str:
+        """No such rank."""
+        return super().unfit(ranks) or (f"has root {self.root}: ranks are 0 to {ranks - 1}" * (self.root >= ranks))
+
+
+def _sends(steps: Sequence[Step]) -> Iterator[SendStep]:
+    return (each for each in steps if isinstance(each, SendStep) and each.span[0] < each.span[1])
+
+
+def _pairs(found: set[tuple[int, int]]) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+
+
+@lru_cache(maxsize=8)
+def _grants(pattern: Pattern, ranks: int) -> tuple[list[list[int]], list[list[int]]]:
+    """For each rank: those to which it grants, and those that grant to it."""
+    to: list[list[int]] = [[] for _ in range(ranks)]
+    by: list[list[int]] = [[] for _ in range(ranks)]
+    for receiver, sender in pattern.credits(ranks).tolist():
+        to[receiver].append(sender)
+        by[sender].append(receiver)
+    return to, by
+
+
+@lru_cache(maxsize=8)
+def _derived(pattern: Pattern, ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The routes and credits that follow from the operations, with an element count by which no chunk is empty."""
+    count = pattern.whole(ranks, _ALIGN_BYTES * ranks)
+    programs = [pattern.program(ranks, rank, count) for rank in range(ranks)]
+    routes = {(rank, each.to) for rank, steps in enumerate(programs) for each in _sends(steps)}
+    known = _known(programs)
+    return _pairs(routes), _pairs({(dst, src) for src, dst in routes if not known[src] >> dst & 1})
+
+
+def _known(programs: Sequence[Sequence[Step]]) -> list[int]:
+    """For each rank a bit mask: the ranks that must have begun an iteration before this rank can end it."""
+    done: list[dict[int, int]] = [{} for _ in programs]  # step -> mask, of the receives and computations so far
+    masks: dict[tuple[int, int], int] = {}  # (receiver, step) -> mask of the message
+    left = [list(steps) for steps in programs]
+    moved = True
+    while moved:
+        moved = False
+        for rank, steps in enumerate(left):
+            while steps and (mask := _mask(rank, programs[rank], steps[0], done[rank], masks)) is not None:
+                each = steps.pop(0)
+                moved = True
+                if isinstance(each, SendStep):
+                    masks[each.to, each.step] = mask
+                else:
+                    done[rank][each.step] = mask
+    ends = [0] * len(programs)
+    for rank, found in enumerate(done):
+        for mask in found.values():
+            ends[rank] |= mask
+    return ends
+
+
+def _mask(
+    rank: int, program: Sequence[Step], each: Step, done: Mapping[int, int], masks: Mapping[tuple[int, int], int]
+) -> int | None:
+    """The mask of an operation; None while it waits for a message. Operations of a rank are looked at in order."""
+    if isinstance(each, ReceiveStep):
+        return masks.get((rank, each.step), 0 if each.span[0] >= each.span[1] else None)
+    mask = 1 << rank
+    for before in program:
+        if before is each:
+            break
+        if not isinstance(before, SendStep) and _depends(each, before):
+            mask |= done[before.step]
+    return mask
+
+
+def _depends(each: SendStep | ComputeStep, before: ReceiveStep | ComputeStep) -> bool:
+    """Whether an operation waits for an earlier one of its rank."""
+    if before.step in each.after:
+        return True
+    if isinstance(each, ComputeStep) or isinstance(before, ComputeStep) or each.buffer != before.buffer:
+        return False
+    return max(each.span[0], before.span[0]) < min(each.span[1], before.span[1])
 
 
 def chunk_range(index: int, ranks: int, count: int) -> Span:

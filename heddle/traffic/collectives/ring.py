@@ -1,61 +1,90 @@
-"""Ring all-reduce: n-1 steps of reduce-scatter, then n-1 of all-gather. Each sends 1/n of the array to a neighbour.
+"""Ring all-reduce, and what all rings have in common: rank r sends to r+1 and receives from r-1.
 
-Every rank sends 2(n-1)/n of the array in total; this is busbw's factor.
+n-1 steps of reduce-scatter, then n-1 of all-gather. Each sends 1/n of the array to a neighbour. Every rank sends
+2(n-1)/n of the array in total; this is busbw's factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import Pattern, Piece, Transfer, chunk_lengths, chunk_range
+from heddle.traffic.collectives.pattern import (
+    Pattern,
+    Piece,
+    ReceiveStep,
+    ReducingPattern,
+    SendStep,
+    Step,
+    chunk_lengths,
+    chunk_range,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-class RingAllReduce(Pattern):
-    """Rank r sends to r+1 and receives from r-1."""
+class Ring(Pattern):
+    """Data of every rank passes all ranks in each iteration, so no rank can be more than one ahead."""
 
-    collective = "all-reduce"
-    algorithm = "ring"
-    in_place = True
-    redop = "sum"
-
-    def program(self, ranks: int, rank: int, count: int) -> list[Transfer]:
-        """2(n-1) transfers; at step s rank r sends chunk r-s and receives chunk r-s-1 (all modulo n)."""
-        steps = []
-        for s in range(2 * (ranks - 1)):
-            gathering = s >= ranks - 1
-            out = chunk_range((rank - s) % ranks, ranks, count)
-            into = chunk_range((rank - s - 1) % ranks, ranks, count)
-            there, from_here = (rank + 1) % ranks, (rank - 1) % ranks
-            steps.append(Transfer(s, there, out, from_here, into, put=out[0], reduce=not gathering))
-        return steps
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The sum of all inputs, at every rank."""
-        return (Piece(0, count, None, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
-        return 2 * (ranks - 1) / ranks
-
-    def whole(self, ranks: int, count: int) -> int:
-        """All of them (nccl-tests, src/all_reduce.cu); with fewer than ranks, some chunks are empty."""
-        return count
-
-    def connections(self, ranks: int) -> int:
-        """One per rank."""
-        return ranks
-
-    def peers(self, ranks: int) -> NDArray[np.int64]:
+    def routes(self, ranks: int) -> NDArray[np.int64]:
         """Each rank and its right-hand neighbour."""
         import numpy as np
 
         src = np.arange(ranks, dtype=np.int64)
         return np.stack([src, (src + 1) % ranks], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """None."""
+        import numpy as np
+
+        return np.empty((0, 2), dtype=np.int64)
+
+    def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
+        """The chunk that a rank sends in each step."""
+        raise NotImplementedError
+
+    def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
+        """All to the neighbour."""
+        for chunk in self.sent_chunks(ranks, rank):
+            lo, hi = chunk_range(chunk, ranks, count)
+            if lo < hi:
+                yield (rank + 1) % ranks, hi - lo
+
+
+@dataclass(frozen=True)
+class RingAllReduce(Ring, ReducingPattern):
+    """At step s rank r sends chunk r-s and receives chunk r-s-1 (all modulo n)."""
+
+    collective = "all-reduce"
+    algorithm = "ring"
+    in_place = True
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """2(n-1) sends and receives."""
+        steps: list[Step] = []
+        there, from_here = (rank + 1) % ranks, (rank - 1) % ranks
+        for s, chunk in enumerate(self.sent_chunks(ranks, rank)):
+            out, into = (chunk_range(c, ranks, count) for c in (chunk, (chunk - 1) % ranks))
+            receive = self.reduced(s, from_here, into, ranks, last=s == ranks - 2)
+            if s >= ranks - 1:
+                receive = ReceiveStep(s, from_here, into, "input")
+            steps += SendStep(s, there, out, out[0]), receive
+        return steps
+
+    def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
+        """Its own first."""
+        return ((rank - s) % ranks for s in range(2 * (ranks - 1)))
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The reduction of all inputs, at every rank."""
+        return (Piece(0, count, None, 0),)
+
+    def busbw_factor(self, ranks: int) -> float:
+        """2(n-1)/n."""
+        return 2 * (ranks - 1) / ranks
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from heddle.base.tables import Table
 from heddle.base.units import format_size
 from heddle.runs.runtable import SizeRow
-from heddle.traffic.collectives import find_pattern
-from heddle.traffic.readers import ELEMENT_BYTES
 from heddle.views.report import charts
 from heddle.views.report.section import NotCarriedError, Values, counted, figure
 from heddle.views.runstext import how_judged, number_text, ratio_name
@@ -79,7 +77,7 @@ def results(run: StoredRun) -> Values:
     rows, options = run.record.measured, run.record.header.options
     if not rows:
         raise NotCarriedError("no size was measured")
-    pattern = find_pattern(options.collective, options.algorithm)
+    pattern = options.pattern
     spread = any(row.iteration_us for row in rows)
     columns = (
         ">size (B)",
@@ -95,7 +93,8 @@ def results(run: StoredRun) -> Values:
     lines = []
     for row in rows:
         common = (
-            counted(row.size), counted(row.size // ELEMENT_BYTES), "float", pattern.redop, str(pattern.root),
+            counted(row.size), counted(row.size // pattern.element_bytes), pattern.printed_type, pattern.redop,
+            str(pattern.printed_root),
             figure(row.time_us, 6), figure(row.algbw), figure(row.busbw), counted(row.wrong),
         )  # fmt: skip
         lines.append((*common, _range(row)) if spread else common)

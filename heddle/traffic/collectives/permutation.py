@@ -1,0 +1,66 @@
+"""Permutation: each rank sends its array to one other rank, and receives from one. The seed chooses which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated
+
+from heddle.traffic.collectives.parameters import ParameterRange
+from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@lru_cache(maxsize=64)
+def cycle(ranks: int, seed: int) -> tuple[int, ...]:
+    """The receiver of each rank in a random cycle through all ranks: that of `predict --plan permutation:SEED`."""
+    import numpy as np
+
+    order = np.random.default_rng(seed).permutation(ranks)
+    to = np.empty(ranks, dtype=np.int64)
+    to[order] = np.roll(order, -1)
+    return tuple(to.tolist())
+
+
+@lru_cache(maxsize=64)
+def _sources(ranks: int, seed: int) -> tuple[int, ...]:
+    to = cycle(ranks, seed)
+    return tuple(sorted(range(ranks), key=to.__getitem__))
+
+
+@dataclass(frozen=True)
+class RandomPermutation(Pattern):
+    """Ranks form one random cycle. seed: of the random numbers."""
+
+    collective = "permutation"
+    algorithm = "random"
+
+    seed: Annotated[int, ParameterRange("seed of the permutation", 0, (1 << 31) - 1)] = 0
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """One send and one receive."""
+        to, source = cycle(ranks, self.seed)[rank], _sources(ranks, self.seed)[rank]
+        return [SendStep(0, to, (0, count), 0), ReceiveStep(0, source, (0, count))]
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The input of one other rank."""
+        return (Piece(0, count, _sources(ranks, self.seed)[rank], 0),)
+
+    def busbw_factor(self, ranks: int) -> float:
+        """1, as for send-recv."""
+        return 1.0
+
+    def routes(self, ranks: int) -> NDArray[np.int64]:
+        """Each rank and its receiver."""
+        import numpy as np
+
+        src = np.arange(ranks, dtype=np.int64)
+        return np.stack([src, np.array(cycle(ranks, self.seed), dtype=np.int64)], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """From every receiver; two ranks need none: each receives from the other."""
+        return self.back(ranks)[: ranks if ranks > 2 else 0]

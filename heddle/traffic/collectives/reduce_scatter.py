@@ -1,0 +1,46 @@
+"""Ring reduce-scatter: n-1 steps. In each, a rank sends the chunk that it reduced last to its right-hand neighbour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from heddle.traffic.collectives.pattern import Piece, ReducingPattern, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.ring import Ring
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class RingReduceScatter(Ring, ReducingPattern):
+    """Rank r's result is chunk r of the reduction. At step s rank r sends chunk r-1-s (modulo n)."""
+
+    collective = "reduce-scatter"
+    algorithm = "ring"
+    in_place = True
+    by_chunk = True
+
+    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+        """n-1 sends and receives. The last receive completes the rank's own chunk."""
+        steps: list[Step] = []
+        for s, chunk in enumerate(self.sent_chunks(ranks, rank)):
+            out, into = (chunk_range(c, ranks, count) for c in (chunk, (chunk - 1) % ranks))
+            steps.append(SendStep(s, (rank + 1) % ranks, out, out[0]))
+            steps.append(self.reduced(s, (rank - 1) % ranks, into, ranks, last=s == ranks - 2))
+        return steps
+
+    def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
+        """Its left-hand neighbour's first."""
+        return ((rank - 1 - s) % ranks for s in range(ranks - 1))
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """One chunk of the reduction."""
+        lo, hi = chunk_range(rank, ranks, count)
+        return (Piece(lo, hi, None, lo),)
+
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the chunk that a rank does not send: its own."""
+        return chunk_lengths(ranks, count)[pairs[:, 0]]
