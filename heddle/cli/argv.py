@@ -147,19 +147,6 @@ class Parameter:
         return self.default is inspect.Parameter.empty
 
 
-class LateParameters(Sequence[Parameter]):
-    """Parameters that are made when they are needed: declared options need modules that most verbs do not."""
-
-    def __init__(self, make: Callable[[], Sequence[Parameter]]) -> None:
-        self._made = make
-
-    def __len__(self) -> int:
-        return len(self._made())
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._made()[at]
-
-
 @dataclass(frozen=True, slots=True)
 class Verb:
     """The words that a verb accepts. `rest` takes words that are not for Heddle (the command of `exec`).

@@ -17,7 +17,6 @@ from heddle.base.declared import OUTPUT
 from heddle.base.extras import require
 from heddle.base.resources import HERE
 from heddle.cli.argv import (
-    LateParameters,
     Option,
     Options,
     Parameter,
@@ -57,6 +56,19 @@ _YES: Final = Parameter(
     positional=False,
     option=Option("install missing system packages without asking", group=OUTPUT),
 )
+
+
+class LateParameters(Sequence[Parameter]):
+    """Parameters that are made when they are needed: declared options need modules that most verbs do not."""
+
+    def __init__(self, make: Callable[[], Sequence[Parameter]]) -> None:
+        self._made = make
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._made()[at]
 
 
 @dataclass(frozen=True, slots=True)
