@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from heddle.endpoints.nic.qpend import Message
 from heddle.traffic.options import QpMode
+from heddle.traffic.schedule import Key, Schedule
 
 PART_ALIGN: Final = 128  # NCCL rounds the parts of a split message up to this
 
@@ -36,6 +37,26 @@ class Connection(Protocol):
 
         turn: chooses the queue pair where each message has one.
         """
+
+
+class Destinations(Protocol):
+    """An object that needs the destinations of messages in advance: a NIC that writes them without asking the rank."""
+
+    def expect(self, epoch: int, schedule: Schedule) -> None:
+        """Announce the messages of an epoch."""
+
+    def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        """Keep references to the arrays from which messages will be sent."""
+
+
+class Wants(Protocol):
+    """An object that grants messages to senders: admission (admission/admitted.py)."""
+
+    def begin(self, epoch: int, schedule: Schedule) -> None:
+        """The rank begins an epoch, and is ready for its messages."""
+
+    def used(self, epoch: int, key: Key) -> None:
+        """The rank has processed a message, and its buffer is free."""
 
 
 class Poster(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from heddle.endpoints.connections import Connection
+from heddle.endpoints.connections import Connection, Destinations, Wants
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Destinations, Rank, Wants
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode

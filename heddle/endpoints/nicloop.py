@@ -19,12 +19,12 @@ from heddle.endpoints.admission.admitted import Admitted
 from heddle.endpoints.admission.grants import CTS_BYTES
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.pacing import Shaper
-from heddle.endpoints.connections import Connection, QpConnection
+from heddle.endpoints.connections import Connection, QpConnection, Wants
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
-from heddle.endpoints.ranks import Rank, Wants
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.flow import Endpoint

@@ -13,18 +13,19 @@ from __future__ import annotations
 import heapq
 import time
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle.endpoints.connections import Connection, part_sizes
+from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
 from heddle.endpoints.elements import Elements, Numbers
 from heddle.endpoints.expected import Expected
 from heddle.endpoints.nic.qpend import NEVER
+from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives import Piece
 from heddle.traffic.collectives.pattern import Buffer
 from heddle.traffic.options import RunOptions
@@ -33,7 +34,6 @@ from heddle.traffic.schedule import Key, Receive, Schedule, Send, build_schedule
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
 EPOCH_SHIFT: Final = _STEP_BITS + _OFFSET_BITS
-Item = TypeVar("Item")
 
 
 def rkey_of(lab: str, nic: str) -> int:
@@ -74,51 +74,6 @@ class Waits:
     messages: int
     key: Key
     peer: int
-
-
-class Destinations(Protocol):
-    """An object that needs the destinations of messages in advance: a NIC that writes them without asking the rank."""
-
-    def expect(self, epoch: int, schedule: Schedule) -> None:
-        """Announce the messages of an epoch."""
-
-    def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
-        """Keep references to the arrays from which messages will be sent."""
-
-
-class Wants(Protocol):
-    """An object that grants messages to senders: admission (admission/admitted.py)."""
-
-    def begin(self, epoch: int, schedule: Schedule) -> None:
-        """The rank begins an epoch, and is ready for its messages."""
-
-    def used(self, epoch: int, key: Key) -> None:
-        """The rank has processed a message, and its buffer is free."""
-
-
-class Pace(Generic[Item]):
-    """Messages that a slow rank has to process, one after the other, each at the same rate. bytes_per_s: that rate."""
-
-    __slots__ = ("_rate", "_until", "_waiting")
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._rate = bytes_per_s
-        self._until = 0.0  # when all messages so far are processed
-        self._waiting: deque[tuple[float, Item]] = deque()
-
-    @property
-    def due(self) -> float:
-        """When the next message is processed; NEVER if there is none."""
-        return self._waiting[0][0] if self._waiting else NEVER
-
-    def add(self, item: Item, size: int, now: float) -> None:
-        """A complete message of `size` bytes."""
-        self._until = max(self._until, now) + size / self._rate
-        self._waiting.append((self._until, item))
-
-    def done(self, now: float) -> Item | None:
-        """The next message whose processing has ended, or None."""
-        return self._waiting.popleft()[1] if self._waiting and self._waiting[0][0] <= now else None
 
 
 @dataclass(slots=True)

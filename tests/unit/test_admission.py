@@ -24,7 +24,7 @@ from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merg
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
-from heddle.endpoints.ranks import Pace
+from heddle.endpoints.pace import Pace
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.runs.parts.admission import WaitFigures

@@ -136,6 +136,8 @@ def test_sizes_are_rounded_down_as_nccl_tests_does(
 @pytest.mark.parametrize("ranks", [2, 3, 16, 1000])
 def test_the_least_size_is_the_one_below_which_nothing_is_sent(ranks: int) -> None:
     for pattern in patterns().values():
+        if pattern.whole(ranks, 0):
+            continue  # its size is that of its cells
         least = smallest_size(pattern, ranks) // 4
         assert pattern.whole(ranks, least) == least
         assert pattern.whole(ranks, least - 1) == 0

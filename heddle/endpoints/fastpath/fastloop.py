@@ -22,7 +22,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.ratecontrol import RateSteps
-from heddle.endpoints.connections import Connection, part_bytes
+from heddle.endpoints.connections import Connection, Destinations, part_bytes
 from heddle.endpoints.fastpath.library import DcqcnStruct, EventStruct, Library, OpcodesStruct, RcStruct
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
@@ -30,7 +30,7 @@ from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
-from heddle.endpoints.ranks import Destinations, Rank, address_of, announced_by
+from heddle.endpoints.ranks import Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good

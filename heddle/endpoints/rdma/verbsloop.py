@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import CheckError, Problem
-from heddle.endpoints.connections import Connection, QpConnection, part_bytes, part_sizes
+from heddle.endpoints.connections import Connection, Destinations, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, QpInfo
-from heddle.endpoints.ranks import Destinations, Rank
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
 from heddle.endpoints.reports import NicReport, QpReport
