@@ -17,15 +17,12 @@ from heddle.base.problems import InputError, Problem
 
 # Long forms that `run` does not have itself.
 _LONG: Final[Mapping[str, str]] = {
-    "--nthreads": "t", "--ngpus": "g", "--warmup_iters": "w", "--agg_iters": "m", "--op": "o", "--datatype": "d",
-    "--root": "r", "--parallel_init": "p", "--blocking": "z", "--average": "a", "--cudagraph": "G",
+    "--nthreads": "t", "--ngpus": "g", "--warmup_iters": "w", "--agg_iters": "m",
+    "--parallel_init": "p", "--blocking": "z", "--average": "a", "--cudagraph": "G",
 }  # fmt: skip
 _RANKS: Final = "gt"  # ranks of one process, on hosts that each have several
 # Flags without a counterpart, and why none is needed.
 _WITHOUT: Final[Mapping[str, str]] = {
-    "o": "all-reduce sums",
-    "d": "elements are float",
-    "r": "incast goes to rank 0",
     "a": "times are means over ranks",
     **dict.fromkeys(_RANKS, "every NIC is a rank, and --ranks N takes fewer"),
     **dict.fromkeys("mpzyTCGRDSJN", ""),

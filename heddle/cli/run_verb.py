@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -110,13 +110,19 @@ class LiveTable:
                 self._lost = error
 
 
+def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The files of the fabric and of the matrix."""
+    matrix = typed["matrix"] or ""
+    return [each for each in (typed["fabric"], matrix if matrix.lower().endswith(".csv") else None) if each]
+
+
 @verb(
     group="Traffic",
     help=helptexts.RUN,
     options="heddle.endpoints.runoptions:option_fields",
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
-    files_in=["fabric"],
+    files_in=files_in,
     tool=Tool(
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
         without=("fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes"),
@@ -140,7 +146,7 @@ def run(
 
     Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
     as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
-    -i, -n, -w and -c mean what they mean there.
+    -i, -n, -w, -c, -d, -o and -r mean what they mean there.
     """
     from heddle.endpoints.runoptions import run_options
     from heddle.runs.run import plan_run

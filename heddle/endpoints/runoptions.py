@@ -2,12 +2,13 @@
 
 In:  typed values by the words of `option_fields`. Out: RunOptions; InputError with all errors in them.
 A transport or a congestion control declares its options in its own file: a frozen dataclass (base/declared.py) in its
-`options`. Flags, help, completion, arguments and tools follow from its line in TRANSPORTS or CONTROLLERS.
+`options`. A collective declares them as its own fields. Flags, help, completion, arguments and tools follow from its
+line in TRANSPORTS, CONTROLLERS or the list of patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from heddle.base.declared import OptionField, options_of, read_options
 from heddle.base.problems import InputError, Problems
 from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
 from heddle.endpoints.transports import TRANSPORTS, find_transport
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.options import NO_CONTROL, RunOptions
 
 _OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc": CONTROLLERS}
@@ -23,6 +24,8 @@ _OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc"
 
 def own_fields() -> Iterator[tuple[str, str, OptionField]]:
     """The word that chooses an owner, its name, and each of the options that it declares."""
+    for (collective, _), pattern in patterns().items():
+        yield from (("collective", collective, each) for each in options_of(type(pattern)))
     for word, owners in _OWNERS.items():
         for name, kind in owners.items():
             for each in options_of(kind.options) if kind.options is not None else ():
@@ -46,33 +49,44 @@ def run_options(**typed: Any) -> RunOptions:
         raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
     found = read_options(RunOptions, typed, problems)
-    try:
-        find_pattern(found.collective, found.algorithm)
-    except InputError as error:
-        problems.found += error.problems
-    try:
-        find_transport(found.transport)
-        find_control(found.congestion)
-        found = replace(found, own=_own(found, typed, problems))
-    except InputError as error:  # nothing can be said about what an unknown one supports
-        problems.found += error.problems
+    for check in (_with_parameters, _with_own):
+        try:
+            found = check(found, typed, problems)
+        except InputError as error:  # nothing can be said about what an unknown one supports
+            problems.found += error.problems
     found.check(typed.get("cc_profile"), problems)
     problems.raise_if_any()
     return found
 
 
-def _own(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
-    """The options of the chosen transport and control that are not the default; an error for those of others."""
+def _with_parameters(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> RunOptions:
+    """With the parameters of the chosen collective."""
+    kind = type(find_pattern(found.collective, found.algorithm))
+    values = _values({"collective": found.collective}, [kind], typed, problems)
+    return replace(found, parameters=tuple(values.items()))
+
+
+def _with_own(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> RunOptions:
+    """With the options of the chosen transport and control."""
+    find_transport(found.transport)
+    find_control(found.congestion)
     chosen = {"transport": found.transport, "cc": found.congestion}
+    kinds = [getattr(_OWNERS[word].get(name), "options", None) for word, name in chosen.items()]
+    return replace(found, own=_values(chosen, [kind for kind in kinds if kind is not None], typed, problems))
+
+
+def _values(
+    chosen: Mapping[str, str], kinds: Sequence[type[Any]], typed: Mapping[str, Any], problems: Problems
+) -> dict[str, Any]:
+    """Options of the chosen kinds that are not the default; an error for those of others. chosen: word -> name."""
     values: dict[str, Any] = {}
     known = set()
-    for word, name in chosen.items():
-        if (kind := getattr(_OWNERS[word].get(name), "options", None)) is not None:
-            read = read_options(kind, typed, problems)
-            known |= {each.word for each in options_of(kind)}
-            values |= {e.name: value for e in options_of(kind) if (value := getattr(read, e.name)) != e.usual}
+    for kind in kinds:
+        read = read_options(kind, typed, problems)
+        known |= {each.word for each in options_of(kind)}
+        values |= {e.name: value for e in options_of(kind) if (value := getattr(read, e.name)) != e.usual}
     for word, name, each in own_fields():
-        if each.word not in known and typed.get(each.word) not in (None, each.default, [], ()):
+        if word in chosen and each.word not in known and typed.get(each.word) not in (None, each.default, [], ()):
             known.add(each.word)
             why = f"is not for --{word} {chosen[word]}"
             problems.add(where="", what=f"{each.flag} {typed[each.word]}", why=why, hint=f"use --{word} {name}")

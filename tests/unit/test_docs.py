@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from heddle.base.declared import options_of
 from heddle.endpoints.congestion.controlled import CONTROLLERS
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
@@ -23,7 +24,7 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import MARK
 from heddle.spec.shapes import SHAPES
 from heddle.traffic.admission import ADMISSION_TUNABLES
-from heddle.traffic.collectives import parameters_of, patterns
+from heddle.traffic.collectives import patterns
 from heddle.traffic.plan import build_plan
 from heddle.wire.layout import OVERHEAD_BYTES
 from tests.unit import run_samples as samples
@@ -78,7 +79,7 @@ def test_limits_causes_and_names_are_those_of_the_code() -> None:
     for collective, algorithm in patterns():
         assert f"| `{collective}` | `{algorithm}` |" in page("collectives")
     parameters = re.findall(r"^\| `([a-z]+)` \|", page("collectives").partition("## Parameters")[2], re.MULTILINE)
-    assert set(parameters) == {each.name for kind in patterns().values() for each in parameters_of(type(kind))}
+    assert set(parameters) == {each.name for kind in patterns().values() for each in options_of(type(kind))}
     # The names of the document exist.
     document = samples.result().to_json()
     assert "unreliable" in document

@@ -15,7 +15,7 @@ from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.broadcast import ChainBroadcast
 from heddle.traffic.collectives.incast import DirectIncast
 from heddle.traffic.collectives.matrix import PairMatrix
-from heddle.traffic.collectives.parameters import CollectiveParameter, Value, checked, parameters_of
+from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
@@ -23,7 +23,7 @@ from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
 from heddle.traffic.collectives.send_recv import NextSendRecv
 
-__all__ = ["CollectiveParameter", "Pattern", "Piece", "find_pattern", "parameters_of", "patterns", "usual_algorithm"]
+__all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 
 # A new pattern needs its own file and one line here. The first algorithm of a collective is its default.
 _KINDS: Final[tuple[type[Pattern], ...]] = (

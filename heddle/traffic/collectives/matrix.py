@@ -6,37 +6,64 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Final
 
-from heddle.base.problems import InputError, Problem
-from heddle.traffic.collectives.parameters import ParameterRange
+from heddle.base.declared import Declared
+from heddle.base.files import read_regular, real
+from heddle.base.problems import InputError, Problem, Problems
+from heddle.base.units import parse_size
+from heddle.traffic.collectives.parameters import GROUP
 from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
 
+_MATRIX_BYTES: Final = 1 << 24
 Cell = tuple[int, int, int]  # sender, receiver, bytes
+
+
+def read_matrix(typed: str) -> str:
+    """The rows of `--matrix`, sorted, with bytes as whole numbers. InputError with every wrong row.
+
+    typed: a .csv file, or rows as `0,1,64K;1,0,4096`. As in the matrices of `predict`, lines that begin with # are
+    comments, and rows of one pair add up.
+    """
+    text = typed
+    if in_file := typed.lower().endswith(".csv"):
+        try:
+            text = read_regular(real(typed), _MATRIX_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is not text in UTF-8"
+            raise InputError(Problem("", f"--matrix {typed}", why, "name a .csv file")) from None
+    found: Counter[tuple[int, int]] = Counter()
+    problems = Problems()
+    for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
+        row = [word.strip() for word in line.split(",")]
+        if not line.strip() or line.startswith("#") or row == ["src", "dst", "bytes"]:
+            continue
+        if why := _add(found, row):
+            where, what = (f"{typed}:{number}", "") if in_file else ("", f"--matrix, row {number}: ")
+            problems.add(where=where, what=what + line.strip()[:40], why=why, hint="write rows as 0,1,65536")
+    problems.raise_if_any()
+    return ";".join(f"{src},{dst},{size}" for (src, dst), size in sorted(found.items()))
+
+
+def _add(found: Counter[tuple[int, int]], row: Sequence[str]) -> str:
+    """Add a row; what is wrong with it."""
+    if len(row) != 3 or not all(word.isdecimal() for word in row[:2]):
+        return "is not SRC,DST,BYTES: two ranks and a number of bytes"
+    src, dst = map(int, row[:2])
+    if src == dst:
+        return "has one rank at both ends"
+    try:
+        found[src, dst] += parse_size(row[2])
+    except ValueError as error:
+        return f"has no number of bytes: {error}"
+    return ""
 
 
 @lru_cache(maxsize=64)
 def cells_of(text: str) -> tuple[Cell, ...]:
-    """The cells of `0,1,65536;1,0,4096`: sender, receiver, bytes; by sender, then receiver. InputError for others.
-
-    Also the lines of a CSV file without its first line.
-    """
-    found: dict[tuple[int, int], int] = {}
-    for number, row in enumerate(text.replace(";", "\n").split("\n"), 1):
-        words = row.split(",")
-        if not all(word.strip().isdecimal() for word in words) or len(words) != 3:
-            raise _wrong(number, row, "is not SRC,DST,BYTES: two ranks and a whole number of bytes")
-        src, dst, size = map(int, words)
-        if src == dst:
-            raise _wrong(number, row, "has one rank at both ends")
-        if (src, dst) in found:
-            raise _wrong(number, row, f"is the second cell of {src} to {dst}")
-        found[src, dst] = size
-    return tuple((*pair, size) for pair, size in sorted(found.items()))
-
-
-def _wrong(number: int, row: str, why: str) -> InputError:
-    return InputError(Problem("", f"--matrix, row {number}: {row.strip()[:40]}", why, "write rows as 0,1,65536"))
+    """The cells of a text that `read_matrix` returned: sender, receiver, bytes."""
+    found = [tuple(map(int, row.split(","))) for row in text.split(";") if row]
+    return tuple((src, dst, size) for src, dst, size in found)
 
 
 @dataclass(frozen=True)
@@ -46,7 +73,10 @@ class PairMatrix(Pattern):
     collective = "matrix"
     algorithm = "direct"
 
-    matrix: Annotated[str, ParameterRange("bytes for each pair of ranks, as SRC,DST,BYTES;...")] = "0,1,4096"
+    matrix: Annotated[str, Declared(
+        "bytes for each pair of ranks: a .csv file with the columns src,dst,bytes, or rows as 0,1,64K;1,0,4K", GROUP,
+        reads=read_matrix, typed="0,1,4096", value="FILE",
+    )] = "0,1,4096"  # fmt: skip
 
     def unfit(self, ranks: int) -> str:
         """A cell of a rank that does not exist; nothing to send."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
-from heddle.traffic.collectives.parameters import ParameterRange
+from heddle.base.declared import Declared
+from heddle.base.problems import did_you_mean
+from heddle.traffic.collectives.parameters import GROUP
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +37,14 @@ CREDIT_BYTES: Final = 4
 ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "int32": 4}
 BF16_RANKS: Final = 128  # whole numbers up to 256 are exact: two for each rank
 _ALIGN_BYTES: Final = 16
+
+
+def read_dtype(typed: str) -> DType:
+    """A type of elements; also `float`, as nccl-tests names float32. ValueError for others."""
+    found: DType | None = next((each for each in get_args(DType) if each == typed), None)
+    if typed != "float" and found is None:
+        raise ValueError(f"is not a type of elements here; {did_you_mean(typed, get_args(DType))}")
+    return found or "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +116,10 @@ class Pattern:
     in_place: ClassVar[bool] = False
     by_chunk: ClassVar[bool] = False
 
-    dtype: Annotated[DType, ParameterRange("type of an element")] = "float32"
+    dtype: Annotated[DType, Declared(
+        "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),
+        value="TYPE", short="-d", listed="one of",
+    )] = "float32"  # fmt: skip
 
     @property
     def element_bytes(self) -> int:
@@ -249,7 +262,10 @@ class Pattern:
 class ReducingPattern(Pattern):
     """A collective that reduces. operation: avg divides the sum by the number of ranks, in the last reduction."""
 
-    operation: Annotated[Reduction, ParameterRange("reduction of elements")] = "sum"
+    operation: Annotated[Reduction, Declared(
+        "reduction of elements", GROUP, word="op", unlike="is not an operation", value="OP", short="-o",
+        listed="one of",
+    )] = "sum"  # fmt: skip
 
     @property
     def redop(self) -> Reduction | Literal["none"]:
@@ -274,7 +290,10 @@ class ReducingPattern(Pattern):
 class RootedPattern(Pattern):
     """A collective that sends to or from one rank, the root."""
 
-    root: Annotated[int, ParameterRange("rank that sends to all, or receives from all", 0, MAX_RANKS - 1)] = 0
+    root: Annotated[int, Declared(
+        "rank that sends to all, or receives from all", GROUP, value="RANK", short="-r", least=0, most=MAX_RANKS - 1,
+        hint="the default is 0",
+    )] = 0  # fmt: skip
 
     @property
     def printed_root(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
-from heddle.traffic.collectives.parameters import ParameterRange
+from heddle.base.declared import Declared
+from heddle.traffic.collectives.parameters import GROUP
 from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ class RandomPermutation(Pattern):
     collective = "permutation"
     algorithm = "random"
 
-    seed: Annotated[int, ParameterRange("seed of the permutation", 0, (1 << 31) - 1)] = 0
+    seed: Annotated[int, Declared(
+        "seed of the permutation", GROUP, value="N", least=0, most=(1 << 31) - 1, hint="the default is 0",
+    )] = 0  # fmt: skip
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """One send and one receive."""
