@@ -65,7 +65,7 @@ def test_up_sets_the_shares_of_the_file_on_every_link_and_a_run_survives_them(na
     result = run(lab, RunOptions(sizes=(1 << 18,), iters=1, warmup=0, timeout=rc_timeout(14)), Silent())
     counts = [each.counts for each in impairments.read_faults(lab) if each.counts is not None]
     assert result.wrong == 0
-    assert all(sum(getattr(each, key) for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
+    assert all(sum(each[key] for each in counts) > 0 for key in ("lost", "duplicated", "corrupted"))
     assert 0 < result[QueueUse].drops["fault"] <= sum(each["lost"] for each in counts)
     copies = sum(each["corrupted"] + each["duplicated"] for each in counts)  # a corrupt packet may be duplicated later
     assert result.icrc_errors is not None and 0 < result.icrc_errors <= copies
