@@ -24,8 +24,6 @@ from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.rdma import verbslib as ib
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
-from heddle.endpoints.transports.rcops import Operation, OpKind
-from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
@@ -34,6 +32,8 @@ from heddle.wire.sport import sport_for_qps
 from tests.machine import patience
 from tests.marks import deep
 from tests.netns.claimed import claimed, namespace_of
+from tests.peers.rcops import Operation, OpKind
+from tests.peers.rcqp import RcQp
 from tests.unit.test_rc import RKEY
 from tests.unit.test_rc import Memory as OwnMemory
 

@@ -17,13 +17,13 @@ from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
-from heddle.endpoints.transports.rcqp import RcQp
 from heddle.endpoints.transports.rcstate import RcParams, Recovery
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.endpoints.transports.uc import UcParams, UcReceiver, UcSender
 from heddle.wire import layout as wire
 from heddle.wire.icrc import icrc
 from tests.marks import deep
+from tests.peers.rcqp import RcQp
 from tests.unit.fastpath_bench import FAR, MTU, NEAR, Bench, FastBench, FrameLists, answer, flow, needs_object
 from tests.unit.test_rc import RKEY, Memory
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.transports.rcops import (
+from heddle.endpoints.transports.rcstate import RcParams, WritePacket
+from heddle.wire import layout as wire
+from tests.peers.rcops import (
     RNR_CODE,
     RNR_MS,
     Arrival,
@@ -18,9 +20,7 @@ from heddle.endpoints.transports.rcops import (
     OpKind,
     OpRequester,
 )
-from heddle.endpoints.transports.rcqp import RcQp
-from heddle.endpoints.transports.rcstate import RcParams, WritePacket
-from heddle.wire import layout as wire
+from tests.peers.rcqp import RcQp
 from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_rc_model import first_psns
 from tests.unit.test_srd import info

@@ -13,9 +13,9 @@ from typing import Final
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo, passes_on
-from heddle.endpoints.transports.rcops import OpRequester, OpResponder, ReadReply, kind_of
 from heddle.endpoints.transports.rcstate import OPCODES, REQUESTS, Burst, RcParams
 from heddle.wire import layout as wire
+from tests.peers.rcops import OpRequester, OpResponder, ReadReply, kind_of
 
 _RESPONSES: Final = {
     (True, False): wire.READ_RESPONSE_FIRST,
