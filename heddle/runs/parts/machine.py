@@ -70,9 +70,14 @@ class MachineUse(RunPart):
         """The budget that was computed before the run."""
         return PacketBudget(self.wanted_pps, self.budget_pps)
 
+    @property
+    def limited(self) -> bool:
+        """True when the host CPU was or may have been the bottleneck."""
+        return bool(self.unreliable)
+
     def to_json(self) -> dict[str, Any]:
         """`machine` of the run's document."""
-        return {**asdict(self), "limited": bool(self.unreliable), "over_budget": self.budget.exceeded}
+        return {**asdict(self), "limited": self.limited, "over_budget": self.budget.exceeded}
 
     def doubts(self) -> tuple[Cause, ...]:
         """Reasons why the host CPU was or may have been the bottleneck."""
