@@ -34,8 +34,8 @@ def capture(
     keeps its packets. Outgoing packets are seen after the port's queue, incoming ones before any BPF program: see
     docs/capture.md.
     --live adds to each line the predicted path of its queue pair, and the bytes that wait in the packet's queue.
-    --read FILE dissects a pcap or pcapng file from anywhere: it checks every ICRC, and lists queue pairs with PSNs,
-    gaps, retransmissions, marks, NAKs and CNPs, pauses, and what is not RoCEv2. It needs no lab and no root.
+    --read FILE dissects a pcap or pcapng file from anywhere. It checks every ICRC, and lists pauses and other packets.
+    For each queue pair it lists PSNs, gaps, retransmissions, marks, NAKs and CNPs. It needs no lab and no root.
     """
     if read is not None:
         from heddle.cli.capture_read import check_alone, read_capture

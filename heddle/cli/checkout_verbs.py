@@ -46,9 +46,9 @@ def _needed(what: str) -> Sequence[str]:
 @verb(
     group="Heddle",
     help={
-        "what": "cli, up, large, containers, place, all-reduce, budget, steady, demo, dashboard, hashing, admission, "
-        "dcqcn, order, packets, steps, predict, queues, marking, rxe, transports, labs, vm, vm-build, "
-        "or all, without large and vm-build",
+        "what": "Of labs: cli, up, large, containers, place, demo, dashboard, labs, vm, vm-build. Of traffic: "
+        "all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, marking, rxe, "
+        "transports. Or all, without large and vm-build",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],

@@ -37,10 +37,10 @@ _NO_COMMAND: Final = 127  # exit code of shells, enter.py and container engines 
     typed_in=True,
 )
 def exec_(out: Console, node: str, cmd: Sequence[str] = (), lab: str | None = None) -> None:
-    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. The exit code is that of the command.
+    """Run a command in a node: ./inv exec rtsw1 vtysh -c 'show bgp summary'. The verb returns the command's exit code.
 
     Write flags of Heddle before the node: ./inv exec --lab zone rtsw1 ip route.
-    ./inv exec 'rtsw*' ip route runs it in several nodes: each line of output begins with its node's name, the highest
+    ./inv exec 'rtsw*' ip route runs it in several nodes. Each line of output begins with its node's name, the highest
     exit code counts, and there is no terminal.
     """
     run_inside(out, lab, node, cmd)

@@ -40,9 +40,9 @@ def hashing(
     ./inv hashing --explain host1,host5,qpn=0x101,sport=50000 shows each step for a flow; exit 1 when a kernel differs.
 
     Columns: policy is the kernel's fib_multipath_hash_policy; options has those that differ from the default; exact is
-    the number of rows of the exact-match table. The others count packets since the lab came up: steered (the program
-    chose the port), fell back (left to the kernel's ECMP), misses (no row, or no space for the flowlet); re-picks: new
-    flowlets after a gap.
+    the number of rows of the exact-match table. The others count since the lab came up. Packets: steered (the program
+    chose the port), fell back (left to the kernel's ECMP), misses (no row, or no space for the flowlet). Flowlets:
+    re-picks (new ones after a gap).
     """
     from heddle.cli.hashing_change import HashingWords, explain_flow, run_hashing
 

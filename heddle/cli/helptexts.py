@@ -124,11 +124,11 @@ PATHS: Final[Options] = {
 
 PREDICT: Final[Options] = {
     "plan": Option(
-        "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word: a collective, ring, "
-        "permutation, shift:N, incast:N; keys can follow: ring,qps=16",
+        "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word. "
+        "Words: a collective, ring, permutation, shift:N, incast:N. Keys can follow: ring,qps=16",
         completion.plans,
     ),
-    "mode": "hashing mode of the first rows and tables (default: that of the fabric file)",
+    "mode": "hashing mode of the first rows and tables (default: as in the fabric file)",
     "trials": Option("number of other sets of hash seeds, for mean, p5 and p95", value="N"),
     "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", completion.ports),
     "drain": Option("switches that are drained by BGP: ctsw1", completion.switches),

@@ -113,7 +113,7 @@ def compare(
 ) -> None:
     """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
 
-    ./inv compare 3 5 compares two runs of a lab; ./inv compare zone:3 tiny:2 those of two labs. With --report the
+    ./inv compare 3 5 compares two runs of a lab, ./inv compare zone:3 tiny:2 runs of two labs. With --report the
     comparison and both runs are written as one HTML file. docs/report.md says how noise is judged.
     """
     from heddle.runs.compare import compare as compare_runs

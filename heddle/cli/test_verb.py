@@ -224,9 +224,9 @@ def _engine(out: Console) -> Iterator[None]:
     group="Heddle",
     help={
         "suite": Option(
-            "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, all (the "
-            "three), fuzz (damaged files and messages), clab (labs in containers), browser (pages in Chromium), or vm "
-            "(a full kernel in QEMU); or several of them: deep,vm",
+            "quick (each feature once), deep (the rest of unit, golden and netns), unit, golden, netns, or all (the "
+            "three). Others: fuzz (damaged files and messages), clab (labs in containers), browser (Chromium's pages), "
+            "vm (a full kernel in QEMU). Several: deep,vm",
             WORDS,
         ),
         "build": "also install clang, so that the BPF programs are rebuilt and compared",

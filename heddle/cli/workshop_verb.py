@@ -52,11 +52,12 @@ def workshop(
 ) -> None:
     """Workshop units: exercises on a running fabric that check your work.
 
-    list shows the units. start NN brings the lab of a unit up; check reports for each step what was observed; hint
-    gives one more hint; answer STEP VALUE answers a question; solve explains and applies the solution; stop takes the
-    lab down; result writes what you solved, with the path proofs of your runs, to hand in. Name a unit by its number or
-    its name: ./inv workshop start 02, ./inv workshop start entropy. The other actions use the running unit by default;
-    result shows all units. check ends with exit code 1 until every step is right. labs/README.md is for instructors.
+    Action list shows the units. Action start NN brings the lab of a unit up, and stop takes it down. Action check
+    reports what was observed for each step. Its exit code is 1 until every step is right. Action hint gives one more
+    hint, answer STEP VALUE answers a question, and solve explains and applies the solution. Action result writes what
+    you solved in all units, with the path proofs of your runs, to hand in. Name a unit by its number or its name:
+    ./inv workshop start 02, ./inv workshop start entropy. Other actions use the running unit by default.
+    labs/README.md is for instructors.
     """
     if action not in ACTIONS:
         raise InputError(
