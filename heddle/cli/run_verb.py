@@ -112,7 +112,7 @@ class LiveTable:
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the fabric and of the matrix."""
-    matrix = typed["matrix"] or ""
+    matrix = typed.get("matrix") or ""  # a declared option: not there unless it was typed
     return [each for each in (typed["fabric"], matrix if matrix.lower().endswith(".csv") else None) if each]
 
 
