@@ -191,6 +191,7 @@ class RunOptions:
     )] = ()  # fmt: skip
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
+    parameters: tuple[tuple[str, str | int], ...] = ()  # of the collective, those that the user set
 
     def of(self, kind: type[Kind]) -> Kind:
         """The options that a transport or a congestion control declares, as its own dataclass."""
@@ -198,11 +199,10 @@ class RunOptions:
         return kind(**{name: value for name, value in self.own.items() if name in names})
 
     def plain(self) -> dict[str, Any]:
-        """Plain data, with the options of transport and congestion control beside the others."""
+        """Plain data, with the options of transport, congestion control and collective beside the others."""
         found: dict[str, Any] = asdict(self)
-        return {**found, **found.pop("own")}
-
-    parameters: tuple[tuple[str, str | int], ...] = ()  # of the collective, those that the user set
+        own, parameters = found.pop("own"), dict(found.pop("parameters"))
+        return {**found, **own, **parameters}
 
     @property
     def pattern(self) -> Pattern:

@@ -105,6 +105,7 @@ def test_plan_record_and_command_carry_them(tmp_path: Path) -> None:
     write_record(tmp_path, replace(samples.record(options), id="0001"))
     assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["slide"] == 3
     assert read_record(tmp_path).header.options == options
+    assert options.plain()["slide"] == 3 and not {"own", "parameters"} & options.plain().keys()
     assert run_commands(options, "zone") == [
         "./inv run --lab zone --collective all-reduce --transport slider --slide 3"
     ]  # fmt: skip

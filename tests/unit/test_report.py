@@ -126,6 +126,8 @@ def test_the_range_of_iterations_is_in_the_table_where_it_is_known(tmp_path: Pat
         RunOptions(congestion="dcqcn", congestion_set=(("rpg_ai_rate", 10.0), ("rpg_gd", 10.0))),
         RunOptions(congestion="swift", congestion_set=(("beta", 0.55),)),
         RunOptions(admission=True, cts_class="data", admission_set=(("steps", 4.0),), slow=(("host3", 0.25),)),
+        RunOptions("reduce", parameters=(("dtype", "bfloat16"), ("operation", "max"), ("root", 3))),
+        RunOptions("matrix", parameters=(("matrix", "0,1,65536;1,0,4096"),)),
         RunOptions(qp_mode="round-robin", placement="host1,host3", timeout=20, split="MOD 2", ranks=4),
     ],
 )

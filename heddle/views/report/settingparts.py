@@ -148,7 +148,8 @@ def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
 
 
 def _values(options: RunOptions) -> dict[str, Any]:
-    return {each.name: getattr(options, each.name) for each in fields(options)} | dict(options.own)
+    every = {each.name: getattr(options, each.name) for each in fields(options)}
+    return every | dict(options.own) | dict(options.parameters)
 
 
 def _range_of(sizes: Sequence[int]) -> str | None:
