@@ -30,7 +30,7 @@ _SHOWN: Final = 3
 # The checks of `validate` that read and send nothing: a lab that passes them is configured as its fabric file.
 _CHECKED: Final = (
     "sysctls", "hashing", "queues", "offloads", "order", "programs", "thresholds", "faults", "links", "daemons", "bgp",
-    "routes", "pauses",
+    "routes", "reachability", "pauses",
 )  # fmt: skip
 
 

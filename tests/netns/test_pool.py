@@ -70,6 +70,15 @@ def test_the_same_fabric_is_shared_by_one_user_after_the_other(pool: Pool, lefto
         assert leftovers(lab.name) == []
 
 
+def test_a_host_without_its_route_is_noticed_and_its_lab_goes_down(pool: Pool) -> None:
+    lab = pool.take(OTHER, user="first")
+    for word in ("down", "up"):
+        lab.output("host1", ["ip", "link", "set", "eth1", word])
+    (damage,) = pool.release(lab).damage
+    assert damage.startswith("reachability: ") and "host1" in damage
+    assert not on_machine(lab.name)
+
+
 @pytest.mark.deep
 def test_a_lab_that_waits_is_hidden_and_one_that_was_destroyed_meanwhile_is_built_again(
     pool: Pool, notes: list[str]
