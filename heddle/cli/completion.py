@@ -121,7 +121,7 @@ def congestion_settings(_: Typed) -> list[str]:
 
 def plans(_: Typed) -> list[str]:
     """Words for a traffic plan, and names of files in traffic/."""
-    from heddle.forecast.planfile import plan_words, plans
+    from heddle.offline.planfile import plan_words, plans
 
     return [*plan_words(), *plans()]
 

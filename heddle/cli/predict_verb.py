@@ -13,14 +13,14 @@ from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
-    from heddle.forecast.result import Prediction
+    from heddle.offline.result import Prediction
 
 MOST_TRIALS: Final = 1000
 
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the fabric, the plan and its matrix."""
-    from heddle.forecast.planfile import files_of
+    from heddle.offline.planfile import files_of
 
     return [typed["fabric"], *files_of(typed["plan"])]
 
@@ -51,8 +51,8 @@ def predict(
     flow has no path.
     """
     from heddle.fabric.fabricfile import load_fabric
-    from heddle.forecast.forecast import Ask, forecast
-    from heddle.forecast.planfile import load_plan
+    from heddle.offline.forecast import Ask, forecast
+    from heddle.offline.planfile import load_plan
     from heddle.predict.selftest import verdict
     from heddle.views.style import picture_kind
 
@@ -112,7 +112,7 @@ def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mode(typed: str | None) -> str | None:
-    from heddle.forecast.wires import mode_words
+    from heddle.offline.wires import mode_words
 
     if typed is not None and typed not in mode_words():
         raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, mode_words())))

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from heddle.base.units import format_size
-from heddle.forecast.result import ModeResult, Prediction
-from heddle.forecast.wires import Wires
+from heddle.offline.result import ModeResult, Prediction
+from heddle.offline.wires import Wires
 from heddle.traffic.options import TRANSPORT
 from heddle.views.style import WIDTH
 

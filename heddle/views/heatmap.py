@@ -16,8 +16,8 @@ import numpy as np
 
 from heddle.base.arrays import F64, I32, Bools
 from heddle.base.problems import InputError, Problem
-from heddle.forecast.result import Prediction
-from heddle.forecast.wires import Wires
+from heddle.offline.result import Prediction
+from heddle.offline.wires import Wires
 from heddle.views.style import DPI, INK, PictureKind, saved
 
 if TYPE_CHECKING:

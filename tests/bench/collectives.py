@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from heddle.base.events import Observer, Silent
 from heddle.cli.demo import demo
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import PaperPlan, PlanSpec
 from heddle.host.capacity import crc_seconds
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import PaperPlan, PlanSpec
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run

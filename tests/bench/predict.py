@@ -65,10 +65,10 @@ def _measured(argv: list[str]) -> tuple[float, float]:
 def _walked(qps: int) -> float:
     """Seconds of the quickest of some walks of all flows under all modes that give them a path."""
     from heddle.fabric.shapes import build
-    from heddle.forecast.demand import traffic_of
-    from heddle.forecast.loads import Scenario, carry, nics_of
-    from heddle.forecast.planfile import load_plan
-    from heddle.forecast.wires import HASHED, forwarding_of, rule_of, rules_of, steering_of, wires_of
+    from heddle.offline.demand import traffic_of
+    from heddle.offline.loads import Scenario, carry, nics_of
+    from heddle.offline.planfile import load_plan
+    from heddle.offline.wires import HASHED, forwarding_of, rule_of, rules_of, steering_of, wires_of
     from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse
 

@@ -13,9 +13,9 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
-from heddle.forecast.demand import traffic_of
-from heddle.forecast.planfile import load_plan
 from heddle.lab.imported.choose import blueprint_of
+from heddle.offline.demand import traffic_of
+from heddle.offline.planfile import load_plan
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_text
 from tests.marks import deep

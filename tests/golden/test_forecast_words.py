@@ -12,8 +12,8 @@ import pytest
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
 from heddle.views.forecasttext import render
 from heddle.views.style import WIDTH
 

@@ -13,14 +13,14 @@ import pytest
 from heddle.base.events import Silent
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.policy import HashOptions
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
-from heddle.forecast.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
 from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
+from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.runs.run import run
 from tests.conftest import FabricLab
 from tests.marks import deep

@@ -15,8 +15,8 @@ from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import compiled
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.demand import traffic_of
-from heddle.forecast.planfile import load_plan
+from heddle.offline.demand import traffic_of
+from heddle.offline.planfile import load_plan
 from heddle.runs.parts.admission import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall

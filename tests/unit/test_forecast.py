@@ -13,12 +13,14 @@ from heddle.base.problems import InputError
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.forecast.demand import traffic_of
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.loads import Scenario, carry, demand_of, nics_of, spread_evenly
-from heddle.forecast.planfile import load_plan
-from heddle.forecast.result import Prediction
-from heddle.forecast.wires import (
+from heddle.host.preflight import frr_release
+from heddle.kernel.fib import Fib, NextHop
+from heddle.offline.demand import traffic_of
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.loads import Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.planfile import load_plan
+from heddle.offline.result import Prediction
+from heddle.offline.wires import (
     EVEN_SPLIT,
     HASHED,
     Wires,
@@ -31,8 +33,6 @@ from heddle.forecast.wires import (
     trouble_of,
     wires_of,
 )
-from heddle.host.preflight import frr_release
-from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.predict import predict
 from heddle.predict.rules import HashingRule
 from heddle.spec.shapes.clos import ClosSpec

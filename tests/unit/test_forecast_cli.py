@@ -15,9 +15,9 @@ from heddle.base.problems import InputError
 from heddle.cli.predict_verb import files_in
 from heddle.cli.program import main
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
-from heddle.forecast.wires import compared
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
+from heddle.offline.wires import compared
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
 from heddle.views.style import picture_kind
@@ -149,7 +149,7 @@ def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
 def test_what_cannot_be_predicted_or_written_is_refused_before_the_prediction(
     inv: Inv, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
-    from heddle.forecast import forecast
+    from heddle.offline import forecast
 
     if "ranks=99" not in words:
         monkeypatch.setattr(forecast, "forecast", lambda *_: pytest.fail("the prediction ran"))

@@ -14,11 +14,11 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import build
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
-from heddle.forecast.result import Percentiles, Prediction
-from heddle.forecast.wires import EVEN_SPLIT
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
+from heddle.offline.result import Percentiles, Prediction
+from heddle.offline.wires import EVEN_SPLIT
 from heddle.predict.predict import predict
 from heddle.predict.statistics import EVEN, UNEVEN
 from heddle.predict.walk import ports_of

@@ -13,9 +13,9 @@ from heddle.base.problems import InputError
 from heddle.endpoints.connections import part_sizes
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.forecast.columns import Cutting, flows_of, of_lengths, of_pattern
-from heddle.forecast.demand import Traffic, traffic_of
-from heddle.forecast.planfile import NAMED, PlanSpec, files_of, load_plan
+from heddle.offline.columns import Cutting, flows_of, of_lengths, of_pattern
+from heddle.offline.demand import Traffic, traffic_of
+from heddle.offline.planfile import NAMED, PlanSpec, files_of, load_plan
 from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
@@ -218,7 +218,7 @@ def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
 
 
 def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heddle.forecast.demand.free_bytes", lambda: 1000)
+    monkeypatch.setattr("heddle.offline.demand.free_bytes", lambda: 1000)
     with pytest.raises(InputError, match=r"makes 30 connections of 6 ranks, which need .* GB are free"):
         traffic("all-to-all")
     with pytest.raises(InputError, match="makes 6 connections"):

@@ -27,7 +27,7 @@ from heddle.cli.lockedtools import ensure_tools
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "base", "spec", "fabric", "render", "host", "kernel", "wire", "switch", "runtimes", "lab", "traffic", "endpoints",
-    "predict", "proof", "forecast", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
+    "predict", "proof", "offline", "runs", "checks", "engineering", "experiments", "views", "dashboard", "places",
     "workshop", "cli", "testing",
 )  # fmt: skip
 Imports = Mapping[str, Mapping[str, int]]  # module -> what it imports -> line

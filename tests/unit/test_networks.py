@@ -19,8 +19,8 @@ from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import BACKEND, Fabric, Level
 from heddle.fabric.naming import NicNames
 from heddle.fabric.policy import NetworkPolicy, QueuePolicy
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence

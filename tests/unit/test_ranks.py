@@ -28,7 +28,7 @@ from heddle.endpoints.ranks import Rank
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, WritePacket
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.columns import Cutting, of_pattern
+from heddle.offline.columns import Cutting, of_pattern
 from heddle.traffic.collectives import Piece, find_pattern, patterns
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan

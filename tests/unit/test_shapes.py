@@ -26,9 +26,9 @@ from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric, Level
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
-from heddle.forecast.result import Prediction
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
+from heddle.offline.result import Prediction
 from heddle.predict.polarisation import polarisation
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence

@@ -12,10 +12,10 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.demand import traffic_of
-from heddle.forecast.planfile import files_of, load_plan
 from heddle.lab.imported.choose import blueprint_of, companions
 from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
+from heddle.offline.demand import traffic_of
+from heddle.offline.planfile import files_of, load_plan
 from heddle.runs.files import UnreadableError, read_arrays, read_object
 from heddle.wire.capturefile import open_capture
 

@@ -17,8 +17,8 @@ from heddle.fabric.policy import DEFAULT_OPTIONS
 from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import load_plan
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import load_plan
 from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec

@@ -12,12 +12,12 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.completion import candidates
 from heddle.fabric.fabricfile import load_fabric
-from heddle.forecast.demand import traffic_of
-from heddle.forecast.forecast import Ask, forecast
-from heddle.forecast.planfile import files_of as files_of_plan
-from heddle.forecast.planfile import load_plan, plan_words, plans
 from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
+from heddle.offline.demand import traffic_of
+from heddle.offline.forecast import Ask, forecast
+from heddle.offline.planfile import files_of as files_of_plan
+from heddle.offline.planfile import load_plan, plan_words, plans
 from heddle.spec.load import presets
 
 ROOT = Path(__file__).resolve().parents[2]

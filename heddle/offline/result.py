@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from heddle.base.arrays import F64, Bools
-from heddle.forecast.demand import Traffic
-from heddle.forecast.wires import Trouble, Wires
+from heddle.offline.demand import Traffic
+from heddle.offline.wires import Trouble, Wires
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness
 

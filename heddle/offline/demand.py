@@ -18,7 +18,8 @@ from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.base.units import parse_size
 from heddle.fabric.model import Fabric
-from heddle.forecast.columns import (
+from heddle.host.capacity import free_bytes
+from heddle.offline.columns import (
     BATCH,
     CONNECTION_BYTES,
     FLOW_BYTES,
@@ -31,8 +32,7 @@ from heddle.forecast.columns import (
     of_lengths,
     of_pattern,
 )
-from heddle.forecast.planfile import MOST_BYTES, PaperPlan
-from heddle.host.capacity import free_bytes
+from heddle.offline.planfile import MOST_BYTES, PaperPlan
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.collectives.permutation import cycle
 from heddle.traffic.communicators import Communicators, communicators_of, describe

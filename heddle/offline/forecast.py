@@ -16,12 +16,13 @@ from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
-from heddle.forecast.columns import flows_of
-from heddle.forecast.demand import Traffic, traffic_of
-from heddle.forecast.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
-from heddle.forecast.planfile import PaperPlan
-from heddle.forecast.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
-from heddle.forecast.wires import (
+from heddle.host.preflight import frr_release
+from heddle.offline.columns import flows_of
+from heddle.offline.demand import Traffic, traffic_of
+from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
+from heddle.offline.planfile import PaperPlan
+from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
+from heddle.offline.wires import (
     HASHED,
     Trouble,
     Wires,
@@ -35,7 +36,6 @@ from heddle.forecast.wires import (
     trouble_of,
     wires_of,
 )
-from heddle.host.preflight import frr_release
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from heddle.base.arrays import F64, I32, Bools
-from heddle.forecast.columns import flows_of
-from heddle.forecast.demand import Traffic
-from heddle.forecast.wires import Wires
+from heddle.offline.columns import flows_of
+from heddle.offline.demand import Traffic
+from heddle.offline.wires import Wires
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.rules import FabricRules
 from heddle.predict.walk import MAX_HOPS, Hops, walk
