@@ -16,7 +16,7 @@ from heddle.wire.layout import ROCE_PORT
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One rank's NIC: host, port, link and addresses."""
+    """One rank's NIC: host, port, link and addresses. seat: its number among the ranks of a NIC that is shared."""
 
     rank: int
     host: str
@@ -28,6 +28,8 @@ class Endpoint:
     first_hop: str  # the switch port where its packets enter the fabric: rtsw1:eth5
     rate_bps: int
     mtu: int
+    seat: int = 0
+    shared: bool = False
 
     @property
     def nic(self) -> str:
@@ -44,7 +46,7 @@ class Flow:
     """The data direction of one QP: its 5-tuple, the destination's QP number, and its two ends.
 
     src, dst: hosts. first_hop: the switch port where its packets enter the fabric, `rtsw1:eth5`. src_rank, dst_rank:
-    NO_RANK for a flow that does not belong to a run.
+    within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several.
     """
 
     src: str
@@ -57,6 +59,7 @@ class Flow:
     dport: int = ROCE_PORT
     src_rank: int = NO_RANK
     dst_rank: int = NO_RANK
+    job: str = ""
 
     @property
     def key(self) -> FlowKey:

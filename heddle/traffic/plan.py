@@ -32,6 +32,8 @@ from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import SPORT_RULES, entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
+SEAT_QPNS: Final = 1 << 20  # QP numbers of each rank at a NIC
+MAX_SEATS: Final = 14  # ranks of a NIC: 24 bits, and the first numbers of a NIC take part of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,18 @@ def build_plan(
     more_ns: int = 0,
     before_first: Callable[[str], int] | None = None,
     nics_delay: bool = True,
+    endpoints: tuple[Endpoint, ...] | None = None,
+    job: str = "",
 ) -> Plan:
     """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
 
     more_ns: the most that faults of links add to a path, one way, on hardware; only timers take it into account.
     before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
     nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
+    endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
     """
     pattern = options.pattern
-    endpoints = place(fabric, options)
+    endpoints = place(fabric, options) if endpoints is None else endpoints
     communicators = communicators_of(fabric, endpoints, options.split)
     size = len(communicators[0])
     if why := pattern.unfit(size):
@@ -149,7 +154,7 @@ def build_plan(
             sport = _source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, options.entropy)
             answer_sport = _source_port(options.source_ports, index, peer, own)
-            flow = _flow(endpoints[src], endpoints[dst], sport, peer)
+            flow = _flow(endpoints[src], endpoints[dst], sport, peer, job)
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
     fan_in = int(np.bincount(pairs[:, 1]).max())
@@ -161,9 +166,9 @@ def build_plan(
     )  # fmt: skip
 
 
-def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int) -> Flow:
+def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int, job: str) -> Flow:
     return Flow(
-        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank
+        src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank, job=job
     )  # fmt: skip
 
 
@@ -338,7 +343,7 @@ class _QpNumbers:
 
     def __init__(self, endpoints: Sequence[Endpoint], before_first: Callable[[str], int]) -> None:
         self._nics = [e.nic for e in endpoints]
-        self._next = [before_first(nic) for nic in self._nics]
+        self._next = [before_first(e.nic) + e.seat * SEAT_QPNS for e in endpoints]
 
     def next(self, rank: int) -> int:
         """The next free QP number of that rank's NIC."""

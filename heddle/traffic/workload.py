@@ -1,0 +1,148 @@
+"""A workload: jobs that run on one fabric at the same time or one after the other.
+
+In:  RunOptions of each job, with its ranks and when it starts; a fabric.
+Out: Workload, checked; the endpoints of each job. InputError with all errors in them.
+A workload file (endpoints/workloadfile.py) and the flags of `./inv run` both become this value. It is the same for live
+runs and for predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.fabric.model import Fabric
+from heddle.traffic.flow import Endpoint
+from heddle.traffic.options import RunOptions
+from heddle.traffic.plan import MAX_SEATS, place
+
+BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: what runs on which ranks, and when.
+
+    slots: its NICs, as numbers in the order of its placement; None: the next ones that no earlier job has.
+    start_s: wall time after the beginning of the run, or after the end of the job `after`. repeat: how often all its
+    sizes are measured, or BACKGROUND. where: file and line, for errors.
+    """
+
+    name: str
+    options: RunOptions
+    slots: tuple[int, ...] | None = None
+    start_s: float = 0.0
+    after: str = ""
+    repeat: int = 1
+    where: str = ""
+
+    def problem(self, key: str, value: object, why: str, hint: str = "") -> Problem:
+        """A problem with one of its keys."""
+        return Problem(self.where, f"job {self.name}, {key}: {value}", why, hint)
+
+    @property
+    def in_background(self) -> bool:
+        """Whether it runs until all other jobs have ended."""
+        return self.repeat == BACKGROUND
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs that share a fabric. name: of its file; empty for a single job from flags.
+
+    share_nics: jobs may have ranks on the same NICs; each rank then has QP numbers of its own there.
+    """
+
+    jobs: tuple[Job, ...]
+    name: str = ""
+    share_nics: bool = False
+
+    @classmethod
+    def of(cls, options: RunOptions) -> Workload:
+        """A single job."""
+        return cls((Job("", options),))
+
+    def check(self) -> None:
+        """InputError for jobs that cannot all start and end."""
+        problems = Problems()
+        by_name = {job.name: job for job in self.jobs}
+        for job in self.jobs:
+            if job.after and job.after not in by_name:
+                problems.found.append(job.problem("after", job.after, "is not a job", did_you_mean(job.after, by_name)))
+            elif job.after and by_name[job.after].in_background:
+                why = "never ends by itself: it is in the background"
+                problems.found.append(job.problem("after", job.after, why, "wait for another job"))
+        for circle in self._circles(by_name):
+            first = by_name[circle[0]]
+            why = f"makes a circle in which no job can start: {' after '.join([*circle, circle[0]])}"
+            problems.found.append(first.problem("after", first.after, why, "let one of them start by itself"))
+        if all(job.in_background for job in self.jobs):
+            last = self.jobs[-1]
+            hint = "give one job a number of repetitions"
+            problems.found.append(last.problem("repeat", "background", "is set for every job, so no job ends", hint))
+        problems.raise_if_any()
+
+    def _circles(self, by_name: Mapping[str, Job]) -> Iterator[list[str]]:
+        done: set[str] = set()
+        for job in self.jobs:
+            chain: list[str] = []
+            name = job.name
+            while name in by_name and name not in done and name not in chain:
+                chain.append(name)
+                name = by_name[name].after
+            if name in chain:
+                yield chain[chain.index(name) :]
+            done |= {*chain}
+
+    def endpoints(self, fabric: Fabric) -> tuple[tuple[Endpoint, ...], ...]:
+        """The ranks of each job, by rank. InputError for too few NICs, and for NICs of two jobs unless they share."""
+        found: list[tuple[Endpoint, ...]] = []
+        used: dict[str, list[Job]] = {}  # NIC -> a job for each rank that it has
+        problems = Problems()
+        for job in self.jobs:
+            try:
+                ranks = self._ranks(fabric, job, used)
+            except InputError as error:
+                problems.found += [replace(each, where=each.where or job.where) for each in error.problems]
+                continue
+            seated = []
+            for end in ranks:
+                at = used.setdefault(end.nic, [])
+                if at and not self.share_nics and at[-1] is not job:
+                    why = f"is a NIC of job {at[-1].name}, too"
+                    hint = "use other ranks or another placement, or write share_nics: true"
+                    problems.found.append(job.problem("ranks", end.nic, why, hint))
+                    break
+                if len(at) == MAX_SEATS:
+                    why, hint = f"has more than {MAX_SEATS} ranks", "spread the ranks over more NICs"
+                    problems.found.append(job.problem("ranks", end.nic, why, hint))
+                    break
+                seated.append(replace(end, seat=len(at)))
+                at.append(job)
+            found.append(tuple(seated))
+        problems.raise_if_any()
+        shared = {nic for nic, jobs in used.items() if len(jobs) > 1}
+        return tuple(tuple(replace(end, shared=end.nic in shared) for end in ranks) for ranks in found)
+
+    def _ranks(self, fabric: Fabric, job: Job, used: Mapping[str, object]) -> tuple[Endpoint, ...]:
+        """Of one job. used: NICs of the jobs before it."""
+        if len(self.jobs) == 1 and job.slots is None:
+            return place(fabric, job.options)
+        every = place(fabric, replace(job.options, ranks=None))
+        if job.slots is not None:
+            if beyond := [slot for slot in job.slots if slot >= len(every)]:
+                why = f"is beyond the last of {len(every)} NICs, which are numbered from 0"
+                raise InputError(job.problem("ranks", beyond[0], why, "use a larger fabric or fewer ranks"))
+            chosen = [every[slot] for slot in job.slots]
+        elif job.options.placement in ("block", "cyclic") and not self.share_nics:
+            free = [end for end in every if end.nic not in used]
+            wanted = job.options.ranks or len(free)
+            if wanted > len(free) or wanted < 2:
+                why = f"needs {max(2, wanted)} NICs, but the jobs before it leave {len(free)} of {len(every)}"
+                raise InputError(job.problem("ranks", job.options.ranks or "all", why, "give the jobs fewer ranks"))
+            chosen = free[:wanted]
+        else:
+            return place(fabric, job.options)
+        return tuple(replace(end, rank=rank) for rank, end in enumerate(chosen))
