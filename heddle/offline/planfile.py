@@ -21,6 +21,7 @@ from heddle.base import resources
 from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.endpoints.transports import TRANSPORTS
+from heddle.endpoints.workloadfile import NAMED
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
 
 MOST_BYTES: Final = 1 << 40  # of a rank or a pair
-# Named matrices, and the number that each of them takes.
-NAMED: Final[Mapping[str, str]] = {
-    "all-to-all": "",
-    "permutation": "[:SEED]",
-    "shift": ":N",
-    "incast": ":N",
-}
 _NUMBERED: Final = re.compile(r"([a-z-]+)(?::([0-9]{1,9}))?")
 
 

@@ -8,8 +8,10 @@ runs and for predictions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
@@ -19,6 +21,48 @@ from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import MAX_SEATS, place
 
 BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
+_FLAG: Final = re.compile(r"--([a-z][a-z-]*)( (?!(?:or|and|out)\b)(?=[^\s]))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one job in a workload file, for errors. name: of the job; where: file and line of the job.
+
+    places: of each key, file and line, and its path: `jobs.storage.qps`.
+    """
+
+    name: str = ""
+    where: str = ""
+    places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def problem(self, key: str, value: object, why: str, hint: str = "") -> Problem:
+        """A problem with one of them."""
+        where, path = self.places.get(key) or (self.where, f"jobs.{self.name}.{key}" if self.name else key)
+        return Problem(where, f"{path}: {value}" if str(value) else path, why, hint)
+
+    def located(self, problem: Problem) -> Problem:
+        """A problem that names flags of a run, in the words of the file; others, and those of a run, as they are."""
+        if not self.where or problem.where:
+            return problem
+        why, hint = (_FLAG.sub(_as_key, text) for text in (problem.why, problem.hint))
+        flag = _FLAG.match(problem.what)
+        if flag is None:
+            return replace(problem, where=self.where, why=why, hint=hint)
+        value = problem.what[flag.end() :].strip()
+        return self.problem(flag[1].replace("-", "_"), _FLAG.sub(_as_key, value), why, hint)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of a with block name the file's keys instead of the flags of a run."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(*map(self.located, error.problems)) from None
+
+
+def _as_key(flag: re.Match[str]) -> str:
+    """`qps: ` of `--qps `, if a value follows."""
+    return flag[1].replace("-", "_") + (": " if flag[2] else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +71,7 @@ class Job:
 
     slots: its NICs, as numbers in the order of its placement; None: the next ones that no earlier job has.
     start_s: wall time after the beginning of the run, or after the end of the job `after`. repeat: how often all its
-    sizes are measured, or BACKGROUND. where: file and line, for errors.
+    sizes are measured, or BACKGROUND. keys: where they are in its file, for errors.
     """
 
     name: str
@@ -36,11 +80,11 @@ class Job:
     start_s: float = 0.0
     after: str = ""
     repeat: int = 1
-    where: str = ""
+    keys: Keys = Keys()
 
     def problem(self, key: str, value: object, why: str, hint: str = "") -> Problem:
         """A problem with one of its keys."""
-        return Problem(self.where, f"job {self.name}, {key}: {value}", why, hint)
+        return self.keys.problem(key, value, why, hint)
 
     @property
     def in_background(self) -> bool:
@@ -92,7 +136,7 @@ class Workload:
             while name in by_name and name not in done and name not in chain:
                 chain.append(name)
                 name = by_name[name].after
-            if name in chain:
+            if name and name in chain:
                 yield chain[chain.index(name) :]
             done |= {*chain}
 
@@ -105,7 +149,7 @@ class Workload:
             try:
                 ranks = self._ranks(fabric, job, used)
             except InputError as error:
-                problems.found += [replace(each, where=each.where or job.where) for each in error.problems]
+                problems.found += [job.keys.located(each) for each in error.problems]
                 continue
             seated = []
             for end in ranks:

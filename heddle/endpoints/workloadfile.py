@@ -1,0 +1,372 @@
+"""Read a workload: a YAML file, the name of one in `traffic/`, or words for a simple one.
+
+In:  `my.yml`, `two-tenants` (traffic/two-tenants.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`; keys may follow a
+     name or a word: `ring,qps=16,size=64M`. They replace those of the file, in all its jobs.
+Out: LoadedWorkload; InputError with file and line for everything that does not depend on the fabric.
+The keys of a job are the options of `./inv run` (runoptions.py), and those of JOB_KEYS. Keys beside `jobs` are defaults
+of every job. A file without `jobs` is one job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import resources
+from heddle.base.files import read_regular, real, short_path
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
+from heddle.base.units import parse_duration
+from heddle.endpoints.runoptions import option_fields, run_options
+from heddle.traffic.collectives import patterns
+from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
+
+if TYPE_CHECKING:
+    from heddle.base.declared import OptionField
+    from heddle.spec.yamlfile import Document
+
+FLAG: Final = "--workload"
+JOB_KEYS: Final = ("start", "after", "repeat")  # beside the options of a run
+_WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
+_RUNS: Final = ("collective", "algorithm", "matrix")  # what a job runs: from the job, or all from beside `jobs`
+# Named matrices, and the number that each of them takes.
+NAMED: Final[Mapping[str, str]] = {
+    "all-to-all": "",
+    "permutation": "[:SEED]",
+    "shift": ":N",
+    "incast": ":N",
+}
+# Words and their keys, in addition to the named matrices: each collective with a name different from these.
+_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "ring": {"collective": "all-reduce", "algorithm": "ring"},
+    **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
+}
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
+_SLICE: Final = re.compile(r"([0-9]{1,7}):([0-9]{1,7})(?::([0-9]{1,7}))?")
+_MOST_RANKS: Final = 1 << 20
+_MOST_REPEATS: Final = 10_000
+_MOST_START_S: Final = 3600.0
+
+
+@dataclass(frozen=True)
+class LoadedWorkload:
+    """A workload as read. name: as typed. file: its file; empty for one made of words. whole: where it is, for errors
+    that concern all jobs.
+    """
+
+    workload: Workload
+    name: str
+    file: str
+    whole: str
+
+
+def load_workload(typed: str) -> LoadedWorkload:
+    """Read a workload's file or words. InputError with all problems that do not depend on the fabric."""
+    document, file, more = _document(typed)
+    problems = Problems()
+    typed_keys = _more(more, problems)
+    reader = _Reader(document, typed_keys, file, problems)
+    jobs = tuple(reader.jobs())
+    shares = reader.flag("share_nics")
+    problems.found[:] = in_order(problems.found)
+    problems.raise_if_any()
+    workload = Workload(jobs, typed, shares)
+    workload.check()
+    return LoadedWorkload(workload, typed, file, document.source)
+
+
+def in_order(problems: Sequence[Problem]) -> list[Problem]:
+    """By line, each once: one of a default is in every job."""
+    from heddle.spec.wording import in_order as by_line
+
+    return by_line(dict.fromkeys(problems))
+
+
+class _Reader:
+    """Reads jobs from a document. typed: keys that the user typed after the file's name."""
+
+    def __init__(self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems) -> None:
+        self._document, self._typed, self._file, self._problems = document, typed, file, problems
+        self._fields: dict[str, OptionField] = {each.word: each for each in option_fields()}
+        self._legal = [*self._fields, *JOB_KEYS]
+
+    def flag(self, key: str) -> bool:
+        """A key of the whole file that is true or false."""
+        value = self._document.data.get(key, False)
+        if not isinstance(value, bool):
+            self._wrong((key,), "is not true or false", "")
+        return value is True
+
+    def jobs(self) -> Iterator[Job]:
+        """Every job; errors go to the problems."""
+        data, top = self._document.data, {}
+        for key, value in data.items():
+            if key in self._legal:
+                top[key] = value
+            elif key not in ("jobs", "share_nics"):
+                self._unknown((key,), [*self._legal, "jobs", "share_nics"])
+        for key in self._typed:
+            if key not in self._legal:
+                what, hint = f"{key}={self._typed[key]}", did_you_mean(key, self._legal)
+                self._problems.add(where=FLAG, what=what, why="is not a key of a job", hint=hint)
+        if "jobs" not in data:
+            yield from self._job("", {}, top)
+            return
+        jobs = data["jobs"]
+        if not isinstance(jobs, dict) or not jobs:
+            why = "has no job" if not jobs else "is not a group of jobs"
+            self._wrong(("jobs",), why, "write a name, and below it the keys of that job, as collective: all-reduce")
+            return
+        for name, keys in jobs.items():
+            trail = ("jobs", name)
+            if not _NAME.fullmatch(name):
+                self._wrong(trail, "is not a name of a job", "use up to 24 letters, digits, - and _")
+            elif not isinstance(keys, dict):
+                self._wrong(trail, "is not a group of keys", "write its keys below it, as collective: all-reduce")
+            else:
+                yield from self._job(name, keys, top)
+
+    def _job(self, name: str, own: Mapping[str, Any], top: Mapping[str, Any]) -> Iterator[Job]:
+        """The job, unless it has errors. own: its keys; top: those of all jobs."""
+        before = len(self._problems.found)
+        trail = ("jobs", name) if name else ()
+        places: dict[str, tuple[str, str]] = {}
+        values: dict[str, Any] = {}
+        says = {*own, *self._typed} & {*_RUNS}
+        for key, value in top.items():
+            if not (name and key in _RUNS and says):
+                values[key], places[key] = value, (self._document.where((key,)), key)
+        for key, value in own.items():
+            if key in _WHOLE:
+                self._wrong((*trail, key), "belongs to the whole run", "write it beside jobs, not in a job")
+            elif key not in self._legal:
+                self._unknown((*trail, key), self._legal)
+            else:
+                values[key], places[key] = value, (self._document.where((*trail, key)), ".".join((*trail, key)))
+        for key, value in self._typed.items():
+            if key in self._legal:
+                values[key], places[key] = value, (FLAG, key)
+        keys = Keys(name, self._document.where(trail), places)
+        if not values.keys() & {"collective", "matrix"}:
+            what, hint = f"job {name}", "write collective: all-reduce, or matrix: all-to-all"
+            what = what if name else "the workload"
+            self._problems.found.append(Problem(keys.where, what, "names neither a collective nor a matrix", hint))
+            return
+        slots = self._slots(keys, values)
+        start, repeat = self._start(keys, values), self._repeat(keys, values)
+        after = str(values.pop("after", ""))
+        plain = {key: word for key, value in values.items() if (word := self._plain(keys, key, value)) is not None}
+        self._matrix(keys, plain, size=name == "" or "size" in own)
+        try:
+            with keys.named():
+                options = run_options(**plain)
+        except InputError as error:
+            self._problems.found += error.problems
+        if len(self._problems.found) == before:
+            yield Job(name, options, slots, start, after, repeat, keys)
+
+    def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
+        """A matrix is a collective; its file is beside that of the workload. size: the job itself has one."""
+        matrix = plain.get("matrix")
+        if matrix is None:
+            return
+        if plain.setdefault("collective", "matrix") != "matrix":
+            self._problems.found.append(
+                keys.problem("matrix", matrix, "does not go together with collective", "keep one of the two")
+            )
+        if "algorithm" in plain:
+            algorithm = plain.pop("algorithm")
+            self._problems.found.append(
+                keys.problem("algorithm", algorithm, "is for a collective, not for a matrix", "remove it")
+            )
+        if is_matrix_file(matrix):
+            if size and "size" in plain:
+                self._problems.found.append(
+                    keys.problem("size", plain["size"], "is already in the file of the matrix", "remove it")
+                )
+            plain["matrix"] = _beside(self._file, matrix) if self._file else matrix
+
+    def _plain(self, keys: Keys, key: str, value: Any) -> Any:
+        """A value of YAML as users type it; None, and an error, for one that has no text."""
+        field = self._fields[key]
+        if field.kind == "list" and isinstance(value, list) and not any(isinstance(v, dict | list) for v in value):
+            return [str(each) for each in value]
+        if value is None or isinstance(value, dict | list):
+            kind = "group" if isinstance(value, dict) else "list"
+            why = "has no value" if value is None else f"is a {kind}, but must be one value"
+            self._problems.found.append(keys.problem(key, "", why))
+            return None
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        if field.kind != "int":
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            self._problems.found.append(keys.problem(key, text, "is not a whole number"))
+            return None
+        return int(text)
+
+    def _slots(self, keys: Keys, values: dict[str, Any]) -> tuple[int, ...] | None:
+        """The NICs of `ranks`, which is removed, if it is a slice or a list; None for a number."""
+        value = values.get("ranks")
+        if not (isinstance(value, list) or (isinstance(value, str) and ":" in value)):
+            return None
+        del values["ranks"]
+        found: list[int] = []
+        for each in value if isinstance(value, list) else value.split(","):
+            text = str(each).strip()
+            if text.isdecimal() and text.isascii() and len(text) < 8:
+                found.append(int(text))
+            elif (cut := _SLICE.fullmatch(text)) and int(cut[3] or 1) and int(cut[2]) <= _MOST_RANKS:
+                found += range(int(cut[1]), int(cut[2]), int(cut[3] or 1))
+            else:
+                hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
+                self._problems.found.append(keys.problem("ranks", text, "names no NICs", hint))
+                return None
+        if (again := next((slot for slot in found if found.count(slot) > 1), None)) if len(found) < 4096 else None:
+            why = f"names NIC {again} twice, but a NIC has one rank of a job"
+            self._problems.found.append(keys.problem("ranks", _shown(value), why, "name each NIC once"))
+        elif len(found) < 2:
+            self._problems.found.append(keys.problem("ranks", _shown(value), "has fewer than 2 NICs"))
+        return tuple(found)
+
+    def _start(self, keys: Keys, values: dict[str, Any]) -> float:
+        """Seconds of `start`, which is removed."""
+        value = values.pop("start", 0)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = float(value)
+        else:
+            try:
+                seconds = parse_duration(str(value)) / 1e9
+            except ValueError:
+                seconds = -1.0
+        if not 0 <= seconds <= _MOST_START_S:
+            why = f"is not a time from 0 to {_MOST_START_S:.0f} s"
+            self._problems.found.append(keys.problem("start", value, why, "write seconds, or a time as 500ms"))
+        return seconds
+
+    def _repeat(self, keys: Keys, values: dict[str, Any]) -> int:
+        """`repeat`, which is removed."""
+        value = values.pop("repeat", 1)
+        if value == "background":
+            return BACKGROUND
+        text = str(value)
+        if not (text.isdecimal() and text.isascii() and len(text) < 9 and 1 <= int(text) <= _MOST_REPEATS):
+            why = f"is neither a number from 1 to {_MOST_REPEATS} nor background"
+            self._problems.found.append(keys.problem("repeat", value, why))
+            return 1
+        return int(text)
+
+    def _unknown(self, trail: tuple[str, ...], legal: Sequence[str]) -> None:
+        where = self._document.where(trail)
+        self._problems.add(where=where, what=".".join(trail), why="is not a key", hint=did_you_mean(trail[-1], legal))
+
+    def _wrong(self, trail: tuple[str, ...], why: str, hint: str) -> None:
+        text = self._document.text(trail)
+        what = ".".join(trail) + (f": {text}" if text else "")
+        self._problems.add(where=self._document.where(trail), what=what, why=why, hint=hint)
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _document(typed: str) -> tuple[Document, str, Sequence[str]]:
+    """The document, the name of its file (empty for words), and the keys that were typed after it."""
+    from heddle.spec.yamlfile import Document, Mark, ReadOptions, parse, read_text
+
+    first, *more = typed.split(",")
+    if _is_words(typed):
+        keys = _WORDS.get(first, {"matrix": first})
+        document = Document({**keys}, FLAG, {(): Mark(FLAG)})
+        document.marks.update({(key,): Mark(FLAG, text) for key, text in keys.items()})
+        return document, "", more
+    if first in workloads():
+        path = _shipped() / f"{first}.yml"
+        file = short_path(path)
+    else:
+        path, file, more = _file(typed), typed, []
+    kind = ReadOptions(kind="workload", example="traffic/all-reduce-16qp.yml")
+    return parse(read_text(path, file, kind), file, kind), file, more
+
+
+def workload_words() -> list[str]:
+    """The words that a workload can begin with."""
+    return [*_WORDS, *NAMED]
+
+
+def workloads() -> list[str]:
+    """Names of the workloads that Heddle ships, sorted: `traffic/NAME.yml`."""
+    return sorted(p.stem for p in _shipped().glob("*.yml"))
+
+
+def _shipped() -> Path:
+    return resources.HERE.content(resources.TRAFFIC)
+
+
+def files_of(typed: str | None) -> list[str]:
+    """The user's files that a workload needs: its own, and those of its matrices. Nothing is checked here."""
+    if typed is None or typed.partition(",")[0] in workloads():
+        return []
+    if _is_words(typed):
+        first = typed.partition(",")[0]
+        return [first] if is_matrix_file(first) else []
+    import yaml
+
+    from heddle.spec.yamlfile import MAX_BYTES
+
+    found = [typed]
+    try:
+        data = yaml.safe_load(read_regular(Path(typed).expanduser(), MAX_BYTES))
+        groups = [data, *(data.get("jobs") or {}).values()]
+        matrices = [matrix for group in groups if isinstance(matrix := group.get("matrix"), str)]
+    except Exception:  # load_workload reports the error
+        return found
+    return [*found, *dict.fromkeys(_beside(typed, matrix) for matrix in matrices if is_matrix_file(matrix))]
+
+
+def _beside(file: str, matrix: str) -> str:
+    path = Path(matrix).expanduser()
+    return str(path if path.is_absolute() else Path(file).parent / path)
+
+
+def is_matrix_file(word: str) -> bool:
+    """Whether it names a file with the rows of a matrix."""
+    return word.lower().endswith(".csv")
+
+
+def _is_words(typed: str) -> bool:
+    first = typed.partition(",")[0]
+    return is_matrix_file(first) or first.partition(":")[0] in workload_words()
+
+
+def _file(typed: str) -> Path:
+    """The workload's file; InputError with the nearest word when there is no such file."""
+    path = real(typed)
+    if path.suffix in (".yml", ".yaml") or path.is_file():
+        return path
+    legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
+    near = nearest(typed.partition(",")[0].partition(":")[0], [*workload_words(), *workloads()])
+    hint = f"words: {', '.join(legal)};\nfiles of traffic/: {', '.join(workloads())};\nfiles end in .yml or .csv"
+    hint = f"did you mean {near}?" if near else hint
+    what = f"{FLAG} {typed[:200] or 'with no word'}"
+    raise InputError(Problem("", what, "is neither a known workload nor a file", hint))
+
+
+def _more(typed: Sequence[str], problems: Problems) -> dict[str, Any]:
+    """The keys and values of `key=value` texts; errors for malformed ones."""
+    from heddle.spec.yamlfile import parse_value
+
+    found: dict[str, Any] = {}
+    for each in typed:
+        key, equals, text = (part.strip() for part in each.partition("="))
+        if not equals or not key or not text:
+            hint = "write it as in ring,qps=16"
+            problems.add(where=FLAG, what=each or "an empty string", why="is not key=value", hint=hint)
+            continue
+        try:
+            found[key], _ = parse_value(text, FLAG, (key,))
+        except InputError as error:
+            problems.found += error.problems
+    return found

@@ -1,0 +1,164 @@
+"""Workload files: jobs and their keys, defaults, the ranks of each job, and the line of every error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.endpoints.runoptions import option_fields, run_options
+from heddle.endpoints.workloadfile import files_of, load_workload
+from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.workload import BACKGROUND, Workload
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def of(path: Path, text: str) -> Workload:
+    return load_workload(written(path / "w.yml", text)).workload
+
+
+def said(path: Path, text: str) -> str:
+    """The errors of a file on a fabric with 16 NICs, without its folder."""
+    with pytest.raises(InputError) as caught:
+        of(path, text).endpoints(load_fabric("zone").fabric)
+    return str(caught.value).replace(f"{path}/", "")
+
+
+TWO = """\
+qps: 4
+size: 4M
+admission: true
+share_nics: false
+jobs:
+  a:
+    collective: all-reduce
+    ranks: 0:16:2
+  b:
+    collective: all-to-all
+    ranks: [1, 3, "5:16:2"]
+    qps: "8"
+    start: 500ms
+    repeat: background
+  c:
+    collective: send-recv
+    ranks: 0:4
+    after: a
+    repeat: 3
+"""
+
+
+def test_keys_beside_jobs_are_defaults_and_jobs_have_their_own(tmp_path: Path) -> None:
+    a, b, c = of(tmp_path, TWO).jobs
+    assert a.options == run_options(collective="all-reduce", qps=4, size="4M", admission="on")
+    assert b.options == run_options(collective="all-to-all", qps=8, size="4M", admission="on")
+    assert (a.slots, b.slots) == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
+    assert (b.start_s, b.repeat) == (0.5, BACKGROUND) and b.in_background
+    assert (c.after, c.repeat, c.start_s) == ("a", 3, 0.0)
+
+
+def test_a_file_without_jobs_is_one_job_and_so_are_words(tmp_path: Path) -> None:
+    text = "collective: broadcast\nroot: 3\nranks: 8\nsize: 64K:1M:x4\nslow: host3=25%\ncc_set: [a=1, b=2]\ncc: swift\n"
+    (job,) = of(tmp_path, text).jobs
+    options = {"root": 3, "ranks": 8, "size": "64K:1M:x4", "slow": ["host3=25%"], "cc_set": ["a=1", "b=2"]}
+    assert job.options == run_options(collective="broadcast", cc="swift", **options)
+    assert (job.name, job.slots) == ("", None)
+    (job,) = load_workload("ring,qps=16,size=64M").workload.jobs
+    assert job.options == run_options(collective="all-reduce", algorithm="ring", qps=16, size="64M")
+
+
+def test_every_option_of_a_run_is_a_key(tmp_path: Path) -> None:
+    path = written(tmp_path / "w.yml", "collective: all-reduce\n" + "".join(f"{e.word}: {{}}\n" for e in KEYS))
+    with pytest.raises(InputError) as caught:
+        load_workload(path)
+    assert all("is a group, but must be one value" in problem.why for problem in caught.value.problems)
+    assert len(caught.value.problems) == len(KEYS)
+
+
+KEYS = [each for each in option_fields() if each.word not in ("collective", "matrix")]
+
+
+def test_typed_keys_replace_those_of_all_jobs() -> None:
+    jobs = load_workload("all-reduce-16qp,qps=2").workload.jobs
+    assert [job.options.qps for job in jobs] == [2]
+    with pytest.raises(InputError, match=r"--workload  qps: 129 is outside 1 to 128"):
+        load_workload("ring,qps=129")
+    with pytest.raises(InputError, match="did you mean qps"):
+        load_workload("ring,qpss=1")
+
+
+def test_errors_name_line_key_and_value(tmp_path: Path) -> None:
+    text = """\
+qps: 400
+bucke: 1ms
+jobs:
+  a:
+    collective: all-reduc
+    ranks: 0:16:0
+    fault: [x]
+  b:
+    collective: all-to-all
+    ranks: [1, 1]
+    start: -2
+    repeat: 0
+    entropy: 4
+  c:
+    qps: many
+  d: 5
+"""
+    assert [line for line in said(tmp_path, text).splitlines() if line.startswith("w.yml")] == [
+        "w.yml:1  qps: 400 is outside 1 to 128",
+        "w.yml:2  bucke is not a key",
+        "w.yml:5  jobs.a.collective: all-reduc is not a supported collective",
+        "w.yml:6  jobs.a.ranks: 0:16:0 names no NICs",
+        "w.yml:7  jobs.a.fault belongs to the whole run",
+        "w.yml:10  jobs.b.ranks: [1, 1] names NIC 1 twice, but a NIC has one rank of a job",
+        "w.yml:11  jobs.b.start: -2 is not a time from 0 to 3600 s",
+        "w.yml:12  jobs.b.repeat: 0 is neither a number from 1 to 10000 nor background",
+        "w.yml:13  jobs.b.entropy: 4 is not for transport: rc, which needs packets in order",
+        "w.yml:14  job c names neither a collective nor a matrix",
+        "w.yml:16  jobs.d: 5 is not a group of keys",
+    ]
+
+
+A, B = "a: {collective: all-reduce", "b: {collective: all-reduce"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "error"),
+    [
+        ("{}", "w.yml:1  jobs has no job"),
+        ("5", "w.yml:1  jobs: 5 is not a group of jobs"),
+        (f"\n {A}, ranks: 0:4}}\n {B}, ranks: 3:9}}", "w.yml:3  jobs.b.ranks: host4:eth1 is a NIC of job a, too"),
+        (f"\n {A}, ranks: [2, 17]}}", "w.yml:2  jobs.a.ranks: 17 is beyond the last of 16 NICs"),
+        (f"\n {A}, ranks: [3, 4, 3]}}", "w.yml:2  jobs.a.ranks: [3, 4, 3] names NIC 3 twice"),
+        (f"\n {A}, ranks: 8:9}}", "w.yml:2  jobs.a.ranks: 8:9 has fewer than 2 NICs"),
+        (f"\n {A}, ranks: 12}}\n {B}, ranks: 12}}", "w.yml:3  jobs.b.ranks: 12 needs 12 NICs, but the jobs before"),
+        (f"\n {A}, placement: host99}}\n {B}}}", "w.yml:2  jobs.a.placement: host99 names host99, which is not a host"),
+        (f"\n {A}, ranks: 8}}\n {B}, after: c}}", "w.yml:3  jobs.b.after: c is not a job"),
+        (f"\n {A}, after: b}}\n {B}, after: a}}", "w.yml:2  jobs.a.after: b makes a circle"),
+        (f"\n {A}, repeat: background}}", "w.yml:2  jobs.a.repeat: background is set for every job"),
+        (f"\n {A}, repeat: background}}\n {B}, after: a}}", "w.yml:3  jobs.b.after: a never ends by itself"),
+    ],
+)
+def test_jobs_that_do_not_fit_each_other_or_the_fabric_are_refused(jobs: str, error: str, tmp_path: Path) -> None:
+    assert said(tmp_path, f"jobs: {jobs}\n").startswith(error)
+
+
+def test_jobs_may_share_nics_if_the_file_says_so(tmp_path: Path) -> None:
+    text = f"share_nics: true\njobs:\n {A}, ranks: 0:4}}\n {B}, ranks: 2:9}}\n"
+    a, b = of(tmp_path, text).endpoints(load_fabric("zone").fabric)
+    assert [end.nic for end in a[2:]] == [end.nic for end in b[:2]]
+    assert [end.seat for end in b] == [1, 1, 0, 0, 0, 0, 0]
+    assert said(tmp_path, text.replace("true", "maybe")).startswith("w.yml:1  share_nics: maybe is not true or false")
+
+
+def test_the_files_of_all_jobs_come_along(tmp_path: Path) -> None:
+    jobs = "jobs:\n a: {matrix: m.csv}\n b: {matrix: sub/n.csv}\n c: {matrix: shift:1}\n"
+    typed = written(tmp_path / "p.yml", jobs)
+    assert files_of(typed) == [typed, str(tmp_path / "m.csv"), str(tmp_path / "sub/n.csv")]
+    assert files_of("two-tenants,qps=2") == files_of("ring") == files_of(None) == []
