@@ -31,11 +31,15 @@ def main() -> None:
     def results(number: int) -> dict[int, SizeResult]:
         return {rank: SizeResult(sizes[number], 1.0 + rank, 0) for rank in task.ranks} if number >= 0 else {}
 
-    sizes = task.plan.options.sizes
+    sizes = task.plan.options.sizes * (task.repeat or 1000)
+    heard = ""
     for number, _ in enumerate(sizes):
         note(f"ready {number}")
         send(WorkerMessage(ready=True, results=results(number - 1)))
-        if "go" not in sys.stdin.readline():
+        heard = sys.stdin.readline()
+        if "stop" in heard:
+            break
+        if "go" not in heard:
             return
         note(f"go {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) / 3 if first == 0 else 0.0)
@@ -45,9 +49,11 @@ def main() -> None:
             return
         note(f"check {number}")
         time.sleep(float(os.environ["LINEWORKER_CHECK_S"]) if first == 0 else 0.0)
-    note("done")
-    send(WorkerMessage(done=True, results=results(len(sizes) - 1)))
-    if "stop" in sys.stdin.readline():
+    if "stop" not in heard:
+        note("done")
+        send(WorkerMessage(done=True, results=results(len(sizes) - 1)))
+        heard = sys.stdin.readline()
+    if "stop" in heard:
         time.sleep(float(os.environ.get("LINEWORKER_REPORT_S", "0")) if first == 0 else 0.0)
         send(WorkerMessage(report=WorkerReport((), ())))
 

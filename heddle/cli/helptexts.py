@@ -240,6 +240,13 @@ COMPARE: Final[Options] = {
 
 # Of `run`, beside the options of a run (traffic/options.py).
 RUN: Final[Options] = {
+    "workload": Option(
+        "the jobs of a file, or of one in traffic/, instead of these options",
+        "heddle.endpoints.workloadfile:workloads",
+        value="FILE",
+        group="What runs",
+    ),
+    "interference": Option("measure each job of --workload alone, too, and compare", group="What runs"),
     "check": Option(
         "as in nccl-tests; every result is checked here, also with 0", value="N", short="-c", group="What runs"
     ),

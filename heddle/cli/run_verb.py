@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.cli import helptexts
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from heddle.runs.results import RunResult
     from heddle.runs.runrecord import RunRecord
     from heddle.runs.runtable import RunHead, SizeRow
+    from heddle.traffic.workload import Workload
+
+
+_NOT_FOR_TOOLS: Final = (
+    "fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes", "workload", "interference",
+)  # fmt: skip
 
 
 @contextmanager
@@ -77,10 +83,8 @@ class LiveTable:
 
     def head(self, head: RunHead) -> None:
         """Print all lines up to the names of the columns."""
-        from heddle.runs.runtable import WIDE
-
         self._head = head
-        self._narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
+        self._narrow = narrow_terminal()
         self._print(*head.lines(narrow=self._narrow))
 
     def row(self, row: SizeRow) -> None:
@@ -94,10 +98,19 @@ class LiveTable:
             raise self._lost
         self._out.result(result.to_json(), "\n".join(result.foot()))
 
-    def interrupted(self, record: RunRecord, lasting: bool) -> None:
-        """Print the trailer of a run that Ctrl-C ended. lasting: the lab stays up, and the run is kept in it."""
+    def interrupted(self, records: Sequence[RunRecord], lasting: bool) -> None:
+        """Print the trailer of a run that Ctrl-C ended; of a workload, the rows that each job has measured.
+
+        lasting: the lab stays up, and the runs are kept in it.
+        """
         if self._head is None:
+            for each in records:
+                head = each.header
+                rows = [head.row(row) for row in each.rows]
+                kept = [f"#run      : {each.id}; ./inv runs lists the runs of {head.lab}"] if lasting else []
+                self._out.part("\n".join([*head.lines(), *rows, *kept, f"#job      : {head.job}: {each.failure[0]}"]))
             return
+        (record,) = records
         why = "; ".join(record.failure)
         kept = [f"#run      : {record.id}; ./inv runs lists the runs of {record.header.lab}"] if lasting else []
         self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.header.options.collective}")
@@ -110,10 +123,22 @@ class LiveTable:
                 self._lost = error
 
 
+def narrow_terminal() -> bool:
+    """Whether stdout is a terminal that is too narrow for the whole table."""
+    from heddle.runs.runtable import WIDE
+
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
+
+
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
-    """The files of the fabric and of the matrix."""
+    """The files of the fabric, of the matrix and of the workload."""
     matrix = typed.get("matrix") or ""  # a declared option: not there unless it was typed
-    return [each for each in (typed["fabric"], matrix if matrix.lower().endswith(".csv") else None) if each]
+    found = [each for each in (typed["fabric"], matrix if matrix.lower().endswith(".csv") else None) if each]
+    if typed["workload"]:
+        from heddle.endpoints.workloadfile import files_of
+
+        found += files_of(typed["workload"])
+    return found
 
 
 @verb(
@@ -125,7 +150,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     files_in=files_in,
     tool=Tool(
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
-        without=("fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes"),
+        without=_NOT_FOR_TOOLS,
         changes=True,
     ),
 )
@@ -140,6 +165,8 @@ def run(
     fabric: str | None = None,
     runtime: str | None = None,
     set_: Sequence[str] = (),
+    workload: str | None = None,
+    interference: bool = False,
     **options: Any,
 ) -> None:
     """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
@@ -148,22 +175,48 @@ def run(
     as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
     -i, -n, -w, -c, -d, -o and -r mean what they mean there.
     """
-    from heddle.endpoints.runoptions import run_options
-    from heddle.runs.run import plan_run
-    from heddle.runs.run import run as run_collective
+    from heddle.runs.run import plan_workload, run_with_interference, run_workload
     from heddle.runs.writer import RunInterruptedError
 
-    sizes = NcclSizes(minbytes, maxbytes, stepfactor, stepbytes)
-    with sizes.named_in_problems():
-        wanted = run_options(**options | ({"size": sizes.size} if sizes.size else {}))
+    wanted = _wanted(out, workload, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, options)
+    if interference and len(wanted.jobs) < 2:
+        raise InputError(Problem("", "--interference", "compares several jobs", "add --workload with a file of jobs"))
+    table = LiveTable(out)
+    live = None if out.json or len(wanted.jobs) > 1 else table
+    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_workload(built, wanted)) as where:
+        try:
+            if interference:
+                done = run_with_interference(where, wanted, out.observer)
+            else:
+                done = run_workload(where, wanted, out.observer, live)
+        except RunInterruptedError as end:
+            table.interrupted(end.records, lasting=fabric is None)
+            raise
+    if len(wanted.jobs) > 1:
+        out.result(done.to_json(), done.table(narrow_terminal()).rstrip("\n"))
+    else:
+        table.end(done.jobs[0])
+    out.exit_code = 1 if done.wrong else 0
+
+
+def _wanted(
+    out: Console, workload: str | None, sizes: NcclSizes, check: int | None, options: Mapping[str, Any]
+) -> Workload:
+    """What was typed, as a workload."""
+    from heddle.endpoints.runoptions import run_options
+    from heddle.traffic.workload import Workload
+
     if check is not None and check < 1:
         out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")
-    table = LiveTable(out)
-    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_run(built, wanted)) as where:
-        try:
-            result = run_collective(where, wanted, out.observer, None if out.json else table)
-        except RunInterruptedError as end:
-            table.interrupted(end.record, lasting=fabric is None)
-            raise
-    table.end(result)
-    out.exit_code = 1 if result.wrong else 0
+    if workload is None:
+        with sizes.named_in_problems():
+            return Workload.of(run_options(**options, **({"size": sizes.size} if sizes.size else {})))
+    from heddle.endpoints.workloadfile import load_workload
+
+    if more := sorted(options):
+        word = more[0].replace("_", "-")
+        hint = f"write it in the file, or behind its name: --workload {workload},{more[0]}=..."
+        raise InputError(
+            Problem("", f"--{word}", "is not for --workload, whose file has the options of its jobs", hint)
+        )
+    return load_workload(workload).workload

@@ -1,8 +1,9 @@
 """The workers of a run: start them, send their tasks, synchronise them at the barriers of each size, and end them.
 
-In:  a plan, its transport, and the namespace of each host.
-Out: one report per worker, and the machine's load during each size. CheckError when a rank failed, MachineError when a
-worker process ended early.
+In:  the plan of each job, its transport, and the namespace of each host.
+Out: of each job one report per worker, and the machine's load during each size. CheckError when a rank failed,
+MachineError when a worker process ended early.
+A job has a crew of its own, so its barriers are its own, too. Only the end is common: NICs receive until all jobs end.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import TypeAdapter
 
 from heddle.base import resources
-from heddle.base.events import Observer
+from heddle.base.events import Observer, Silent
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
@@ -32,14 +35,18 @@ from heddle.endpoints.worker import Task
 from heddle.host import capacity as machine
 from heddle.host.saturation import Phase
 from heddle.traffic.plan import Plan
+from heddle.traffic.workload import Job
 
 _WORKER: Final = "heddle.endpoints.worker"
 _END_S: Final = 3.0
 _ANSWER_S: Final = 2.0  # for a worker to report what its ranks wait for
 _NAMED: Final = 4  # ranks of a worker that an error names
 Part = TypeVar("Part")
-# A size, and what each rank measured there.
-SizeListener = Callable[[int, Mapping[int, SizeResult]], None]
+_LONGEST_S: Final = 3600.0  # one wait for workers
+Results = Mapping[int, SizeResult]  # by rank
+
+
+SizeListener = Callable[["Crew", int, Results], None]
 
 
 class _Member:
@@ -109,16 +116,20 @@ class _Member:
 
 
 class Crew:
-    """The worker processes that together run the ranks of one plan.
+    """The worker processes that together run the ranks of one job.
 
-    phases: the machine's load during each size. began_ns: the time of the first barrier.
+    phases: the machine's load during each size. began_ns, ended_ns: the times of its first barrier, and of the check of
+    its last size (CLOCK_MONOTONIC); 0 before.
     """
 
-    def __init__(self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> None:
-        self._plan = plan
-        self._deadline = time.monotonic() + plan.max_seconds
+    def __init__(
+        self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int, job: Job | None = None
+    ) -> None:
+        self.plan, self.job = plan, Job("", plan.options) if job is None else job
+        self.deadline = time.monotonic() + plan.max_seconds
+        self.ready = False
         self.phases: list[Phase] = []
-        self.began_ns = 0  # CLOCK_MONOTONIC
+        self.began_ns = self.ended_ns = 0
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
@@ -129,42 +140,25 @@ class Crew:
             member = _Member(_named(plan, ranks))
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
-            member.send(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters)))
+            member.send(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters, self.job.repeat)))
 
-    def run(
-        self,
-        observer: Observer,
-        before_stop: Callable[[], None] = lambda: None,
-        on_size: SizeListener = lambda size, results: None,
-    ) -> list[WorkerReport]:
-        """Start each size on all ranks together, and check it when all have finished; return a report per worker.
-
-        The step `run` begins here, and the caller ends it. before_stop: called when all ranks are done, while their
-        NICs still receive. on_size: called with each size when it is checked, before the next one begins.
-        """
-        sizes = self._plan.options.sizes
-        for number, size in enumerate(sizes, start=1):
-            results = self._all(lambda message: message.results if message.ready else None)
-            if number == 1:
-                observer.begin("run", len(sizes))
-                self.began_ns = time.monotonic_ns()
-            else:
-                on_size(sizes[number - 2], _merged(results))
-            before = machine.read()
-            self._broadcast({"go": True})
-            uses = self._all(lambda message: message.use)
-            self.phases.append(Phase.between(size, before, machine.read(), uses))
-            self._broadcast({"check": True})
-            observer.advance("run", number)
-        on_size(sizes[-1], _merged(self._all(lambda message: message.results if message.done else None)))
-        before_stop()
-        self._broadcast({"stop": True})
-        return self._all(lambda message: message.report)
+    def fileno(self) -> int:
+        """A descriptor that can be read when a worker has sent something."""
+        return self._selector.fileno()
 
     @property
     def seconds(self) -> float:
         """The sum over all sizes of the time from the barrier until the last rank was done."""
         return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def sizes(self) -> int | None:
+        """How many sizes it measures, with all repetitions; None in the background."""
+        return None if self.job.in_background else len(self.plan.options.sizes) * self.job.repeat
+
+    def allow(self) -> None:
+        """Give it the whole time limit from now on."""
+        self.deadline = time.monotonic() + self.plan.max_seconds
 
     def close(self) -> None:
         """End all workers."""
@@ -177,24 +171,23 @@ class Crew:
             member.end(max(0.0, end - time.monotonic()))
         self._selector.close()
 
-    def _all(self, part: Callable[[WorkerMessage], Part | None]) -> list[Part]:
+    def all(self, part: Callable[[WorkerMessage], Part | None]) -> Generator[None, None, list[Part]]:
         """Wait for the next message of every worker; return `part` of each, by worker. All must have that part."""
         while not all(member.inbox for member in self._members):
-            self._listen()
+            yield
         found = [part(member.inbox.popleft()) for member in self._members]
         parts = [each for each in found if each is not None]
         if len(parts) < len(found):
             raise RuntimeError("a worker sent an unexpected message")
         return parts
 
-    def _listen(self) -> None:
-        """Wait until a worker sends something; CheckError when the run exceeds its time limit."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            why = f"did not end within {self._plan.max_seconds:g} s"
+    def listen(self) -> None:
+        """Read what the workers have sent; CheckError when the job exceeds its time limit."""
+        if time.monotonic() >= self.deadline:
+            why = f"did not end within {self.plan.max_seconds:g} s"
             late = Problem("", "the run", why, "run ./inv validate to check that the fabric forwards")
             raise CheckError(late, *self._waits(self._members))
-        for key, _ in self._selector.select(left):
+        for key, _ in self._selector.select(0):
             try:
                 if not key.data.read():
                     self._selector.unregister(key.fileobj)
@@ -225,9 +218,125 @@ class Crew:
             found.extend(silent if member.waits is None else member.waits)
         return found
 
-    def _broadcast(self, message: Mapping[str, bool]) -> None:
+    def tell(self, message: Mapping[str, bool]) -> None:
+        """Send a message to all workers."""
         for member in self._members:
             member.send(json.dumps(message).encode())
+
+
+class Crews:
+    """The crews of all jobs of a run. began_ns: the first barrier of all. failed: the job in which an error was."""
+
+    def __init__(self, crews: Sequence[Crew]) -> None:
+        self.crews = crews
+        self.began_ns = 0
+        self.failed = ""
+        self._by_name = {crew.job.name: crew for crew in crews}
+        self._moved = False  # a crew became ready, began or ended: others may wait for that
+        self._steps = 0
+        self._stopping = False
+
+    def run(
+        self,
+        observer: Observer,
+        before_stop: Callable[[], None] = lambda: None,
+        on_size: SizeListener = lambda crew, number, results: None,
+    ) -> list[list[WorkerReport]]:
+        """Start each job at its time, each size of it on all its ranks together, and check it when all have finished.
+
+        Returns the reports of each job's workers. The step `run` begins here, and the caller ends it. before_stop:
+        called when all jobs have ended, while their NICs still receive. on_size: called with a job and the number of
+        a size, when that was checked and before the next one begins.
+        """
+        works = {crew: self._work(crew, observer, before_stop, on_size) for crew in self.crews}
+        reports: dict[Crew, list[WorkerReport]] = {}
+        with selectors.DefaultSelector() as selector:
+            for crew in works:
+                selector.register(crew, selectors.EVENT_READ)
+            while works:
+                self._moved = False
+                for crew in [*works]:
+                    try:
+                        next(works[crew])
+                    except StopIteration as end:
+                        reports[crew] = end.value
+                        selector.unregister(crew)
+                        del works[crew]
+                if works and not self._moved:
+                    selector.select(min(_LONGEST_S, max(0.0, self._next(works) - time.monotonic())))
+                for crew in works:
+                    self._listen(crew)
+        return [reports[crew] for crew in self.crews]
+
+    def _work(
+        self, crew: Crew, observer: Observer, before_stop: Callable[[], None], on_size: SizeListener
+    ) -> Generator[None, None, list[WorkerReport]]:
+        """One job from its first message to its reports; a yield where it waits."""
+        yield from crew.all(lambda message: message.ready or None)
+        crew.ready = self._moved = True
+        crew.deadline = NEVER
+        while time.monotonic() < self._begins(crew, observer):
+            yield
+        crew.began_ns, self._moved = time.monotonic_ns(), True
+        crew.allow()
+        sizes, last, number = crew.plan.options.sizes, crew.sizes, 0
+        while number != last and not (last is None and number and self._others_ended()):
+            size, before = sizes[number % len(sizes)], machine.read()
+            crew.tell({"go": True})
+            uses = yield from crew.all(lambda message: message.use)
+            crew.phases.append(Phase.between(size, before, machine.read(), uses))
+            crew.tell({"check": True})
+            number += 1
+            if last is None:
+                crew.allow()
+            else:
+                self._steps += 1
+                observer.advance("run", self._steps)
+            on_size(crew, (number - 1) % len(sizes), _merged((yield from crew.all(_results))))
+        crew.ended_ns, self._moved = time.monotonic_ns(), True
+        crew.deadline = NEVER
+        while not all(each.ended_ns for each in self.crews):
+            yield
+        if not self._stopping:
+            self._stopping = True
+            before_stop()
+        crew.allow()
+        crew.tell({"stop": True})
+        return (yield from crew.all(lambda message: message.report))
+
+    def _begins(self, crew: Crew, observer: Observer) -> float:
+        """When a job may begin (time.monotonic); NEVER while that is not known."""
+        if not all(each.ready for each in self.crews):
+            return NEVER
+        if not self.began_ns:
+            self.began_ns = time.monotonic_ns()
+            observer.begin("run", sum(each.sizes or 0 for each in self.crews))
+        since = self._by_name[crew.job.after].ended_ns if crew.job.after else self.began_ns
+        return since / 1e9 + crew.job.start_s if since else NEVER
+
+    def _others_ended(self) -> bool:
+        return all(each.ended_ns for each in self.crews if not each.job.in_background)
+
+    def _next(self, works: Iterable[Crew]) -> float:
+        """When something is due, if no worker sends anything before."""
+        due = [crew.deadline for crew in works]
+        if self.began_ns:
+            due += [self._begins(crew, Silent()) for crew in works if not crew.began_ns]
+        return min(due)
+
+    def _listen(self, crew: Crew) -> None:
+        try:
+            crew.listen()
+        except HeddleError as error:
+            self.failed = name = crew.job.name
+            if not name:
+                raise
+            named = (replace(each, where=each.where or f"job {name}") for each in error.problems)
+            raise type(error)(*named) from None
+
+
+def _results(message: WorkerMessage) -> Results | None:
+    return message.results if message.ready or message.done else None
 
 
 def _named(plan: Plan, ranks: Sequence[int]) -> str:
@@ -248,21 +357,24 @@ def _ended(ranks: str, code: int) -> Problem:
     return Problem("", ranks, f"was ended by {name}", hint if name == "SIGKILL" else "run it again")
 
 
-def _merged(results: Sequence[Mapping[int, SizeResult]]) -> dict[int, SizeResult]:
+def _merged(results: Sequence[Results]) -> dict[int, SizeResult]:
     """The ranks of all workers, in order."""
     return dict(sorted((rank, each) for part in results for rank, each in part.items()))
 
 
 def worker_count(plan: Plan) -> int:
-    """The number of workers: one per CPU, but at most one per rank."""
+    """The number of workers of a job: one per CPU, but at most one per rank."""
     return min(len(os.sched_getaffinity(0)), len(plan.endpoints))
 
 
 @contextmanager
-def crew_of(plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int) -> Iterator[Crew]:
-    """Workers for the duration of a with block."""
-    crew = Crew(plan, transport, netns, workers)
-    try:
-        yield crew
-    finally:
-        crew.close()
+def crews_of(
+    jobs: Sequence[tuple[Job, Plan, Transport]], netns: Mapping[str, Path], workers: Sequence[int]
+) -> Iterator[Crews]:
+    """The workers of all jobs for the duration of a with block. workers: their number for each job."""
+    with ExitStack() as stack:
+        crews = []
+        for (job, plan, transport), number in zip(jobs, workers, strict=True):
+            crews.append(Crew(plan, transport, netns, number, job))
+            stack.callback(crews[-1].close)
+        yield Crews(crews)

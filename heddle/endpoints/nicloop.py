@@ -29,7 +29,7 @@ from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
-from heddle.traffic.plan import Plan
+from heddle.traffic.plan import Plan, qpns_of
 from heddle.wire.layout import LAYOUTS
 
 SEND_FRAMES: Final = 16  # maximum number of frames in the port's queue, which is the NIC's own queue
@@ -53,7 +53,8 @@ def open_sockets(plan: Plan, endpoint: Endpoint, netns: Path) -> tuple[PacketSoc
     """Two sockets: one sends data and receives all frames, one sends answers."""
     # The program at the NIC's ingress hides RoCE from the host's own stack, so no socket has to bind its UDP port.
     mtu, version = plan.ib_mtu, plan.ip_version
-    data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, version=version)
+    qpns = qpns_of(endpoint)
+    data = PacketSocket(netns, endpoint.port, mtu, send_frames=SEND_FRAMES, version=version, qpns=qpns)
     try:
         return data, PacketSocket(netns, endpoint.port, mtu, receive_bytes=0, version=version)
     except OSError:

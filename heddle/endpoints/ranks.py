@@ -11,6 +11,7 @@ are done. A neighbour is at most one epoch ahead: its epoch needs data of this r
 from __future__ import annotations
 
 import heapq
+import math
 import time
 import zlib
 from collections import Counter
@@ -90,6 +91,7 @@ class Rank:
 
     totals: for each size the reduction of all inputs, if the pattern reduces. wants: with admission. bytes_per_s: the
     rate at which a slow rank processes messages; it applies them and sends what depends on them later. 0: at once.
+    repeat: how often it runs through all sizes; 0: again and again.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Rank:
         destinations: Destinations | None = None,
         wants: Wants | None = None,
         bytes_per_s: float = 0.0,
+        repeat: int = 1,
     ) -> None:
         self.rank = rank
         self.results: list[SizeResult] = []
@@ -121,11 +124,12 @@ class Rank:
         self._wants = wants
         self._pace: Pace[tuple[int, Key]] | None = Pace(bytes_per_s) if bytes_per_s else None
         self._epoch = -1  # of the whole run
-        self._size_index = -1
+        self._size_index = -1  # of the whole run
+        self._sizes = repeat * len(options.sizes) or math.inf  # that it runs through
         self._iteration = 0
         self._staged: dict[tuple[int, Key], _Staged] = {}
         self._early: list[tuple[int, Key]] = []  # complete messages of the next epoch
-        self._schedules: dict[int, Schedule] = {}
+        self._schedules: dict[int, Schedule] = {}  # element count -> operations
         self._input: Numbers = np.empty(0, np.float32)
         # Used by epochs in turn: if packets of the last epoch were lost, a neighbour needs its bytes again.
         self._buffers: list[dict[Buffer, NDArray[np.uint8]]] = []
@@ -150,7 +154,7 @@ class Rank:
     @property
     def size(self) -> int:
         """The current size, or the one finished last, in bytes."""
-        return self._options.sizes[self._size_index]
+        return self._options.sizes[self._size_index % len(self._options.sizes)]
 
     @property
     def computes(self) -> bool:
@@ -160,7 +164,7 @@ class Rank:
     def next_size(self) -> None:
         """Create the arrays of the next size, for `begin`; set `finished` when there is none."""
         self._size_index += 1
-        if self._size_index == len(self._options.sizes):
+        if self._size_index == self._sizes:
             self.finished = True
             return
         count = self._count(self._size_index)
@@ -372,17 +376,18 @@ class Rank:
 
     def _schedule_of(self, epoch: int) -> Schedule | None:
         size = epoch // (self._options.warmup + self._options.iters)
-        return self._schedule(size) if 0 <= size < len(self._options.sizes) else None
+        return self._schedule(size) if 0 <= size < self._sizes else None
 
     def _count(self, size_index: int) -> int:
-        return self._options.sizes[size_index] // self._pattern.element_bytes
+        sizes = self._options.sizes
+        return sizes[size_index % len(sizes)] // self._pattern.element_bytes
 
     def _schedule(self, size_index: int) -> Schedule:
-        found = self._schedules.get(size_index)
+        count, chunk = self._count(size_index), self._options.chunk
+        found = self._schedules.get(count)
         if found is None:
-            count, chunk = self._count(size_index), self._options.chunk
             found = build_schedule(self._pattern, self._ranks, self.rank, count, chunk)
-            self._schedules[size_index] = found
+            self._schedules[count] = found
         return found
 
     def _receive_at(self, schedule: Schedule, step: int, offset: int) -> Receive | None:

@@ -65,20 +65,22 @@ _WAITS: Final = b'"waits"'
 class Task:
     """The task of a worker: the whole plan, its own ranks, and the namespace path of each host.
 
-    parameters: of the plan's transport, as written by the transport itself.
+    parameters: of the plan's transport, as written by the transport itself. repeat: how often its sizes are measured;
+    0: until it is told to stop.
     """
 
     plan: Plan
     ranks: tuple[int, ...]
     netns: Mapping[str, str]
     parameters: Mapping[str, JsonValue]
+    repeat: int = 1
 
 
 class Worker:
     """Runs ranks; a NicLoop drives their NICs."""
 
     def __init__(self, task: Task) -> None:
-        self._plan = task.plan
+        self._plan, self._repeat = task.plan, task.repeat
         transport = find_transport(task.plan.options.transport).load(task.parameters)
         self.loop = loop_of(task.plan, transport)
         patience_s = transport.patience_s()
@@ -140,7 +142,7 @@ class Worker:
                 self._ranks[rank] = Rank(
                     plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
                     destinations=loop.destinations(rank), wants=loop.wants(rank),
-                    bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8,
+                    bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8, repeat=self._repeat,
                 )  # fmt: skip
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank

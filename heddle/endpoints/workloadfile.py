@@ -72,7 +72,7 @@ def load_workload(typed: str) -> LoadedWorkload:
     shares = reader.flag("share_nics")
     problems.found[:] = in_order(problems.found)
     problems.raise_if_any()
-    workload = Workload(jobs, typed, shares)
+    workload = Workload(jobs, Path(file).stem if file else typed, shares)
     workload.check()
     return LoadedWorkload(workload, typed, file, document.source)
 

@@ -148,22 +148,26 @@ def _arrived(fabric: Fabric, counted: Mapping[str, Sequence[FlowCount]], sent: S
     return all(found.get(each.flow.key, 0) == each.packets for each in sent)
 
 
-def check_room(lab: RunningLab, plan: Plan) -> None:
-    """InputError when the plan needs more rows than the lab's map has; MachineError when the lab is not set up."""
+def check_room(lab: RunningLab, *plans: Plan) -> None:
+    """InputError when the plans need more rows than the lab's map has; MachineError when the lab is not set up.
+
+    plans: of all jobs of a run.
+    """
     holds = room(lab.fabric)
-    if refusal(lab.fabric, plan, holds, spread=True) is None:
+    if refusal(lab.fabric, *plans, holds=holds, spread=True) is None:
         return  # enough for any hashing: no need to read that of the switches
-    flow = FlowArrays.of(plan.flows()[:1])
+    flow = FlowArrays.of(plans[0].flows()[:1])
     spread = any(rule_of(row).spreads(flow) for row in lab.snapshot(LabPart.HASHING).hashing.values())
-    if problem := refusal(lab.fabric, plan, holds, spread=spread):
+    if problem := refusal(lab.fabric, *plans, holds=holds, spread=spread):
         raise InputError(problem)
 
 
-def refusal(fabric: Fabric, plan: Plan, holds: int, *, spread: bool) -> Problem | None:
-    """The reason that a map with `holds` rows is too small for a plan; None if it is not. spread: see rows_of."""
-    rows = rows_of(fabric, plan.flows(), spread=spread)
+def refusal(fabric: Fabric, *plans: Plan, holds: int, spread: bool) -> Problem | None:
+    """The reason that a map with `holds` rows is too small for plans; None if it is not. spread: see rows_of."""
+    rows = rows_of(fabric, [flow for plan in plans for flow in plan.flows()], spread=spread)
     if rows <= holds:
         return None
+    plan = max(plans, key=lambda each: len(each.qps))
     entropy = f" --entropy {plan.options.entropy}" if plan.options.entropy > 1 else ""
     less = ", fewer --entropy," if entropy else ""
     what = f"--qps {plan.options.qps}{entropy} on {len(plan.endpoints)} ranks"

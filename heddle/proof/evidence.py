@@ -236,5 +236,6 @@ def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapsh
 def _sent(row: Mapping[str, Any]) -> Sent:
     src, dst, src_ip, dst_ip, first_hop = (str(row[key]) for key in ("src", "dst", "src_ip", "dst_ip", "first_hop"))
     sport, qpn, dport, *ranks = (int(row[key]) for key in ("sport", "qpn", "dport", "src_rank", "dst_rank"))
-    flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, *ranks)
+    job = str(row.get("job", ""))
+    flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job)
     return Sent(flow, int(row["packets"]), int(row["bytes"]))

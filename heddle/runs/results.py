@@ -68,7 +68,8 @@ class RunOutcome(RunParts):
     """The measured part of a finished run, as it is stored. proof: None where no verdict was possible.
 
     counters: of the transport, summed over all queue pairs. icrc_errors, stray: None where the hosts' own stack does
-    not report them. fabric_state: before and after the run.
+    not report them. fabric_state: before and after the run. span_s: of a job, from when to when it ran, in seconds
+    after the first barrier of all jobs.
     """
 
     rows: tuple[SizeRow, ...]
@@ -79,6 +80,7 @@ class RunOutcome(RunParts):
     warnings: tuple[str, ...] = ()
     proof: ProofSummary | None = None
     fabric_state: FabricState | None = None
+    span_s: tuple[float, float] | None = None
 
     @property
     def wrong(self) -> int:
@@ -139,6 +141,7 @@ class RunResult(RunHead, RunOutcome):
         return {
             "lab": self.lab,
             "run_id": self.run_id or None,
+            **({"job": self.job, "workload": self.workload, "span_s": self.span_s} if self.job else {}),
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
             "options": self.options.plain(),
@@ -184,6 +187,7 @@ class RunResult(RunHead, RunOutcome):
         events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
         events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         lines = [
+            *self._job_lines(),
             *(f"{MARK} {line}" for part in self.parts.values() for line in part.doubt_lines()),
             *self._fabric_since(),
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
@@ -200,6 +204,18 @@ class RunResult(RunHead, RunOutcome):
         lines.extend(f"#warning  : {w}" for w in self.warnings)
         lines.append(f"# Collective test concluded: {self.options.collective}")
         return lines
+
+    def _job_lines(self) -> list[str]:
+        """One line about a job of several: queues, drops and the verdict on paths are of all of them."""
+        if self.span_s is None:
+            return []
+        begin, end = self.span_s
+        ran = f"job {self.job} of {self.workload}, from {begin:.2f} s to {end:.2f} s of the run"
+        more = f"; beside {'; '.join(self.beside)}" if self.beside else " alone"
+        return [
+            f"#job      : {ran}{more}",
+            *(["#job      : queues, drops and paths are of all jobs"] * bool(self.beside)),
+        ]
 
     def _fabric_since(self) -> list[str]:
         """One line where the fabric was converged before the run, but not during or after it."""

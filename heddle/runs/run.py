@@ -1,33 +1,32 @@
-"""Run one collective on a running lab.
+"""Run one collective, or the jobs of a workload, on a running lab.
 
-In:  a Lab (see heddle/lab/lifecycle.py), RunOptions, an observer.
-Out: RunResult, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener gets the
-head of the table, and each row as soon as it is measured.
+In:  a Lab (see heddle/lab/lifecycle.py), RunOptions or a Workload, an observer.
+Out: RunResult of each job, also kept in the lab's directory (store.py) with the evidence for `paths`. A TableListener
+gets the head of the table, and each row as soon as it is measured.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from heddle.base import owners, state
 from heddle.base.events import Observer
-from heddle.base.problems import InputError, MachineError, Problem
-from heddle.base.units import format_duration, format_size
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
+from heddle.base.units import format_size
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.congestion.profiles import ECN_FACTORS
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.crew import crew_of, worker_count
-from heddle.endpoints.ranks import SizeResult
-from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
+from heddle.endpoints.reports import WorkerReport
+from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled, why_not_compiled
-from heddle.fabric.hashmodes import SPREADING
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.lab import health
@@ -36,32 +35,43 @@ from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.lab.runecn import ecn_for_run
-from heddle.lab.runfaults import delays_of, faults_for_run, faults_on
-from heddle.predict.flowarrays import FlowArrays
-from heddle.predict.predict import rule_of
+from heddle.lab.runfaults import FaultClock, delays_of, faults_for_run, faults_on
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.parts.faults import FaultTimes
+from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
 from heddle.runs.runtable import RunHead, SizeRow, size_row
-from heddle.runs.writer import recording, writing
-from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.runs.together import WorkloadResult
+from heddle.runs.writer import Recording, RunWriter, recording, writing
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.communicators import describe
+from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
+from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
 
 
 class TableListener(Protocol):
-    """Receives the table of a run while it is measured."""
+    """Receives the table of a run while it is measured; of a workload with several jobs, nothing."""
 
     def head(self, head: RunHead) -> None:
         """The run is about to start."""
 
     def row(self, row: SizeRow) -> None:
         """A size was measured; the next one begins when this returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job with its plan for a fabric. budget: computed before it runs."""
+
+    job: Job
+    plan: Plan
+    transport: Transport
+    budget: machine.PacketBudget
 
 
 def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener | None = None) -> RunResult:
@@ -72,78 +82,151 @@ def run(lab: Lab, options: RunOptions, observer: Observer, table: TableListener 
     ends with one of these errors is kept as failed. An interrupted run keeps its measured sizes (RunInterruptedError).
     table: if given, it shows the end of the run, and the observer's line about that is omitted.
     """
-    faults = faults_on(lab.fabric, options.faults)
-    plan, transport = plan_run(lab.fabric, options, extra_delay_ns(lab, delays_of(faults)))
+    return run_workload(lab, Workload.of(options), observer, table).jobs[0]
+
+
+def run_workload(
+    lab: Lab, workload: Workload, observer: Observer, table: TableListener | None = None, only: str = ""
+) -> WorkloadResult:
+    """Run the jobs of a workload on one fabric, each with barriers of its own. Errors as of `run`.
+
+    Each job is stored as a run of its own. Where one fails, the others end, and keep the sizes that they have measured.
+    only: run this job alone, on the NICs that it has in the workload.
+    """
+    faults = faults_on(lab.fabric, tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults)))
+    jobs = plan_workload(lab.fabric, workload, extra_delay_ns(lab, delays_of(faults)))
+    if only:
+        jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
     handles = lab.handles()
-    netns = {e.host: handles[e.host].netns for e in plan.endpoints}
-    budget = budget_of(plan, transport)
-    if budget.exceeded and total_packets(plan) > budget.budget_pps:  # a shorter run ends before a backlog builds up
-        observer.warn(f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks")
-    if short := shortfall(options, plan.propagation.bdp_packets):
-        observer.warn(short)
-    workers = worker_count(plan)
-    _check_memory(plan, workers)
-    factor = ECN_FACTORS.get(options.congestion_profile, 1)
+    netns = {e.host: handles[e.host].netns for each in jobs for e in each.plan.endpoints}
+    workers = [worker_count(each.plan) for each in jobs]
+    for warning in _warnings(jobs):
+        observer.warn(warning)
+    _check_memory(jobs, workers)
+    factor = max(ECN_FACTORS.get(each.plan.options.congestion_profile, 1) for each in jobs)
     with (
-        owners.lock(lab.name, work="run"),
+        owners.lock(lab.name, work=f"run ({_summary(workload.name, jobs)})"),
         faults_for_run(lab, faults, observer) as clock,
         ecn_for_run(lab, factor, observer),
     ):
         health.check_ports(lab)
-        check_room(lab, plan)
+        check_room(lab, *(each.plan for each in jobs))
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("the PFC agent and its keeper did not run, and were restarted")
-        with writing(lab, head_of(lab, plan)) as writer:
-            evidence_before = collect_before(lab, state_parts(lab))
-            fabric_before = FabricReading.of(lab, evidence_before)
-            if not fabric_before.converged:
-                observer.warn(f"the fabric is degraded: {fabric_before.text()}")
-            for reorders in (expected := reordering(evidence_before.hashing, plan, transport)):
-                observer.warn(reorders)
-            with recording(lab, options.bucket_ns, _summary(plan), writer.draft.path) as queues:
-                head = replace(writer.head, before=fabric_before)
-                if table is not None:
-                    table.head(head)
+        with ExitStack() as kept:
+            writers = [kept.enter_context(writing(lab, head_of(lab, each, jobs, workload.name))) for each in jobs]
+            return _Running(lab, workload.name, jobs, writers, clock).run(netns, workers, observer, table)
 
-                def measured(size: int, results: Mapping[int, SizeResult]) -> None:
-                    writer.rows.append(_row(plan, size, results))
-                    if table is not None:
-                        table.row(writer.rows[-1])
 
-                with (
-                    _hosts_ready(plan, transport, netns),
-                    crew_of(plan, transport, netns, workers) as crew,
-                    queues.during(lambda: crew.began_ns),
-                    clock.during(lambda: crew.began_ns),
-                ):
-                    reports = crew.run(observer, lambda: wait_until_delivered(lab), measured)
-                    ended_ns = time.monotonic_ns()
-                    (observer.end if table is None else observer.drop)("run")
-                clock.finish()
-                flows = flow_rows(plan, transport, reports)
-                sent, received = [row.sent for row in flows], [row.received or 0 for row in flows]
-                evidence = collect_after(lab, evidence_before, sent, received, crew.seconds, state_parts(lab))
-                moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
-                fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
-                measured_run = MeasuredRun(
-                    plan, transport, reports, flows, crew.phases, budget, crew.began_ns, ended_ns,
-                    queues.finish(crew.began_ns), clock,
-                )  # fmt: skip
-                result = RunResult.of(
-                    replace(head, ecmp=label(lab)),  # the hashing may have been changed during the run
-                    measured_run,
-                    writer.rows,
-                    fabric_state=fabric,
-                    warnings=(*fabric.warnings(), *expected, *queues.remarks, *clock.remarks),
-                )
+def run_with_interference(lab: Lab, workload: Workload, observer: Observer) -> WorkloadResult:
+    """Run each job of a workload alone, then all of them together. Errors as of `run`."""
+    alone = [run_workload(lab, workload, observer, only=job.name).jobs[0] for job in workload.jobs]
+    return run_workload(lab, workload, observer).compared(alone)
+
+
+class _Running:
+    """The jobs of a run from the first reading of the lab to the last."""
+
+    def __init__(
+        self, lab: Lab, name: str, jobs: Sequence[PlannedJob], writers: Sequence[RunWriter], clock: FaultClock
+    ) -> None:
+        self._lab, self._name, self._jobs, self._writers, self._clock = lab, name, jobs, writers, clock
+
+    def run(
+        self, netns: Mapping[str, Path], workers: Sequence[int], observer: Observer, table: TableListener | None
+    ) -> WorkloadResult:
+        """Run all jobs and store them."""
+        lab, jobs, clock = self._lab, self._jobs, self._clock
+        before = collect_before(lab, state_parts(lab))
+        fabric_before = FabricReading.of(lab, before)
+        if not fabric_before.converged:
+            observer.warn(f"the fabric is degraded: {fabric_before.text()}")
+        expected = [reordering(before.hashing, each.plan, each.transport) for each in jobs]
+        for reorders in dict.fromkeys(text for each in expected for text in each):
+            observer.warn(reorders)
+        heads = [replace(writer.head, before=fabric_before) for writer in self._writers]
+        bucket_ns, places = jobs[0].plan.options.bucket_ns, [writer.draft.path for writer in self._writers]
+        with recording(lab, bucket_ns, _summary(self._name, jobs), places) as queues:
+            if table is not None:
+                table.head(heads[0])
+            crews, reports, ended_ns = self._measure(netns, workers, queues, observer, table)
+            clock.finish()
+            rows = [flow_rows(each.plan, each.transport, got) for each, got in zip(jobs, reports, strict=True)]
+            every = [row for each in rows for row in each]
+            sent, received = [row.sent for row in every], [row.received or 0 for row in every]
+            seconds = crews.crews[0].seconds if len(jobs) == 1 else (ended_ns - crews.began_ns) / 1e9
+            evidence = collect_after(lab, before, sent, received, seconds, state_parts(lab))
+            moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
+            fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
+            record = queues.finish(crews.began_ns)
+        results = []
+        for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
+            measured = MeasuredRun(
+                each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
+                ended_ns, record, clock,
+            )  # fmt: skip
+            result = RunResult.of(
+                replace(heads[number], ecmp=label(lab)),  # the hashing may have been changed during the run
+                measured,
+                writer.rows,
+                fabric_state=fabric,
+                warnings=(*fabric.warnings(), *expected[number], *queues.remarks, *clock.remarks),
+                span_s=_span(crews, crew) if each.job.name else None,
+            )
             times = result.part(FaultTimes)
-            requested = () if times is None else times.outages()
-            return writer.finish(result, replace(evidence, requested=requested))
+            asked = replace(evidence, requested=() if times is None else times.outages())
+            results.append(writer.finish(result, asked, every))
+        return WorkloadResult(self._name, tuple(results))
+
+    def _measure(
+        self,
+        netns: Mapping[str, Path],
+        workers: Sequence[int],
+        queues: Recording,
+        observer: Observer,
+        table: TableListener | None,
+    ) -> tuple[Crews, list[list[WorkerReport]], int]:
+        """The packets of all jobs; with the time of the last report (CLOCK_MONOTONIC)."""
+        writer_of = {each.job.name: writer for each, writer in zip(self._jobs, self._writers, strict=True)}
+
+        def measured(crew: Crew, number: int, results: Results) -> None:
+            row = _row(crew.plan, crew.plan.options.sizes[number], results)
+            writer_of[crew.job.name].add(number, row)
+            if table is not None:
+                table.row(row)
+
+        with ExitStack() as stack:
+            for each in self._jobs:
+                stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
+            triples = [(each.job, each.plan, each.transport) for each in self._jobs]
+            crews = stack.enter_context(crews_of(triples, netns, workers))
+            stack.enter_context(queues.during(lambda: crews.began_ns))
+            stack.enter_context(self._clock.during(lambda: crews.began_ns))
+            try:
+                reports = crews.run(observer, lambda: wait_until_delivered(self._lab), measured)
+            except HeddleError as error:
+                raise self._others_named(error, crews.failed) from None
+            ended_ns = time.monotonic_ns()
+            (observer.end if table is None else observer.drop)("run")
+        return crews, reports, ended_ns
+
+    def _others_named(self, error: HeddleError, failed: str) -> HeddleError:
+        """The error of one job, which names the jobs that end with it; their writers keep them as interrupted."""
+        others = [writer for writer in self._writers if failed and writer.head.job != failed]
+        for writer in others:
+            writer.because = f"job {failed} failed"
+        ended = [Problem(f"job {each.head.job}", "the job", f"was ended, because {each.because}") for each in others]
+        return type(error)(*error.problems, *ended)
 
 
-def head_of(lab: Lab, plan: Plan) -> RunHead:
-    """Data of a run that begins now."""
-    record = state.read_record(lab.name)
+def _span(crews: Crews, crew: Crew) -> tuple[float, float]:
+    """From when to when a job ran, in seconds after the first barrier of all."""
+    return (crew.began_ns - crews.began_ns) / 1e9, (crew.ended_ns - crews.began_ns) / 1e9
+
+
+def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload: str) -> RunHead:
+    """Data of a run that begins now. jobs: all of the run."""
+    record, plan = state.read_record(lab.name), planned.plan
     return RunHead(
         lab=lab.name,
         fabric=(record.source if record else "") or lab.fabric.name,
@@ -156,6 +239,9 @@ def head_of(lab: Lab, plan: Plan) -> RunHead:
         communicators=plan.communicators,
         split=describe(lab.fabric, plan.endpoints, plan.communicators),
         propagation=plan.propagation,
+        job=planned.job.name,
+        workload=workload if planned.job.name else "",
+        beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
     )
 
 
@@ -165,17 +251,40 @@ def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) ->
 
 
 def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Plan, Transport]:
-    """The plan and transport of a run; InputError for options that the fabric or the transport does not support,
+    """The plan and transport of a run; errors as of `plan_workload`."""
+    (planned,) = plan_workload(fabric, Workload.of(options), more_ns)
+    return planned.plan, planned.transport
+
+
+def plan_workload(fabric: Fabric, workload: Workload, more_ns: int = 0) -> tuple[PlannedJob, ...]:
+    """The plan and transport of each job; InputError for options that the fabric or the transport does not support,
     MachineError when hosts here have no stack for the transport.
 
     more_ns: what faults of links add to the longest path, see build_plan.
     """
-    kind = find_transport(options.transport)
+    workload.check()
+    problems, found = Problems(), []
+    for job, endpoints in zip(workload.jobs, workload.endpoints(fabric), strict=True):
+        try:
+            plan, transport = _plan_job(fabric, job, endpoints, more_ns)
+        except InputError as error:
+            problems.found += [job.keys.located(each) for each in error.problems]
+            continue
+        found.append(PlannedJob(job, plan, transport, budget_of(plan, transport)))
+    problems.raise_if_any()
+    return tuple(found)
+
+
+def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int) -> tuple[Plan, Transport]:
+    options, kind = job.options, find_transport(job.options.transport)
     stack = kind.stack
     if stack is None:
-        plan = build_plan(fabric, options, more_ns)
+        plan = build_plan(fabric, options, more_ns, endpoints=ends, job=job.name)
     else:
-        plan = build_plan(fabric, options, more_ns, stack.before_first, nics_delay=False)
+        if shared := next((end.nic for end in ends if end.shared), ""):
+            why = "cannot have several ranks with the kernel's own stack"
+            raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
+        plan = build_plan(fabric, options, more_ns, stack.before_first, nics_delay=False, endpoints=ends, job=job.name)
     congestion_of(plan)  # its parameters and those of faults are checked before anything starts
     faults_on(fabric, options.faults)
     transport = kind.of(plan)
@@ -186,7 +295,14 @@ def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Pla
     return plan, transport
 
 
-def _summary(plan: Plan) -> str:
+def _summary(name: str, jobs: Sequence[PlannedJob]) -> str:
+    """`incast over 16 ranks, 4 MiB, 1 QP`; `two-tenants: a: all-reduce over 8 ranks, 1 MiB, 4 QPs; b: ...`."""
+    if len(jobs) == 1:
+        return _summary_of(jobs[0].plan)
+    return f"{name}: " + "; ".join(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs)
+
+
+def _summary_of(plan: Plan) -> str:
     """`incast over 16 ranks, 4 MiB, 1 QP`."""
     o = plan.options
     sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
@@ -219,64 +335,34 @@ def total_packets(plan: Plan) -> int:
     return each * (o.iters + o.warmup) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
-def _check_memory(plan: Plan, workers: int) -> None:
+def _warnings(jobs: Sequence[PlannedJob]) -> Iterator[str]:
+    """What the user may not expect, before the first packet."""
+    wanted = sum(each.budget.wanted_pps for each in jobs)
+    budget = machine.PacketBudget(wanted, min(each.budget.budget_pps for each in jobs))
+    packets = sum(total_packets(each.plan) for each in jobs)
+    if budget.exceeded and packets > budget.budget_pps:  # a shorter run ends before a backlog builds up
+        yield f"{budget}: the host CPU may become the bottleneck; lower link.host or --ranks"
+    for each in jobs:
+        if short := shortfall(each.plan.options, each.plan.propagation.bdp_packets):
+            yield short
+
+
+def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
     """MachineError when the arrays do not fit into memory: a worker killed by the kernel could not report it."""
-    needed = machine.memory_bytes(plan.options.sizes, len(plan.endpoints), workers, plan.options.pattern.in_place)
-    free = machine.free_bytes()
+    needed, free = 0, machine.free_bytes()
+    for each, number in zip(jobs, workers, strict=True):
+        options, ranks = each.plan.options, len(each.plan.endpoints)
+        needed += machine.memory_bytes(options.sizes, ranks, number, options.pattern.in_place)
     if needed > free:
-        what = f"--size {max(plan.options.sizes)} on {len(plan.endpoints)} ranks"
+        largest = max((each.plan for each in jobs), key=lambda plan: max(plan.options.sizes) * len(plan.endpoints))
+        what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"
         why = f"needs {format_size(needed)} of memory for its arrays, but only {format_size(free)} are free"
         raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
-def _row(plan: Plan, size: int, results: Mapping[int, SizeResult]) -> SizeRow:
+def _row(plan: Plan, size: int, results: Results) -> SizeRow:
     """One line of the table from what each rank measured."""
     factor = plan.options.pattern.busbw_factor(plan.size)
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
     return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
-
-
-def reordering(hashing: Mapping[str, SwitchHashing], plan: Plan, transport: Transport) -> list[str]:
-    """What reorders packets. hashing: of each switch, by name."""
-    if transport.any_order:
-        return []
-    flow = FlowArrays.of([plan.qps[0].flow])
-    frame_ns = _frame_ns(plan)
-    spraying, splitting, varying = [], [], []
-    for row in hashing.values():
-        if row.mode == "spray":
-            spraying.append(row)
-        elif row.mode in SPREADING and row.options.gap_ns < frame_ns:
-            splitting.append(row)
-        elif row.mode not in SPREADING and rule_of(row).spreads(flow):
-            varying.append(row)
-    why = f"transport {plan.options.transport} counts packets that arrive out of order as lost"
-    able = ", ".join(name for name, kind in TRANSPORTS.items() if kind.any_order)
-    use = f"use --transport {able}, which accepts any order"
-    found = []
-    if spraying:
-        found.append(f"{_switches(len(spraying), 'spray', 'sprays')} packets, but {why}: {use}")
-    if splitting:
-        gap = max(row.options.gap_ns for row in splitting)
-        found.append(
-            f"{_switches(len(splitting), 'begin', 'begins')} a new flowlet after {format_duration(gap)}, but packets at"
-            f" line rate are {format_duration(frame_ns)} apart: each may take another path, and {why}; set a longer"
-            f" hash.gap, or {use}"
-        )
-    if varying:
-        found.append(
-            f"{_switches(len(varying), 'hash', 'hashes')} bytes that differ between packets of one QP (hash.udf), but"
-            f" {why}: {use}"
-        )
-    return found
-
-
-def _switches(count: int, many: str, one: str) -> str:
-    return f"1 switch {one}" if count == 1 else f"{count} switches {many}"
-
-
-def _frame_ns(plan: Plan) -> int:
-    """The time of a full frame on the slowest NIC, in whole microseconds."""
-    bits = 8 * (plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes)
-    return bits * 10**6 // min(each.rate_bps for each in plan.endpoints) * 1000

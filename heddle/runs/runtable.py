@@ -42,14 +42,25 @@ class SizeRow:
     wrong: int
     iteration_us: tuple[float, ...] = ()
 
+    def again(self, other: SizeRow) -> SizeRow:
+        """This size with one more repetition: the mean over all iterations."""
+        share = len(other.iteration_us) / (len(self.iteration_us) + len(other.iteration_us))
+        time_us = self.time_us * (1 - share) + other.time_us * share
+        faster = self.time_us / time_us
+        return SizeRow(
+            self.size, time_us, self.algbw * faster, self.busbw * faster, self.wrong + other.wrong,
+            (*self.iteration_us, *other.iteration_us),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RunHead:
     """Data of a run from before its first packet: the record stores it, and the table has it above its rows.
 
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
-    communicators: ranks that run the collective together, each in order. Of the table only: split, a text about the
-    communicators, where there are several; propagation; before, the fabric before the run.
+    communicators: ranks that run the collective together, each in order. job, workload: of a run that was a job of a
+    workload; beside: the other jobs of that run, in words. Of the table only: split, a text about the communicators,
+    where there are several; propagation; before, the fabric before the run.
     """
 
     lab: str
@@ -61,6 +72,9 @@ class RunHead:
     ranks: tuple[Endpoint, ...]
     qps: int
     communicators: Communicators = ()
+    job: str = ""
+    workload: str = ""
+    beside: tuple[str, ...] = ()
     split: str = ""
     propagation: Propagation | None = None
     before: FabricReading | None = None

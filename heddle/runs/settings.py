@@ -57,6 +57,7 @@ def settings_of(run: StoredRun) -> dict[str, dict[str, str]]:
     told = {f"run.{name}": value_text(each) for name, each in flat(header.options.plain()).items() if name != "sizes"}
     told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
     told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
+    told["jobs beside it"] = "; ".join(header.beside) or "none"
     told["Heddle"] = run.record.heddle
     found = {"record": told}
     if built is not None:

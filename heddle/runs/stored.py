@@ -138,8 +138,9 @@ class StoredRun:
 
     @property
     def flows(self) -> tuple[FlowRow, ...]:
-        """A row for each flow. InputError without evidence."""
-        return self.needed(self.measured)[0]
+        """A row for each flow of its job. InputError without evidence."""
+        job = self.record.header.job
+        return tuple(row for row in self.needed(self.measured)[0] if row.sent.flow.job == job)
 
     @property
     def evidence(self) -> Evidence:

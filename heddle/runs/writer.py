@@ -22,7 +22,7 @@ from heddle.fabric.model import Fabric, Role
 from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
-from heddle.runs.measured import write_evidence
+from heddle.runs.measured import FlowRow, write_evidence
 from heddle.runs.results import ProofSummary, RunOutcome, RunResult
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead, SizeRow
@@ -58,8 +58,8 @@ class Recording:
     remarks: warnings for the run's result.
     """
 
-    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directory: Path) -> None:
-        self._lab, self._live, self._what, self._directory = lab, live, what, directory
+    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directories: Sequence[Path]) -> None:
+        self._lab, self._live, self._what, self._directories = lab, live, what, directories
         self._before = QueueTotals.of(live)
         self._sampler = Sampler(live, bucket_ns / 1e9, self._restart_agent)
         self.remarks: list[str] = []
@@ -95,38 +95,50 @@ class Recording:
     def _save(self, what: str, start_ns: int) -> Series:
         series = self._sampler.series(start_ns)
         labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
-        write_series(self._directory, Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), series))
+        for directory in self._directories:
+            write_series(directory, Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), series))
         return series
 
 
 @contextmanager
-def recording(lab: Lab, bucket_ns: int, what: str, directory: Path) -> Iterator[Recording]:
-    """A recording for a with block, written to a directory. MachineError when the lab has no queues."""
+def recording(lab: Lab, bucket_ns: int, what: str, directories: Sequence[Path]) -> Iterator[Recording]:
+    """A recording for a with block, written to that of each job. MachineError when the lab has no queues."""
     with LabQueues.pinned(lab.fabric) as live:
-        yield Recording(lab, live, bucket_ns, what, directory)
+        yield Recording(lab, live, bucket_ns, what, directories)
 
 
 class RunInterruptedError(KeyboardInterrupt):
-    """Ctrl-C ended a run that had measured at least one size. record: the kept record, with its ID."""
+    """Ctrl-C ended a run that had measured at least one size. records: of each job that had, with its ID."""
 
-    def __init__(self, record: RunRecord) -> None:
-        super().__init__(*record.failure)
-        self.record = record
+    def __init__(self, *records: RunRecord) -> None:
+        super().__init__(*records[0].failure)
+        self.records = records
 
 
 class RunWriter:
-    """Writes one run to its directory and completes its record. rows: the sizes measured so far."""
+    """Writes one run to its directory and completes its record. rows: the sizes measured so far.
+
+    because: the failure of another job that ended this one.
+    """
 
     def __init__(self, lab: Lab, head: RunHead, draft: Draft) -> None:
         self.draft, self.head = draft, head
         self.rows: list[SizeRow] = []
+        self.because = ""
         self._around = Surroundings.of(lab)
         write_surroundings(draft.path, self._around)
         self._began = time.monotonic()
 
-    def finish(self, result: RunResult, evidence: Evidence) -> RunResult:
-        """Store a finished run; returns the result with its ID and the verdict on its paths."""
-        write_evidence(self.draft.path, result.flows, evidence)
+    def add(self, number: int, row: SizeRow) -> None:
+        """Add the row of a size, by its number; a repetition becomes part of the row that is there."""
+        if number < len(self.rows):
+            self.rows[number] = self.rows[number].again(row)
+        else:
+            self.rows.append(row)
+
+    def finish(self, result: RunResult, evidence: Evidence, flows: Sequence[FlowRow]) -> RunResult:
+        """Store a finished run; returns the result with its ID and the verdict on its paths. flows: of all jobs."""
+        write_evidence(self.draft.path, flows, evidence)
         for _, courses in result.courses.values():
             courses.write(self.draft.path)
         result = replace(result, proof=self._proof(evidence))
@@ -139,6 +151,7 @@ class RunWriter:
     def interrupted(self) -> RunRecord:
         """Keep the measured sizes of an interrupted run. `last` does not change."""
         why = f"interrupted after {len(self.rows)} of {len(self.head.options.sizes)} sizes"
+        why += f", because {self.because}" if self.because else ""
         return self.draft.finish(replace(self._record(None, (why,)), interrupted=True))
 
     def _record(self, outcome: RunOutcome | None, failure: tuple[str, ...] = ()) -> RunRecord:
@@ -165,12 +178,16 @@ def writing(lab: Lab, head: RunHead) -> Iterator[RunWriter]:
             yield writer
         except HeddleError as error:
             with suppress(HeddleError):  # such as a full disk: report the error that ended the run instead
-                writer.failed(error)
+                if not writer.because:
+                    writer.failed(error)
+                elif writer.rows:
+                    writer.interrupted()
             raise
         except (KeyboardInterrupt, SystemExit) as end:  # SystemExit: a closed terminal, SIGTERM
             kept = None
             with suppress(HeddleError):
                 kept = writer.interrupted() if writer.rows else None
             if kept is not None and isinstance(end, KeyboardInterrupt):
-                raise RunInterruptedError(kept) from None
+                others = end.records if isinstance(end, RunInterruptedError) else ()
+                raise RunInterruptedError(kept, *others) from None
             raise

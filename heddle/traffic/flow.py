@@ -69,6 +69,7 @@ class Flow:
     def to_json(self) -> dict[str, Any]:
         """The first columns of a run's `flows`."""
         return {
+            **({"job": self.job} if self.job else {}),
             "src": self.src, "dst": self.dst, "src_rank": self.src_rank, "dst_rank": self.dst_rank,
             "src_ip": self.src_ip, "dst_ip": self.dst_ip, "sport": self.sport, "dport": self.dport,
             "qpn": self.qpn, "first_hop": self.first_hop,

@@ -338,6 +338,12 @@ def qpn_before_first(nic: str) -> int:
     return 0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF)
 
 
+def qpns_of(endpoint: Endpoint) -> range | None:
+    """The QP numbers that a rank has at a NIC with several ranks; None where it has the NIC for itself."""
+    first = qpn_before_first(endpoint.nic) + 1 + endpoint.seat * SEAT_QPNS
+    return range(first, first + SEAT_QPNS) if endpoint.shared else None
+
+
 class _QpNumbers:
     """Assigns QP numbers as NICs do: in sequence, from a start that differs between NICs."""
 

@@ -86,6 +86,10 @@ class Job:
         """A problem with one of its keys."""
         return self.keys.problem(key, value, why, hint)
 
+    def alone(self) -> Job:
+        """The same job without the others: it starts at once, and ends by itself."""
+        return replace(self, start_s=0.0, after="", repeat=self.repeat or 1)
+
     @property
     def in_background(self) -> bool:
         """Whether it runs until all other jobs have ended."""

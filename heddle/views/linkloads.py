@@ -203,8 +203,9 @@ def describe_run(run: RunHead) -> str:
     many = len(run.communicators)
     parts = f" in {many} communicators" if many > 1 else ""
     qps, iters = options.qps, options.iters
+    job = f"job {run.job} of {run.workload}: " if run.job else ""
     return (
-        f"{options.algorithm} {options.collective} of {size} on {len(run.ranks)} ranks{parts}, "
+        f"{job}{options.algorithm} {options.collective} of {size} on {len(run.ranks)} ranks{parts}, "
         f"{qps} QP{'' if qps == 1 else 's'} per connection, ECMP {run.ecmp}, "
         f"{iters} iteration{'' if iters == 1 else 's'}, {options.warmup} warm-up"
     )

@@ -186,7 +186,7 @@ def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) ->
     wrong = [proof for proof in flows if proof.why]
     right = sorted((p for p in flows if not p.why), key=lambda p: -len(p.expected))
     shown = [*wrong[:rows], *right[:rows]]
-    ends = [result.ends(proof) for proof in shown]
+    ends = [_ends(result, proof) for proof in shown]
     widths = [max([_END, *(len(each[side]) for each in ends)]) for side in (0, 1)]
     lines = [_row_text(("from", "to", "QPN", "sport", "packets", "path"), widths)] if flows else []
     for proof, (src, dst) in zip(shown, ends, strict=True):
@@ -200,6 +200,12 @@ def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) ->
             f"{len(shown)} of {len(flows)} QPs are shown; --all shows all, and --qp, --host, --port select some"
         )
     return lines
+
+
+def _ends(result: PathsResult, proof: FlowProof) -> tuple[str, str]:
+    """Sender and receiver, with the job of a run that had several."""
+    src, dst = result.ends(proof)
+    return f"{proof.flow.job}: {src}" if proof.flow.job else src, dst
 
 
 def _row_text(cells: tuple[str, str, str, str, str, str], widths: Sequence[int]) -> str:

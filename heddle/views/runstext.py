@@ -55,6 +55,7 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
         "sizes": list(options.sizes), "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters,
         "transport": options.transport, "hashing": header.ecmp,
         "emulated": {"k": header.k}, "heddle": run.record.heddle,
+        **({"job": header.job, "workload": header.workload} if header.job else {}),
     }  # fmt: skip
     if outcome is None:
         measured = run.record.rows
@@ -110,7 +111,7 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
         return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
     header, options = run.record.header, run.record.header.options
     when = header.when.removesuffix("Z").replace("T", " ")[5:16]
-    what = f"{options.collective}/{options.algorithm}"
+    what = f"{header.job}: " * bool(header.job) + f"{options.collective}/{options.algorithm}"
     setup = (run.id, when, what, str(len(header.ranks)), _sizes(options.sizes), str(options.qps), header.ecmp)
     return (*setup, *_results(run), size)
 

@@ -89,6 +89,6 @@ def test_wrong_options_are_explained_in_exactly_these_words(golden: Callable[[st
             plan_run(fabric, run_options(**options))
         said.append(f"{options}\n{caught.value}\n")
     plan = build_plan(fabric, run_options(qps=128, transport="srd", entropy=256))
-    said.append(f"rows of counters\n{refusal(fabric, plan, 1 << 16, spread=False)}\n")
+    said.append(f"rows of counters\n{refusal(fabric, plan, holds=1 << 16, spread=False)}\n")
     said.append(f"a window that cannot cover the path\n{shortfall(RunOptions(window=2), 1926)}\n")
     golden("runs/options.log", "\n".join(said))

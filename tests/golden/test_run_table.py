@@ -77,7 +77,7 @@ def test_an_interrupted_table(golden: Callable[[str, str], None], capsys: pytest
         live = LiveTable(Console())
         live.head(samples.result())
         live.row(samples.result().rows[0])
-        live.interrupted(replace(samples.interrupted(), id="0008"), lasting=lasting)
+        live.interrupted([replace(samples.interrupted(), id="0008")], lasting=lasting)
         texts.append(printed(capsys))
     golden("runs/interrupted.log", "\n\n".join(texts))
 

@@ -59,18 +59,25 @@ def in_order(result: RunResult) -> RunResult:
 
 def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunResult:
     """A run, and a change while it is under way. What the change raises is raised here, after the run."""
+    with when_busy(lab, change):
+        return run(lab, options, Silent())
+
+
+@contextmanager
+def when_busy(lab: Lab, change: Callable[[], object], packets: int = _PACKETS) -> Iterator[None]:
+    """A change, once so many packets of a with block have passed queues. What it raises is raised after the block."""
     wrong: list[BaseException] = []
     with LabQueues.pinned(lab.fabric) as queues:
-        packets = queues.cells["in_packets"]
+        seen = queues.cells["in_packets"]
 
         def passed() -> int:
-            return int(packets[_DATA::8].sum())
+            return int(seen[_DATA::8].sum())
 
         before = passed()
 
         def make() -> None:
             try:
-                until(lambda: passed() >= before + _PACKETS)
+                until(lambda: passed() >= before + packets)
                 change()
             except BaseException as error:  # the test's own thread reports it
                 wrong.append(error)
@@ -78,12 +85,11 @@ def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunR
         changing = threading.Thread(target=make)
         changing.start()
         try:
-            result = run(lab, options, Silent())
+            yield
         finally:
             changing.join()
     if wrong:
         raise wrong[0]
-    return result
 
 
 @contextmanager

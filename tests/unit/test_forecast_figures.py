@@ -157,7 +157,7 @@ def test_a_plan_needs_a_row_at_each_port_of_each_path_and_as_many_for_the_answer
 def test_a_lab_has_room_for_the_maximum_of_queue_pairs_in_every_mode(preset: str) -> None:
     fabric = fabric_of(preset)
     for spread in (False, True):
-        assert refusal(fabric, plan_of(fabric, 128), rows_for(fabric), spread=spread) is None
+        assert refusal(fabric, plan_of(fabric, 128), holds=rows_for(fabric), spread=spread) is None
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from heddle.traffic.collectives import Piece, find_pattern, patterns
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Key, build_schedule
+from heddle.traffic.workload import Job
 from heddle.wire.layout import ACK_NO_LIMIT
 from tests import lineworker
 from tests.machine import patience
@@ -286,12 +287,12 @@ def test_every_size_starts_and_is_checked_by_all_workers_together(
     monkeypatch.setenv("LINEWORKER_CHECK_S", "0.3")
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=SIZES, warmup=0, iters=1))
     transport = find_transport("rc").of(plan)
-    with crew.crew_of(plan, transport, {}, workers) as running:
+    with crew.crews_of([(Job("", plan.options), plan, transport)], {}, [workers]) as running:
         heard: list[tuple[int, int, list[int]]] = []
-        reports = running.run(
-            Silent(), on_size=lambda size, results: heard.append((time.monotonic_ns(), size, [*results]))
+        (reports,) = running.run(
+            Silent(), on_size=lambda _, size, results: heard.append((time.monotonic_ns(), SIZES[size], [*results]))
         )
-        phases = running.phases
+        phases = running.crews[0].phases
     said: dict[str, list[int]] = defaultdict(list)
     for line in log.read_text().splitlines():
         at, _, word = line.split(" ", 2)
@@ -323,8 +324,8 @@ def test_a_worker_that_ends_after_its_report_does_not_end_the_run_of_one_that_is
     monkeypatch.setenv("LINEWORKER_CHECK_S", "0")
     monkeypatch.setenv("LINEWORKER_REPORT_S", "1")
     plan = build_plan(load_fabric("tiny").fabric, RunOptions(sizes=(64,), warmup=0, iters=1))
-    with crew.crew_of(plan, find_transport("rc").of(plan), {}, 4) as running:
-        assert len(running.run(Silent())) == 4
+    with crew.crews_of([(Job("", plan.options), plan, find_transport("rc").of(plan))], {}, [4]) as running:
+        assert [len(each) for each in running.run(Silent())] == [4]
 
 
 def test_a_worker_gives_way_to_the_kernel_threads_that_forward_its_packets() -> None:

@@ -164,14 +164,15 @@ def test_a_fresh_run_and_a_stored_one_are_judged_on_the_same_fabric_with_the_sam
     runtime = SimpleNamespace(name="netns")
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     with writer.writing(lab, samples.header()) as measured:
-        done = measured.finish(samples.result(), samples.evidence())
+        done = measured.finish(samples.result(), samples.evidence(), samples.result().flows)
     assert done.proof is None and done.run_id == "0001"
     stored = History.of(lab).open()
     assert stored.proof.error is not None
     assert judged[0] == judged[1] and judged[0][2] is not None
     # The record has no fields of the table's head.
     assert set(json.loads((stored.path / RECORD).read_text())["header"]) == {
-        "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators",
+        "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators", "job", "workload",
+        "beside",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from heddle.endpoints.nic.framebuffer import MMSGHDR, FrameBuffer, frame_bytes_f
 from heddle.kernel.libc import libc
 from heddle.kernel.namespace import inside
 from heddle.kernel.uapi import SOL_PACKET
-from heddle.wire.layout import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, ROCE_PORT
+from heddle.wire.layout import ETHERTYPE_IPV4, ETHERTYPE_IPV6, LAYOUTS, QPN_MASK, ROCE_PORT
 
 # asm-generic/socket.h and linux/if_packet.h; Python's socket module does not have these constants.
 _SO_ATTACH_FILTER: Final = 26
@@ -39,34 +40,57 @@ _NOT_NOW: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENETDOWN, errno.
 libc.sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 libc.recvmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
 
-# Classic BPF (code, jump if true, jump if false, value): unfragmented IPv4, UDP, destination port 4791.
-_ROCE_ONLY: Final = (
-    (0x28, 0, 0, 12),  # ldh [12]: Ethernet type
-    (0x15, 0, 8, ETHERTYPE_IPV4),
-    (0x30, 0, 0, 23),  # ldb [23]: protocol
-    (0x15, 0, 6, socket.IPPROTO_UDP),
-    (0x28, 0, 0, 20),  # ldh [20]: fragment offset
-    (0x45, 4, 0, 0x1FFF),
-    (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf): header length
-    (0x48, 0, 0, 16),  # ldh [x + 16]: UDP destination port
-    (0x15, 0, 1, ROCE_PORT),
-    (0x06, 0, 0, 0x40000),
-    (0x06, 0, 0, 0),
-)
-# The same for IPv6, whose fragments have another next header.
-_ROCE_ONLY6: Final = (
-    (0x28, 0, 0, 12),
-    (0x15, 0, 5, ETHERTYPE_IPV6),
-    (0x30, 0, 0, 20),  # ldb [20]: next header
-    (0x15, 0, 3, socket.IPPROTO_UDP),
-    (0x28, 0, 0, LAYOUTS[6].udp_at + 2),
-    (0x15, 0, 1, ROCE_PORT),
-    (0x06, 0, 0, 0x40000),
-    (0x06, 0, 0, 0),
-)
+_DROP: Final = -1  # where a jump ends the filter
+_Op = tuple[int, int, int, int]  # code, jump if true, jump if false, value
+# Classic BPF: unfragmented IPv4, UDP, destination port 4791.
+_ROCE: Final[dict[int, tuple[_Op, ...]]] = {
+    4: (
+        (0x28, 0, 0, 12),  # ldh [12]: Ethernet type
+        (0x15, 0, _DROP, ETHERTYPE_IPV4),
+        (0x30, 0, 0, 23),  # ldb [23]: protocol
+        (0x15, 0, _DROP, socket.IPPROTO_UDP),
+        (0x28, 0, 0, 20),  # ldh [20]: fragment offset
+        (0x45, _DROP, 0, 0x1FFF),
+        (0xB1, 0, 0, 14),  # ldxb 4*([14]&0xf): header length
+        (0x48, 0, 0, 16),  # ldh [x + 16]: UDP destination port
+        (0x15, 0, _DROP, ROCE_PORT),
+    ),
+    # The same for IPv6, whose fragments have another next header.
+    6: (
+        (0x28, 0, 0, 12),
+        (0x15, 0, _DROP, ETHERTYPE_IPV6),
+        (0x30, 0, 0, 20),  # ldb [20]: next header
+        (0x15, 0, _DROP, socket.IPPROTO_UDP),
+        (0x28, 0, 0, LAYOUTS[6].udp_at + 2),
+        (0x15, 0, _DROP, ROCE_PORT),
+    ),
+}
+_DQPN_WORD: Final[dict[int, _Op]] = {
+    4: (0x40, 0, 0, 14 + 12),
+    6: (0x20, 0, 0, LAYOUTS[6].udp_at + 12),
+}  # ld; x as above
 
 
-def _attach(sock: socket.socket, program: tuple[tuple[int, int, int, int], ...]) -> None:
+def _filter(version: int, qpns: range | None) -> list[_Op]:
+    """The filter of a socket that receives RoCEv2; with `qpns` only what is for these queue pairs."""
+    program = [*_ROCE[version]]
+    if qpns is not None:
+        program += [
+            _DQPN_WORD[version],
+            (0x54, 0, 0, QPN_MASK),  # and
+            (0x35, 0, _DROP, qpns.start),  # jge
+            (0x35, _DROP, 0, qpns.stop),
+        ]
+    program += [(0x06, 0, 0, 0x40000), (0x06, 0, 0, 0)]
+    end = len(program) - 1
+
+    def jump(at: int, where: int) -> int:
+        return end - at - 1 if where == _DROP else where
+
+    return [(code, jump(at, yes), jump(at, no), value) for at, (code, yes, no, value) in enumerate(program)]
+
+
+def _attach(sock: socket.socket, program: Sequence[_Op]) -> None:
     """Attach a classic BPF filter to a socket (struct sock_fprog)."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *op) for op in program))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code)))
@@ -97,6 +121,7 @@ class PacketSocket:
         send_frames: int = 0,
         receive_bytes: int = _RECEIVE_BYTES,
         version: int = 4,
+        qpns: range | None = None,
     ) -> None:
         """Open on an interface of a namespace, or of the caller's (None), for QPs of this IB MTU.
 
@@ -104,10 +129,11 @@ class PacketSocket:
                        the system's default.
         receive_bytes: the receive buffer, as the kernel counts (8 KiB and more for a frame of 4 KiB); 0: only sends.
         version:       of the received IP packets, 4 or 6.
+        qpns:          numbers of the queue pairs whose packets it receives, where a port has several sockets.
         Raises OSError (no such interface, not root) and MachineError (no such namespace).
         """
         self.interface = interface
-        self._version = version
+        self._version, self._qpns = version, qpns
         self.errno = 0
         self.queue_drops = 0
         self._drops = 0
@@ -132,7 +158,7 @@ class PacketSocket:
         if not receive_bytes:
             self._socket.bind((self.interface, 0))
             return
-        _attach(self._socket, _ROCE_ONLY if self._version == 4 else _ROCE_ONLY6)
+        _attach(self._socket, _filter(self._version, self._qpns))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, receive_bytes // 2)
         # For one protocol: such sockets get a frame after clsact ingress (__netif_receive_skb_core), where a queue that
         # marks at dequeue has already written CE; and they do not get frames that the host itself sends.

@@ -1,0 +1,157 @@
+"""Workloads with several jobs on one fabric: who runs when, on which NICs, and what is kept when one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import HeddleError, MachineError
+from heddle.endpoints.workloadfile import load_workload
+from heddle.lab.lab import Lab
+from heddle.runs.run import run_workload
+from heddle.runs.store import History
+from heddle.runs.together import WorkloadResult
+from heddle.traffic.workload import Workload
+from tests.machine import child, patience
+from tests.netns.collectives import proven, when_busy
+from tests.netns.test_trouble_midrun import workers
+from tests.typed import typed
+
+pytestmark = pytest.mark.root
+
+ROOT: Final = Path(__file__).parents[2]
+SHARED: Final = """
+qps: 2
+size: 128K
+iters: 4
+share_nics: true
+jobs:
+  training: {{collective: all-reduce, ranks: "0:4", fastpath: {loop}}}
+  storage: {{collective: matrix, matrix: "0,1,64K;0,2,64K;3,0,32K", ranks: "0:4", iters: 1, repeat: background}}
+  late: {{collective: broadcast, ranks: "0:4", after: training, start: 300ms, iters: 1, repeat: 2, transport: srd,
+         entropy: 4}}
+"""
+# Long enough to be ended while both have measured a size.
+TWO: Final = """
+size: 8K:16M:x2048
+iters: {iters}
+warmup: 0
+jobs:
+  a: {{collective: all-reduce, ranks: "0:4:2"}}
+  b: {{collective: all-to-all, ranks: "1:4:2"}}
+"""
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Callable[[str], Workload]:
+    def read(text: str) -> Workload:
+        path = tmp_path / "jobs.yml"
+        path.write_text(text)
+        return load_workload(str(path)).workload
+
+    return read
+
+
+def done(lab: Lab, wanted: Workload) -> WorkloadResult:
+    found = run_workload(lab, wanted, Silent())
+    assert found.wrong == 0
+    for job in found.jobs:
+        assert (job.stray, job.icrc_errors) == (0, 0)
+        paths = proven(lab, job.run_id)
+        assert {proof.flow.job for proof in paths.flows} == {each.name for each in wanted.jobs}
+    return found
+
+
+@pytest.mark.parametrize("loop", ["auto", "off"])
+def test_jobs_share_nics_and_each_has_its_own_barriers_and_every_path_is_proven(
+    tiny: Lab, workload: Callable[[str], Workload], loop: str
+) -> None:
+    found = done(tiny, workload(SHARED.format(loop=loop)))
+    training, storage, late = found.jobs
+    assert found.name == "jobs" and [job.job for job in found.jobs] == ["training", "storage", "late"]
+    assert training.nic_loop == ("python" if loop == "off" else "compiled")
+    assert training.span_s is not None and storage.span_s is not None and late.span_s is not None
+    assert late.span_s[0] >= training.span_s[1] + 0.3
+    assert storage.span_s[0] < training.span_s[0] + 0.3 and storage.span_s[1] >= late.span_s[1]
+    (row,) = storage.rows
+    assert len(row.iteration_us) > 2, "it went on until the others had ended"
+    assert [len(each.iteration_us) for each in late.rows] == [2]
+    for job in found.jobs:
+        assert {flow.sent.flow.job for flow in job.flows} == {job.job}
+        stored = History.of(tiny).open(job.run_id)
+        assert [row.sent for row in stored.flows] == [row.sent for row in job.flows]
+        assert (stored.record.header.job, stored.record.header.workload) == (job.job, "jobs")
+    ends = [(flow.sent.flow.dst_ip, flow.sent.flow.qpn) for job in found.jobs for flow in job.flows]
+    assert len({*ends}) == len([*dict.fromkeys(ends)]) and max(e.seat for e in late.ranks) == 2
+
+
+def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "two tenants.yml"
+    path.write_text(TWO.format(iters=2).replace("8K:16M:x2048", "256K"))
+    shown = typed("run", "--workload", str(path), "--interference", "--lab", tiny.name, "--format", "json")
+    data = json.loads(shown.stdout)
+    assert shown.returncode == 0 and data["workload"] == "two tenants"
+    assert [job["job"] for job in data["jobs"]] == ["a", "b"]
+    assert all(job["span_s"][1] > job["span_s"][0] >= 0 for job in data["jobs"])
+    for each, job in zip(data["interference"], data["jobs"], strict=True):
+        assert each["job"] == job["job"] and each["together_run"] == job["run_id"]
+        assert each["together_busbw"] == job["avg_busbw"] and each["alone_busbw"] > 0
+        assert each["ratio"] == pytest.approx(each["together_busbw"] / each["alone_busbw"])
+        alone = History.of(tiny).open(each["alone_run"])
+        assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
+        nics = [(end["host"], end["port"]) for end in job["ranks"]]
+        assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
+
+
+def test_a_worker_that_is_killed_ends_its_job_as_failed_and_the_other_as_ended(
+    tiny: Lab, workload: Callable[[str], Workload]
+) -> None:
+    before = History.of(tiny).ids()
+
+    # 8 KiB are a few packets: by then both jobs are in their second size.
+    with pytest.raises(HeddleError) as caught, when_busy(tiny, lambda: os.kill(workers()[0], signal.SIGKILL), 3000):
+        run_workload(tiny, workload(TWO.format(iters=20)), Silent())
+    assert isinstance(caught.value, MachineError)
+    text = str(caught.value)
+    assert "job a  the worker of rank 0 on host1:eth1" in text and "was ended by SIGKILL" in text
+    assert "job b  the job was ended, because job a failed" in text
+    assert workers() == []
+    runs = {run.record.header.job: run.record for run in History.of(tiny).runs() if run.id not in before}
+    assert runs["a"].state == "failed"
+    assert runs["b"].state == "interrupted" and runs["b"].failure == (
+        "interrupted after 1 of 2 sizes, because job a failed",
+    )
+
+
+def test_ctrl_c_keeps_the_rows_of_each_job_and_a_second_run_is_told_the_name_of_the_first(
+    tiny: Lab, tmp_path: Path
+) -> None:
+    before = History.of(tiny).ids()
+    path = tmp_path / "long.yml"
+    path.write_text(TWO.format(iters=30))
+    words = [str(ROOT / "inv"), "run", "--workload", str(path), "--lab", tiny.name]
+    with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        busy = threading.Event()
+        with when_busy(tiny, busy.set, 3000):
+            assert busy.wait(patience(60))
+            second = typed("run", "--lab", tiny.name, "--size", "8K")
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=patience(60))
+    assert second.returncode == 2
+    assert "its run (long: a: all-reduce over 2 ranks, 8 KiB to 16 MiB, 1 QP; b: all-to-all" in second.stderr
+    assert process.returncode == 130
+    for job in ("a", "b"):
+        assert f"#job      : {job}: interrupted after 1 of 2 sizes" in out
+    kept = [run.record for run in History.of(tiny).runs() if run.id not in before]
+    assert {each.header.job: (each.state, len(each.rows)) for each in kept} == {
+        "a": ("interrupted", 1), "b": ("interrupted", 1),
+    }  # fmt: skip
