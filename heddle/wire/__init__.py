@@ -1,1 +1,1 @@
-"""RoCEv2 as bytes: layout, ICRC, source ports, scapy layers, dissection, capture files."""
+"""RoCEv2 as bytes: layout, ICRC, source ports, dissection, capture files."""

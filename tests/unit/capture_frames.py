@@ -13,7 +13,7 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 
 from heddle.wire import layout as wire
-from heddle.wire import roce
+from tests.peers import roce
 from heddle.wire.capturefile import CapturedPacket
 from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import dissect

@@ -16,7 +16,7 @@ from scapy.layers.l2 import Ether
 
 from heddle.cli.program import main
 from heddle.wire import layout as wire
-from heddle.wire import roce
+from tests.peers import roce
 from heddle.wire.capturefile import CaptureFile, open_capture
 from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import ROCE_V1, dissect

@@ -20,7 +20,7 @@ from heddle.base.problems import InputError
 from heddle.cli.capture_live import bounds_of
 from heddle.lab.capture import Bounds
 from heddle.wire import layout as wire
-from heddle.wire import roce
+from tests.peers import roce
 from heddle.wire.capturefile import CapturedPacket
 from heddle.wire.conversations import CaptureTotals, QpConversation
 from heddle.wire.dissect import dissect
