@@ -15,9 +15,9 @@ from scapy.packet import Raw
 
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.wire import layout as wire
-from tests.peers import roce
 from heddle.wire.icrc import icrc
 from heddle.wire.sport import SPORTS, entropy_sports, flow_label_for_qps, sport_for_qps, sport_of_own_qpn, sport_of_rxe
+from tests.peers import roce
 from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SAMPLES6, SRC_IP, TOS, Sample, flow, payload_of
 
 BY_NAME = pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
