@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from heddle.kernel.native.objects import FASTPATH, HEADERS
 from tests.fuzz.cases import ROOT, Fuzz
 from tests.machine import patience
 from tests.marks import deep
+from tests.objects.shared import FASTPATH, HEADERS
 from tests.unit.fastpath_bench import needs_object
 
 pytestmark = [pytest.mark.needs("gcc"), needs_object]

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-from heddle.kernel.native.objects import SharedObject, clang_version
+from tests.objects.shared import SharedObject, clang_version
 
 
 def require(*programs: str) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from heddle.base.process import run
-from heddle.switch.bpf import build
 from heddle.switch.queues import cells
+from tests.objects import bpf as build
 from tests.unit import committed
 
 

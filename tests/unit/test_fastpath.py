@@ -15,15 +15,16 @@ from heddle.endpoints.congestion.controlled import Controlled, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnRule
 from heddle.endpoints.congestion.ratecontrol import CnpRule
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.fastpath import constants, library
+from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import dcqcn_struct, drives
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.fabric.fabricfile import load_fabric
-from heddle.kernel.native.objects import FASTPATH, MACHINES
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
+from tests.objects import constants
+from tests.objects.shared import FASTPATH, MACHINES
 from tests.unit import committed
 from tests.unit.fastpath_bench import (
     EPOCH,
@@ -284,7 +285,7 @@ def test_the_committed_object_is_what_its_sources_give(machine: str, tmp_path: P
 
 
 def test_the_header_of_shared_constants_is_what_python_has() -> None:
-    assert constants.HEADER.read_text() == constants.header(), "python -m heddle.endpoints.fastpath.constants writes it"
+    assert constants.HEADER.read_text() == constants.header(), "python -m tests.objects.constants writes it"
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason=f"no object for {platform.machine()}")

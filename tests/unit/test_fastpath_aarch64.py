@@ -19,7 +19,7 @@ import pytest
 
 from heddle.base.process import run
 from heddle.endpoints.fastpath import library
-from heddle.kernel.native.objects import FASTPATH, target
+from tests.objects.shared import FASTPATH, target
 from tests.unit import fastpath_bench
 from tests.unit import test_fastpath as native
 

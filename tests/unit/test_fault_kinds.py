@@ -31,7 +31,7 @@ exec(compile(text.replace(end, rows + "\\n" + end), path, "exec"), module.__dict
 from heddle.cli.fault_verb import fault
 from heddle.fabric.fabricfile import load_fabric
 from heddle.spec.impairments import LinkFault, parse_run_fault
-from heddle.switch.bpf import build
+from tests.objects import bpf as build
 from heddle.switch.links.portfaults import file_faults, line_of
 from heddle.switch.queues.cells import FAULT
 from heddle.views.labtext import faults_text

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import MachineError
-from heddle.kernel.native.objects import MACHINES, SWITCH
 from heddle.switch.compiled import layouts
 from heddle.switch.pfc import loop as compiledloop
 from heddle.switch.pfc.agent import Agent
@@ -29,6 +28,7 @@ from heddle.switch.pfc.gates import Gate, Gates
 from heddle.switch.pfc.loop import DETECT, LINK, RESTORE, TICK, CompiledLoop, loop_code
 from heddle.switch.pfc.world import Page, World
 from heddle.switch.queues import cells
+from tests.objects.shared import MACHINES, SWITCH
 from tests.pfcreference import DeadlineTable, Event, ReferenceAgent, ReferenceLoop
 from tests.unit import committed
 

@@ -1,6 +1,6 @@
 """Load the compiled object of the fast path, with the types of its functions.
 
-In:  fastpath-MACHINE.so in this directory (kernel/native/objects.py builds it), and a CRC-32: of libdeflate or zlib.
+In:  fastpath-MACHINE.so in this directory (tests/objects/shared.py builds it), and a CRC-32: of libdeflate or zlib.
 Out: Library, or the reason why there is none: then the Python loop does the same work, with more CPU time.
 """
 

@@ -1,1 +1,1 @@
-"""Compiled code: what its sources share, and how the committed objects are built. Loading them needs no compiler."""
+"""Compiled code: how it is loaded, and the headers that its sources share."""

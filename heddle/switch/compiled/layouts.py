@@ -1,6 +1,6 @@
 """The compiled object of switches: the layouts of switch.h, and the types of its functions.
 
-In:  switch-MACHINE.so in this directory (built by `kernel/native/objects.py`).
+In:  switch-MACHINE.so in this directory (built by `tests/objects/shared.py`).
 Out: the object, or the reason why there is none: then Python reads the rows, with more CPU time, and PFC cannot run.
 """
 

@@ -1,4 +1,4 @@
-"""Build the shared objects that are committed: `python -m heddle.kernel.native.objects`. Users never need this.
+"""Build the shared objects that are committed: `python -m tests.objects.shared`.
 
 In:  C sources, clang and lld.
 Out: NAME-MACHINE.so beside the sources, for every kind of processor, and `clang.txt`: the compiler's version.
@@ -18,7 +18,8 @@ from typing import Final
 from heddle.base.problems import MachineError, Problem
 from heddle.base.process import run
 
-HEADERS: Final = Path(__file__).parent.resolve()
+ROOT: Final = Path(__file__).resolve().parents[2]
+HEADERS: Final = ROOT / "heddle/kernel/native"
 MACHINES: Final = ("x86_64", "aarch64")
 _FLAGS: Final = (
     "-std=c11", "-O2", "-fPIC", "-shared", "-ffreestanding", "-nostdlib", "-nostdinc", "-fuse-ld=lld", "-fno-ident",
@@ -37,7 +38,7 @@ def clang_version() -> str:
 
 
 def target(machine: str) -> tuple[str, ...]:
-    """The options of clang that choose the processor, and the headers of clang and of this directory."""
+    """The options of clang that choose the processor, and the headers of clang and of HEADERS."""
     headers = run(["clang", "-print-resource-dir"]).out.strip()
     return (f"--target={machine}-linux-gnu", "-isystem", f"{headers}/include", "-I", str(HEADERS))
 
@@ -62,7 +63,7 @@ class SharedObject:
     @property
     def directory(self) -> Path:
         """Where sources and objects are."""
-        return HEADERS.parents[1] / self.folder
+        return ROOT / "heddle" / self.folder
 
     @property
     def made_by(self) -> Path:

@@ -1,6 +1,6 @@
-"""Build the BPF objects that are committed here: `python -m heddle.switch.bpf.build`. Users never need this.
+"""Build the BPF objects that are committed in heddle/switch/bpf: `python -m tests.objects.bpf`.
 
-In:  the .c files in this directory, and clang with llvm-objcopy.
+In:  its .c files, and clang with llvm-objcopy.
 Out: a .o for each (no DWARF; BTF kept, since libbpf reads the maps from it), and `clang.txt`: the compiler's version.
 The bytes depend only on the sources and the clang version: no system headers, and no path of the machine.
 """
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from heddle.base.process import run
-from heddle.kernel.native.objects import HEADERS, clang_version
 from heddle.spec.impairments import PROGRAM_KINDS
+from tests.objects.shared import HEADERS, ROOT, clang_version
 
-HERE: Final = Path(__file__).resolve().parent
+HERE: Final = ROOT / "heddle/switch/bpf"
 PROGRAMS: Final = ("hash", "count", "nic", "queue", "verbs")
 VERSION_FILE: Final = HERE / "clang.txt"
-# bpfel: for x86-64 and arm64. -nostdinc: only the headers here. The prefix map keeps build paths out of the BTF.
+# bpfel: for x86-64 and arm64. -nostdinc: only our headers. The prefix map keeps build paths out of the BTF.
 _FLAGS: Final = ("-target", "bpfel", "-O2", "-g", "-Wall", "-Werror", "-nostdinc", "-fno-ident")
 # v2: every kernel since 4.14. v3 has additions that return the old value: since 5.12, on arm64 since 5.18.
 _CPU: Final = {"queue": "v3"}
