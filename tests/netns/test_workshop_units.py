@@ -37,14 +37,11 @@ def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verbs of lab.yml run here, but those that start programs of the machine."""
+    """Verbs of lab.yml run here."""
     start = tuple(HERE.command())
 
     def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float) -> process.Done:
-        words = argv[len(unitlife._HERE) + len(start) :]
-        if words[0] == "exec":
-            return process.follow(argv, line, timeout=timeout)
-        done = typed(*words)
+        done = typed(*argv[len(unitlife._HERE) + len(start) :])
         for each in (done.stdout + done.stderr).splitlines():
             line(each)
         return process.Done(tuple(argv), done.returncode, done.stdout, done.stderr, 0.0)
