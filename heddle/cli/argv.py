@@ -168,9 +168,10 @@ class Verb:
     @property
     def flags(self) -> dict[str, Parameter]:
         """Flag -> parameter; `--no-x` sets a parameter to false that is true by default."""
-        table = {p.flag: p for p in self.parameters if p.name != self.rest}
-        table |= {p.option.short: p for p in self.parameters if p.option.short}
-        table |= {f"--no-{p.word}": p for p in self.parameters if p.kind == "bool" and p.default is True}
+        parameters = list(self.parameters)
+        table = {p.flag: p for p in parameters if p.name != self.rest}
+        table |= {p.option.short: p for p in parameters if p.option.short}
+        table |= {f"--no-{p.word}": p for p in parameters if p.kind == "bool" and p.default is True}
         return table
 
     @property
@@ -279,9 +280,9 @@ class _Parse:
 
     def _check_excluded(self) -> None:
         """One problem for each parameter that was typed with others that stand in its place."""
-        for parameter in self.verb.parameters:
-            others = [p for p in self.verb.parameters if p.option.excludes == parameter.name and p.name in self.values]
-            if others and parameter.name in self.values:
+        typed = [p for p in self.verb.parameters if p.name in self.values]
+        for parameter in typed:
+            if others := [p for p in typed if p.option.excludes == parameter.name]:
                 names = ", ".join(p.option.short or p.flag for p in others)
                 hint = f"use {parameter.flag}, or {names}"
                 self.problems.add(where="", what=f"{parameter.flag} and {names}", why="exclude each other", hint=hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,6 +69,9 @@ class LateParameters(Sequence[Parameter]):
 
     def __getitem__(self, at: Any) -> Any:
         return self._made()[at]
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(self._made())  # once, not for each of them
 
 
 @dataclass(frozen=True, slots=True)

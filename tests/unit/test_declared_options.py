@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 import tasks
 from heddle.base.declared import Declared
 from heddle.base.problems import InputError
-from heddle.cli.argv import parse
+from heddle.cli import verbs
+from heddle.cli.argv import declared_parameters, parse
 from heddle.cli.assistant import Assistant
 from heddle.cli.completion import candidates
 from heddle.cli.program import help_rows
@@ -121,3 +122,16 @@ def test_a_record_of_before_has_the_options_beside_the_others(tmp_path: Path) ->
     record["header"]["options"]["recovery"] = "go-back-n"
     file.write_text(json.dumps(record))
     assert read_record(tmp_path).header.options == RunOptions()
+
+
+def test_words_are_read_with_few_looks_at_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(*words: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return declared_parameters(*words)
+
+    monkeypatch.setattr(verbs, "declared_parameters", counted)
+    parse(RUN, ["--collective", "incast", "--size", "64K", "--iters", "1", "--cc", "dcqcn"])
+    assert 0 < looks < 50, "each makes all options of the run: once for every parameter was half a second"
