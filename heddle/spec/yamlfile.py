@@ -24,6 +24,7 @@ from heddle.base.units import WHOLE_NUMBER
 
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 16
+_LONGEST_KEY: Final = 255  # letters of a key that are read; the longest valid key is a node's name, with 63
 # Ten times as fast, but its messages are others, and _HINTS has none for them: for large files only.
 _C_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -280,7 +281,7 @@ class _YamlReader:
                 hint = "write the keys out where they belong"
                 self.problems.add(where=self.at(key_node), what="<<", why="(a merge key) is not supported", hint=hint)
                 continue
-            key = printable(str(key_node.value))[:60] or '""'
+            key = printable(str(key_node.value))[:_LONGEST_KEY] or '""'
             here = (*trail, key)
             where = self.at(key_node)
             if key in seen:

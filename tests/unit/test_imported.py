@@ -110,6 +110,14 @@ def test_a_files_name_is_brought_to_heddles_rule(own: str, here: str, write: Wri
     assert any(f"the lab of {own} is named {here}:" in note for note in made.notes) == (own != here)
 
 
+def test_a_node_has_a_name_of_63_letters_at_most_and_is_told_apart_by_the_last(write: Write) -> None:
+    text = "name: x\ntopology: {nodes: {%s1: {kind: linux}, %s2: {kind: linux}}}\n"
+    most = "n" * 62
+    assert len(import_topology(write(text % (most, most)), "netns").fabric.nodes) == 2
+    with pytest.raises(InputError, match=r"nodes\.n{63}1 is no valid node name: use 63 letters"):
+        import_topology(write(text % (f"{most}n", most)), "netns")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -52,7 +52,7 @@ _READING: Final = ReadOptions(
     example="docs/bring-your-own.md",
 )
 _SYSCTL: Final = re.compile(r"net(\.[A-Za-z0-9_-]+)+")
-_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # a host's name has 63 letters at most (RFC 1123)
 _OWN_FIELDS: Final = frozenset({"kind", "group", "binds", "exec", "sysctls", "labels", "env", "network-mode"})
 _LEAST_MTU: Final = 1280  # minimum for IPv6, as in a fabric file
 _RATES: Final = (10**6, 10**10)  # bit/s, as in a fabric file
@@ -156,8 +156,8 @@ class _DescriptionReader:
 
     def _node(self, name: str, sections: Sections, lab: str) -> NodeDescription | None:
         at: Trail = ("topology", "nodes", name)
-        if not name[:1].isalnum() or not name.isascii() or set(name) - _NAME_LETTERS:
-            why = "is no valid node name: use letters, digits, - and _, since BPF programs are pinned by it"
+        if _NODE_NAME.fullmatch(name) is None:
+            why = "is no valid node name: use 63 letters, digits, - and _ at most, since BPF programs are pinned by it"
             self.add(at, f"nodes.{name}", why)
         kind = sections.kind_of(name)
         if kind != grammar.LINUX:
