@@ -34,6 +34,8 @@ from typing import Any
 import pytest
 
 from heddle.base import owners, state
+from heddle.base.events import Silent
+from heddle.base.problems import MachineError
 from heddle.cli.progress import PlainObserver
 from heddle.fabric.fabricfile import load_fabric
 from heddle.host import packages
@@ -44,10 +46,11 @@ from heddle.host.preflight import frr_dir
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
+from heddle.render.render import DEFAULT
 from heddle.runtimes.clab_containers import CLAB_DIR, containers_of
 from heddle.runtimes.netns_cleanup import BPF_DIR, namespaces_of
 from heddle.runtimes.netns_space import RUN_DIR
-from heddle.runtimes.registry import on_machine
+from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.testing import LeftoverWarning, claims
 from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.pool import Pool
@@ -138,15 +141,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in containers, too."""
+    """A test of fixture `runtime` runs in namespaces; with the mark `containers` it runs in every runtime.
+
+    A module's MORE_RUNTIMES are those that only its tests have.
+    """
     if "runtime" not in metafunc.fixturenames:
         return
     if any("runtime" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
         return  # tests/clab: in containers only
-    places: list[Any] = ["netns"]
+    places = ["netns"]
     if metafunc.definition.get_closest_marker("containers"):
-        places.append(pytest.param("containerlab", marks=pytest.mark.clab))
-    metafunc.parametrize("runtime", places, indirect=True, scope="module")
+        places = [*RUNTIMES, *getattr(metafunc.module, "MORE_RUNTIMES", ())]
+    marked = [pytest.param(each, marks=[pytest.mark.clab] if each == "containerlab" else []) for each in places]
+    metafunc.parametrize("runtime", marked, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -201,11 +208,22 @@ def name(lab_name: Callable[[], str]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def runtime(request: pytest.FixtureRequest) -> str:
-    """Where labs run: namespaces in suite netns; containers in suite clab, for tests with the mark `containers`."""
-    if request.param == "containerlab":
-        request.getfixturevalue("engine")
-    return str(request.param)
+def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where labs run: namespaces in suite netns, containers in suite clab, and the module's MORE_RUNTIMES.
+
+    Skipped with the reason where this machine cannot run it.
+    """
+    name = str(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        for key, place in getattr(request.module, "MORE_RUNTIMES", {}).items():
+            patch.setitem(RUNTIMES, key, place)
+        if name == "containerlab":
+            request.getfixturevalue("engine")
+        try:
+            get_runtime(name).prepare(load_fabric("tiny").fabric, DEFAULT, Silent())
+        except MachineError as error:
+            pytest.skip(str(error))
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -319,7 +337,7 @@ def _leftovers(lab: str) -> list[str]:
             continue
         if stands or f"heddle-{lab}-" in command or any(mark in mounts for mark in marks):
             found.append(f"process {entry.name}: {command}")
-    return found
+    return found or [f"runtime {each}" for each in RUNTIMES if get_runtime(each).exists(lab)]
 
 
 def _docker_networks(lab: str) -> list[str]:

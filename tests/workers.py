@@ -29,11 +29,11 @@ CONTAINERS: Final = "containers"
 BESIDE: Final = tuple(
     f"tests/netns/test_{each}.py"
     for each in (
-        "workshop_units", "place_ssh", "plugin", "bring_your_own", "lab_life", "faults", "transports_live",
+        "workshop_units", "place_ssh", "plugin", "bring_your_own", "runtime_contract", "faults", "transports_live",
         "trouble_midrun", "tour", "wheel_job", "example_pipeline", "dashboard_live", "place_refusals", "place_jumps",
-        "rail", "lab_trouble", "mcp", "runs_kept", "repair", "pool", "killed", "validate", "topology_examples",
-        "inspect", "ipv6", "trees", "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring",
-        "capture", "second_transport", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live",
+        "rail", "lab_trouble", "mcp", "runs_kept", "repair", "pool", "lab_life", "killed", "validate",
+        "topology_examples", "inspect", "ipv6", "trees", "forecast_live", "hashing_modes", "runs_with_link_faults",
+        "run_wiring", "capture", "second_transport", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live",
         "paths_proof", "wrong_paths", "owners",
     )
 )  # fmt: skip

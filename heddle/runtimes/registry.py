@@ -72,7 +72,7 @@ class Runtime(Protocol):
 
 
 # Name -> module and class, so that listing the runtimes imports none of them.
-RUNTIMES: Final[Mapping[str, str]] = {
+RUNTIMES: Final[dict[str, str]] = {
     "netns": "heddle.runtimes.netns:NetnsRuntime",
     "containerlab": "heddle.runtimes.containerlab:ContainerlabRuntime",
 }

@@ -21,7 +21,7 @@ from heddle.runtimes.netns_space import RUN_DIR
 from heddle.spec.shapes.clos import ClosSpec
 from tests.machine import patience, until
 
-pytestmark = pytest.mark.deep  # tests/netns/test_lab_life.py kills `up` in its middle
+pytestmark = pytest.mark.deep  # tests/netns/test_runtime_contract.py kills `up` in its middle
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]

@@ -1,4 +1,4 @@
-"""The life of a lab under a user's actions: up twice, kill -9, Ctrl-C, down twice, two labs at once."""
+"""The life of a lab under a user's actions. test_runtime_contract.py has what a runtime itself promises."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from heddle.base import owners, state
-from heddle.base.problems import CheckError, InputError, MachineError
+from heddle.base.problems import CheckError, InputError
 from heddle.cli.console import Console
 from heddle.cli.exec_verb import run_inside
 from heddle.lab import health
@@ -26,13 +26,11 @@ from heddle.runtimes import enter
 from tests.conftest import Up
 from tests.listener import Listener
 from tests.machine import child, until
-from tests.marks import deep
 from tests.netns.collectives import ran
 from tests.netns.test_pfc_trouble import found, kill_both, pids
 
 ROOT = Path(__file__).parents[2]
 Leftovers = Callable[[str], list[str]]
-HALFWAY = "halfway"
 
 
 @pytest.mark.containers
@@ -76,30 +74,6 @@ def test_the_only_lab_is_taken_when_none_is_named(tiny: Lab) -> None:
         open_lab("nosuch")
 
 
-@pytest.mark.containers
-def test_frr_has_the_whole_configuration_and_a_start_script_twice_starts_nothing_twice(tiny: Lab) -> None:
-    for switch in tiny.fabric.switches:
-        found = tiny.output(switch.name, ["vtysh", "-c", "show running-config"])
-        assert f"hostname {switch.name}" in found and f"router bgp {switch.asn}" in found
-        log = tiny.output(switch.name, ["sh", "-c", "cat /var/log/frr/*.log"])
-        assert "No such command" not in log and "Unknown command" not in log
-    pids = tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"])
-    tiny.output("rtsw1", ["sh", "/etc/frr/start.sh"])
-    assert tiny.output("rtsw1", ["sh", "-c", "cat /run/frr/*.pid"]) == pids
-
-
-@pytest.mark.containers
-def test_exec_gives_the_commands_exit_code(tiny: Lab) -> None:
-    assert tiny.exec("host1", ["sh", "-c", "exit 7"]) == 7
-    assert tiny.exec("host1", ["no-such-command"]) == 127
-    assert tiny.exec("rtsw1", ["test", "-e", "/sys/class/net/eth4"]) == 0
-    assert tiny.exec("host1", ["test", "-e", "/sys/class/net/eth2"]) == 1
-    with pytest.raises(InputError, match="did you mean host1"):
-        tiny.exec("hots1", ["true"])
-    with pytest.raises(MachineError, match="exit code 3: oh"):
-        tiny.output("host1", ["sh", "-c", "echo oh >&2; exit 3"])
-
-
 def test_hosts_reach_each_other_over_the_fabric(tiny: Lab) -> None:
     first, last = tiny.fabric.hosts[0], tiny.fabric.hosts[-1]
     assert last.ports[0].address is not None
@@ -116,20 +90,6 @@ for _ in range(1200):
 """
         argv = ["nsenter", f"--net={tiny.handle(first.name).netns}", sys.executable, "-c", ask]
         assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip() == "here"
-
-
-def test_a_second_lab_runs_beside_the_first_and_goes_alone(tiny: Lab, name: str, leftovers: Leftovers, up: Up) -> None:
-    second = up(name)
-    assert second.created
-    with pytest.raises(InputError, match="several labs"):
-        open_lab()
-    bystander = [sys.executable, "-I", "-S", enter.__file__, "one", json.dumps(job(tiny, ["sleep", "99"]))]
-    with child(bystander) as process:
-        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
-        assert life.down(name)
-        assert leftovers(name) == [], "processes of another lab must not keep the namespaces of this one"
-        process.kill()
-    tiny.wait(timeout=1)
 
 
 @pytest.mark.deep
@@ -156,44 +116,6 @@ def test_no_convergence_leaves_the_lab_and_says_why_but_nothing_with_rollback(
     with pytest.raises(CheckError):
         up(name, observer=Listener({"create": without_a_session(name)}), timeout=1, rollback=True)
     assert leftovers(name) == []
-
-
-@pytest.mark.containers
-def test_a_start_script_that_fails_is_named_and_leaves_nothing(name: str, leftovers: Leftovers, up: Up) -> None:
-    def spoil() -> None:
-        (topology_dir(name) / "ctsw2/start.sh").write_text("echo no such thing >&2; exit 5\n")
-
-    with pytest.raises(MachineError, match=r"ctsw2  sh /etc/frr/start.sh failed with exit code 5: no such thing"):
-        up(name, observer=Listener({"create": spoil}))
-    assert leftovers(name) == []
-
-
-@pytest.mark.containers
-@pytest.mark.parametrize("step", [HALFWAY, *map(deep, ("create", "queues, hashing, counters", "converge"))])
-def test_ctrl_c_at_a_step_of_up_leaves_nothing(step: str, name: str, leftovers: Leftovers, runtime: str) -> None:
-    if step != HALFWAY and runtime != "netns":
-        pytest.skip("these steps are the same in containers")
-    process = up_in_a_process(name, step, "SIGINT", runtime)
-    assert process.wait(60) == -signal.SIGINT or process.returncode == 1
-    assert leftovers(name) == []
-
-
-@pytest.mark.containers
-def test_a_killed_up_is_broken_and_goes_down_clean_and_another_one_just_works(
-    name: str, runtime: str, leftovers: Leftovers, up: Up
-) -> None:
-    """tests/netns/test_killed.py kills it at every step."""
-    assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
-    (row,) = status(name)
-    assert row.state == "broken"
-    with pytest.raises(InputError, match="down"):
-        open_lab(name)
-    assert life.down(name)
-    assert leftovers(name) == []
-    assert not life.down(name), "the second time there is nothing"
-    if runtime == "netns":
-        assert up_in_a_process(name, HALFWAY, "SIGKILL", runtime).wait(60) == -signal.SIGKILL
-        assert up(name).created
 
 
 def test_up_does_not_touch_a_foreign_lab_of_that_name(name: str, leftovers: Leftovers, up: Up) -> None:
@@ -290,37 +212,6 @@ def without_a_session(name: str) -> Callable[[], None]:
         path.write_text(path.read_text().replace(" neighbor eth2 interface peer-group FABRIC\n", ""))
 
     return edit
-
-
-def up_in_a_process(name: str, step: str, sign: str, runtime: str) -> subprocess.Popen[bytes]:
-    """`up` of preset tiny, in a process (and a process group) that gets a signal as a step begins.
-
-    HALFWAY is while daemons are started. containerlab does that as it creates nodes: there, once a first node exists.
-    """
-    wait = "pass"
-    if step == HALFWAY:
-        step = "start"
-    if step == "start" and runtime == "containerlab":
-        step, wait = "create", f"while not list(NETNS_DIR.glob('clab-*{name}-*')): time.sleep(0.01)"
-    program = f"""
-import os, signal, threading, time
-from heddle.lab import lifecycle as lab
-from heddle.fabric.fabricfile import load_fabric
-from heddle.kernel.namespace import NETNS_DIR
-from tests.listener import Listener
-
-def fire():
-    {wait}
-    os.kill(0 if {sign!r} == "SIGINT" else os.getpid(), signal.{sign})
-
-def begin():
-    threading.Thread(target=fire).start() if {wait != "pass"} else fire()
-
-lab.up(load_fabric("tiny", name={name!r}), runtime={runtime!r}, observer=Listener({{ {step!r}: begin }}))
-"""
-    return subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
-    )
 
 
 def test_exec_says_where_a_command_that_is_missing_comes_from(
