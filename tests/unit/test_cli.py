@@ -329,12 +329,16 @@ def test_little_is_read_for_the_list_of_verbs() -> None:
     [
         ("heddle.runs.store", ["numpy", "jinja2", "heddle.endpoints.nic", "heddle.switch", "heddle.lab.snapshot"]),
         ("heddle.lab.status", ["numpy", "jinja2", "scapy", "heddle.endpoints", "heddle.traffic"]),
+        (
+            "heddle.endpoints.runoptions",
+            ["pydantic", "heddle.lab", "heddle.host", "heddle.endpoints.ranks", "heddle.endpoints.reports"],
+        ),
         ("heddle.endpoints.worker", ["jinja2", "scapy", "rich", "invoke", "heddle.lab", "heddle.cli", "heddle.runs"]),
         ("heddle.switch.pfc.agent", ["pydantic", "jinja2", "scapy", "rich", "invoke", "heddle.lab", "heddle.cli"]),
     ],
 )
 def test_what_starts_often_imports_nothing_that_it_does_not_use(module: str, never: list[str]) -> None:
-    """Readers of kept runs, `status`, and the processes that a run or a lab starts."""
+    """Readers of kept runs, `status`, the help of `run`, and the processes that a run or a lab starts."""
     code = f"import sys, {module}; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert set(done.stdout.split()) & set(never) == set()

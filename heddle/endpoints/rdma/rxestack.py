@@ -2,6 +2,7 @@
 
 A new device numbers its queue pairs from 17, so a plan knows the numbers, and with them the UDP source ports, before
 anything starts. Therefore each run makes its devices again.
+Help loads every transport, and this module with rxe. So only a run loads the loop and the counting programs.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from heddle.endpoints.loops import NicLoop
-from heddle.endpoints.rdma.verbsloop import VerbsLoop
 from heddle.kernel import rdma
-from heddle.switch import stackcounts
 from heddle.traffic.plan import Plan
+
+if TYPE_CHECKING:
+    from heddle.endpoints.loops import NicLoop
 
 
 @contextmanager
@@ -23,6 +25,8 @@ def rxe_devices(lab: str, ports: Sequence[tuple[str, str]], netns: Mapping[str, 
 
     ports: (host, port), of the named lab. netns: by host. rows: flows to count at each NIC.
     """
+    from heddle.switch import stackcounts
+
     places = [(netns[host], port) for host, port in ports]
     spaces = list(dict.fromkeys(space for space, _ in places))
     rdma.remove_links(rdma.prefix_of(lab), spaces)
@@ -55,4 +59,6 @@ class RxeStack:
 
     def loop(self, plan: Plan) -> NicLoop:
         """A loop over completion queues."""
+        from heddle.endpoints.rdma.verbsloop import VerbsLoop
+
         return VerbsLoop(plan)

@@ -8,7 +8,6 @@ and the memory is posted again. The sender posts whole messages while its window
 from __future__ import annotations
 
 import errno
-import math
 import select
 import time
 from collections import defaultdict, deque
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +27,15 @@ from heddle.endpoints.nic.qpend import Message, QpInfo
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
+from heddle.endpoints.rdma.verbsparams import VerbsParams, message_bytes
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.kernel.namespace import inside
 from heddle.kernel.rdma import link_name
 from heddle.switch.stackcounts import StackCounts, StackKey, StackRow
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import QpMode
-from heddle.traffic.plan import ACK_TIMEOUT_UNIT_S, Plan
+from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Schedule
-from heddle.wire.layout import TOS_DATA
 from heddle.wire.sport import flow_label_for_sport
 
 _MOST_POSTED: Final = 64  # messages for which a receiving queue pair has memory, if they are short
@@ -45,27 +44,6 @@ _POSTED_BYTES: Final = 4 << 20
 _SENDS: Final = 128  # work requests that a sending queue pair can have
 _HOP_LIMIT: Final = 64
 _REST_TURNS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class VerbsParams:
-    """Parameters of a queue pair. timeout: exponent of the local ACK timeout, 4.096 us x 2^timeout."""
-
-    timeout: int
-    retries: int
-    traffic_class: int = TOS_DATA
-
-    @classmethod
-    def of(cls, plan: Plan) -> Self:
-        """Those of a plan, in the three and five bits that verbs have for them."""
-        exponent = round(math.log2(plan.timeout_s / ACK_TIMEOUT_UNIT_S))
-        return cls(max(1, min(31, exponent)), min(7, plan.options.retries))
-
-
-def message_bytes(plan: Plan) -> int:
-    """The largest message that one queue pair sends."""
-    o = plan.options
-    return part_bytes(o.chunk, o.qps) if o.qp_mode == "split" else o.chunk
 
 
 class _Sender:

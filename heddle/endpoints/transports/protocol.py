@@ -29,14 +29,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
-
-from pydantic import JsonValue, TypeAdapter
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
 from heddle.endpoints.rdma.rxestack import RxeStack
 from heddle.traffic.plan import Plan
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Transport:
     @classmethod
     def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
         """The transport from the result of `parameters`, after conversion to JSON and back."""
+        from pydantic import TypeAdapter  # help lists the options of transports, and loads none of their parameters
+
         return TypeAdapter(cls).validate_python({"params": parameters})
 
     def parameters(self) -> dict[str, JsonValue]:
