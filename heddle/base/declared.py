@@ -114,8 +114,10 @@ class OptionField:
                 return self.usual
         if self.legal:
             return chosen(self.flag, typed, self.legal, declared.unlike, wrong)
-        if declared.least is not None and declared.most is not None and not declared.least <= typed <= declared.most:
-            wrong(f"{self.flag} {typed}", f"is outside {declared.least} to {declared.most}", declared.hint)
+        least, most = declared.least, declared.most
+        if (least is not None and typed < least) or (most is not None and typed > most):
+            why = f"is below {least}" if most is None else f"is outside {least} to {most}"
+            wrong(f"{self.flag} {typed}", why, declared.hint)
         return typed
 
     def write(self, value: Any) -> Sequence[str]:

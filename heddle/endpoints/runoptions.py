@@ -43,8 +43,8 @@ def option_fields() -> list[OptionField]:
     return list(found.values())
 
 
-def run_options(**typed: Any) -> RunOptions:
-    """Options as the user typed them; InputError with all errors in them."""
+def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
+    """Options as the user typed them; InputError with all errors in them. live: for a run, not for a prediction."""
     if unknown := typed.keys() - {each.word for each in option_fields()}:
         raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
@@ -55,6 +55,8 @@ def run_options(**typed: Any) -> RunOptions:
         except InputError as error:  # nothing can be said about what an unknown one supports
             problems.found += error.problems
     found.check(typed.get("cc_profile"), problems)
+    if live:
+        found.check_live(problems)
     problems.raise_if_any()
     return found
 

@@ -21,6 +21,7 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean, ne
 from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.traffic.collectives import patterns
+from heddle.traffic.matrixrows import NAMED, is_matrix_file, slice_of
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
 
 if TYPE_CHECKING:
@@ -31,20 +32,12 @@ FLAG: Final = "--workload"
 JOB_KEYS: Final = ("start", "after", "repeat")  # beside the options of a run
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 _RUNS: Final = ("collective", "algorithm", "matrix")  # what a job runs: from the job, or all from beside `jobs`
-# Named matrices, and the number that each of them takes.
-NAMED: Final[Mapping[str, str]] = {
-    "all-to-all": "",
-    "permutation": "[:SEED]",
-    "shift": ":N",
-    "incast": ":N",
-}
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
     **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
 }
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
-_SLICE: Final = re.compile(r"([0-9]{1,7}):([0-9]{1,7})(?::([0-9]{1,7}))?")
 _MOST_RANKS: Final = 1 << 20
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
@@ -161,7 +154,7 @@ class _Reader:
         self._matrix(keys, plain, size=name == "" or "size" in own)
         try:
             with keys.named():
-                options = run_options(**plain)
+                options = run_options(live=False, **plain)
         except InputError as error:
             self._problems.found += error.problems
         if len(self._problems.found) == before:
@@ -217,8 +210,8 @@ class _Reader:
             text = str(each).strip()
             if text.isdecimal() and text.isascii() and len(text) < 8:
                 found.append(int(text))
-            elif (cut := _SLICE.fullmatch(text)) and int(cut[3] or 1) and int(cut[2]) <= _MOST_RANKS:
-                found += range(int(cut[1]), int(cut[2]), int(cut[3] or 1))
+            elif (part := slice_of(text, _MOST_RANKS)) is not None:
+                found += part
             else:
                 hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
                 self._problems.found.append(keys.problem("ranks", text, "names no NICs", hint))
@@ -329,11 +322,6 @@ def files_of(typed: str | None) -> list[str]:
 def _beside(file: str, matrix: str) -> str:
     path = Path(matrix).expanduser()
     return str(path if path.is_absolute() else Path(file).parent / path)
-
-
-def is_matrix_file(word: str) -> bool:
-    """Whether it names a file with the rows of a matrix."""
-    return word.lower().endswith(".csv")
 
 
 def _is_words(typed: str) -> bool:

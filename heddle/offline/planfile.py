@@ -9,7 +9,6 @@ run (iterations, window, timeout) do not affect a prediction and are not keys he
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +20,15 @@ from heddle.base import resources
 from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.endpoints.transports import TRANSPORTS
-from heddle.endpoints.workloadfile import NAMED
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
+from heddle.traffic.matrixrows import NAMED, NUMBERED
 from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT
-from heddle.traffic.readers import SourcePorts, parse_source_ports
+from heddle.traffic.readers import MOST_SIZE, SourcePorts, parse_source_ports
 
 if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document
-
-MOST_BYTES: Final = 1 << 40  # of a rank or a pair
-_NUMBERED: Final = re.compile(r"([a-z-]+)(?::([0-9]{1,9}))?")
 
 
 class PlanSpec(BaseModel):
@@ -44,7 +40,7 @@ class PlanSpec(BaseModel):
     algorithm: str = ""  # empty: the collective's default
     matrix: str | None = None
     ranks: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    size: Annotated[Size, Field(ge=1, le=MOST_BYTES)] = 1 << 20
+    size: Annotated[Size, Field(ge=1, le=MOST_SIZE)] = 1 << 20
     qps: int = Field(default=1, ge=1, le=MAX_QPS)
     qp_mode: Literal["split", "round-robin"] = "split"
     sport: str = "qpn"
@@ -73,7 +69,7 @@ class PlanSpec(BaseModel):
     @property
     def named(self) -> tuple[str, int | None]:
         """A named matrix and its number: ("shift", 4). Only if `matrix` is not a file."""
-        found = _NUMBERED.fullmatch(self.matrix or "")
+        found = NUMBERED.fullmatch(self.matrix or "")
         assert found is not None  # noqa: S101  (the validator checked this)
         return found[1], int(found[2]) if found[2] else None
 
@@ -126,7 +122,7 @@ class PlanSpec(BaseModel):
     def _check_matrix(self) -> None:
         if self.file is not None:
             return
-        found = _NUMBERED.fullmatch(self.matrix or "")
+        found = NUMBERED.fullmatch(self.matrix or "")
         if found is None or found[1] not in NAMED:
             word = (self.matrix or "").partition(":")[0]
             near = nearest(word, NAMED)

@@ -10,7 +10,7 @@ fabric that has ranks: one per plane in a fabric of disconnected planes, a singl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem
@@ -82,6 +82,16 @@ def _check(
         why = f"makes {len(found)} communicators of one rank, but a collective needs two"
         hint = f"try --ranks {2 * len(found)}" if split == AUTO else "use the default split"
         raise InputError(Problem("", what, why, hint))
+
+
+def check_paths(fabric: Fabric, endpoints: Sequence[Endpoint], pairs: Iterable[Sequence[int]], what: str) -> None:
+    """InputError for ranks that send to others without a path. what: the option that says so."""
+    parts = [fabric.part_of[endpoint.first_hop.partition(":")[0]] for endpoint in endpoints]
+    for src, dst in pairs:
+        if parts[src] != parts[dst]:
+            here, there, part = endpoints[src].nic, endpoints[dst].nic, fabric.area or "part"
+            why = f"sends from {here} to {there}, but there is no path between their {part}s"
+            raise InputError(Problem("", what, why, f"send between ranks of one {part}"))
 
 
 def describe(fabric: Fabric, endpoints: Sequence[Endpoint], found: Communicators) -> str:

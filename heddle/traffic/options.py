@@ -22,8 +22,18 @@ from heddle.traffic.admission import (
     read_admission_set,
 )
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
+from heddle.traffic.collectives.pattern import MAX_RANKS
 from heddle.traffic.communicators import AUTO, parse_split
-from heddle.traffic.readers import SourcePorts, check_faults, parse_bucket, parse_chunk, parse_sizes, parse_source_ports
+from heddle.traffic.readers import (
+    ELEMENT_BYTES,
+    MAX_SIZE,
+    SourcePorts,
+    check_faults,
+    parse_bucket,
+    parse_chunk,
+    parse_sizes,
+    parse_source_ports,
+)
 from heddle.traffic.tunables import settings_from
 
 Kind = TypeVar("Kind")
@@ -79,7 +89,7 @@ class RunOptions:
     )] = ""  # fmt: skip
     # Default: every NIC of the fabric.
     ranks: Annotated[int | None, Declared(
-        "number of ranks (default: one per NIC)", _PLACES, value="N", least=2, most=2048,
+        "number of ranks (default: one per NIC)", _PLACES, value="N", least=2,
         hint="leave it out for one rank per NIC",
     )] = None  # fmt: skip
     sizes: Annotated[tuple[int, ...], Declared(
@@ -213,6 +223,15 @@ class RunOptions:
     def admitted(self) -> Admission | None:
         """Admission with all its parameters; None when it is off. InputError for wrong parameters."""
         return admission_from(self.admission_set, self.cts_class) if self.admission else None
+
+    def check_live(self, problems: Problems) -> None:
+        """Report what a run cannot do, but a prediction can."""
+        if self.ranks is not None and self.ranks > MAX_RANKS:
+            why, hint = f"is outside 2 to {MAX_RANKS}", "leave it out for one rank per NIC"
+            problems.add(where="", what=f"--ranks {self.ranks}", why=why, hint=hint)
+        if (size := next((each for each in self.sizes if each > MAX_SIZE), None)) is not None:
+            why = f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)"
+            problems.add(where="", what=f"--size {size}", why=why)
 
     def check(self, profile: str | None, problems: Problems) -> None:
         """Report options that do not fit each other. profile: as typed."""

@@ -17,12 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.communicators import Communicators, communicators_of
+from heddle.traffic.communicators import AUTO, Communicators, check_paths, communicators_of
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
@@ -123,23 +123,19 @@ def build_plan(
     nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
     endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
     """
-    pattern = options.pattern
+    _check_live(options)
     endpoints = place(fabric, options) if endpoints is None else endpoints
-    communicators = communicators_of(fabric, endpoints, options.split)
+    pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
-    if why := pattern.unfit(size):
-        raise InputError(
-            Problem("", f"--collective {options.collective}", why, "choose another value, or other --ranks")
-        )
     _check_slow(endpoints, options)
-    if options.admitted is not None:  # a message needs a slot
-        options = replace(options, chunk=min(options.chunk, options.admitted.slot_bytes))
-    options = _rounded(pattern, size, options)
+    options = rounded(pattern, size, options)
     _check_messages(pattern, size, options)
     numbers, delays = _QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
     connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
+    if pattern.by_rank:
+        check_paths(fabric, endpoints, connections, pattern.typed)
     delays_ns = [delay_between(delays, endpoints[src], endpoints[dst]) for src, dst in connections]
     left_out_ns = 0
     if not (nics_delay or fabric.policy.delayed_on_links):
@@ -166,13 +162,40 @@ def build_plan(
     )  # fmt: skip
 
 
+def _check_live(options: RunOptions) -> None:
+    problems = Problems()
+    options.check_live(problems)
+    problems.raise_if_any()
+
+
+def grouped(
+    fabric: Fabric, endpoints: Sequence[Endpoint], options: RunOptions
+) -> tuple[Pattern, Communicators, RunOptions]:
+    """What a job runs, its communicators, and its options, where all that depends on the ranks is known."""
+    pattern = options.pattern.bound(endpoints, options.sizes)
+    parameters = tuple((name, getattr(pattern, name)) for name, _ in options.parameters)
+    communicators: Communicators = (tuple(range(len(endpoints))),)
+    if not pattern.by_rank:
+        communicators = communicators_of(fabric, endpoints, options.split)
+    elif options.split != AUTO:
+        why = "is not for a matrix with rows, which name ranks of the whole job"
+        raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
+    if found := pattern.unfit(len(communicators[0])):
+        why, _, hint = found.partition("; ")
+        raise InputError(Problem("", pattern.typed, why, hint or "choose another value, or other --ranks"))
+    chunk = options.chunk
+    if options.admitted is not None:  # a message needs a slot
+        chunk = min(chunk, options.admitted.slot_bytes)
+    return pattern, communicators, replace(options, parameters=parameters, chunk=chunk)
+
+
 def _flow(src: Endpoint, dst: Endpoint, sport: int, qpn: int, job: str) -> Flow:
     return Flow(
         src.host, dst.host, src.ip, dst.ip, sport, qpn, src.first_hop, src_rank=src.rank, dst_rank=dst.rank, job=job
     )  # fmt: skip
 
 
-def _rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
+def rounded(pattern: Pattern, ranks: int, options: RunOptions) -> RunOptions:
     """The options with the sizes that are actually sent, rounded down as in nccl-tests.
 
     InputError for a size that becomes 0. nccl-tests prints a row of 0 bytes for it; a fabric shows nothing without

@@ -15,7 +15,8 @@ from heddle.base.units import parse_duration, parse_size
 from heddle.spec.impairments import parse_run_faults
 
 ELEMENT_BYTES: Final = 4  # float32
-MAX_SIZE: Final = 1 << 28
+MAX_SIZE: Final = 1 << 28  # of a run; a prediction may have MOST_SIZE
+MOST_SIZE: Final = 1 << 40
 FIXED_SPORT: Final = 49152  # OTG's default
 _BUCKETS_NS: Final = (10**6, 10**8)  # a bucket of the queues' record; shorter ones cost too much
 
@@ -55,8 +56,10 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         high = parse_size(parts[1])
         sizes = _series(low, high, parts[2] if len(parts) == 3 else "x2")
     for size in sizes:
-        if size < ELEMENT_BYTES or size > MAX_SIZE:
-            raise ValueError(f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)")
+        if size < ELEMENT_BYTES:
+            raise ValueError(f"has {size} bytes, which is below {ELEMENT_BYTES} (one float32)")
+        if size > MOST_SIZE:
+            raise ValueError("is above 1 TiB")
     return tuple(sizes)
 
 

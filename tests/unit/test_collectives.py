@@ -26,19 +26,19 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic import collectives
 from heddle.traffic.collectives import Pattern, Piece, find_pattern, patterns
 from heddle.traffic.collectives.all_to_all import deltas
+from heddle.traffic.collectives.bases import ReducingPattern
 from heddle.traffic.collectives.pattern import (
     CREDIT_BYTES,
     MAX_STEPS,
     ComputeStep,
     DType,
     ReceiveStep,
-    ReducingPattern,
     Reduction,
     SendStep,
     Step,
 )
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import build_plan
+from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.schedule import build_schedule
 
 ALL = [pytest.param(pattern, id="-".join(name)) for name, pattern in patterns().items()]
@@ -278,7 +278,7 @@ def test_parameters_are_checked_together_and_fields_of_the_pattern() -> None:
     with pytest.raises(InputError) as caught:
         find_pattern("broadcast", root=-1, operation="max", dtype="float16")
     assert [str(each).partition("\n")[0] for each in caught.value.problems] == [
-        "--root -1 is outside 0 to 2047",
+        "--root -1 is outside 0 to 1048575",
         "--operation max is not a parameter of broadcast",
         "--datatype float16 is not a type of elements here",
     ]
@@ -287,29 +287,68 @@ def test_parameters_are_checked_together_and_fields_of_the_pattern() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("0,1,64;1,0", "row 2: 1,0 is not SRC,DST,BYTES"),
-        ("0,1,-4", "row 1: 0,1,-4 has no number of bytes"),
-        ("2,2,64", "row 1: 2,2,64 has one rank at both ends"),
-        ("0,9,64", "has a cell of rank 9: ranks are 0 to 3"),
+        ("0,1,64;1,0", "--matrix row 2: 1,0 has 2 values"),
+        ("0,1,-4", "--matrix row 1: bytes: -4 is below 0"),
+        ("2,2,64", "--matrix row 1: 2 to 2 has one rank at both ends"),
+        ("0:3,2,64", "--matrix row 1: 0:3 to 2 has one rank at both ends"),
+        ("0,9,64", "--matrix row 1: dst: 9 is not a rank of this job"),
+        ("0:9,1,64", "--matrix row 1: src: 0:9 has no ranks, or more than this job"),
+        ("host1,host9,64", "--matrix row 1: dst: host9 is neither a rank nor a host with a rank"),
         ("0,1,3", "has no cell with a whole float32"),
+        ("0,1,0", "--matrix 0,1,0 sends nothing"),
+        (" ; ", "has no rows"),
+        ("shift:4,64", "--matrix shift:4,64 makes each of the 4 ranks send to itself"),
+        ("shift,64", "--matrix shift needs a number of at least 1"),
+        ("incast:4", "--matrix incast:4,4096 needs 5 ranks"),
+        ("all-to-all:2", "--matrix all-to-all:2 takes no number"),
+        ("shift:1;incas:1", r"--matrix incas:1 is neither a named matrix nor a .csv file\n  hint: did you mean incast"),
     ],
 )
 def test_a_matrix_with_a_wrong_cell_is_refused(text: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
-        build_plan(load_fabric("tiny").fabric, RunOptions("matrix", parameters=(("matrix", text),)))
+        build_plan(load_fabric("tiny").fabric, RunOptions("matrix", sizes=(4096,), parameters=(("matrix", text),)))
 
 
 def test_a_matrix_comes_from_a_file_as_that_of_predict(tmp_path: Path) -> None:
     file = tmp_path / "m.csv"
     file.write_text("# a comment\nsrc,dst,bytes\n0,1,64K\n1,0,4\n0,1,1K\n")
-    options = run_options(collective="matrix", matrix=str(file), datatype="float")
-    assert options.parameters == (("matrix", "0,1,66560;1,0,4"),)
+
+    def planned(typed: str, size: str = "1M") -> Plan:
+        """Its ranks: those of a fabric of four hosts."""
+        return build_plan(load_fabric("tiny").fabric, run_options(collective="matrix", matrix=typed, size=size))
+
+    assert planned(str(file)).options.parameters == (("matrix", "0,1,66560;1,0,4"),)
     file.write_text("src,dst,bytes\n0,1\n1,0,x\n")
     with pytest.raises(InputError) as caught:
-        run_options(collective="matrix", matrix=str(file))
+        planned(str(file))
     assert [each.where for each in caught.value.problems] == [f"{file}:2", f"{file}:3"]
-    with pytest.raises(InputError, match="cannot be read"):
-        run_options(collective="matrix", matrix=str(tmp_path / "none.csv"))
+    with pytest.raises(InputError, match=r"none\.csv does not exist"):
+        planned(str(tmp_path / "none.csv"))
+    file.write_text("bytes,dst,src\n4K,host2,0:1\n8,2:4,host1:eth1\n")
+    assert planned(str(file)).options.parameters == (("matrix", "0,1,4096;0,2,8;0,3,8"),)
+
+
+def test_a_named_matrix_is_among_all_ranks_with_the_size_of_each_pair() -> None:
+    def planned(typed: str, size: str) -> Plan:
+        return build_plan(load_fabric("tiny").fabric, run_options(collective="matrix", matrix=typed, size=size))
+
+    plan = planned("all-to-all", "64K")
+    assert (plan.options.parameters, plan.options.sizes) == ((("matrix", "all-to-all:0,65536"),), (3 << 16,))
+    again = planned("all-to-all:0,65536", "1M")
+    assert again == plan, "its bytes are part of it, so that a plan's options give the same plan"
+    both = planned("shift:1,4K;0,1,8;incast:2,1K", "1M").options
+    assert dict(both.parameters)["matrix"] == "0,1,8;shift:1,4096;incast:2,1024"
+    cells = {(src, dst): span for src in range(4) for src, dst, span in sent(both.pattern, 4, src)}
+    assert cells == {(0, 1): 4104, (1, 2): 4096, (2, 3): 4096, (3, 0): 4096, (1, 0): 1024, (2, 0): 1024}
+    with pytest.raises(InputError, match="several sizes are not possible"):
+        planned("shift:1", "64K:1M:x2")
+
+
+def sent(pattern: Pattern, ranks: int, rank: int) -> list[tuple[int, int, int]]:
+    """Sender, receiver and bytes of what a rank sends."""
+    steps = pattern.program(ranks, rank, 0)
+    size = pattern.element_bytes
+    return [(rank, s.to, (s.span[1] - s.span[0]) * size) for s in steps if isinstance(s, SendStep)]
 
 
 def test_a_parameter_is_a_flag_of_its_collectives() -> None:

@@ -11,7 +11,6 @@ import pytest
 from heddle.base.families import Version
 from heddle.base.problems import InputError
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.workloadfile import NAMED
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.offline.columns import Cutting, flows_of, of_lengths, of_pattern
@@ -20,6 +19,7 @@ from heddle.offline.planfile import PlanSpec, files_of, load_plan
 from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
+from heddle.traffic.matrixrows import NAMED
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.readers import SourcePorts

@@ -47,7 +47,7 @@ def test_sizes_are_written_as_for_nccl_tests(text: str, sizes: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "3", "4M:64K", "1K:2K:x1", "1K:2K:x", "1:2:3:4", "1K:1G:4", "2G", "1Q", "-8", "8:16:0"]
+    "text", ["", "0", "3", "4M:64K", "1K:2K:x1", "1K:2K:x", "1:2:3:4", "1K:1G:4", "2TB", "1Q", "-8", "8:16:0"]
 )
 def test_sizes_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

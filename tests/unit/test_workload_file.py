@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,13 @@ def test_keys_beside_jobs_are_defaults_and_jobs_have_their_own(tmp_path: Path) -
 def test_a_file_without_jobs_is_one_job_and_so_are_words(tmp_path: Path) -> None:
     text = "collective: broadcast\nroot: 3\nranks: 8\nsize: 64K:1M:x4\nslow: host3=25%\ncc_set: [a=1, b=2]\ncc: swift\n"
     (job,) = of(tmp_path, text).jobs
-    options = {"root": 3, "ranks": 8, "size": "64K:1M:x4", "slow": ["host3=25%"], "cc_set": ["a=1", "b=2"]}
+    options: dict[str, Any] = {
+        "root": 3,
+        "ranks": 8,
+        "size": "64K:1M:x4",
+        "slow": ["host3=25%"],
+        "cc_set": ["a=1", "b=2"],
+    }
     assert job.options == run_options(collective="broadcast", cc="swift", **options)
     assert (job.name, job.slots) == ("", None)
     (job,) = load_workload("ring,qps=16,size=64M").workload.jobs

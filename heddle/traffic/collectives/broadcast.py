@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, RootedPattern, SendStep, Step
+from heddle.traffic.collectives.bases import RootedPattern
+from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from heddle.traffic.collectives.bases import RootedPattern
 from heddle.traffic.collectives.pattern import (
     CREDIT_BYTES,
     Piece,
     ReceiveStep,
-    RootedPattern,
     SendStep,
     Step,
     chunk_lengths,

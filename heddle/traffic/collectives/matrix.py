@@ -2,121 +2,94 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from heddle.base.declared import Declared
-from heddle.base.files import read_regular, real
-from heddle.base.problems import InputError, Problem, Problems
-from heddle.base.units import parse_size
+from heddle.traffic import matrixrows
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.pattern import CREDIT_BYTES, Pattern, Piece, ReceiveStep, SendStep, Step
 
-_MATRIX_BYTES: Final = 1 << 24
-Cell = tuple[int, int, int]  # sender, receiver, bytes
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from heddle.traffic.flow import Endpoint
 
 
-def read_matrix(typed: str) -> str:
-    """The rows of `--matrix`, sorted, with bytes as whole numbers. InputError with every wrong row.
+class _Cells(NamedTuple):
+    """Columns of the cells that are not empty, by sender, then receiver. length: in elements.
 
-    typed: a .csv file, or rows as `0,1,64K;1,0,4096`. As in the matrices of `predict`, lines that begin with # are
-    comments, and rows of one pair add up.
+    start: in the sender's input. put: in the receiver's output.
     """
-    text = typed
-    if in_file := typed.lower().endswith(".csv"):
-        try:
-            text = read_regular(real(typed), _MATRIX_BYTES).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else "is not text in UTF-8"
-            raise InputError(Problem("", f"--matrix {typed}", why, "name a .csv file")) from None
-    found: Counter[tuple[int, int]] = Counter()
-    problems = Problems()
-    for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
-        row = [word.strip() for word in line.split(",")]
-        if not line.strip() or line.startswith("#") or row == ["src", "dst", "bytes"]:
-            continue
-        if why := _add(found, row):
-            where, what = (f"{typed}:{number}", "") if in_file else ("", f"--matrix, row {number}: ")
-            problems.add(where=where, what=what + line.strip()[:40], why=why, hint="write rows as 0,1,65536")
-    problems.raise_if_any()
-    return ";".join(f"{src},{dst},{size}" for (src, dst), size in sorted(found.items()))
 
-
-def _add(found: Counter[tuple[int, int]], row: Sequence[str]) -> str:
-    """Add a row; what is wrong with it."""
-    if len(row) != 3 or not all(word.isdecimal() for word in row[:2]):
-        return "is not SRC,DST,BYTES: two ranks and a number of bytes"
-    src, dst = map(int, row[:2])
-    if src == dst:
-        return "has one rank at both ends"
-    try:
-        found[src, dst] += parse_size(row[2])
-    except ValueError as error:
-        return f"has no number of bytes: {error}"
-    return ""
-
-
-@lru_cache(maxsize=64)
-def cells_of(text: str) -> tuple[Cell, ...]:
-    """The cells of a text that `read_matrix` returned: sender, receiver, bytes."""
-    found = [tuple(map(int, row.split(","))) for row in text.split(";") if row]
-    return tuple((src, dst, size) for src, dst, size in found)
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    length: NDArray[np.int64]
+    start: NDArray[np.int64]
+    put: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class PairMatrix(Pattern):
-    """A rank's input has the cells of its receivers, one after the other, and its output those of its senders."""
+    """A rank's input has the cells of its receivers, one after the other, and its output those of its senders.
+
+    Its methods are for a matrix of numbers, as `bound` returns it.
+    """
 
     collective = "matrix"
     algorithm = "direct"
+    once = True
 
     matrix: Annotated[str, Declared(
-        "bytes for each pair of ranks: a .csv file with the columns src,dst,bytes, or rows as 0,1,64K;1,0,4K", GROUP,
-        reads=read_matrix, typed="0,1,4096", value="FILE",
+        "bytes for each pair of ranks: a .csv file with the columns src,dst,bytes, rows as 0,1,64K;1,0,4K, or "
+        "all-to-all, permutation:SEED, shift:N, incast:N with --size for each pair", GROUP,
+        reads=matrixrows.check_matrix, typed="0,1,4096", value="MATRIX", words=list(matrixrows.NAMED),
     )] = "0,1,4096"  # fmt: skip
 
-    def unfit(self, ranks: int) -> str:
-        """A cell of a rank that does not exist; nothing to send."""
-        if not self.cells():
-            return f"has no cell with a whole {self.dtype}"
-        most = max(max(src, dst) for src, dst, _ in cells_of(self.matrix))
-        return f"has a cell of rank {most}: ranks are 0 to {ranks - 1}" if most >= ranks else ""
+    @property
+    def typed(self) -> str:
+        """`--matrix shift:4`."""
+        return f"--matrix {self.matrix if len(self.matrix) <= 40 else self.matrix[:37] + '...'}"
 
-    def cells(self) -> list[Cell]:
-        """Sender, receiver, whole elements; no empty ones."""
-        found = [(src, dst, size // self.element_bytes) for src, dst, size in cells_of(self.matrix)]
-        return [each for each in found if each[2]]
+    @property
+    def by_rank(self) -> bool:
+        """Whether it has rows."""
+        return matrixrows.names_ranks(self.matrix)
+
+    def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> PairMatrix:
+        """With ranks instead of a file and of names of hosts, and with the bytes of named matrices."""
+        return replace(self, matrix=matrixrows.bound_rows(self.matrix, endpoints, sizes))
+
+    def unfit(self, ranks: int) -> str:
+        """Nothing to send; a named matrix for other numbers of ranks."""
+        rows, named = matrixrows.parts_of(self.matrix)
+        if why := matrixrows.unfit(self.matrix, ranks):
+            return why
+        whole = any(each.bytes >= self.element_bytes for each in named) or (rows and len(self._cells(ranks).src))
+        return "" if whole else f"has no cell with a whole {self.dtype}"
+
+    def _cells(self, ranks: int) -> _Cells:
+        return _laid(self.matrix, ranks, self.element_bytes)
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """Step r: the cell of sender r. Everything at once."""
+        cells = self._cells(ranks)
         sends: list[Step] = []
         receives: list[Step] = []
-        sent = received = 0
-        before: Counter[int] = Counter()  # receiver -> elements of the senders so far
-        for src, dst, length in self.cells():
-            if src == rank:
-                sends.append(SendStep(src, dst, (sent, sent + length), before[dst]))
-                sent += length
-            if dst == rank:
-                receives.append(ReceiveStep(src, src, (received, received + length)))
-                received += length
-            before[dst] += length
+        for src, dst, length, start, put in _rows(cells, cells.src == rank):
+            sends.append(SendStep(src, dst, (start, start + length), put))
+        for src, _, length, _, put in _rows(cells, cells.dst == rank):
+            receives.append(ReceiveStep(src, src, (put, put + length)))
         return [*sends, *receives]
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         """The cells of its senders, in their order."""
-        pieces = []
-        at = 0
-        starts: Counter[int] = Counter()  # sender -> elements to the receivers before
-        for src, dst, length in self.cells():
-            if dst == rank:
-                pieces.append(Piece(at, at + length, src, starts[src]))
-                at += length
-            starts[src] += length
-        return pieces
+        cells = self._cells(ranks)
+        mine = _rows(cells, cells.dst == rank)
+        return [Piece(put, put + length, src, start) for src, _, length, start, put in mine]
 
     def at_once(self, ranks: int) -> int:
         """All."""
@@ -124,12 +97,62 @@ class PairMatrix(Pattern):
 
     def whole(self, ranks: int, count: int) -> int:
         """Elements of the busiest rank: the most that one sends or receives, whatever the requested size."""
-        busy: Counter[tuple[str, int]] = Counter()
-        for src, dst, length in self.cells():
-            busy["sends", src] += length
-            busy["receives", dst] += length
-        return max(busy.values(), default=0)
+        cells = self._cells(ranks)
+        ends = (cells.start, cells.put)
+        return max((int((end + cells.length).max()) for end in ends), default=0) if len(cells.src) else 0
 
     def busbw_factor(self, ranks: int) -> float:
         """1: busbw is the rate of the busiest rank."""
         return 1.0
+
+    def routes(self, ranks: int) -> NDArray[np.int64]:
+        """The pairs with cells."""
+        import numpy as np
+
+        cells = self._cells(ranks)
+        return np.stack([cells.src, cells.dst], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """From every receiver that does not send to its sender."""
+        import numpy as np
+
+        back = self.back(ranks)
+        alone = ~np.isin(back @ [ranks, 1], self.routes(ranks) @ [ranks, 1])
+        return back[alone]
+
+    def connections(self, ranks: int) -> int:
+        """One for each pair in each direction, if all ranks send to all others."""
+        everything = any(each.name == "all-to-all" for each in matrixrows.parts_of(self.matrix)[1])
+        return ranks * (ranks - 1) if everything else len(self.peers(ranks))
+
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By the length of the cell, or of a credit."""
+        import numpy as np
+
+        cells = self._cells(ranks)
+        known, wanted = cells.src * ranks + cells.dst, pairs @ [ranks, 1]
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return np.where(known[at] == wanted, cells.length[at], CREDIT_BYTES // self.element_bytes)
+
+
+def _rows(cells: _Cells, chosen: NDArray[np.bool_]) -> list[list[int]]:
+    import numpy as np
+
+    found: list[list[int]] = np.stack(cells, axis=1)[chosen].tolist()
+    return found
+
+
+@lru_cache(maxsize=8)
+def _laid(matrix: str, ranks: int, element_bytes: int) -> _Cells:
+    import numpy as np
+
+    src, dst, size = matrixrows.cells_of(matrix, ranks)
+    there = size >= element_bytes
+    src, dst, length = src[there], dst[there], size[there] // element_bytes
+    start, put = np.empty_like(length), np.empty_like(length)
+    for offset, ends in ((start, src), (put, dst)):
+        order = np.argsort(ends, kind="stable")
+        before = np.cumsum(length[order]) - length[order]
+        first = np.searchsorted(ends[order], ends[order])
+        offset[order] = before - before[first]
+    return _Cells(src, dst, length, start, put)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from heddle.traffic.flow import Endpoint
+
 Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
 # input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.
 Buffer = Literal["input", "output", "scratch", "credit"]
@@ -35,7 +37,6 @@ MAX_STEPS: Final = 1 << 12  # steps are numbered in 12 bits of an address
 MAX_RANKS: Final = 1 << 11  # of a communicator
 CREDIT_BYTES: Final = 4
 ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "int32": 4}
-BF16_RANKS: Final = 128  # whole numbers up to 256 are exact: two for each rank
 _ALIGN_BYTES: Final = 16
 
 
@@ -108,13 +109,15 @@ class Pattern:
     """A collective with one algorithm, and its parameters. dtype: type of an element.
 
     in_place: the result is in the buffer `input`, otherwise in `output`. by_chunk: nccl-tests prints as `count` the
-    elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`).
+    elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has one transfer
+    in an iteration, and `pair_labels` are the numbers of its elements.
     """
 
     collective: ClassVar[str]
     algorithm: ClassVar[str]
     in_place: ClassVar[bool] = False
     by_chunk: ClassVar[bool] = False
+    once: ClassVar[bool] = False
 
     dtype: Annotated[DType, Declared(
         "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),
@@ -141,6 +144,20 @@ class Pattern:
         """The root, as nccl-tests prints it: -1 if there is none."""
         return -1
 
+    @property
+    def typed(self) -> str:
+        """The flag that chose it, for errors."""
+        return f"--collective {self.collective}"
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether parameters name ranks of the whole job, so that it cannot be split into communicators."""
+        return False
+
+    def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> Pattern:
+        """With the ranks of a job, and the bytes of its sizes, where parameters depend on them. InputError."""
+        return self
+
     # what a pattern states
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
@@ -156,7 +173,7 @@ class Pattern:
         return (ranks - 1) / ranks
 
     def unfit(self, ranks: int) -> str:
-        """The reason why this number of ranks is not possible; empty if it is."""
+        """The reason why this number of ranks is not possible, or `reason; hint`; empty if it is."""
         return ""
 
     def at_once(self, ranks: int) -> int:
@@ -233,7 +250,10 @@ class Pattern:
         import numpy as np
 
         pairs = self.peers(ranks)
-        _, first, many = np.unique(self.pair_labels(ranks, count, pairs), return_index=True, return_counts=True)
+        label, first, many = np.unique(self.pair_labels(ranks, count, pairs), return_index=True, return_counts=True)
+        if self.once:
+            yield from ((number, [length]) for number, length in zip(many.tolist(), label.tolist(), strict=True))
+            return
         for at, number in zip(first.tolist(), many.tolist(), strict=True):
             src, dst = pairs[at].tolist()
             yield number, [length for to, length in self.sent_by(ranks, src, count) if to == dst]
@@ -256,53 +276,6 @@ class Pattern:
         for source in granted[rank]:
             program.append(ReceiveStep(MAX_STEPS - 1 - source, source, span, "credit"))
         return program
-
-
-@dataclass(frozen=True)
-class ReducingPattern(Pattern):
-    """A collective that reduces. operation: avg divides the sum by the number of ranks, in the last reduction."""
-
-    operation: Annotated[Reduction, Declared(
-        "reduction of elements", GROUP, word="op", unlike="is not an operation", value="OP", short="-o",
-        listed="one of",
-    )] = "sum"  # fmt: skip
-
-    @property
-    def redop(self) -> Reduction | Literal["none"]:
-        """The reduction, as nccl-tests prints it."""
-        return self.operation
-
-    def unfit(self, ranks: int) -> str:
-        """A sum that is not exact, so that its check would need a tolerance."""
-        if self.dtype == "bfloat16" and self.operation in ("sum", "avg") and ranks > BF16_RANKS:
-            return f"has sums of {ranks} ranks, which are not exact in bfloat16: {BF16_RANKS} are"
-        return super().unfit(ranks)
-
-    def reduced(self, step: int, source: int, span: Span, ranks: int, *, last: bool) -> ReceiveStep:
-        """Reduce received data into `input`. last: no other rank reduces these elements afterwards."""
-        mean = self.operation == "avg"
-        return ReceiveStep(
-            step, source, span, "input", "sum" if mean else self.operation, ranks if mean and last else 1
-        )
-
-
-@dataclass(frozen=True)
-class RootedPattern(Pattern):
-    """A collective that sends to or from one rank, the root."""
-
-    root: Annotated[int, Declared(
-        "rank that sends to all, or receives from all", GROUP, value="RANK", short="-r", least=0, most=MAX_RANKS - 1,
-        hint="the default is 0",
-    )] = 0  # fmt: skip
-
-    @property
-    def printed_root(self) -> int:
-        """The root, as nccl-tests prints it."""
-        return self.root
-
-    def unfit(self, ranks: int) -> str:
-        """No such rank."""
-        return super().unfit(ranks) or (f"has root {self.root}: ranks are 0 to {ranks - 1}" * (self.root >= ranks))
 
 
 def _sends(steps: Sequence[Step]) -> Iterator[SendStep]:

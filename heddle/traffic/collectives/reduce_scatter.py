@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import Piece, ReducingPattern, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.bases import ReducingPattern
+from heddle.traffic.collectives.pattern import Piece, SendStep, Step, chunk_lengths, chunk_range
 from heddle.traffic.collectives.ring import Ring
 
 if TYPE_CHECKING:

@@ -10,16 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import (
-    Pattern,
-    Piece,
-    ReceiveStep,
-    ReducingPattern,
-    SendStep,
-    Step,
-    chunk_lengths,
-    chunk_range,
-)
+from heddle.traffic.collectives.bases import ReducingPattern
+from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
