@@ -1,23 +1,24 @@
 """A second transport, as a user would add one: this file, and one line of TRANSPORTS (`register`).
 
 Stop-and-wait: one packet is under way. Every packet is a write of its own, placed by its own address. A rate limiter
-leaves at least `gap_s` between two packets. The receiver can ignore every N-th packet, as if it had been lost.
+leaves at least `gap_s` between two packets. The receiver can ignore every N-th packet, as if it had been lost. The
+sender can use several source ports, of which the plan has only the first: it reports them, or does not.
 `python -m tests.stopandwait` is a worker that knows it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from heddle.base.problems import InputError, Problem
 from heddle.endpoints.countercolumn import Column
-from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Access, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Access, Message, PathUse, QpEnd, QpInfo
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rcstate import last_good
@@ -34,11 +35,21 @@ class WaitParams:
     timeout_s: float
     gap_s: float = 0.001
     ignore_every: int = 0
+    ports: int = 1
+    silent: bool = False
+
+
+def with_sport(flow: FlowHeader, sport: int) -> FlowHeader:
+    found = flow.with_tos(flow.tos)
+    found.sport = sport
+    return found
 
 
 class WaitingSender(QpEnd):
     def __init__(self, params: WaitParams, qp: QpInfo) -> None:
-        self._params, self._flow, self._psn = params, qp.flow, qp.psn
+        self._params, self._psn = params, qp.psn
+        self._flows = [with_sport(qp.flow, qp.flow.sport ^ step) for step in range(params.ports)]
+        self._packets, self._bytes = Counter[int](), Counter[int]()  # by source port
         self._messages: deque[Message] = deque()
         self._at = 0  # offset in the first message
         self._waits = False  # for the acknowledgement of the packet that is under way
@@ -77,8 +88,10 @@ class WaitingSender(QpEnd):
         message = self._messages[0]
         part = message.payload[self._at : self._at + self._params.mtu]
         last = self._at + len(part) == len(message.payload)
-        batch.put_data(
-            slot, self._flow, wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, self._psn, part, ackreq=True,
+        flow = self._flows[self._psn % len(self._flows)]
+        self._packets[flow.sport] += 1
+        self._bytes[flow.sport] += batch.put_data(
+            slot, flow, wire.WRITE_ONLY_IMM if last else wire.WRITE_ONLY, self._psn, part, ackreq=True,
             reth=(message.va + self._at, message.rkey, len(part)), imm=message.imm if last else None,
         )  # fmt: skip
         self._waits = self._paused = True
@@ -111,6 +124,11 @@ class WaitingSender(QpEnd):
 
     def counters(self) -> Mapping[str, int]:
         return {"again": self._again, "pauses": self._pauses}
+
+    def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
+        ports = (flow.sport for flow in self._flows)
+        used = tuple(PathUse(port, self._packets[port], self._bytes[port]) for port in ports)
+        return (sent,) if self._params.silent else used
 
 
 class WaitingReceiver(QpEnd):
@@ -161,13 +179,16 @@ class StopAndWait(Transport):
         Column("ignored", "packets", "ignored on purpose", "packets"),
         Column("pauses", "times", "pauses of the rate limiter"),
     )
-    ignore_every: ClassVar[int] = 0  # for runs of the test's process; workers have it from their parameters
+    # For runs of the test's process; workers have them from their parameters.
+    ignore_every: ClassVar[int] = 0
+    ports: ClassVar[int] = 1
+    silent: ClassVar[bool] = False
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         if plan.options.window not in (None, 1):
             raise InputError(Problem("", f"--window {plan.options.window}", f"is not 1, as {NAME} needs"))
-        return cls(WaitParams(plan.ib_mtu, plan.timeout_s, ignore_every=cls.ignore_every))
+        return cls(WaitParams(plan.ib_mtu, plan.timeout_s, 0.001, cls.ignore_every, cls.ports, cls.silent))
 
     def sender(self, qp: QpInfo) -> QpEnd:
         return WaitingSender(self.params, qp)

@@ -210,7 +210,7 @@ def _wanted(
         out.say(f"-c {check}: results are checked all the same, and the check is not part of the measured time")
     if workload is None:
         with sizes.named_in_problems():
-            return Workload.of(run_options(**options, **({"size": sizes.size} if sizes.size else {})))
+            return Workload.of(run_options(**{**options, **({"size": sizes.size} if sizes.size else {})}))
     from heddle.endpoints.workloadfile import load_workload
 
     if more := sorted(options):

@@ -205,9 +205,8 @@ class PythonLoop(NicLoop):
         for rank, nic in self._nics.items():
             for pair in nic.qps.values():
                 yield QpReport(
-                    rank, pair.qpn, pair.packets, pair.bytes, pair.ce, pair.taken, dict(pair.end.counters()),
-                    pair.end.rates(), pair.end.standing, dict(pair.end.by_sport()), pair.end.waits(),
-                    dict(pair.damaged),
+                    rank, pair.qpn, pair.sent, pair.received, pair.ce, dict(pair.end.counters()),
+                    pair.end.rates(), pair.end.standing, pair.end.waits(), dict(pair.damaged),
                 )  # fmt: skip
 
     def nic_reports(self) -> Iterable[NicReport]:

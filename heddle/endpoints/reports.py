@@ -15,30 +15,29 @@ from heddle.base.problems import Problem
 from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.ratecontrol import RateSteps
 from heddle.endpoints.nic.nic import NicCounters
+from heddle.endpoints.nic.qpend import PathUse
 from heddle.endpoints.ranks import SizeResult
 from heddle.host.saturation import WorkerUse
 
 
 @dataclass(frozen=True, slots=True)
 class QpReport:
-    """One end of a QP. packets, bytes: data frames sent; ce: frames that arrived with a mark.
+    """One end of a QP. sent: its data frames by path, in the order of QpEnd.paths; ce: frames that arrived with a mark.
 
-    taken: frames with a correct ICRC that the NIC received for this end, in order or not; 0 for a sending end.
+    received: frames with a correct ICRC that the NIC received for this end, in order or not, by path.
     counters: of the transport and of congestion control, by the keys of their columns. rates: of a sending end that
-    congestion control limits, the rate over time. standing, by_sport: see QpEnd. waits: of a sending end, for CTS
-    packets, with admission. damaged: UDP source port -> frames with a wrong ICRC that the NIC received for this end.
+    congestion control limits, the rate over time. standing: see QpEnd. waits: of a sending end, for CTS packets, with
+    admission. damaged: UDP source port -> frames with a wrong ICRC that the NIC received for this end.
     """
 
     rank: int
     qpn: int
-    packets: int
-    bytes: int
+    sent: tuple[PathUse, ...]
+    received: tuple[PathUse, ...]
     ce: int
-    taken: int
     counters: Mapping[str, int]
     rates: RateSteps = ()
     standing: str = ""
-    by_sport: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     waits: WaitCounts = ()
     damaged: Mapping[int, int] = field(default_factory=dict)
 

@@ -148,7 +148,7 @@ class Worker:
             src, dst = q.flow.src_rank, q.flow.dst_rank
             if dst in paths:
                 header = _header(ends[dst], ends[src], q.answer_sport, q.src_qpn, TOS_ANSWER)
-                there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s)
+                there = QpInfo(q.flow.qpn, header, q.psn, q.window, q.delay_s, peer_sport=q.flow.sport)
                 loop.receiver(dst, there, self._ranks[dst])
 
     def run(self, stdin: int) -> bool:
@@ -226,7 +226,7 @@ class Worker:
     def _packets(self) -> int:
         """The packets that its NICs have sent and received so far; while a slow rank works, a number that grows."""
         busy = time.monotonic_ns() if any(rank.due < NEVER for rank in self._slow) else 0
-        return busy + sum(end.packets + end.taken for end in self.loop.qp_reports())
+        return busy + sum(use.packets for end in self.loop.qp_reports() for use in (*end.sent, *end.received))
 
     def _standings(self) -> dict[tuple[int, int], str]:
         return {(end.rank, end.qpn): end.standing for end in self.loop.qp_reports()}

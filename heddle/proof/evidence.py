@@ -7,11 +7,13 @@ during the run.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
+from heddle.base.tables import many, some_of
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
@@ -121,6 +123,20 @@ class Evidence:
     def switched(self) -> tuple[str, ...]:
         """Switches whose hashing was changed between the two, also if the old mode was restored."""
         return tuple(name for name, epoch in self.after.epochs.items() if epoch != self.before.epochs[name])
+
+    @property
+    def unplanned(self) -> tuple[str, ...]:
+        """What hosts sent from, or received at, source ports that the plan does not have: a sentence for each host."""
+        found: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
+        for sent, received in zip(self.sent, self.received or (0,) * len(self.sent), strict=True):
+            if not sent.planned:
+                host, verb = (sent.flow.src, "sent") if sent.packets else (sent.flow.dst, "received")
+                found[host, verb][sent.flow.sport] += sent.packets or received
+        return tuple(
+            f"{host} {verb} {many(ports.total(), 'packet')} with source port{'s' * (len(ports) > 1)} "
+            f"{some_of([str(port) for port in sorted(ports)])}, which the plan does not have"
+            for (host, verb), ports in found.items()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data. Parts of a node that are equal in both snapshots are written once, with the first one."""
@@ -238,4 +254,4 @@ def _sent(row: Mapping[str, Any]) -> Sent:
     sport, qpn, dport, *ranks = (int(row[key]) for key in ("sport", "qpn", "dport", "src_rank", "dst_rank"))
     job = str(row.get("job", ""))
     flow = Flow(src, dst, src_ip, dst_ip, sport, qpn, first_hop, dport, ranks[0], ranks[1], job)
-    return Sent(flow, int(row["packets"]), int(row["bytes"]))
+    return Sent(flow, int(row["packets"]), int(row["bytes"]), bool(row.get("planned", True)))

@@ -343,7 +343,7 @@ def _notes(evidence: Evidence, misses: int, changes: tuple[Behind, int], idle: i
         notes.append(f"hashing was changed during the run, so no path follows one rule: {', '.join(evidence.switched)}")
     elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
-    notes += evidence.requested
+    notes += (*evidence.requested, *evidence.unplanned)
     behind, number = changes
     for port, count in sorted(behind.lost.items()):
         drops = evidence.class_drops(port, number)

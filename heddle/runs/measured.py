@@ -7,8 +7,9 @@ defines the format of evidence and flows; this module adds the counters of recei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,18 +18,17 @@ from pydantic import TypeAdapter
 from heddle.base import state
 from heddle.runs.files import read_object, undamaged
 from heddle.traffic.flow import Sent
-from heddle.wire.layout import AETH_BYTES, LAYOUTS
 
 if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
-    from heddle.endpoints.reports import QpReport, WorkerReport
+    from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
     from heddle.host.saturation import Phase
     from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence
     from heddle.runs.series import QueueRecord
-    from heddle.traffic.plan import Plan, Qp
+    from heddle.traffic.plan import Plan
 
 
 EVIDENCE: Final = "evidence.json"  # flows and evidence of a run, in its directory
@@ -107,46 +107,32 @@ def columns_of(plan: Plan, transport: Transport) -> tuple[Column, ...]:
 
 
 def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:
-    """The flows in order of the plan's QPs; of a QP that sprays, a row for each of its source ports."""
+    """The flows that the ends report, in order of the plan's QPs; of each QP, a row for each source port.
+
+    The first row of a QP has its counters and marks. Ports that the plan does not have follow those of the plan, which
+    are there also where no end used them.
+    """
     from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
+    from heddle.endpoints.nic.qpend import PathUse
 
     no_cts = {column.key: 0 for column in ADMISSION_COLUMNS}  # only the first QP of a connection carries CTS
     ends = {(end.rank, end.qpn): end for report in reports for end in report.qps}
     columns = columns_of(plan, transport)
-    ack_bytes = LAYOUTS[plan.ip_version].overhead_bytes + AETH_BYTES
     rows = []
     for qp in plan.qps:
         sender, receiver = ends[qp.flow.src_rank, qp.src_qpn], ends[qp.flow.dst_rank, qp.flow.qpn]
         counted = {**no_cts, **sender.counters, **receiver.counters}
-        counters = {column.key: counted[column.key] for column in columns}
-        # Switches and the receiving NIC count ACKs of CTS packets with the data: addresses, port and QP are the same.
-        acks = counters.get("cts_acks", 0)
-        extra = (acks, acks * ack_bytes)
-        if len(qp.sports) == 1:
-            sent = Sent(qp.flow, sender.packets + extra[0], sender.bytes + extra[1])
-            rows.append(FlowRow(sent, receiver.ce, counters, receiver.taken + sum(receiver.damaged.values())))
-        else:
-            rows += _sprayed_rows(qp, sender, receiver, counters, extra)
+        ce, counters = receiver.ce, {column.key: counted[column.key] for column in columns}
+        planned, used = {flow.sport: flow for flow in qp.flows}, {use.sport: use for use in sender.sent}
+        taken = Counter({use.sport: use.packets for use in receiver.received})
+        for sport, packets in receiver.damaged.items():  # the port of a damaged frame may be wrong, too
+            taken[sport if sport in planned or sport in used else qp.flow.sport] += packets
+        for sport in {**planned, **used, **taken}:
+            flow, use = planned.get(sport) or replace(qp.flow, sport=sport), used.get(sport) or PathUse(sport, 0)
+            sent = Sent(flow, use.packets, use.bytes, planned=sport in planned)
+            rows.append(FlowRow(sent, ce, counters, taken[sport]))
+            ce, counters = 0, dict.fromkeys(counters, 0)
     return tuple(rows)
-
-
-def _sprayed_rows(
-    qp: Qp, sender: QpReport, receiver: QpReport, counters: Mapping[str, int], extra: tuple[int, int]
-) -> Iterator[FlowRow]:
-    """A row for each source port of a QP that sprays. The first one has the QP's counters and marks.
-
-    extra: packets and bytes of the sender's ACKs of CTS packets, which use the first port.
-    """
-    nothing = dict.fromkeys(counters, 0)
-    acks_taken = receiver.taken - sum(taken for taken, _ in receiver.by_sport.values()) if any(extra) else 0
-    for flow in qp.flows:
-        packets, size = sender.by_sport.get(flow.sport, (0, 0))
-        taken = receiver.by_sport.get(flow.sport, (0, 0))[0] + receiver.damaged.get(flow.sport, 0)
-        if flow.sport == qp.flow.sport:
-            sent = Sent(flow, packets + extra[0], size + extra[1])
-            yield FlowRow(sent, receiver.ce, counters, taken + acks_taken)
-        else:
-            yield FlowRow(Sent(flow, packets, size), 0, nothing, taken)
 
 
 @dataclass(frozen=True, slots=True)

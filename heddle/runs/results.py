@@ -131,10 +131,9 @@ class RunResult(RunHead, RunOutcome):
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
-        """The transport's columns that a line of the table shows, each with the number of every QP."""
+        """The transport's columns that a line of the table shows, each with the number of every QP that is not 0."""
         shown = [column for column in self.transport.columns if column.line == line]
-        first = self.flows[:: self.options.entropy]  # of each QP: its other flows are its other source ports
-        return [(column, [flow.counters[column.key] for flow in first]) for column in shown]
+        return [(c, [flow.counters[c.key] for flow in self.flows if flow.counters[c.key]]) for c in shown]
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
@@ -228,12 +227,11 @@ class RunResult(RunHead, RunOutcome):
 
     def _order(self) -> list[str]:
         """The transport's counters on the order of arrival."""
-        lines = []
+        lines, qps = [], len({(each.sent.flow.dst_ip, each.sent.flow.qpn) for each in self.flows})
         for column, values in self.counted("order"):
-            total, qps = sum(values), sum(1 for value in values if value)
-            if total:
+            if total := sum(values):
                 packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
-                lines.append(f"#order    : {packets} on {qps} of {len(values)} QPs")
+                lines.append(f"#order    : {packets} on {len(values)} of {qps} QPs")
         one_path = self.options.entropy == 1 and not any(mode in self.ecmp for mode in SPREADING)
         if lines and one_path:
             lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")

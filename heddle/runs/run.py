@@ -159,6 +159,7 @@ class _Running:
             moved = dict.fromkeys([*evidence.changed, *evidence.switched, *clock.rerouted()])
             fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), tuple(moved))
             record = queues.finish(crews.began_ns)
+        warnings, remarks = fabric.warnings(), (*evidence.unplanned, *queues.remarks, *clock.remarks)
         results = []
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
@@ -170,7 +171,7 @@ class _Running:
                 measured,
                 writer.rows,
                 fabric_state=fabric,
-                warnings=(*fabric.warnings(), *expected[number], *queues.remarks, *clock.remarks),
+                warnings=(*warnings, *expected[number], *remarks),
                 span_s=_span(crews, crew) if each.job.name else None,
             )
             times = result.part(FaultTimes)

@@ -78,12 +78,17 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A flow and what its sender put on the wire: packets including retransmissions, and bytes of frames."""
+    """A flow and what its sender put on the wire: packets including retransmissions, and bytes of frames.
+
+    planned: False for a flow of which the ends report packets, but which the plan of the run does not have.
+    """
 
     flow: Flow
     packets: int
     bytes: int
+    planned: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Flat: the flow, then `packets` and `bytes`."""
-        return {**self.flow.to_json(), "packets": self.packets, "bytes": self.bytes}
+        """Flat: the flow, `packets` and `bytes`, and `planned` if it was not."""
+        more = {} if self.planned else {"planned": False}
+        return {**self.flow.to_json(), "packets": self.packets, "bytes": self.bytes, **more}

@@ -17,6 +17,7 @@ from heddle.endpoints import crew
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.lab.lab import Lab
 from heddle.runs.results import RunResult
+from heddle.runs.store import paths_of
 from tests import slowcheck, stopandwait
 from tests.machine import rc_timeout
 from tests.netns.collectives import proven, ran, total
@@ -60,6 +61,40 @@ def test_its_columns_are_reported_by_results_that_do_not_know_them(tiny: Lab, mo
     assert [column["key"] for column in document["transport"]["columns"]] == ["again", "ignored", "pauses"]
     assert list(document["flows"][0])[-7:] == ["packets", "bytes", "again", "ignored", "pauses", "ce", "received"]
     proven(tiny)
+
+
+def test_flows_are_those_that_it_reports_and_ports_outside_the_plan_are_named(
+    tiny: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopAndWait, "ports", 3)
+    result = all_reduce(tiny, iters=1, warmup=0)
+    flows = [each.sent for each in result.flows]
+    assert [sent.planned for sent in flows] == [True, False, False] * 4
+    assert {sum(sent.packets for sent in flows[at : at + 3]) for at in range(0, 12, 3)} == {PACKETS}
+    assert all(each.received == each.sent.packets > 0 for each in result.flows)
+    paths = proven(tiny)
+    assert [proof.sent for proof in paths.flows] == flows and paths.units == "source ports of 4 QPs"
+    for first, second, third in zip(flows[::3], flows[1::3], flows[2::3], strict=True):
+        ports = ", ".join(str(port) for port in sorted((second.flow.sport, third.flow.sport)))
+        count = second.packets + third.packets
+        said = f"{first.flow.src} sent {count} packets with source ports {ports}, which the plan does not have"
+        assert said in result.warnings and said in paths.notes
+
+
+def test_ports_that_it_does_not_report_are_seen_by_the_receiving_nic(
+    tiny: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StopAndWait, "ports", 2)
+    monkeypatch.setattr(StopAndWait, "silent", True)
+    result = all_reduce(tiny, iters=1, warmup=0)
+    own, other = result.flows[:2]
+    assert (own.sent.packets, other.sent.packets) == (PACKETS, 0) and other.received is not None
+    said = f"{other.received} packets with source port {other.sent.flow.sport}, which the plan does not have"
+    assert f"{other.sent.flow.dst} received {said}" in result.warnings
+    paths = paths_of(tiny)
+    assert not paths.agree
+    assert paths.flows[0].why == f"{PACKETS} packets were sent, the first hop counted {own.received}"
+    assert paths.flows[1].why == f"0 packets were sent, the first hop counted {other.received}"
 
 
 def test_it_may_refuse_options_before_anything_is_sent(tiny: Lab) -> None:

@@ -23,7 +23,7 @@ from heddle.endpoints.admission.grants import (
 from heddle.endpoints.admission.waits import WaitRecord, bucket_of, end_of, merged, percentile
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
 from heddle.endpoints.pace import Pace
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.transports.rcstate import RcParams
@@ -281,6 +281,8 @@ def test_a_cts_is_a_write_in_the_reverse_direction_and_releases_its_message(as_d
     assert dict(pair.receiver.counters()) == {"cts_sent": 1, "cts_resent": 0}
     assert dict(pair.sender.counters()) == {"cts_received": 1, "cts_acks": 1}
     assert pair.sender.waits() == ((bucket_of(1.0), 1),)
+    # The ACK has the port of the data, so it counts with them.
+    assert pair.sender.paths(PathUse(HERE.sport, 2, 300)) == (PathUse(HERE.sport, 3, 300 + len(acks[0])),)
 
 
 def test_lost_and_repeated_cts_packets_release_each_message_once() -> None:

@@ -14,15 +14,19 @@ import pytest
 from heddle.base import state
 from heddle.base.problems import MachineError, Problem
 from heddle.endpoints.nic.nic import NicCounters
+from heddle.endpoints.nic.qpend import PathUse
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
+from heddle.endpoints.transports import find_transport
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.policy import HashOptions
 from heddle.host.saturation import WorkerUse
 from heddle.lab.rehash import LiveHashing, live_hashing
 from heddle.lab.snapshot import LabPart, NodeSnapshot, NotReadError, Snapshot, take
 from heddle.predict.flowarrays import FlowTable
+from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import prove
+from heddle.runs.measured import flow_rows
 from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import NO_RANK, Flow, Sent
 from heddle.traffic.options import RunOptions
@@ -44,6 +48,43 @@ def test_a_flow_has_its_ranks_and_is_one_flat_row_and_a_proof_has_that_very_flow
         "src": "host1", "dst": "host2", "src_rank": 0, "dst_rank": 1, "src_ip": "10.0.0.1", "dst_ip": "10.0.1.1",
         "sport": 50000, "dport": 4791, "qpn": 7, "first_hop": "rtsw1:eth3", "packets": 10, "bytes": 1000,
     }  # fmt: skip
+
+
+def test_flows_are_those_of_the_ends_and_source_ports_outside_the_plan_are_named() -> None:
+    options = RunOptions(transport="srd", entropy=2, placement="host1,host2")
+    plan = build_plan(load_fabric("tiny").fabric, options)
+    transport = find_transport("srd").of(plan)
+    counters = {column.key: 1 for column in transport.columns}
+    reports = []
+    for qp in plan.qps:
+        first, second = qp.sports
+        used = (PathUse(first, 3, 300), PathUse(5, 2, 200))
+        taken = (PathUse(5, 1), PathUse(first, 1), PathUse(6, 1))
+        sender = QpReport(qp.flow.src_rank, qp.src_qpn, used, (), 0, counters)
+        receiver = QpReport(qp.flow.dst_rank, qp.flow.qpn, (), taken, 4, {}, damaged={5: 1, 9: 1, second: 1})
+        reports.append(WorkerReport((sender, receiver), ()))
+    rows = flow_rows(plan, transport, reports)
+    for qp, found in zip(plan.qps, (rows[:4], rows[4:]), strict=True):
+        assert [row.sent for row in found] == [
+            Sent(qp.flow, 3, 300),
+            Sent(qp.flows[1], 0, 0),
+            Sent(replace(qp.flow, sport=5), 2, 200, planned=False),
+            Sent(replace(qp.flow, sport=6), 0, 0, planned=False),
+        ]
+        assert found[0].sent.flow is qp.flow
+        # The header of a damaged frame may be wrong: with a port that no end uses, it counts for the QP's own port.
+        assert [row.received for row in found] == [2, 1, 2, 1]
+        assert [row.ce for row in found] == [4, 0, 0, 0]
+        assert [sum(row.counters.values()) for row in found] == [len(counters), 0, 0, 0]
+    made = replace(evidence(SENT), sent=tuple(r.sent for r in rows), oracle=((),) * 8, received=(2, 1, 2, 1) * 2)
+    assert made.unplanned == (
+        "host1 sent 2 packets with source port 5, which the plan does not have",
+        "host2 received 1 packet with source port 6, which the plan does not have",
+        "host2 sent 2 packets with source port 5, which the plan does not have",
+        "host1 received 1 packet with source port 6, which the plan does not have",
+    )
+    again = Evidence.from_json(json.loads(json.dumps(made.to_json())))
+    assert again.sent == made.sent and again.unplanned == made.unplanned
 
 
 def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each_flow() -> None:
@@ -68,7 +109,7 @@ def test_a_table_of_flows_has_each_destination_once_and_the_first_switch_of_each
         WorkerMessage(error=(Problem("", "rank 1", "has died", "look"), Problem("a", "b", "c"))),
         WorkerMessage(
             report=WorkerReport(
-                (QpReport(0, 0x101, 7, 900, 1, 6, {"naks": 2}),),
+                (QpReport(0, 0x101, (PathUse(50_000, 7, 900),), (PathUse(50_001, 6),), 1, {"naks": 2}),),
                 (NicReport(NicCounters(1, 2, 3), 4),),
             )
         ),

@@ -28,7 +28,7 @@ from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import FlowHeader, SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo, WrappedEnd
+from heddle.endpoints.nic.qpend import Message, PathUse, QpEnd, QpInfo, WrappedEnd
 from heddle.endpoints.transports.rc import RcReceiver, timer_after
 from heddle.endpoints.transports.rcstate import RcParams, Requester
 from heddle.wire import layout as wire
@@ -192,7 +192,7 @@ class GatedSender(WrappedEnd):
     answers: headers of the acknowledgements of CTS packets. release: posts a message that the gate has released.
     """
 
-    __slots__ = ("_acks", "_cts", "_psn", "_release", "_ring", "gate")
+    __slots__ = ("_acks", "_cts", "_layout", "_psn", "_release", "_ring", "gate")
 
     def __init__(
         self, end: QpEnd, params: RcParams, qp: QpInfo, answers: FlowHeader, gate: GrantGate[Posted], ring: int
@@ -202,6 +202,7 @@ class GatedSender(WrappedEnd):
         self._ring = _Ring(ring, cts_rkey(qp.qpn))
         self._cts = RcReceiver(params, QpInfo(qp.qpn, answers, cts_psn(qp.psn)), self._ring)
         self._release: Callable[[Posted], None] | None = None
+        self._layout = answers.layout
         self._psn = 0  # of the last CTS in order
         self._acks = 0
 
@@ -261,6 +262,12 @@ class GatedSender(WrappedEnd):
     def counters(self) -> Mapping[str, int]:
         """Those of the end, CTS packets in order, and their acknowledgements."""
         return {**self._end.counters(), "cts_received": self.gate.grants, "cts_acks": self._acks}
+
+    def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
+        """As the end, and the acknowledgements of CTS packets: addresses, port and QP are those of its first path."""
+        first, *others = self._end.paths(sent)
+        size = self._acks * (self._layout.overhead_bytes + wire.AETH_BYTES)
+        return (PathUse(first.sport, first.packets + self._acks, first.bytes + size), *others)
 
     def waits(self) -> WaitCounts:
         """How long messages waited for their CTS."""

@@ -28,7 +28,7 @@ from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.framebuffer import frame_bytes_for
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
-from heddle.endpoints.nic.qpend import QpInfo
+from heddle.endpoints.nic.qpend import PathUse, QpInfo
 from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
 from heddle.endpoints.ranks import Rank, address_of, announced_by
 from heddle.endpoints.reports import NicReport, QpReport
@@ -111,7 +111,7 @@ class FastNic:
         self.rank = endpoint.rank
         self.data, self.answers = data, answers
         self.memory: Rank | None = None
-        self.ends: list[tuple[int, int]] = []  # (kind, QPN)
+        self.ends: list[tuple[int, QpInfo]] = []  # with its kind
         self._known: dict[int, _Expected] = {}  # by the identity of the schedule, which it keeps alive
         self._expected: dict[int, _Expected] = {}  # by the lowest bit of the epoch
         self._kept: list[Sequence[NDArray[np.uint8]]] = []
@@ -121,7 +121,7 @@ class FastNic:
         """Open one end of a queue pair; return its index."""
         head = qp.flow.template(WRITE_MIDDLE).prefix.ljust(qp.flow.layout.ext_at, b"\0")
         peer = qp.flow.dst_ip.ljust(_ADDRESS_BYTES, b"\0")
-        self.ends.append((kind, qp.qpn))
+        self.ends.append((kind, qp))
         window, ack_every = self._loop.connection.pace(qp)
         delay = round(qp.delay_s * _NS)
         return self._loop.call("hd_qp", self._index, kind, qp.qpn, head, peer, qp.psn, window, ack_every, delay)
@@ -280,18 +280,21 @@ class FastLoop(NicLoop):
     def qp_reports(self) -> Iterable[QpReport]:
         """The counters of each end."""
         for nic in self.nics:
-            for index, (kind, qpn) in enumerate(nic.ends):
+            for index, (kind, qp) in enumerate(nic.ends):
                 packets, size, ce, *rest, cnps, psn, bad = nic.counters("hd_qp_counters", 9, index)
                 names = self.connection.sender_counters if kind == SENDER else self.connection.receiver_counters
-                taken = sum(rest) if kind == RECEIVER else 0  # out of order, received again, accepted
+                # All frames of such a QP have one source port: that of the header which its sender copies.
+                sent = (PathUse(qp.flow.sport, packets, size),) if kind == SENDER else ()
+                # Out of order, received again, accepted.
+                received = (PathUse(qp.peer_sport, sum(rest)),) if kind == RECEIVER else ()
                 counters = dict(zip(names, rest, strict=False))
                 rates: RateSteps = ()
                 if self._congestion is not None:
                     counters["cnps_received" if kind == SENDER else "cnps_sent"] = cnps
                     rates = nic.rates(index, self._congestion.steps)
                 standing = last_good(psn) if kind == RECEIVER else ""
-                damaged = {0: bad} if bad else {}  # such a QP has one source port, which is not read
-                yield QpReport(nic.rank, qpn, packets, size, ce, taken, counters, rates, standing, damaged=damaged)
+                damaged = {qp.peer_sport: bad} if bad else {}
+                yield QpReport(nic.rank, qp.qpn, sent, received, ce, counters, rates, standing, damaged=damaged)
 
     def nic_reports(self) -> Iterable[NicReport]:
         """The frames of each NIC that were for no queue pair."""

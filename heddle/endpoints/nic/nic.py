@@ -15,7 +15,7 @@ import ipaddress
 import select
 import socket
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
@@ -24,7 +24,7 @@ from heddle.endpoints.nic.framebuffer import FrameBuffer, frame_bytes_for
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.parse import Parser, Received
-from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Message, PathUse, QpEnd, QpInfo
 from heddle.wire import layout as wire
 
 TURN: Final = 8  # packets that one QP sends before the turn of the next one
@@ -47,27 +47,39 @@ class QueuePair:
     """One end of a connection at its NIC, with its counters.
 
     packets, bytes: data frames that were sent, and frame bytes; retransmitted frames count again.
-    ce: frames that arrived with a mark (congestion experienced). taken: frames that arrived for this end.
-    damaged: UDP source port -> frames that arrived for this end with a wrong ICRC.
+    ce: frames that arrived with a mark (congestion experienced). taken, damaged: UDP source port -> frames that arrived
+    for this end, and those with a wrong ICRC.
     """
 
     __slots__ = (
-        "_nic", "answers", "bytes", "ce", "damaged", "delay", "end", "order", "packets", "peer_ip", "qpn", "taken",
-        "timer", "waiting",
+        "_nic", "answers", "bytes", "ce", "damaged", "delay", "end", "order", "packets", "peer_ip", "qpn", "sport",
+        "taken", "timer", "waiting",
     )  # fmt: skip
 
     def __init__(self, nic: Nic, qp: QpInfo, end: QpEnd) -> None:
         self._nic = nic
         self.qpn = qp.qpn
+        self.sport = qp.flow.sport
         self.peer_ip = int.from_bytes(qp.flow.dst_ip, "big")
         self.end = end
         self.delay = qp.delay_s
         self.order = 0  # among the QPs of its NIC
-        self.packets = self.bytes = self.ce = self.taken = 0
-        self.damaged: dict[int, int] = {}
+        self.packets = self.bytes = self.ce = 0
+        self.taken: defaultdict[int, int] = defaultdict(int)
+        self.damaged: defaultdict[int, int] = defaultdict(int)
         self.waiting = False  # is in the NIC's round
         self.answers = False  # is in the NIC's list of QPs with answers
         self.timer = NEVER  # the earliest of its entries in the NIC's timers
+
+    @property
+    def sent(self) -> tuple[PathUse, ...]:
+        """Its data frames by path, as its end reports."""
+        return self.end.paths(PathUse(self.sport, self.packets, self.bytes))
+
+    @property
+    def received(self) -> tuple[PathUse, ...]:
+        """The frames that arrived for it, by path."""
+        return tuple(PathUse(sport, packets) for sport, packets in self.taken.items())
 
     def post(self, message: Message) -> None:
         """Queue a message, to be sent at this QP's turn."""
@@ -269,7 +281,7 @@ class Nic:
             if not sound or qp is None or not ours:
                 self._reject(got.oks[i], sound)
                 if qp is not None and ours and got.oks[i]:  # a wrong ICRC: it arrived all the same
-                    qp.damaged[kind.sport] = qp.damaged.get(kind.sport, 0) + 1
+                    qp.damaged[kind.sport] += 1
                 continue
             if qp.delay and not late:
                 self._lines[qp.delay].append((now + qp.delay, bytes(got.buffer.frame_of(i, kind.frame_bytes))))
@@ -278,8 +290,9 @@ class Nic:
                 self.counters.stray += 1
                 continue
             touched[qpn] = qp
-            qp.taken += 1
-            qp.ce += kind.ce
+            qp.taken[kind.sport] += 1
+            if kind.ce:
+                qp.ce += 1
 
     def _release(self, now: float) -> None:
         """Receive the frames whose delay is over."""

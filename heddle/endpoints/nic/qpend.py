@@ -28,6 +28,18 @@ class Message:
     imm: int
 
 
+@dataclass(frozen=True, slots=True)
+class PathUse:
+    """One path of a QP that an end used, by the handle that chose it: the UDP source port.
+
+    packets: frames on it. bytes: of these frames; 0 at a receiving end, which does not count them.
+    """
+
+    sport: int
+    packets: int
+    bytes: int = 0
+
+
 class Access(Protocol):
     """The memory of one rank, which a receiving end writes."""
 
@@ -49,6 +61,7 @@ class QpInfo:
     arrived that many seconds after the kernel has delivered it.
     sprayed: for a sending end that sprays, the headers to use in turn: `flow` with different UDP source ports.
     rtt_s: propagation of the path there and back, whether NICs or links delay frames.
+    peer_sport: for a receiving end, the UDP source port of the peer's data, if they use only one.
     """
 
     qpn: int
@@ -58,6 +71,7 @@ class QpInfo:
     delay_s: float = 0.0
     sprayed: tuple[FlowHeader, ...] = ()
     rtt_s: float = 0.0
+    peer_sport: int = 0
 
 
 class QpEnd:
@@ -133,9 +147,13 @@ class QpEnd:
         """This end's share of the transport's columns. No key is reported by both ends of a queue pair."""
         return {}
 
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """(packets, bytes) by UDP source port, of an end whose QP sprays: sent, or received (then bytes are 0)."""
-        return {}
+    def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
+        """The paths that a sending end used, each once; first that of the QP's own header.
+
+        sent: all of its data frames, as if they had used only that one, as by default. An end that chooses other paths
+        reports them here, also those that the plan does not have.
+        """
+        return (sent,)
 
     @property
     def standing(self) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from heddle.base.problems import CheckError, Problem
 from heddle.endpoints.connections import Connection, Destinations, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.loops import NicError, NicLoop
-from heddle.endpoints.nic.qpend import Message, QpInfo
+from heddle.endpoints.nic.qpend import Message, PathUse, QpInfo
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
 from heddle.endpoints.rdma.verbslib import WR_SEND_IMM
@@ -336,10 +336,11 @@ class VerbsLoop(NicLoop):
                     sent = self._counts.row("sent", here)
                     self._check_count(nic, qp, sent)
                     counters = {"retransmitted": sent.behind, "naks": came.naks, "not_ready": came.rnr}
-                    yield QpReport(rank, qp.qpn, sent.packets, sent.bytes, came.ce, 0, counters)
+                    used = PathUse(here.sport, sent.packets, sent.bytes)
+                    yield QpReport(rank, qp.qpn, (used,), (), came.ce, counters)
                 else:
                     counters = {"out_of_order": came.ahead, "duplicates": came.behind}
-                    yield QpReport(rank, qp.qpn, 0, 0, came.ce, came.packets, counters)
+                    yield QpReport(rank, qp.qpn, (), (PathUse(there.sport, came.packets),), came.ce, counters)
 
     def _check_count(self, nic: VerbsNic, qp: QpInfo, sent: StackRow) -> None:
         """CheckError when packets left with other headers than planned: they would look like an idle queue pair."""

@@ -22,7 +22,7 @@ from typing import ClassVar, Self
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
-from heddle.endpoints.nic.qpend import NEVER, Access, QpEnd, QpInfo
+from heddle.endpoints.nic.qpend import NEVER, Access, PathUse, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import COLUMNS, RcSender, connection_params, of_qp
 from heddle.endpoints.transports.rcstate import Burst, RcParams, last_good
@@ -73,10 +73,10 @@ class SrdSender(RcSender):
         self._by_header[number][0] += 1
         self._by_header[number][1] += size
 
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """Packets and bytes of each source port."""
+    def paths(self, sent: PathUse) -> tuple[PathUse, ...]:
+        """One for each header."""
         rows = zip(self._headers, self._by_header, strict=True)
-        return {header.sport: (packets, size) for header, (packets, size) in rows}
+        return tuple(PathUse(header.sport, packets, size) for header, (packets, size) in rows)
 
 
 class SrdReceiver(QpEnd):
@@ -93,7 +93,6 @@ class SrdReceiver(QpEnd):
         self._ack_at = NEVER
         self._asked = self._acked = qp.psn  # one past the latest PSN that requested an ACK; `_due` in the latest ACK
         self._unacked = self._msn = 0
-        self._by_sport: dict[int, int] = {}
         self._out_of_order = self._duplicates = 0
 
     @property
@@ -121,8 +120,6 @@ class SrdReceiver(QpEnd):
         opcode = got.kinds[index].opcode
         if opcode not in (wire.WRITE_ONLY, wire.WRITE_ONLY_IMM):
             return False
-        sport = got.kinds[index].sport
-        self._by_sport[sport] = self._by_sport.get(sport, 0) + 1
         psn = self._due + wire.psn_after(got.psns[index], self._due)
         if psn < self._due or psn in self._early:
             self._duplicates += 1
@@ -189,10 +186,6 @@ class SrdReceiver(QpEnd):
     def standing(self) -> str:
         """The last PSN before the first gap."""
         return last_good(self._due)
-
-    def by_sport(self) -> Mapping[int, tuple[int, int]]:
-        """Packets of each source port."""
-        return {sport: (packets, 0) for sport, packets in self._by_sport.items()}
 
 
 @dataclass(frozen=True, slots=True)
