@@ -115,7 +115,7 @@ def plot(
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the fullest queues of a run: depth, thresholds, marks, pauses and controlled rates.
+    """Draw the fullest queues of a run: depth, thresholds, marks, pauses, controlled rates and faults.
 
     Example: ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. For smaller time steps,
     record the run with ./inv run --bucket 1ms.
@@ -135,7 +135,9 @@ def plot(
     recorded = found.needed(found.recorded)
     shown = _panels(found.id, recorded, port, class_)
     path = out_ or f"{where.name}-queues.{kind}"
-    graph.write_file(real(path), draw(kind, recorded, shown, found.rates.value), path)
+    outcome = found.record.outcome
+    times = () if outcome is None else outcome.times
+    graph.write_file(real(path), draw(kind, recorded, shown, found.rates.value, times), path)
     series = recorded.series
     data = {
         "plot": path, "kind": kind, "lab": where.name, "run_id": found.id, "run": recorded.what,

@@ -4,11 +4,13 @@ In:  Recorded (see series.py), and the rows to draw.
 Out: SVG, PNG or PDF; the same input gives the same bytes.
 Depth is a filled step: the value at each bucket's end. The line above it is the bucket's maximum. Below it are lanes:
 the share of time that the port's gate was closed, marks, drops, and pause frames. Where the run had congestion control,
-a panel above the queues has the sending rates of its queue pairs.
+a panel above the queues has the sending rates of its queue pairs. Faults with times have a lane each above all panels,
+and their times are shaded in the panels.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +20,10 @@ import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.base.units import format_bytes
+from heddle.runs.parts.part import TimeSpan
 from heddle.runs.rates import RateCourse, Rates
 from heddle.runs.series import Recorded, RowLabel
-from heddle.views.style import DEPTH, DPI, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
+from heddle.views.style import DEPTH, DPI, DROPPED, FAULT, HELD, INK, MARKED, PAUSED, PAUSES, PictureKind, saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +38,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 0.85, 1.25, 0.95, 0.4
 _LINES: Final = {"kmin": ":", "kmax": "--", "xon": ":", "xoff": "--"}
 DRAWN: Final = 32  # queue pairs; more lines would hide each other
 _NAMED: Final = 6  # queue pairs with a legend
+_FAULTS: Final = 8  # faults with a lane
 # Colours of lines that differ also in lightness (Okabe and Ito).
 LINES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
@@ -104,12 +108,20 @@ def _by_default(recorded: Recorded, panel: Panel) -> bool:
     return panel.label.kind != "control" and bool(paused or not panel.label.host)
 
 
-def draw(kind: PictureKind, recorded: Recorded, shown: Sequence[Panel], rates: Rates | None = None) -> bytes:
+def draw(
+    kind: PictureKind,
+    recorded: Recorded,
+    shown: Sequence[Panel],
+    rates: Rates | None = None,
+    marked: Sequence[TimeSpan] = (),
+) -> bytes:
     """The picture as a file's bytes. shown: at least one panel. rates: drawn in a panel above the queues.
+
+    marked: times to shade.
 
     A run with many buckets is drawn with fewer: a bucket must not be thinner than a pixel.
     """
-    return saved(kind, f"queues of {recorded.lab}", partial(_figure, *coarser(recorded, shown), rates))
+    return saved(kind, f"queues of {recorded.lab}", partial(_figure, *coarser(recorded, shown), rates, marked))
 
 
 def coarser(recorded: Recorded, shown: Sequence[Panel]) -> tuple[Recorded, list[Panel]]:
@@ -119,15 +131,39 @@ def coarser(recorded: Recorded, shown: Sequence[Panel]) -> tuple[Recorded, list[
     return drawn, [again[each.side, each.row] for each in shown]
 
 
-def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> Figure:
+def by_label(marked: Sequence[TimeSpan]) -> list[tuple[str, list[TimeSpan]]]:
+    """The times of each label, in the order of the first ones. If there are too many labels, the last ones together."""
+    found: dict[str, list[TimeSpan]] = defaultdict(list)
+    for span in marked:
+        found[span.what].append(span)
+    rows = list(found.items())
+    if len(rows) > _FAULTS:
+        rest = rows[_FAULTS - 1 :]
+        rows[_FAULTS - 1 :] = [(f"{len(rest)} more faults", [span for _, spans in rest for span in spans])]
+    return rows
+
+
+def shaded(marked: Sequence[TimeSpan]) -> list[tuple[float, float]]:
+    """The times to shade, in order: those that overlap are one."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted((span.begin_s, span.end_s) for span in marked):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None, marked: Sequence[TimeSpan]) -> Figure:
     from matplotlib.figure import Figure
 
     lanes = [lanes_of(recorded, panel) for panel in shown]
     heights = [_PANEL + _LANE * len(lane) + _GAP for lane in lanes]
-    tall = _TOP + sum(heights) + _BOTTOM + (_PANEL + _GAP if rates is not None else 0)
+    faults = by_label(marked)
+    tall = _TOP + _LANE * len(faults) + sum(heights) + _BOTTOM + (_PANEL + _GAP if rates is not None else 0)
     figure = Figure(figsize=(_WIDTH, tall), dpi=DPI, facecolor="white")
     inner = (_WIDTH - _LEFT - _RIGHT) / _WIDTH
-    y = tall - _TOP
+    y = tall - _TOP - _LANE * len(faults)
     most = {side: max((p.most for p in shown if p.side == side), default=1.0) for side in ("egress", "ingress")}
     if rates is not None:
         _draw_rates(figure.add_axes((_LEFT / _WIDTH, (y - _PANEL) / tall, inner, _PANEL / tall)), rates, recorded)
@@ -142,6 +178,13 @@ def _figure(recorded: Recorded, shown: Sequence[Panel], rates: Rates | None) -> 
             _counts(below, recorded, (name, total), colour, values)
             y -= _LANE
         y -= _GAP
+    for axes in figure.axes:
+        for begin, end in shaded(marked):
+            axes.axvspan(begin, end, color=FAULT, alpha=0.25, linewidth=0, zorder=0)
+    for number, (what, spans) in enumerate(faults):
+        at = (tall - _TOP + 0.7 * _GAP - _LANE * (number + 1)) / tall
+        strip = figure.add_axes((_LEFT / _WIDTH, at, inner, (_LANE - 0.07) / tall))
+        _fault(strip, recorded, what, spans)
     _time(figure, recorded, (y + _GAP) / tall, inner, tall)
     _heading(figure, recorded, tall)
     return figure
@@ -217,14 +260,32 @@ def _counts(axes: Axes, recorded: Recorded, said: tuple[str, str], colour: str, 
         if value:
             bar = Rectangle((start, 0), end - start, value, facecolor=colour, edgecolor=colour, linewidth=0.6)
             axes.add_patch(bar)
+    _lane(axes, recorded, top)
+    axes.annotate(name, (-0.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center", ha="right")
+    axes.annotate(total, (1.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center")
+
+
+def _fault(axes: Axes, recorded: Recorded, what: str, spans: Sequence[TimeSpan]) -> None:
+    """The lane of a fault: a bar for each of its times, and its label from the first one to the side with more room."""
+    for span in spans:
+        axes.axvspan(span.begin_s, span.end_s, color=FAULT, linewidth=0)
+    _lane(axes, recorded, 1.0)
+    begin, end = max(spans[0].begin_s, _first(recorded)), min(spans[0].end_s, _last(recorded))
+    early = begin + end < _first(recorded) + _last(recorded)
+    axes.annotate(
+        what, (begin if early else end, 0.45), (3 if early else -3, 0), textcoords="offset points", fontsize=7.5,
+        color=INK, va="center", ha="left" if early else "right", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _lane(axes: Axes, recorded: Recorded, top: float) -> None:
+    """The limits of a lane's axes, and their look."""
     axes.set_xlim(_first(recorded), _last(recorded))
     axes.set_ylim(0, top)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_facecolor("#f3f4f6")
-    axes.annotate(name, (-0.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center", ha="right")
-    axes.annotate(total, (1.008, 0.45), xycoords="axes fraction", fontsize=7.5, color=colour, va="center")
 
 
 def _time(figure: Figure, recorded: Recorded, at: float, inner: float, tall: float) -> None:

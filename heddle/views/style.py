@@ -18,10 +18,11 @@ DPI: Final = 150  # of a PNG
 INK: Final = "#1f2933"
 # Colours of plots over time: egress blue and ingress green differ in lightness too. ON_DARK: their pairs on dark pages.
 DEPTH, HELD, MARKED, DROPPED, PAUSES, PAUSED = "#3b74b4", "#5d8f5f", "#d98200", "#b3123c", "#6b3fa0", "#5c6670"
+FAULT: Final = "#c98b9b"  # times of faults, behind everything else
 QUIET: Final = "#b8c0c9"  # links that carried nothing, or whose load is not known
 ON_DARK: Final[Mapping[str, str]] = {
     INK: "#e6ebf0", DEPTH: "#7fb2ea", HELD: "#8fc492", MARKED: "#ffb454", DROPPED: "#ff8fa3", PAUSES: "#c3a1f0",
-    PAUSED: "#a3adb8", QUIET: "#4b5663",
+    PAUSED: "#a3adb8", FAULT: "#8a4f60", QUIET: "#4b5663",
 }  # fmt: skip
 # It warns when it cannot write its caches, as in a read-only home; a picture needs no cache.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

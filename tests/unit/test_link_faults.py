@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -21,6 +22,7 @@ from heddle.fabric.policydata import dump_policy, load_policy
 from heddle.lab.impairments import PortFault, Requested
 from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
+from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault, RunFault, parse_run_fault
@@ -265,6 +267,9 @@ def test_the_record_of_a_run_has_when_each_fault_was_set_and_which_never_was() -
         "#faults   : rtsw2:eth1: 1/100 lost from 60s: the run ended before, after 8.000 s",
     ]
     assert len(found.outages()) == 1
+    assert found.times() == [TimeSpan("rtsw1:eth1 down", 2.0, 4.0), TimeSpan("rtsw1:eth1 down", 7.0, 8.0)]
+    whole = replace(found, spans=(replace(found.spans[0], requested=""),))
+    assert whole.times() == [], "a fault of the whole run marks no time"
     assert [span["end_ns"] for span in found.to_json()["spans"]] == [5 * 10**9, None]
 
 

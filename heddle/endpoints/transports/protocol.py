@@ -10,6 +10,7 @@ parameters, the columns that it reports, and two kinds of QpEnd (../nic/qpend.py
 | worker | `load(parameters)`, then `sender` and `receiver` for the ends of its queue pairs |
 | rank   | `post(message)`; it is called back through `Access` |
 | NIC    | `take` and `answer` for frames to send, `receive` for frames that arrived, `expire` at `deadline` |
+| loop   | at the end, `counters`, and `paths` for the source ports of a sending end that chooses them itself |
 
 Congestion control is a pair of ends that wrap the ends of any transport (../congestion/pacing.py). It decides when
 packets may leave. It is not `ready` between two packets and sets `deadline` to the time of the next one: the NIC then

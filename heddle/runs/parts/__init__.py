@@ -18,7 +18,7 @@ from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.parts.part import RunPart
+from heddle.runs.parts.part import RunPart, TimeSpan
 from heddle.runs.parts.queues import QueueUse
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class RunParts:
     def doubts(self) -> tuple[Cause, ...]:
         """Causes why figures of the run are unreliable; empty for a run that can be trusted."""
         return tuple(cause for part in self.parts.values() for cause in part.doubts())
+
+    @property
+    def times(self) -> tuple[TimeSpan, ...]:
+        """Times that pictures of the run mark."""
+        return tuple(span for part in self.parts.values() for span in part.times())
 
     @property
     def limited(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from heddle.base.tables import Table, some_of
-from heddle.runs.parts.part import RunPart
+from heddle.runs.parts.part import RunPart, TimeSpan
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -68,6 +68,15 @@ class FaultTimes(RunPart):
         rows += tuple((each, "", "never", "") for each in self.missed)
         note = "seconds of wall time since the first barrier of the run"
         return Table("Faults of links", ("fault", "requested", ">from", ">to"), rows, note)
+
+    def times(self) -> Sequence[TimeSpan]:
+        """Those of faults with times."""
+        ends = [self.seconds if span.end_ns is None else (span.end_ns - self.began_ns) / 1e9 for span in self.spans]
+        return [
+            TimeSpan(span.what, max(0.0, (span.begin_ns - self.began_ns) / 1e9), end)
+            for span, end in zip(self.spans, ends, strict=True)
+            if span.requested
+        ]
 
     def outages(self) -> tuple[str, ...]:
         """Links that were down for a part of the run, as the proof of paths names them."""

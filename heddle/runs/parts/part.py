@@ -26,6 +26,15 @@ class Figure:
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """A time that pictures of a run mark, with its label. begin_s, end_s: wall time since the first barrier."""
+
+    what: str
+    begin_s: float
+    end_s: float
+
+
 class Courses(Protocol):
     """What a part recorded over time: too large for the record, so it has a file of its own."""
 
@@ -79,6 +88,10 @@ class RunPart:
 
     def cards(self) -> Sequence[Card]:
         """Figures at a glance, for the report."""
+        return ()
+
+    def times(self) -> Sequence[TimeSpan]:
+        """Times that pictures over the run's time mark."""
         return ()
 
     def table(self) -> Table | None:

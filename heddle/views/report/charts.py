@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.base.units import format_bytes, format_size
-from heddle.views.queuepicture import LINES, Panel, coarser, drawn, lanes_of, panels, paused_ms, rates_title
-from heddle.views.style import DEPTH, DROPPED, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
+from heddle.views.queuepicture import (
+    LINES,
+    Panel,
+    by_label,
+    coarser,
+    drawn,
+    lanes_of,
+    panels,
+    paused_ms,
+    rates_title,
+    shaded,
+)
+from heddle.views.style import DEPTH, DROPPED, FAULT, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from heddle.runs.parts.part import TimeSpan
     from heddle.runs.rates import Rates
     from heddle.runs.runtable import SizeRow
     from heddle.runs.series import Recorded
@@ -108,14 +120,14 @@ def iterations(rows: Sequence[SizeRow]) -> Chart | None:
     return Chart("iterations", "Time of each iteration", told, figure.to_json())
 
 
-def queues(recorded: Recorded) -> list[Chart]:
-    """The queues and buffers that held most, over time."""
+def queues(recorded: Recorded, marked: Sequence[TimeSpan] = ()) -> list[Chart]:
+    """The queues and buffers that held most, over time. marked: times to shade."""
     fewer, again = coarser(recorded, panels(recorded))
-    return [_queue(fewer, panel, number) for number, panel in enumerate(again)]
+    return [_queue(fewer, panel, number, marked) for number, panel in enumerate(again)]
 
 
-def rates(found: Rates, k: int) -> Chart:
-    """The sending rates of the queue pairs that congestion control slowed most."""
+def rates(found: Rates, k: int, marked: Sequence[TimeSpan] = ()) -> Chart:
+    """The sending rates of the queue pairs that congestion control slowed most. marked: times to shade."""
     import plotly.graph_objects as go
 
     shown = drawn(found)
@@ -131,12 +143,13 @@ def rates(found: Rates, k: int) -> Chart:
             )
         )  # fmt: skip
     figure.update_yaxes(rangemode="tozero")
+    _mark(figure, marked, found.seconds)
     least = min((float(each.rates_bps.min()) / 1e6 for each in shown), default=0.0)
     told = f"{found.controller}: down to {least:.3g} Mb/s." if shown else "No queue pair has sent."
     return Chart("rates", rates_title(found, shown), told, figure.to_json())
 
 
-def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:
+def _queue(recorded: Recorded, panel: Panel, number: int, marked: Sequence[TimeSpan]) -> Chart:
     """Depth and peak above; below them lanes for pauses, marks, drops or pause frames, where there are any."""
     import plotly.graph_objects as go
 
@@ -181,12 +194,28 @@ def _queue(recorded: Recorded, panel: Panel, number: int) -> Chart:
     figure.update_layout(
         bargap=0, xaxis={"anchor": f"y{len(lanes) + 1}" if lanes else "y", "range": [0, float(ends[-1])]}
     )
+    _mark(figure, marked, float(ends[-1]))
     totals = [
         f"paused {paused_ms(recorded, panel):,.0f} ms in all" if name == "paused" else f"{int(lane[1].sum()):,} {name}"
         for name, lane, _ in lanes
     ]
     told = "; ".join([f"At most {format_bytes(panel.most)}", *totals])
     return Chart(f"queue-{number}", panel.title, f"{told}.", figure.to_json())
+
+
+def _mark(figure: Figure, marked: Sequence[TimeSpan], last_s: float) -> None:
+    """Shade these times, and write each label once, at its first time. last_s: the end of the axis."""
+    for begin, end in shaded(marked):
+        figure.add_shape(
+            type="rect", x0=round(begin, 6), x1=round(end, 6), yref="paper", y0=0, y1=1, layer="below", fillcolor=FAULT,
+            opacity=0.25, line={"width": 0},
+        )  # fmt: skip
+    for row, (what, spans) in enumerate(by_label(marked)):
+        early = spans[0].begin_s + spans[0].end_s < last_s
+        figure.add_annotation(
+            text=what, x=round(spans[0].begin_s if early else spans[0].end_s, 6), xanchor="left" if early else "right",
+            yref="paper", y=1, yanchor="top", yshift=-14 * row, showarrow=False, font={"size": 11},
+        )  # fmt: skip
 
 
 def _thresholds(figure: Figure, panel: Panel, top: float) -> None:

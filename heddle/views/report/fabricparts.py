@@ -74,11 +74,12 @@ def queues(run: StoredRun) -> Values:
     recorded = run.recorded.value
     if recorded is None:
         raise NotCarriedError(run.recorded.why)
-    drawn = charts.queues(recorded)
+    times = () if run.record.outcome is None else run.record.outcome.times
+    drawn = charts.queues(recorded, times)
     if not drawn:
         raise NotCarriedError("no queue ever held a packet")
     bucket = f"{recorded.series.bucket_s * 1e3:.2g} ms"
-    rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k)]
+    rates = [] if run.rates.value is None else [charts.rates(run.rates.value, recorded.k, times)]
     return {"charts": [*rates, *drawn], "bucket": bucket, "table": _queue_table(recorded), "k": recorded.k}
 
 
