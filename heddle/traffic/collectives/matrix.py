@@ -44,8 +44,8 @@ class PairMatrix(Pattern):
     once = True
 
     matrix: Annotated[str, Declared(
-        "bytes for each pair of ranks: a .csv file with the columns src,dst,bytes, rows as 0,1,64K;1,0,4K, or "
-        "all-to-all, permutation:SEED, shift:N, incast:N with --size for each pair", GROUP,
+        "bytes for each pair of ranks: rows as 0,1,64K;1,0,4K, a .csv file of them, "
+        "or all-to-all, permutation:SEED, shift:N, incast:N (--size each)", GROUP,
         reads=matrixrows.check_matrix, typed="0,1,4096", value="MATRIX", words=list(matrixrows.NAMED),
     )] = "0,1,4096"  # fmt: skip
 
