@@ -6,6 +6,7 @@ an InputError; the plugin ends its traceback at the line of the test.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
     from heddle.runs.results import RunResult
+    from heddle.runs.together import WorkloadResult
 
 
 class RunCall:
@@ -43,6 +45,20 @@ class RunCall:
             arguments["size"] = str(sizes)
         self.runs.append(run(self._lab, run_options(**arguments), Silent()))
         return self.runs[-1]
+
+    def workload(self, file: str | os.PathLike[str], *, interference: bool = False) -> WorkloadResult:
+        """Run the jobs of a workload: its file, or the name of one in `traffic/`. Errors as above.
+
+        interference: measure each job alone, too, and compare.
+        """
+        from heddle.base.events import Silent
+        from heddle.endpoints.workloadfile import load_workload
+        from heddle.runs.run import run_with_interference, run_workload
+
+        wanted = load_workload(os.fspath(file)).workload
+        done = (run_with_interference if interference else run_workload)(self._lab, wanted, Silent())
+        self.runs += done.jobs
+        return done
 
 
 def _check_names(arguments: Collection[str]) -> None:

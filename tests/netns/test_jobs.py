@@ -20,6 +20,7 @@ from heddle.lab.lab import Lab
 from heddle.runs.run import run_workload
 from heddle.runs.store import History
 from heddle.runs.together import WorkloadResult
+from heddle.testing.calls import RunCall
 from heddle.traffic.workload import Workload
 from tests.machine import child, patience
 from tests.netns.collectives import proven, when_busy
@@ -110,6 +111,15 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
         assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
         nics = [(end["host"], end["port"]) for end in job["ranks"]]
         assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
+
+
+def test_a_test_of_users_runs_the_jobs_of_a_file(tiny: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "two.yml"
+    path.write_text(TWO.format(iters=2).replace("8K:16M:x2048", "64K"))
+    call = RunCall(tiny)
+    done = call.workload(path, interference=True)
+    assert [each.job for each in done.interference] == [each.job for each in done.jobs] == ["a", "b"]
+    assert call.runs == [*done.jobs]
 
 
 def test_a_worker_that_is_killed_ends_its_job_as_failed_and_the_other_as_ended(
