@@ -84,10 +84,10 @@ def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout
     if action in outages.DRAINS:
         switches = [node.name for node in where.fabric.switches]
         found = matching_names(split_words(names), switches, f"is not a switch of {where.name}")
-        (outages.drain_all if action == "drain" else outages.undrain_all)(where, found, timeout)
+        (outages.drain if action == "drain" else outages.undrain)(where, *found, timeout=timeout)
     else:
         found = [each.ref for each in impairments.ports_of(where.fabric, names)]
-        (outages.links_down if action == "down" else outages.links_up)(where, found, timeout)
+        (outages.link_down if action == "down" else outages.link_up)(where, *found, timeout=timeout)
     seconds = time.monotonic() - began
     state = outages.state_of(where)
     document = {"lab": where.name, "action": action, "names": found, "seconds": round(seconds, 3)}

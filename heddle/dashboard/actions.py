@@ -152,5 +152,5 @@ def _down(action: Action, lab: Lab, port: str) -> None:
 
 def _up(action: Action, lab: Lab, port: str) -> None:
     began = time.monotonic()
-    outages.links_up(lab, [port])
+    outages.link_up(lab, port)
     action.text = f"{port} is up; BGP and all kernels followed in {time.monotonic() - began:.1f} s"

@@ -25,12 +25,12 @@ from heddle.base.owners import lock
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, did_you_mean
 from heddle.base.process import run
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import down_ports
 from heddle.lab import convergence
 from heddle.lab.daemons import ESTABLISHED, GRACEFUL_SHUTDOWN
-from heddle.lab.impairments import Requested, nearest_port, ports_of
+from heddle.lab.impairments import Requested, ports_of
 from heddle.lab.snapshot import LabPart, Snapshot
 
 if TYPE_CHECKING:
@@ -116,71 +116,37 @@ class State:
         return [*links, *(Problem(name, "BGP", why, undrain.format(name)) for name in self.drained)]
 
 
-def link_down(lab: Lab, port: str, timeout: float = SECONDS) -> Fault:
-    """Take a link down at one end (`rtsw1:eth3`) and wait until no kernel forwards over it. timeout: seconds.
+def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
+    """Take links down in one step, and wait until no kernel forwards over them. timeout: seconds.
 
-    A host's link goes down at its switch. InputError for a port that the fabric does not have.
+    refs: ports (`rtsw1:eth3`), nodes (all of their links) or patterns. The named end goes down; a host's link goes down
+    at its switch. InputError for a word that matches no port.
     """
-    return _taken_down(lab, f"{port} down", [_port(lab, port)], timeout)
-
-
-def links_down(lab: Lab, refs: Sequence[str], timeout: float = SECONDS) -> Fault:
-    """The same for several links in one step. refs: ports, nodes (all of their links) or patterns.
-
-    InputError for a word that matches no port.
-    """
-    ports = [port.ref for port in ports_of(lab.fabric, refs)]
-    fault = _taken_down(lab, f"{some_of(ports)} down", [_port(lab, ref) for ref in ports], timeout)
-    dead = state_of(lab).dead
-    _check_effect([port.ref for port in ports_of(lab.fabric, refs) if not {port.ref, port.peer_ref} & {*dead}], "is up")
+    ports = ports_of(lab.fabric, refs)
+    ends = [_switch_end(lab, port) for port in ports]
+    fault = _taken_down(lab, f"{some_of([port.ref for port in ports])} down", ends, timeout)
+    dead = {*state_of(lab).dead}
+    _check_effect([port.ref for port in ports if not {port.ref, port.peer_ref} & dead], "is up")
     return fault
 
 
-def links_up(lab: Lab, refs: Sequence[str], timeout: float = SECONDS) -> None:
-    """Set links up, at whichever end they were taken down, and wait until they are used again. refs: as links_down.
+def link_up(lab: Lab, *refs: str, timeout: float = SECONDS) -> None:
+    """Set links up, at whichever end they were taken down, and wait until they are used again. refs: as link_down.
 
     CheckError for a link that stays down, because it is down inside its host.
     """
     meant = {ref for port in ports_of(lab.fabric, refs) for ref in (port.ref, port.peer_ref)}
     check_rendered(lab)
-    _set_all(lab, _by_switch([_port(lab, ref) for ref in state_of(lab).dead if ref in meant]), "up")
+    _set_all(lab, _by_switch([_end(lab, ref) for ref in state_of(lab).dead if ref in meant]), "up")
     wait(lab, timeout)
     _check_effect([ref for ref in state_of(lab).dead if ref in meant], "is still down")
 
 
-def link_up(lab: Lab, port: str, timeout: float = SECONDS) -> None:
-    """Set a link up at that end, and wait until it is used again."""
-    node, name = _port(lab, port)
-    _set(lab, node, [name], "up")
-    wait(lab, timeout)
-
-
-def switch_down(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
-    """Take all links of a switch down at its own end, and wait until no kernel forwards to it.
-
-    InputError for a name that is not a switch of the fabric.
-    """
-    node = _switch(lab, switch)
-    return _taken_down(lab, f"{switch} down", [(node, port.name) for port in node.ports], timeout)
-
-
-def switch_up(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
-    """Set all links of a switch up at its own end, and wait until it is used again."""
-    node = _switch(lab, switch)
-    _set(lab, node, [port.name for port in node.ports], "up")
-    wait(lab, timeout)
-
-
-def drain(lab: Lab, switch: str, timeout: float = SECONDS) -> Fault:
-    """Drain a switch by BGP (RFC 8326), and wait until no kernel uses it as transit. It still forwards packets.
+def drain(lab: Lab, *switches: str, timeout: float = SECONDS) -> Fault:
+    """Drain switches by BGP (RFC 8326), and wait until no kernel uses them as transit. They still forward packets.
 
     InputError for a name that is not a switch of the fabric. Hosts stay reachable through their own leaf in any case.
     """
-    return drain_all(lab, [switch], timeout)
-
-
-def drain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> Fault:
-    """The same for several switches in one step."""
     nodes = [_switch(lab, switch) for switch in switches]
     check_rendered(lab)
     # A switch that was drained before stays drained after `undo`.
@@ -190,13 +156,8 @@ def drain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> Fa
     return _inject(lab, f"{some_of(switches)} drained", do, undo, timeout)
 
 
-def undrain(lab: Lab, switch: str, timeout: float = SECONDS) -> None:
-    """End a drain, and wait until the switch is used again."""
-    undrain_all(lab, [switch], timeout)
-
-
-def undrain_all(lab: Lab, switches: Sequence[str], timeout: float = SECONDS) -> None:
-    """The same for several switches in one step."""
+def undrain(lab: Lab, *switches: str, timeout: float = SECONDS) -> None:
+    """End drains, and wait until the switches are used again."""
     _graceful_all(lab, [_switch(lab, switch) for switch in switches], "no ")
     wait(lab, timeout)
 
@@ -207,7 +168,7 @@ def undo_all(lab: Lab, timeout: float) -> State:
     A link that was taken down inside a host stays down: `state_of` shows it afterwards.
     """
     state = state_of(lab)
-    _set_all(lab, _by_switch([_port(lab, ref) for ref in state.dead]), "up")
+    _set_all(lab, _by_switch([_end(lab, ref) for ref in state.dead]), "up")
     _graceful_all(lab, [_switch(lab, switch) for switch in state.drained], "no ")
     if state.dead or state.drained:
         wait(lab, timeout)
@@ -318,14 +279,10 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
 
 
 def _graceful_all(lab: Lab, nodes: Sequence[Node], word: str) -> None:
-    for node in nodes:
-        _graceful(lab, node, word)
-
-
-def _graceful(lab: Lab, node: Node, word: str) -> None:
     check_rendered(lab)
-    commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
-    lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
+    for node in nodes:
+        commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
+        lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
 
 
 def check_rendered(lab: Lab) -> None:
@@ -335,17 +292,17 @@ def check_rendered(lab: Lab) -> None:
         raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for faults"))
 
 
-def _port(lab: Lab, ref: str) -> tuple[Node, str]:
-    name, colon, port = ref.partition(":")
+def _end(lab: Lab, ref: str) -> tuple[Node, str]:
+    node, _, port = ref.partition(":")
+    return _switch_end(lab, lab.fabric.by_name[node].port(port))
+
+
+def _switch_end(lab: Lab, port: Port) -> tuple[Node, str]:
     nodes = lab.fabric.by_name
-    if name not in nodes or not colon or port not in [each.name for each in nodes[name].ports]:
-        why = "is not a port" if name in nodes else f"is not a port: {lab.name} has no {name}"
-        raise InputError(Problem("", ref, why, nearest_port(ref, lab.fabric)))
-    if nodes[name].role is Role.SWITCH:
-        return nodes[name], port
+    if nodes[port.node].role is Role.SWITCH:
+        return nodes[port.node], port.name
     # A host loses its routes with its port, and nothing restores them, so its link is taken down at the switch.
-    end = nodes[name].port(port)
-    return nodes[end.peer_node], end.peer_port
+    return nodes[port.peer_node], port.peer_port
 
 
 def _switch(lab: Lab, name: str) -> Node:
