@@ -222,11 +222,14 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     """Faults for a with block; afterwards each port has what it had, unless it was set meanwhile.
 
     Those without a beginning are set now, and routes follow. The caller holds the lab's lock. Faults that a killed run
-    left are ended first. Where the end cannot undo them, it warns: the next run does.
+    left are ended first, and routes follow. Where the end cannot undo them, it warns: the next run does.
     """
+    clock, complete = FaultClock(lab, planned), False
+    down_before = Requested.read(lab.dir).run_down
     if left := end_run_faults(lab):
         observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
-    clock, complete = FaultClock(lab, planned), False
+    if down_before:
+        clock.wait()
     whole = [each for each in planned if each.times.begin_ns is None]
     down = any(each.fault is None for each in planned)
     if down:

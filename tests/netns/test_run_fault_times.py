@@ -107,7 +107,8 @@ def test_the_next_run_sets_a_link_up_that_a_killed_run_left_down(tiny: Lab) -> N
     (row,) = status(tiny.name)
     assert any("is down for one run" in each for each in row.faults)
     heard = Listener()
-    run(tiny, SHORT, heard)
+    result = run(tiny, SHORT, heard)
+    assert result.fabric_state is not None and result.fabric_state.word == "converged"
     assert heard.warnings[0] == "a run that was killed had left faults on rtsw1:eth1, which are cleared now"
     assert state_of(tiny).dead == () and Requested.read(tiny.dir) == Requested()
 
