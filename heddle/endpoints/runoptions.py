@@ -9,13 +9,14 @@ line in TRANSPORTS, CONTROLLERS or the list of patterns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from heddle.base.declared import OptionField, options_of, read_options
 from heddle.base.problems import InputError, Problems
 from heddle.endpoints.congestion.controlled import CONTROLLERS, find_control
 from heddle.endpoints.transports import TRANSPORTS, find_transport
+from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.options import NO_CONTROL, RunOptions
 
@@ -34,13 +35,36 @@ def own_fields() -> Iterator[tuple[str, str, OptionField]]:
 
 def option_fields() -> list[OptionField]:
     """Every option of a run, each once."""
-    names = {"transport": [*TRANSPORTS], "cc": [NO_CONTROL, *CONTROLLERS]}
-    found = {each.word: each for each in options_of(RunOptions)}
-    for word, words in names.items():
-        found[word] = replace(found[word], declared=replace(found[word].declared, words=words))
+    about = ", ".join(f"{name} ({kind.about})" for name, kind in CONTROLLERS.items())
+    changes: Mapping[str, Mapping[str, Any]] = {
+        "transport": {"words": [*TRANSPORTS]},
+        "cc": {
+            "words": [NO_CONTROL, *CONTROLLERS],
+            "help": f"congestion control: {NO_CONTROL}, {about}",
+            "was": {"--dcqcn": {"on": "dcqcn", "off": NO_CONTROL}},
+        },
+    }
+    apart = {each.name for each in options_of(AdmissionOptions)}
+    found = {each.word: each for each in sorted(options_of(RunOptions), key=lambda each: each.name in apart)}
+    for word, change in changes.items():
+        found[word] = replace(found[word], declared=replace(found[word].declared, **change))
     for _, _, each in own_fields():
         found.setdefault(each.word, each)
     return list(found.values())
+
+
+def own_options(options: RunOptions) -> dict[str, Any]:
+    """All options of its transport and its congestion control."""
+    chosen = {"transport": options.transport, "cc": options.congestion}
+    found = {each.name: each.usual for word, name, each in own_fields() if chosen.get(word) == name}
+    return found | dict(options.own)
+
+
+def plain(options: RunOptions) -> dict[str, Any]:
+    """Plain data, with the options of transport, congestion control and collective beside the others."""
+    found = asdict(options)
+    del found["own"], found["parameters"]
+    return {**found, **own_options(options), **dict(options.parameters)}
 
 
 def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
@@ -54,7 +78,7 @@ def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
             found = check(found, typed, problems)
         except InputError as error:  # nothing can be said about what an unknown one supports
             problems.found += error.problems
-    found.check(typed.get("cc_profile"), problems)
+    found.check_admission(problems)
     if live:
         found.check_live(problems)
     problems.raise_if_any()
@@ -87,9 +111,11 @@ def _values(
         read = read_options(kind, typed, problems)
         known |= {each.word for each in options_of(kind)}
         values |= {e.name: value for e in options_of(kind) if (value := getattr(read, e.name)) != e.usual}
-    for word, name, each in own_fields():
+    for word, _, each in own_fields():
         if word in chosen and each.word not in known and typed.get(each.word) not in (None, each.default, [], ()):
             known.add(each.word)
-            why = f"is not for --{word} {chosen[word]}"
-            problems.add(where="", what=f"{each.flag} {typed[each.word]}", why=why, hint=f"use --{word} {name}")
+            owners = dict.fromkeys(f"--{word} {name}" for _, name, other in own_fields() if other.word == each.word)
+            value = typed[each.word] if each.kind != "list" else f" {each.flag} ".join(typed[each.word])
+            why, hint = f"is not for --{word} {chosen[word]}", f"use {' or '.join(owners)}"
+            problems.add(where="", what=f"{each.flag} {value}", why=why, hint=hint)
     return values

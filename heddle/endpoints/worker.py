@@ -30,7 +30,7 @@ from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.elements import Elements
 from heddle.endpoints.fastpath import library
-from heddle.endpoints.fastpath.fastloop import FastLoop, drives
+from heddle.endpoints.fastpath.fastloop import FastLoop
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
@@ -87,7 +87,7 @@ class Worker:
         self._stillness = Stillness(patience_s) if patience_s is not None else None
         self._ranks: dict[int, Rank] = {}
         # The reduction of all ranks' inputs, for each size: computed before the start, since it takes long.
-        options, pattern = task.plan.options, task.plan.options.pattern
+        options, pattern = task.plan.options, task.plan.pattern
         elements, reduces = Elements.of(pattern, task.plan.size), pattern.redop != "none"
         self._totals = {size: elements.total(size // pattern.element_bytes) for size in options.sizes if reduces}
         self._turning: list[Rank] = []  # to be checked
@@ -259,10 +259,8 @@ class RankError(CheckError):
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:
-    """The loop of the hosts' stack if the transport uses it; the compiled loop if the transport, this machine and the
-    user's options allow it; else Python's.
-
-    The compiled loop has DCQCN; the Python loop has every congestion control, and admission.
+    """The loop of the hosts' stack if the transport uses it; the compiled loop if the plan, this machine and the user
+    allow it; else Python's, which has everything.
     """
     if transport.stack is not None:
         return transport.stack.loop(plan)
@@ -275,12 +273,15 @@ def loop_of(plan: Plan, transport: Transport) -> NicLoop:
 
 def why_not_compiled(plan: Plan, transport: Transport) -> str:
     """With what the compiled loop cannot drive the NICs of a plan; empty if it can."""
-    options, congestion = plan.options, congestion_of(plan)
     if transport.fast() is None:
-        return f"--transport {options.transport}: only rc with go-back-n is compiled"
-    if not drives(congestion):
-        return f"--cc {options.congestion}, which only the Python loop has"
-    return "admission, which only the Python loop has" if options.admission else ""
+        missing = transport.uncompiled or f"--transport {plan.options.transport}"
+    elif plan.control is not None and not plan.control.compiled:
+        missing = f"--cc {plan.control.name}"
+    elif plan.admission is not None and not plan.admission.compiled:
+        missing = "--admission on"
+    else:
+        return ""
+    return f"{missing}, which the compiled loop does not have"
 
 
 def compiled(plan: Plan, transport: Transport) -> bool:

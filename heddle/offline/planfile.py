@@ -20,11 +20,12 @@ from heddle.base import resources
 from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.endpoints.transports import TRANSPORTS
+from heddle.endpoints.transports.srd import MAX_ENTROPY
 from heddle.spec.keys import Size, at
 from heddle.traffic.collectives import find_pattern, patterns, usual_algorithm
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import NAMED, NUMBERED
-from heddle.traffic.options import MAX_ENTROPY, MAX_QPS, SPRAYING, TRANSPORT
+from heddle.traffic.options import MAX_QPS, TRANSPORT
 from heddle.traffic.readers import MOST_SIZE, SourcePorts, parse_source_ports
 
 if TYPE_CHECKING:
@@ -108,9 +109,9 @@ class PlanSpec(BaseModel):
         if kind.stack is not None:  # its messages are SENDs, and its packets those of the kernel
             hint = f"use one of {', '.join(legal)}; sport: rxe predicts its source ports"
             raise at("transport", "is not predicted offline, because the kernel builds its packets", hint)
-        if self.entropy > 1 and self.transport != SPRAYING:
+        if self.entropy > 1 and not kind.any_order:
             why = f"is not for transport {self.transport}, which needs packets in order"
-            raise at("entropy", why, f"add transport: {SPRAYING}, or use more qps")
+            raise at("entropy", why, "add transport: srd, or use more qps")
 
     def _check_collective(self) -> None:
         try:

@@ -168,7 +168,7 @@ def refusal(fabric: Fabric, *plans: Plan, holds: int, spread: bool) -> Problem |
     if rows <= holds:
         return None
     plan = max(plans, key=lambda each: len(each.qps))
-    entropy = f" --entropy {plan.options.entropy}" if plan.options.entropy > 1 else ""
+    entropy = f" --entropy {len(plan.qps[0].sports)}" if len(plan.qps[0].sports) > 1 else ""
     less = ", fewer --entropy," if entropy else ""
     what = f"--qps {plan.options.qps}{entropy} on {len(plan.endpoints)} ranks"
     why = f"needs {rows:,} rows of the switches' counters, but {fabric.name} has {holds:,}"

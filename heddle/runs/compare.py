@@ -230,7 +230,7 @@ def _not_fixed(run: StoredRun, mmr: _Count) -> str:
         return chance
     if mmr is _MMR[0]:
         return ""
-    if run.record.header.options.entropy > 1:
+    if outcome.proof.qps > run.record.header.qps:  # a flow for each source port
         return "packets take the next source port of their QP, in the order in which data arrives"
     if outcome.lost is None or outcome.lost or any(outcome.counters.get(key) for key in _VARYING):
         return "packets were lost or sent again, or answered with the data"

@@ -102,8 +102,8 @@ def columns_of(plan: Plan, transport: Transport) -> tuple[Column, ...]:
     from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
     from heddle.endpoints.congestion.controlled import CNP_COLUMNS
 
-    cnps = CNP_COLUMNS if plan.options.congestion != "none" else ()
-    return (*transport.columns, *cnps, *(ADMISSION_COLUMNS if plan.options.admission else ()))
+    cnps = CNP_COLUMNS if plan.control is not None else ()
+    return (*transport.columns, *cnps, *(ADMISSION_COLUMNS if plan.admission is not None else ()))
 
 
 def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport]) -> tuple[FlowRow, ...]:

@@ -103,17 +103,15 @@ class Rates:
 
 def rates_of_run(measured: MeasuredRun) -> Rates | None:
     """The rates that the workers recorded; None without congestion control."""
-    from heddle.endpoints.congestion.controlled import congestion_of
-
-    plan, control = measured.plan, congestion_of(measured.plan)
-    if control is None:
+    plan = measured.plan
+    if plan.control is None:
         return None
     ends = {(end.rank, end.qpn): end for report in measured.reports for end in report.qps}
     steps = []
     for qp in plan.qps:
         flow, rate = qp.flow, plan.endpoints[qp.flow.src_rank].rate_bps
         steps.append((PacedQp(flow.src, flow.dst, flow.qpn, rate), ends[flow.src_rank, qp.src_qpn].rates))
-    return rates_of(control.name, (measured.ended_ns - measured.began_ns) / 1e9, measured.began_ns, steps)
+    return rates_of(plan.control.name, (measured.ended_ns - measured.began_ns) / 1e9, measured.began_ns, steps)
 
 
 def rates_of(

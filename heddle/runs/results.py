@@ -130,6 +130,11 @@ class RunResult(RunHead, RunOutcome):
         """The average over sizes, GB/s, as in the last line of nccl-tests."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
+    @property
+    def _spread(self) -> int:
+        """Flows of each queue pair: one for each of its source ports."""
+        return max(1, len(self.flows) // self.qps)
+
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP that is not 0."""
         shown = [column for column in self.transport.columns if column.line == line]
@@ -137,16 +142,18 @@ class RunResult(RunHead, RunOutcome):
 
     def to_json(self) -> dict[str, Any]:
         """The document that `--format json` prints."""
+        from heddle.endpoints.runoptions import plain
+
         return {
             "lab": self.lab,
             "run_id": self.run_id or None,
             **({"job": self.job, "workload": self.workload, "span_s": self.span_s} if self.job else {}),
             "ecmp": self.ecmp,
             "transport": self.transport.to_json(),
-            "options": self.options.plain(),
+            "options": plain(self.options),
             "ranks": [{"rank": e.rank, "host": e.host, "port": e.port} for e in self.ranks],
             "propagation": self.propagation.to_json() if self.propagation is not None else None,
-            "in_flight": self.in_flight.to_json(),
+            "in_flight": self.in_flight.to_json() if self.in_flight is not None else None,
             "communicators": [list(ranks) for ranks in self.communicators],
             "results": [asdict(row) for row in self.rows],
             "avg_busbw": self.busbw,
@@ -232,7 +239,7 @@ class RunResult(RunHead, RunOutcome):
             if total := sum(values):
                 packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
                 lines.append(f"#order    : {packets} on {len(values)} of {qps} QPs")
-        one_path = self.options.entropy == 1 and not any(mode in self.ecmp for mode in SPREADING)
+        one_path = self._spread == 1 and not any(mode in self.ecmp for mode in SPREADING)
         if lines and one_path:
             lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
         return lines

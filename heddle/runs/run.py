@@ -19,10 +19,9 @@ from heddle.base import owners, state
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.units import format_size
-from heddle.endpoints.congestion.controlled import congestion_of
-from heddle.endpoints.congestion.profiles import ECN_FACTORS
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
+from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport
@@ -49,7 +48,7 @@ from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import shortfall
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import Plan, build_plan
+from heddle.traffic.plan import Plan
 from heddle.traffic.workload import Job, Workload
 from heddle.wire.layout import LAYOUTS
 
@@ -103,7 +102,7 @@ def run_workload(
     for warning in _warnings(jobs):
         observer.warn(warning)
     _check_memory(jobs, workers)
-    factor = max(ECN_FACTORS.get(each.plan.options.congestion_profile, 1) for each in jobs)
+    factor = max(1 if each.plan.control is None else each.plan.control.ecn_factor for each in jobs)
     with (
         owners.lock(lab.name, work=f"run ({_summary(workload.name, jobs)})"),
         faults_for_run(lab, faults, observer) as clock,
@@ -243,6 +242,7 @@ def head_of(lab: Lab, planned: PlannedJob, jobs: Sequence[PlannedJob], workload:
         job=planned.job.name,
         workload=workload if planned.job.name else "",
         beside=tuple(f"{each.job.name}: {_summary_of(each.plan)}" for each in jobs if each is not planned),
+        in_flight=plan.in_flight,
     )
 
 
@@ -278,21 +278,16 @@ def plan_workload(fabric: Fabric, workload: Workload, more_ns: int = 0) -> tuple
 
 def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int) -> tuple[Plan, Transport]:
     options, kind = job.options, find_transport(job.options.transport)
-    stack = kind.stack
-    if stack is None:
-        plan = build_plan(fabric, options, more_ns, endpoints=ends, job=job.name)
-    else:
-        if shared := next((end.nic for end in ends if end.shared), ""):
-            why = "cannot have several ranks with the kernel's own stack"
-            raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
-        plan = build_plan(fabric, options, more_ns, stack.before_first, nics_delay=False, endpoints=ends, job=job.name)
-    congestion_of(plan)  # its parameters and those of faults are checked before anything starts
-    faults_on(fabric, options.faults)
+    if kind.stack is not None and (shared := next((end.nic for end in ends if end.shared), "")):
+        why = "cannot have several ranks with the kernel's own stack"
+        raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
+    plan = job_plan(fabric, options, more_ns, ends, job.name)
+    faults_on(fabric, options.faults)  # checked before anything starts
     transport = kind.of(plan)
     if options.fastpath == "on" and (reason := why_not_compiled(plan, transport)):
         raise InputError(Problem("", "--fastpath on", f"is not possible with {reason}", "leave --fastpath out"))
-    if stack is not None:
-        stack.require()
+    if kind.stack is not None:
+        kind.stack.require()
     return plan, transport
 
 
@@ -316,13 +311,13 @@ def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
     """Data packets per second: the plan's maximum, and what this machine can forward with the NICs of this plan."""
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
-    wanted = every * plan.options.pattern.receivers(plan.size) // plan.size
+    wanted = every * plan.pattern.receivers(plan.size) // plan.size
     return machine.PacketBudget(wanted, machine.budget_pps(compiled=compiled(plan, transport)))
 
 
 def payload_bytes(plan: Plan) -> int:
     """Mean payload of a data packet of the largest size, in bytes; messages split over many QPs give small packets."""
-    options, pattern = plan.options, plan.options.pattern
+    options, pattern = plan.options, plan.pattern
     longest = pattern.longest(plan.size, max(options.sizes) // pattern.element_bytes) * pattern.element_bytes
     message = min(longest, options.chunk)
     part = part_sizes(message, options.qps)[0][1] if options.qp_mode == "split" else message
@@ -331,7 +326,7 @@ def payload_bytes(plan: Plan) -> int:
 
 def total_packets(plan: Plan) -> int:
     """Estimated number of data packets that all ranks send in the whole run."""
-    o, pattern = plan.options, plan.options.pattern
+    o, pattern = plan.options, plan.pattern
     each = sum(pattern.volume(plan.size, size // pattern.element_bytes) for size in o.sizes) * pattern.element_bytes
     return each * (o.iters + o.warmup) * len(plan.communicators) // max(1, payload_bytes(plan))
 
@@ -353,7 +348,7 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
     needed, free = 0, machine.free_bytes()
     for each, number in zip(jobs, workers, strict=True):
         options, ranks = each.plan.options, len(each.plan.endpoints)
-        needed += machine.memory_bytes(options.sizes, ranks, number, options.pattern.in_place)
+        needed += machine.memory_bytes(options.sizes, ranks, number, each.plan.pattern.in_place)
     if needed > free:
         largest = max((each.plan for each in jobs), key=lambda plan: max(plan.options.sizes) * len(plan.endpoints))
         what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"
@@ -363,7 +358,7 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
 
 def _row(plan: Plan, size: int, results: Results) -> SizeRow:
     """One line of the table from what each rank measured."""
-    factor = plan.options.pattern.busbw_factor(plan.size)
+    factor = plan.pattern.busbw_factor(plan.size)
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
     return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)

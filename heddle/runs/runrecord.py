@@ -22,7 +22,7 @@ from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 from heddle.runs.parts import PARTS
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead, SizeRow
-from heddle.traffic.options import RunOptions
+from heddle.traffic.options import RunOptions, as_tuples
 
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
@@ -65,14 +65,18 @@ class RunRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID come first, for human readers."""
         data: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", exclude={"header": _TABLE_ONLY})
-        data["header"]["options"] |= data["header"]["options"].pop("own")
+        from heddle.endpoints.runoptions import own_options
+
+        options = data["header"]["options"]
+        del options["own"]
+        options |= own_options(self.header.options)
         if (outcome := data["outcome"]) is not None:
             outcome |= outcome.pop("parts")  # a key for each part
         return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
 
 
 _ADAPTER: Final = TypeAdapter(RunRecord)
-_TABLE_ONLY: Final = {"split", "propagation", "before"}  # of the head
+_TABLE_ONLY: Final = {"split", "propagation", "before", "in_flight"}  # of the head
 
 
 def write_record(directory: Path, record: RunRecord) -> None:
@@ -95,10 +99,12 @@ def _gather_own(data: Mapping[str, Any]) -> None:
     if not isinstance(options, dict):
         return
     if found := {name: options.pop(name) for name in options.keys() - _OF_EVERY_RUN}:
-        from heddle.endpoints.runoptions import own_fields  # it needs all transports, and most records need none
+        from heddle.endpoints.runoptions import own_fields  # it loads all transports
 
-        usual = {each.name: each.usual for _, _, each in own_fields()}
-        options["own"] = {name: found[name] for name in usual if name in found and found[name] != usual[name]}
+        chosen = {"transport": options.get("transport"), "cc": options.get("congestion")}
+        usual = {each.name: each.usual for word, name, each in own_fields() if chosen.get(word) == name}
+        given = {name: as_tuples(each) for name, each in found.items()}
+        options["own"] = {name: given[name] for name in usual if name in given and given[name] != usual[name]}
 
 
 def read_record(directory: Path) -> RunRecord:
@@ -130,7 +136,7 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         yield "it has no result rows"
     if not options.sizes or not header.ranks:
         yield "it has no sizes or no ranks"
-    counts = [header.k, header.qps, options.iters, options.qps, options.entropy, options.chunk, options.bucket_ns]
+    counts = [header.k, header.qps, options.iters, options.qps, options.chunk, options.bucket_ns]
     counts += [*options.sizes, *(row.size for row in rows), *(rank.rate_bps for rank in header.ranks)]
     if min(counts) < 1:
         yield "it has a number below 1"

@@ -18,7 +18,7 @@ from heddle.lab.fabricstate import FabricReading
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
-from heddle.traffic.options import RunOptions, describe
+from heddle.traffic.options import NO_CONTROL, RunOptions, describe
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -60,7 +60,7 @@ class RunHead:
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
     communicators: ranks that run the collective together, each in order. job, workload: of a run that was a job of a
     workload; beside: the other jobs of that run, in words. Of the table only: split, a text about the communicators,
-    where there are several; propagation; before, the fabric before the run.
+    where there are several; propagation; before, the fabric before the run; in_flight.
     """
 
     lab: str
@@ -78,11 +78,7 @@ class RunHead:
     split: str = ""
     propagation: Propagation | None = None
     before: FabricReading | None = None
-
-    @property
-    def in_flight(self) -> InFlight:
-        """How much data each connection may have unacknowledged."""
-        return InFlight.of(self.options, 0 if self.propagation is None else self.propagation.bdp_packets)
+    in_flight: InFlight | None = None
 
     def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.
@@ -116,7 +112,7 @@ class RunHead:
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
             *self._fabric(),
-            f"#window   : {self.in_flight.text()}",
+            *([f"#window   : {self.in_flight.text()}"] if self.in_flight is not None else []),
             *self._delay(),
             *self._split(),
             *_rank_lines(self.ranks, self.communicators),
@@ -128,7 +124,7 @@ class RunHead:
         o = self.options
         what = f"# {o.collective} ({o.algorithm}) over {len(self.ranks)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
-        more = [f"#window   : {self.in_flight.text()}"] if self.in_flight.usual else []
+        more = [f"#window   : {self.in_flight.text()}"] if self.in_flight is not None and self.in_flight.usual else []
         return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
 
     def _fabric(self) -> list[str]:
@@ -142,7 +138,7 @@ class RunHead:
         """One line where the paths of the run are known."""
         if self.propagation is None:
             return []
-        return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != 'none')}"]
+        return [f"#delay    : {self.propagation.text(controlled=self.options.congestion != NO_CONTROL)}"]
 
     def _split(self) -> list[str]:
         """One line where several communicators run; as in nccl-tests, bandwidths are then per communicator."""

@@ -53,8 +53,10 @@ def differing_settings(a: StoredRun, b: StoredRun) -> tuple[SettingDifference, .
 
 def settings_of(run: StoredRun) -> dict[str, dict[str, str]]:
     """Every setting of a run in words, by the part of the run that has it. Parts that it does not carry are absent."""
+    from heddle.endpoints.runoptions import plain
+
     header, built, around = run.record.header, run.fabric.value, run.surroundings.value
-    told = {f"run.{name}": value_text(each) for name, each in flat(header.options.plain()).items() if name != "sizes"}
+    told = {f"run.{name}": value_text(each) for name, each in flat(plain(header.options)).items() if name != "sizes"}
     told |= {"lab made from": header.fabric, "hashing": header.ecmp, "ranks": str(len(header.ranks))}
     told["hosts of the ranks"] = " ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)
     told["jobs beside it"] = "; ".join(header.beside) or "none"

@@ -19,38 +19,47 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from heddle.base.declared import Wrong
-from heddle.base.problems import InputError, Problem
+from heddle.base.declared import Declared, Wrong, on_off
+from heddle.base.problems import InputError, Problem, Problems
 from heddle.base.units import format_size, parse_size
-from heddle.traffic.tunables import Tunable, settings_from, values_of
+from heddle.traffic.tunables import SETTING, Tunable, pairs, settings_from, values_of
 
 CtsClass = Literal["control", "data"]
+_GROUP: Final = "Congestion"
 _LEAST_SLOT: Final = 4096  # bytes: the least --chunk
 _SLOT_ALIGN: Final = 128
-CTS_TIMEOUT: Final = "cts_timeout"
 
 ADMISSION_TUNABLES: Final = (
     Tunable("channels", 1, 1, 64, "", "channels of a receiver, each with its own buffer"),
     Tunable("buffsize", 49152, _LEAST_SLOT, 1 << 26, "bytes", "buffer of a channel (NCCL_BUFFSIZE, there 4194304)"),
     Tunable("steps", 8, 1, 64, "", "slots of a buffer: one message each (NCCL_STEPS)"),
-    Tunable(CTS_TIMEOUT, 0, 0, 3600, "s", "longest wait of a sender for any CTS; 0: by the length of the run"),
+    Tunable("cts_timeout", 0, 0, 3600, "s", "longest wait of a sender for any CTS; 0: by the length of the run"),
 )
+
+_NAMES: Final = tuple(each.name for each in ADMISSION_TUNABLES)
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Admission of one run. buffsize in bytes. cts_class: the traffic class of CTS packets.
 
-    cts_timeout_s: a sender fails when no CTS arrives for so long; 0: chosen by the plan.
+    cts_timeout_s: a sender fails when no CTS arrives for so long; 0: chosen by the plan. compiled: the compiled loop
+    has it.
     """
 
+    compiled: ClassVar[bool] = False
     channels: int
     buffsize: int
     steps: int
     cts_timeout_s: float
     cts_class: CtsClass
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All parameters, by the names of ADMISSION_TUNABLES."""
+        return dict(zip(_NAMES, (self.channels, self.buffsize, self.steps, self.cts_timeout_s), strict=True))
 
     @property
     def slot_bytes(self) -> int:
@@ -74,34 +83,7 @@ class Admission:
         return f"{channels} = {format_size(self.budget_bytes)} in flight to a receiver, {slots}"
 
 
-def admission_from(given: Sequence[tuple[str, float]], cts_class: CtsClass) -> Admission:
-    """From the parameters that were set; InputError with range and default of every wrong one."""
-    values = values_of("admission", ADMISSION_TUNABLES, given, flag="--admission-set")
-    made = Admission(
-        int(values["channels"]), int(values["buffsize"]), int(values["steps"]), values[CTS_TIMEOUT], cts_class
-    )
-    if made.slot_bytes < _LEAST_SLOT or made.buffsize % (made.steps * _SLOT_ALIGN):
-        what = f"--admission-set buffsize={made.buffsize} steps={made.steps}"
-        why = f"gives slots of {made.buffsize / made.steps:g} bytes, not a multiple of {_SLOT_ALIGN} from 4096 on"
-        raise InputError(Problem("", what, why, f"use a buffsize of {made.steps} x 8192 = {made.steps * 8192}"))
-    return made
-
-
-def check_admission(on: bool, cts_class: CtsClass, given: Sequence[tuple[str, float]], wrong: Wrong) -> None:
-    """Report options of admission that do not fit each other."""
-    if not on and given:
-        wrong("--admission-set", "needs admission", "add --admission on")
-    if not on and cts_class == "data":
-        wrong("--cts-class data", "needs admission", "add --admission on")
-    if on:
-        try:
-            admission_from(given, cts_class)
-        except InputError as error:
-            for each in error.problems:
-                wrong(each.what, each.why, each.hint)
-
-
-def read_admission_set(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+def _admission_set(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
     """The `NAME=NUMBER` texts as pairs; the last value counts."""
     return settings_from("--admission-set", given, _number, "buffsize=64K", wrong)
 
@@ -114,7 +96,7 @@ def _number(text: str) -> float:
         return float(parse_size(text))
 
 
-def parse_slow(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+def _slow(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
     """(host, share of its NIC's rate) of each `HOST=PERCENT%`; the last one of a host counts. A plan checks the hosts.
 
     wrong: takes what, why and hint of an error.
@@ -130,3 +112,53 @@ def parse_slow(given: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], .
         else:
             found[match[1]] = percent / 100
     return tuple(found.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionOptions:
+    """What users choose of admission and of slow hosts."""
+
+    admission: Annotated[bool, Declared(
+        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _GROUP,
+        words=("on", "off"), reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
+    )] = False  # fmt: skip
+    cts_class: Annotated[CtsClass, Declared(
+        "traffic class of CTS packets: control or data", _GROUP, unlike="is not control or data",
+    )] = "control"  # fmt: skip
+    # Its parameters that the user set.
+    admission_set: Annotated[tuple[tuple[str, float], ...], Declared(
+        "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated", _GROUP,
+        value=SETTING, words=[f"{each.name}=" for each in ADMISSION_TUNABLES], gathers=_admission_set, writes=pairs,
+    )] = ()  # fmt: skip
+    # Hosts that process data at this share of their NIC's rate.
+    slow: Annotated[tuple[tuple[str, float], ...], Declared(
+        "its ranks process data at this share of their NIC's rate; can be repeated", "Faults", value="HOST=PERCENT",
+        gathers=_slow, writes=lambda slow: [f"{host}={100 * share:.10g}%" for host, share in slow],
+    )] = ()  # fmt: skip
+
+    @property
+    def admitted(self) -> Admission | None:
+        """Admission with all its parameters; None when it is off. InputError with every wrong parameter."""
+        if not self.admission:
+            return None
+        values = values_of("admission", ADMISSION_TUNABLES, self.admission_set, flag="--admission-set")
+        *whole, timeout_s = (values[name] for name in _NAMES)
+        channels, buffsize, steps = map(int, whole)
+        made = Admission(channels, buffsize, steps, timeout_s, self.cts_class)
+        if made.slot_bytes < _LEAST_SLOT or made.buffsize % (made.steps * _SLOT_ALIGN):
+            what = f"--admission-set buffsize={made.buffsize} steps={made.steps}"
+            why = f"gives slots of {made.buffsize / made.steps:g} bytes, not a multiple of {_SLOT_ALIGN} from 4096 on"
+            raise InputError(Problem("", what, why, f"use a buffsize of {made.steps} x 8192 = {made.steps * 8192}"))
+        return made
+
+    def check_admission(self, problems: Problems) -> None:
+        """Report options of admission that do not fit each other."""
+        hint = "add --admission on"
+        if not self.admission and self.admission_set:
+            problems.add(where="", what="--admission-set", why="needs admission", hint=hint)
+        if not self.admission and self.cts_class == "data":
+            problems.add(where="", what="--cts-class data", why="needs admission", hint=hint)
+        try:
+            _ = self.admitted
+        except InputError as error:
+            problems.found += error.problems

@@ -12,7 +12,7 @@ A connection is all QPs from one rank to another. Its window does not depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -66,9 +66,9 @@ class InFlight:
     usual: int = 0
 
     @classmethod
-    def of(cls, options: RunOptions, bdp_packets: int = 0) -> InFlight:
-        """Of each connection of a run."""
-        windows, fair = windows_of(options, bdp_packets), WINDOW_PACKETS + bdp_packets
+    def of(cls, options: RunOptions, windows: Sequence[int], bdp_packets: int = 0) -> InFlight:
+        """Of each connection of a run. windows: of its QPs."""
+        fair = WINDOW_PACKETS + bdp_packets
         usual = fair if options.window is None and sum(windows) > fair else 0
         return cls(sum(windows), len(windows), min(windows), max(windows), usual)
 

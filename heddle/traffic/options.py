@@ -7,20 +7,12 @@ Out: RunOptions, frozen. InputError with all errors in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from heddle.base.declared import OUTPUT, Declared, Wrong, on_off, options_of
+from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems
-from heddle.traffic.admission import (
-    ADMISSION_TUNABLES,
-    Admission,
-    CtsClass,
-    admission_from,
-    check_admission,
-    parse_slow,
-    read_admission_set,
-)
+from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
 from heddle.traffic.collectives.pattern import MAX_RANKS
 from heddle.traffic.communicators import AUTO, parse_split
@@ -34,23 +26,18 @@ from heddle.traffic.readers import (
     parse_sizes,
     parse_source_ports,
 )
-from heddle.traffic.tunables import settings_from
+from heddle.traffic.tunables import pairs
 
 Kind = TypeVar("Kind")
 QpMode = Literal["split", "round-robin"]
 FastPath = Literal["auto", "on", "off"]
-CongestionProfile = Literal["default", "nvidia", "meta"]  # of dcqcn
 MAX_QPS: Final = 128  # NCCL's limit for a connection
 TIMEOUTS: Final = (8, 31)  # exponents: 8 is 1 ms, the resolution of NICs' timers; 31 is IBTA's largest
 TRANSPORT: Final = "rc"  # the default
 NO_CONTROL: Final = "none"
-SPRAYING: Final = "srd"  # accepts packets in any order, so a sender may spray them
-MAX_ENTROPY: Final = 256
-
 
 _WHAT, _SIZES, _PLACES = "What runs", "Sizes", "Placement"
 _TRANSPORT, _CONGESTION, _FAULTS = "Transport", "Congestion", "Faults"
-_SETTING: Final = "NAME=NUMBER"
 _BY_NUMBERS: Final = SourcePorts()
 
 
@@ -64,20 +51,17 @@ def _algorithms(typed: Any) -> Sequence[str]:
     return list(dict.fromkeys(each for collective, each in patterns() if typed.in_help or collective == wanted))
 
 
-def _congestion_set(texts: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
-    return settings_from("--cc-set", texts, float, "rpg_time_reset=100", wrong)
-
-
-def _pairs(values: Sequence[tuple[str, float]]) -> Sequence[str]:
-    return [f"{name}={number:.15g}" for name, number in values]
+def as_tuples(value: Any) -> Any:
+    """Tuples instead of the lists that JSON has."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(AdmissionOptions):
     """One collective, with the options of nccl-tests. Sizes and `chunk` in bytes.
 
     Each field with a Declared is an option: the flags of `run`, their help and completion, the arguments of tests and
-    of assistants are made from it (base/declared.py).
+    of assistants are made from it (base/declared.py). Admission has its options in a file of its own.
     """
 
     collective: Annotated[str, Declared(
@@ -154,45 +138,7 @@ class RunOptions:
         "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
         _PLACES, words=(AUTO,), reads=parse_split, typed=AUTO,
     )] = AUTO  # fmt: skip
-    # UDP source ports over which each QP of srd sprays its packets.
-    entropy: Annotated[int, Declared(
-        "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
-        _TRANSPORT, value="N", least=1, most=MAX_ENTROPY, hint="the default is 1: no spraying by NICs",
-    )] = 1  # fmt: skip
-    congestion: Annotated[str, Declared(
-        "congestion control: none, dcqcn (receivers report ECN marks by CNPs, senders reduce their rate), "
-        "or swift (a window that follows delay and CNPs)", _CONGESTION, word="cc",
-        was={"--dcqcn": {"on": "dcqcn", "off": "none"}},
-    )] = NO_CONTROL  # fmt: skip
-    # Its parameters that the user set, in hardware units.
-    congestion_set: Annotated[tuple[tuple[str, float], ...], Declared(
-        "parameter of the congestion control in hardware units; can be repeated", _CONGESTION, word="cc_set",
-        value=_SETTING, gathers=_congestion_set, writes=_pairs,
-    )] = ()  # fmt: skip
-    # All other parameters; empty: a controller without any.
-    congestion_profile: Annotated[CongestionProfile | Literal[""], Declared(
-        "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
-        _CONGESTION, word="cc_profile", unlike="is not a profile of dcqcn",
-    )] = ""  # fmt: skip
-    # Receivers grant each message with a CTS.
-    admission: Annotated[bool, Declared(
-        "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _CONGESTION,
-        words=("on", "off"), reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
-    )] = False  # fmt: skip
-    cts_class: Annotated[CtsClass, Declared(
-        "traffic class of CTS packets: control or data", _CONGESTION, unlike="is not control or data",
-    )] = "control"  # fmt: skip
-    # Its parameters that the user set.
-    admission_set: Annotated[tuple[tuple[str, float], ...], Declared(
-        "parameter of admission: channels, buffsize, steps, cts_timeout; can be repeated", _CONGESTION,
-        value=_SETTING, words=[f"{each.name}=" for each in ADMISSION_TUNABLES], gathers=read_admission_set,
-        writes=_pairs,
-    )] = ()  # fmt: skip
-    # Hosts that process data at this share of their NIC's rate.
-    slow: Annotated[tuple[tuple[str, float], ...], Declared(
-        "its ranks process data at this share of their NIC's rate; can be repeated", _FAULTS, value="HOST=PERCENT",
-        gathers=parse_slow, writes=lambda slow: [f"{host}={100 * share:.10g}%" for host, share in slow],
-    )] = ()  # fmt: skip
+    congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc")] = NO_CONTROL
     # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
     faults: Annotated[tuple[str, ...], Declared(
         "fault of a link for this run, as PORT,loss=1/256 or PORT,down,from=2s,to=4s,every=5s; "
@@ -208,21 +154,10 @@ class RunOptions:
         names = {each.name for each in options_of(kind)}
         return kind(**{name: value for name, value in self.own.items() if name in names})
 
-    def plain(self) -> dict[str, Any]:
-        """Plain data, with the options of transport, congestion control and collective beside the others."""
-        found: dict[str, Any] = asdict(self)
-        own, parameters = found.pop("own"), dict(found.pop("parameters"))
-        return {**found, **own, **parameters}
-
     @property
     def pattern(self) -> Pattern:
         """The collective with its parameters; InputError for wrong ones."""
         return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
-
-    @property
-    def admitted(self) -> Admission | None:
-        """Admission with all its parameters; None when it is off. InputError for wrong parameters."""
-        return admission_from(self.admission_set, self.cts_class) if self.admission else None
 
     def check_live(self, problems: Problems) -> None:
         """Report what a run cannot do, but a prediction can."""
@@ -233,36 +168,14 @@ class RunOptions:
             why = f"has {size} bytes, which is outside {ELEMENT_BYTES} (one float32) to {MAX_SIZE} (256M)"
             problems.add(where="", what=f"--size {size}", why=why)
 
-    def check(self, profile: str | None, problems: Problems) -> None:
-        """Report options that do not fit each other. profile: as typed."""
-
-        def wrong(what: str, why: str, hint: str) -> None:
-            problems.add(where="", what=what, why=why, hint=hint)
-
-        if self.entropy > 1 and self.transport != SPRAYING:
-            why = f"is not for --transport {self.transport}, which needs packets in order"
-            wrong(f"--entropy {self.entropy}", why, f"use --transport {SPRAYING}, or more --qps")
-        _check_congestion(self, profile, wrong)
-        check_admission(self.admission, self.cts_class, self.admission_set, wrong)
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "algorithm", self.algorithm or usual_algorithm(self.collective))
-        if self.congestion == "dcqcn" and not self.congestion_profile:
-            object.__setattr__(self, "congestion_profile", get_args(CongestionProfile)[0])
+        object.__setattr__(self, "own", {name: as_tuples(value) for name, value in self.own.items()})
 
 
-def _check_congestion(o: RunOptions, profile: str | None, wrong: Wrong) -> None:
-    """Options of one congestion control. A later room checks names and ranges of parameters."""
-    if o.congestion_set and o.congestion == "none":
-        wrong("--cc-set", "needs congestion control", "add --cc dcqcn, or --cc swift")
-    if profile is not None and o.congestion != "dcqcn":
-        why = f"is not for {o.congestion}, which has no profiles" if o.congestion != "none" else "needs DCQCN"
-        wrong(f"--cc-profile {profile}", why, "leave --cc-profile out" if o.congestion != "none" else "add --cc dcqcn")
-
-
-def _controlled(options: RunOptions) -> str:
-    profile = f" ({options.congestion_profile})" if options.congestion_profile else ""
-    return f"congestion control: {options.congestion}{profile}"
+def _own_text(name: str, value: Any) -> str:
+    text = ", ".join(pairs(value)) if isinstance(value, tuple) else value
+    return f"{name.replace('_', ' ')}: {text}"
 
 
 def describe(options: RunOptions) -> Sequence[str]:
@@ -271,10 +184,10 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
         f"QPs: {options.qps} ({options.qp_mode})",
-        f"source ports: {options.source_ports.mode}{f', {options.entropy} for each QP' if options.entropy > 1 else ''}",
+        f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
-        *(f"{name.replace('_', ' ')}: {value}" for name, value in options.own.items()),
-        *([_controlled(options)] if options.congestion != "none" else []),
+        *([f"congestion control: {options.congestion}"] if options.congestion != NO_CONTROL else []),
+        *(_own_text(name, value) for name, value in options.own.items()),
         *([f"admission: {options.admitted.text()}"] if options.admitted is not None else []),
     )

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Final
 
@@ -21,13 +21,15 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric, Port, Role
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
+from heddle.traffic.admission import Admission
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.communicators import AUTO, Communicators, check_paths, communicators_of
 from heddle.traffic.flow import Endpoint, Flow
-from heddle.traffic.inflight import Propagation, delay_between, windows_of
+from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import SourcePorts
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
+from heddle.traffic.tunables import Control
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 from heddle.wire.sport import SPORT_RULES, entropy_sports
 
@@ -69,6 +71,13 @@ class Plan:
     qps: tuple[Qp, ...]  # by communicator, connection, then index
     communicators: Communicators  # each runs the collective among its ranks, all at the same time
     propagation: Propagation  # of the paths of all QPs
+    in_flight: InFlight  # of each connection
+    admission: Admission | None = None
+    control: Control | None = None  # congestion control
+    pattern: Pattern = field(init=False)  # that of the options
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pattern", self.options.pattern)
 
     @property
     def ip_version(self) -> int:
@@ -97,8 +106,8 @@ class Plan:
         steps = len(o.sizes) * 2 * self.size
         window = self.window * o.qps * self.ib_mtu
         slowest = min(e.rate_bps for e in self.endpoints) * min([1.0, *(share for _, share in o.slow)])
-        if o.admitted is not None:
-            window = min(window, o.admitted.budget_bytes)
+        if self.admission is not None:
+            window = min(window, self.admission.budget_bytes)
         each = 8 * data / slowest + self.propagation.rtt_s * (steps + data / window)
         return max(600.0, 50 * (o.iters + o.warmup) * each)
 
@@ -115,6 +124,7 @@ def build_plan(
     nics_delay: bool = True,
     endpoints: tuple[Endpoint, ...] | None = None,
     job: str = "",
+    spread: int = 1,
 ) -> Plan:
     """Place the ranks, create the QPs; InputError when the fabric has no such ranks or hosts.
 
@@ -122,14 +132,15 @@ def build_plan(
     before_first: one less than the first QP number of a NIC; by default `qpn_before_first`.
     nics_delay: the NICs add the propagation delay where links do not; those of the kernel cannot.
     endpoints: the ranks of a job in a workload; by default as the options place them. job: its name.
+    spread: UDP source ports that each queue pair uses in turn.
     """
     _check_live(options)
     endpoints = place(fabric, options) if endpoints is None else endpoints
     pattern, communicators, options = grouped(fabric, endpoints, options)
     size = len(communicators[0])
     _check_slow(endpoints, options)
-    options = rounded(pattern, size, options)
-    _check_messages(pattern, size, options)
+    options, admission = rounded(pattern, size, options), options.admitted
+    _check_messages(pattern, size, options, admission)
     numbers, delays = _QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
@@ -142,23 +153,25 @@ def build_plan(
         left_out_ns, delays_ns = max(delays_ns), [0] * len(delays_ns)
     propagation = Propagation.of(fabric, endpoints, delays_ns, left_out_ns)
     windows = windows_of(options, propagation.bdp_packets)
+    in_flight = InFlight.of(options, windows, propagation.bdp_packets)
     for (src, dst), delay_ns in zip(connections, delays_ns, strict=True):
         one_way_s = delay_ns * fabric.policy.k * 1e-9
         delay_s, rtt_s = 0.0 if fabric.policy.delayed_on_links else one_way_s, 2 * one_way_s
         for index in range(options.qps):
             own, peer = numbers.next(src), numbers.next(dst)
             sport = _source_port(options.source_ports, index, own, peer)
-            sports = entropy_sports(sport, options.entropy)
+            sports = entropy_sports(sport, spread)
             answer_sport = _source_port(options.source_ports, index, peer, own)
             flow = _flow(endpoints[src], endpoints[dst], sport, peer, job)
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
     fan_in = int(np.bincount(pairs[:, 1]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
-    timeout_s = ack_timeout(fabric, options, propagation, fan_in, slowest.rtt_s)
+    timeout_s = ack_timeout(fabric, options, slowest, fan_in * in_flight.connection)
     policy = fabric.policy
     return Plan(
-        fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation
+        fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
+        in_flight, admission,
     )  # fmt: skip
 
 
@@ -183,9 +196,9 @@ def grouped(
     if found := pattern.unfit(len(communicators[0])):
         why, _, hint = found.partition("; ")
         raise InputError(Problem("", pattern.typed, why, hint or "choose another value, or other --ranks"))
-    chunk = options.chunk
-    if options.admitted is not None:  # a message needs a slot
-        chunk = min(chunk, options.admitted.slot_bytes)
+    chunk, admission = options.chunk, options.admitted
+    if admission is not None:  # a message needs a slot
+        chunk = min(chunk, admission.slot_bytes)
     return pattern, communicators, replace(options, parameters=parameters, chunk=chunk)
 
 
@@ -218,15 +231,15 @@ def smallest_size(pattern: Pattern, ranks: int) -> int:
     return pattern.whole(ranks, count) * pattern.element_bytes
 
 
-def _check_messages(pattern: Pattern, ranks: int, options: RunOptions) -> None:
+def _check_messages(pattern: Pattern, ranks: int, options: RunOptions, admission: Admission | None) -> None:
     """InputError when a step of the largest size has more messages than an immediate can number."""
     longest = pattern.longest(ranks, max(options.sizes) // pattern.element_bytes)
     if (messages := messages_of(longest, options.chunk, pattern.element_bytes)) > MAX_MESSAGES:
         least = -(-messages * options.chunk // MAX_MESSAGES // 1024)
         why = f"cuts a step of {max(options.sizes)} bytes into {messages} messages; the limit is {MAX_MESSAGES}"
         hint = f"try --chunk {least}K"
-        if options.admitted is not None and options.admitted.slot_bytes < least * 1024:
-            hint = f"try --admission-set buffsize={least * options.admitted.steps}K"
+        if admission is not None and admission.slot_bytes < least * 1024:
+            hint = f"try --admission-set buffsize={least * admission.steps}K"
         raise InputError(Problem("", f"--chunk {options.chunk}", why, hint))
 
 
@@ -242,28 +255,26 @@ def _check_slow(endpoints: Sequence[Endpoint], options: RunOptions) -> None:
         raise InputError(*problems)
 
 
-def ack_timeout(
-    fabric: Fabric, options: RunOptions, propagation: Propagation, fan_in: int = 1, rtt_s: float | None = None
-) -> float:
+def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, packets: int) -> float:
     """Seconds until a packet counts as lost: 4.096 us x 2^exponent (IBTA vol. 1, section 9.7.6.1.3).
 
     A NIC's timer does not stop while its packets wait in the fabric. So the default is the shortest such time that is
     not below the longest wait without a loss. That wait is the propagation of the packet and its ACK, and the time in
     which three of the deepest queues drain (up, down, to the host). If data is paused instead of dropped, two times are
-    added: that in which the windows of fan_in connections pass one NIC's link, and the longest pause that the watchdog
-    allows.
+    added: that in which the windows of all connections to a rank pass its NIC's link, and the longest pause that the
+    watchdog allows.
 
-    rtt_s: the longest round trip, where faults of links delay packets, too.
+    propagation: with the delay of faults of links. packets: in these windows.
     """
     if options.timeout is not None:
         return ACK_TIMEOUT_UNIT_S * 2.0**options.timeout
     queues = fabric.policy.queues
     nic = min(port.rate_bps for port in fabric.nics)
     number = queues.class_of_dscp[DSCP_DATA]
-    wait = (propagation.rtt_s if rtt_s is None else rtt_s) + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
+    wait = propagation.rtt_s + 3 * 8 * deepest_queue(fabric, number) / fabric.slowest_bps
     if queues.pfc.enabled and number in queues.lossless:
         frame = fabric.policy.ib_mtu + LAYOUTS[fabric.policy.ip_version].overhead_bytes
-        wait += 8 * fan_in * sum(windows_of(options, propagation.bdp_packets)) * frame / nic
+        wait += 8 * packets * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from heddle.base.declared import Wrong
 from heddle.base.problems import Problems, did_you_mean
+
+SETTING: Final = "NAME=NUMBER"
 
 
 def settings_from(
@@ -28,10 +31,15 @@ def settings_from(
         except ValueError:
             value = math.nan
         if not name or not math.isfinite(value):
-            wrong(f"{flag} {text}", "is not NAME=NUMBER", f"write {flag} {example}")
+            wrong(f"{flag} {text}", f"is not {SETTING}", f"write {flag} {example}")
         else:
             found[name] = value
     return tuple(found.items())
+
+
+def pairs(values: Sequence[tuple[str, float]]) -> Sequence[str]:
+    """The texts of `settings_from`."""
+    return [f"{name}={number:.15g}" for name, number in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,24 @@ def values_of(
         values[name] = value
     problems.raise_if_any()
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The congestion control of a job, as its options and its fabric give it.
+
+    values: all parameters, in hardware units. settings: those that the user set, in words. ecn_factor: the switches'
+    ECN thresholds are multiplied by it. windowed: it measures the delay of each acknowledgement. compiled: the compiled
+    loop has it.
+    """
+
+    name: str
+    values: Mapping[str, float]
+    settings: str
+    profile: str
+    ecn_factor: int
+    windowed: bool
+    compiled: bool
 
 
 def described(values: Mapping[str, float], tunables: Sequence[Tunable]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.series import RowLabel
 from heddle.runs.store import series_of
-from heddle.traffic.options import CongestionProfile, RunOptions
+from heddle.traffic.options import RunOptions
 
 from . import Figure, at_least
 
@@ -40,12 +40,12 @@ _SLOW: Final = ("link.exceptions={host5: 10mbit}", "queues.ecn.kmin=10KB", "queu
 _VICTIM: Final = "host6"
 _ALONE: Final = "PFC alone"
 _JUDGED: Final = "DCQCN"  # with its default profile; the others are readings
-_CASES: Final[Mapping[str, tuple[str, CongestionProfile | Literal[""]]]] = {
-    _ALONE: ("none", ""),
-    "DCQCN": ("dcqcn", "default"),
-    "DCQCN nvidia": ("dcqcn", "nvidia"),
-    "DCQCN meta": ("dcqcn", "meta"),
-    "Swift": ("swift", ""),
+_CASES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {  # control, its options
+    _ALONE: ("none", {}),
+    "DCQCN": ("dcqcn", {}),
+    "DCQCN nvidia": ("dcqcn", {"congestion_profile": "nvidia"}),
+    "DCQCN meta": ("dcqcn", {"congestion_profile": "meta"}),
+    "Swift": ("swift", {}),
 }
 _PRESETS: Final = ("tiny", "demo", "zone")
 _QPS: Final = (1, 4, 16)
@@ -72,9 +72,13 @@ def _profiles(preset: str, observer: Observer) -> Iterator[Figure]:
             rates: dict[str, list[float]] = {name: [] for name in pauses}
             for _ in range(_REPEATS):
                 for name, seen in pauses.items():
-                    congestion, profile = _CASES[name]
+                    congestion, own = _CASES[name]
                     options = RunOptions(
-                        "incast", sizes=(_SHORT,), qps=qps, congestion=congestion, congestion_profile=profile
+                        "incast",
+                        sizes=(_SHORT,),
+                        qps=qps,
+                        congestion=congestion,
+                        own=own,
                     )
                     result = run(lab, options, observer)
                     if result.part(QueueUse) is None:
@@ -138,9 +142,14 @@ def _incasts(observer: Observer) -> Iterator[Figure]:
     try:
         lab = open_lab(_LAB)
         port = lab.fabric.by_name["host1"].ports[0].peer_ref
-        for name, (congestion, profile) in _CASES.items():
+        for name, (congestion, own) in _CASES.items():
             options = RunOptions(
-                "incast", sizes=(_INCAST,), iters=1, warmup=0, congestion=congestion, congestion_profile=profile
+                "incast",
+                sizes=(_INCAST,),
+                iters=1,
+                warmup=0,
+                congestion=congestion,
+                own=own,
             )
             result = run(lab, options, observer)
             if result.part(QueueUse) is None:
@@ -174,9 +183,9 @@ def _victims(observer: Observer) -> Iterator[Figure]:
     try:
         lab = open_lab(_LAB)
         port = lab.fabric.by_name[_VICTIM].ports[0].peer_ref
-        alone = _pairs(lab, _PAIRS.split(",", 2)[2], "none", "", port, observer)
-        for name, (congestion, profile) in _CASES.items():
-            share = _pairs(lab, _PAIRS, congestion, profile, port, observer) / alone
+        alone = _pairs(lab, _PAIRS.split(",", 2)[2], "none", {}, port, observer)
+        for name, (congestion, own) in _CASES.items():
+            share = _pairs(lab, _PAIRS, congestion, own, port, observer) / alone
             what, of = f"a victim's rate, {name}", "without the slow pair"
             yield at_least(what, share, "x", 0.9, of) if name == _JUDGED else Figure(what, share, "x", of)
     finally:
@@ -184,13 +193,13 @@ def _victims(observer: Observer) -> Iterator[Figure]:
 
 
 def _pairs(
-    lab: Lab, placement: str, congestion: str, profile: CongestionProfile | Literal[""], port: str,
+    lab: Lab, placement: str, congestion: str, own: Mapping[str, str], port: str,
     observer: Observer,
 ) -> float:  # fmt: skip
     """How much of a port's rate one iteration of the pairs uses."""
     options = RunOptions(
         "incast", placement=placement, split="DIV 2", sizes=(_PAIR_BYTES,), iters=1, warmup=0,
-        congestion=congestion, congestion_profile=profile,
+        congestion=congestion, own=own,
     )  # fmt: skip
     run(lab, options, observer)
     return _steady(lab, port).use

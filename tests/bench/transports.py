@@ -91,7 +91,7 @@ def _spraying(lab: Lab, observer: Observer) -> Iterator[Figure]:
         packets = sum(flow.sent.packets for flow in result.flows)
         yield Figure(f"{what}: packets sent again", again / packets, "of all")
     set_hashing(lab, "flow")
-    result, share = _ran(lab, observer, **{**_RING, "transport": "srd", "entropy": 16})
+    result, share = _ran(lab, observer, **{**_RING, "transport": "srd", "own": {"entropy": 16}})
     # The hashes of 16 ports do not divide evenly over two uplinks.
     yield Figure("hosts spray, srd over 16 ports: busbw", share, "x", "goodput at line rate")
     yield Figure("hosts spray, srd over 16 ports: wrong", result.wrong, "", "", "0", result.wrong == 0)

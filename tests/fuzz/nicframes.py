@@ -120,11 +120,11 @@ def case(seed: int, number: int) -> tuple[int, int]:
 
 
 def _control() -> Controlled:
+    from heddle.endpoints.planning import job_plan
     from heddle.fabric.fabricfile import load_fabric
     from heddle.traffic.options import RunOptions
-    from heddle.traffic.plan import build_plan
 
-    control = congestion_of(build_plan(load_fabric("tiny").fabric, RunOptions(congestion="dcqcn")))
+    control = congestion_of(job_plan(load_fabric("tiny").fabric, RunOptions(congestion="dcqcn")))
     assert control is not None
     return control
 

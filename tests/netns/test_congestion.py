@@ -89,7 +89,7 @@ def incast(
 ) -> RunResult:
     options = RunOptions(
         "incast", sizes=(12 << 20,), iters=1, warmup=0,
-        congestion=congestion, transport=transport, entropy=entropy,
+        congestion=congestion, transport=transport, own={"entropy": entropy},
     )  # fmt: skip
     result = run(lab, options, Silent())
     assert result.wrong == result.icrc_errors == result.stray == 0
@@ -152,7 +152,9 @@ def test_the_default_profile_has_a_tenth_of_the_pauses_from_the_first_packet_on(
 
 def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None:
     before = (own_settings(net), net.fabric.policy.queues.ecn.kmin)
-    options = RunOptions("incast", sizes=(1 << 18,), iters=1, warmup=0, congestion="dcqcn", congestion_profile="meta")
+    options = RunOptions(
+        "incast", sizes=(1 << 18,), iters=1, warmup=0, congestion="dcqcn", own={"congestion_profile": "meta"}
+    )
     run(net, options, Silent())
     labels = [each for each in series_of(net).labels if each.port == BOTTLENECK and each.traffic_class == LOSSLESS]
     assert [each.kmin for each in labels] == [2 * before[1]]
@@ -228,7 +230,7 @@ def test_an_incast_has_one_cts_per_message_and_no_pauses(net: Lab, free: RunResu
 @pytest.mark.parametrize(
     "more",
     [
-        {"qps": 2, "transport": "srd", "entropy": 2},
+        {"qps": 2, "transport": "srd", "own": {"entropy": 2}},
         {"transport": "uc"},
         {"congestion": "dcqcn", "admission_set": (("channels", 3.0), ("steps", 2.0))},
     ],

@@ -84,7 +84,7 @@ def test_a_run_of_uc_ends_also_when_no_later_packet_reveals_the_loss(
 
 def test_srd_sends_the_lost_packets_again_and_all_data_arrive(tiny: Lab, lossy: Callable[[float], object]) -> None:
     lossy(1 / 32)
-    result = ran(tiny, sizes=(1 << 19,), transport="srd", entropy=4, timeout=rc_timeout(14), iters=2)
+    result = ran(tiny, sizes=(1 << 19,), transport="srd", own={"entropy": 4}, timeout=rc_timeout(14), iters=2)
     lost = result[QueueUse].drops["fault"] if result.part(QueueUse) is not None else 0
     assert lost > 0
     assert total(result, "retransmitted") > 0
@@ -93,7 +93,7 @@ def test_srd_sends_the_lost_packets_again_and_all_data_arrive(tiny: Lab, lossy: 
 
 def test_srd_sprays_over_source_ports_and_every_path_is_counted(tiny: Lab) -> None:
     qps = 2
-    result = ran(tiny, sizes=(1 << 19,), transport="srd", entropy=8, qps=qps, placement="cyclic")
+    result = ran(tiny, sizes=(1 << 19,), transport="srd", own={"entropy": 8}, qps=qps, placement="cyclic")
     paths = proven(tiny)
     assert len(result.flows) == len(paths.flows) == 8 * 4 * qps
     for flow, proof in zip(result.flows, paths.flows, strict=True):

@@ -47,7 +47,7 @@ def result(options: RunOptions = OPTIONS) -> RunResult:
     )
     parts = {"queues": USE, "machine": MachineUse(0.4, 0.3, 0.02, 0, 0, 1000, 2000)}
     return RunResult(
-        **vars(header(options)), rows=rows,
+        **{**vars(header(options)), "in_flight": build_plan(FABRIC, options).in_flight}, rows=rows,
         flows=(flow_row(), flow_row(qpn=266719, packets=9)), parts=parts, icrc_errors=0, stray=0,
         counters={column.key: 2 * at for at, column in enumerate(Rc.columns)}, warnings=("a warning",),
         transport=Carrier("rc", {"window": 64}, Rc.columns),

@@ -60,7 +60,9 @@ def test_ratios_are_b_over_a_and_settings_that_differ_stand_on_top(tmp_path: Pat
 
 def test_another_profile_differs_and_a_run_from_before_profiles_had_nvidias(tmp_path: Path) -> None:
     dcqcn = replace(OPTIONS, congestion="dcqcn")
-    a = keep(tmp_path, 1, record((1 << 16, (1000, 1010, 990)), options=replace(dcqcn, congestion_profile="nvidia")))
+    a = keep(
+        tmp_path, 1, record((1 << 16, (1000, 1010, 990)), options=replace(dcqcn, own={"congestion_profile": "nvidia"}))
+    )
     b = keep(tmp_path, 2, record((1 << 16, (1000, 1010, 990)), options=dcqcn))
     found = {each.name: (each.a, each.b) for each in compare(a, b).settings}
     assert found == {"run.congestion_profile": ("nvidia", "default")}
@@ -68,7 +70,7 @@ def test_another_profile_differs_and_a_run_from_before_profiles_had_nvidias(tmp_
     data = json.loads(path.read_text())
     assert data["header"]["options"].pop("congestion_profile") == "default"
     path.write_text(json.dumps(data))
-    assert read_record(b.path).header.options.congestion_profile == "nvidia"
+    assert read_record(b.path).header.options.own == {"congestion_profile": "nvidia"}
 
 
 def test_noise_is_what_identical_runs_and_iterations_differ_by() -> None:
@@ -189,11 +191,13 @@ def test_what_was_set_while_the_lab_ran_differs(tmp_path: Path) -> None:
     assert [each.name for each in compare(*runs).settings] == ["wiring and addresses"]
 
 
-def on(state: FabricState, spread: int = 0, marks: int = 3, mmr: float = 1.3, **counters: int) -> RunRecord:
-    """A run on a fabric in that state."""
+def on(
+    state: FabricState, spread: int = 0, marks: int = 3, mmr: float = 1.3, ports: int = 1, **counters: int
+) -> RunRecord:
+    """A run on a fabric in that state. ports: source ports of each queue pair."""
     record = counted(ONE, marks)
     assert record.outcome is not None
-    proof = replace(samples.PROOF, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
+    proof = replace(samples.PROOF, qps=record.header.qps * ports, spread=spread, mmr_flows=mmr, mmr_bytes=mmr)
     counts = {**dict.fromkeys(record.outcome.counters, 0), **counters}
     queues = replace(samples.USE, drops={}, marks=marks)
     outcome = replace(record.outcome, fabric_state=state, proof=proof, counters=counts)
@@ -244,6 +248,7 @@ def test_mmr_is_judged_by_equal_runs_where_paths_or_packets_are_not_fixed(tmp_pa
     assert verdicts("spread", on(CLEAN, 64), on(CLEAN, 64, mmr=2.0)) == ["unknown", "unknown"]
     assert verdicts("many", *(on(CLEAN, 64, mmr=mmr) for mmr in (1.3, 1.9, 1.2, 2.0))) == ["noise", "noise"]
     assert verdicts("again", on(CLEAN, retransmitted=1), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
+    assert verdicts("sprayed", on(CLEAN, ports=4), on(CLEAN, mmr=2.0, ports=4)) == ["differs", "unknown"]
     assert verdicts("lossy", on(LOSSY, retransmitted=9), on(CLEAN, mmr=2.0)) == ["differs", "unknown"]
     unproven = on(CLEAN, mmr=2.0)
     assert unproven.outcome is not None and unproven.outcome.proof is not None

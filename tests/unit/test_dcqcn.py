@@ -11,15 +11,15 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
-from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, NicFacts
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, Notifier, RateRecord, steps_for
+from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, CongestionProfile, DcqcnOptions
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, NicFacts, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
+from heddle.endpoints.planning import job_plan
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.runs.run import plan_run
-from heddle.traffic.options import CongestionProfile, RunOptions
-from heddle.traffic.plan import build_plan
-from heddle.traffic.tunables import described, values_of
+from heddle.traffic.options import RunOptions
+from heddle.traffic.tunables import values_of
 
 LINE = 2000.0
 RULE = DcqcnRule(
@@ -181,14 +181,15 @@ def test_defaults_are_in_their_ranges(name: str) -> None:
 
 def test_a_run_has_the_parameters_that_its_options_set() -> None:
     fabric = load_fabric("tiny").fabric
-    assert congestion_of(build_plan(fabric, RunOptions())) is None
-    plan = build_plan(fabric, RunOptions(congestion="dcqcn", congestion_set=(("rpg_time_reset", 10.0),)))
+    assert congestion_of(job_plan(fabric, RunOptions())) is None
+    plan = job_plan(fabric, RunOptions(congestion="dcqcn", own={"congestion_set": (("rpg_time_reset", 10.0),)}))
     found = congestion_of(plan)
     assert found is not None and isinstance(found.congestion, Dcqcn)
-    assert (found.name, found.values["rpg_time_reset"]) == ("dcqcn", 10.0)
+    assert plan.control is not None
+    assert (plan.control.name, plan.control.values["rpg_time_reset"]) == ("dcqcn", 10.0)
     assert found.congestion.rule.time_ns == 10_000 * plan.k
     with pytest.raises(InputError, match="rpg_gd=9 is outside 10 to 11"):
-        plan_run(fabric, RunOptions(congestion="dcqcn", congestion_set=(("rpg_gd", 9.0),)))
+        plan_run(fabric, RunOptions(congestion="dcqcn", own={"congestion_set": (("rpg_gd", 9.0),)}))
 
 
 def test_the_record_of_a_rate_is_bounded_and_keeps_the_course() -> None:
@@ -330,22 +331,23 @@ def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> No
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_is_in_the_ranges_and_single_parameters_override_it(preset: str, profile: CongestionProfile) -> None:
     fabric = load_fabric(preset, overrides=["link.delay=shape"]).fabric
-    plain = RunOptions(congestion="dcqcn", congestion_profile=profile)
-    found = congestion_of(build_plan(fabric, plain))
+    plain = RunOptions(congestion="dcqcn", own={"congestion_profile": profile})
+    found = job_plan(fabric, plain).control
     assert found is not None
     line = min(port.rate_bps for host in fabric.hosts for port in host.ports) * fabric.policy.k / 1e6
     assert values_of("dcqcn", Dcqcn.tunables, tuple(found.values.items()), line) == found.values
-    assert not described(found.values, found.tunables)
-    own = congestion_of(build_plan(fabric, replace(plain, congestion_set=(("rpg_hai_rate", 7.0),))))
+    assert not found.settings
+    changed = replace(plain, own={**plain.own, "congestion_set": (("rpg_hai_rate", 7.0),)})
+    own = job_plan(fabric, changed).control
     assert own is not None and own.values == {**found.values, "rpg_hai_rate": 7.0}
-    assert described(own.values, own.tunables) == "rpg_hai_rate=7"
+    assert (own.settings, own.profile, own.ecn_factor) == ("rpg_hai_rate=7", profile, 2 if profile == "meta" else 1)
 
 
 def test_dcqcn_has_the_default_profile_and_swift_has_none() -> None:
-    assert RunOptions(congestion="dcqcn").congestion_profile == "default"
-    assert RunOptions(congestion="swift").congestion_profile == RunOptions().congestion_profile == ""
-    assert run_options(cc="dcqcn", cc_profile="nvidia").congestion_profile == "nvidia"
-    with pytest.raises(InputError, match="--cc-profile nvidia is not for swift, which has no profiles"):
+    assert RunOptions(congestion="dcqcn").of(DcqcnOptions).profile == "default"
+    assert RunOptions(congestion="swift").of(Swift.options).profile == ""
+    assert run_options(cc="dcqcn", cc_profile="nvidia").of(DcqcnOptions).profile == "nvidia"
+    with pytest.raises(InputError, match="--cc-profile nvidia is not for --cc swift"):
         run_options(cc="swift", cc_profile="nvidia")
 
 

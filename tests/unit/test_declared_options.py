@@ -22,8 +22,10 @@ from heddle.cli.assistant import Assistant
 from heddle.cli.completion import candidates
 from heddle.cli.program import help_rows
 from heddle.endpoints.congestion.controlled import CONTROLLERS
+from heddle.endpoints.congestion.ratecontrol import ControlOptions
 from heddle.endpoints.congestion.swift import Swift
-from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.planning import job_plan
+from heddle.endpoints.runoptions import plain, run_options
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.endpoints.transports.rc import Rc
 from heddle.fabric.fabricfile import load_fabric
@@ -31,6 +33,7 @@ from heddle.runs.runrecord import read_record, write_record
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
 from heddle.views.report.settingparts import run_commands
+from heddle.wire.sport import SPORT_RULES
 from tests.unit import run_samples as samples
 
 RUN = tasks.run.verb
@@ -43,7 +46,7 @@ class SlideOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class BrakeOptions:
+class BrakeOptions(ControlOptions):
     brake: Annotated[str, Declared("how it brakes", "Congestion", words=("soft", "hard"))] = "soft"
 
 
@@ -52,7 +55,7 @@ class Slider(Rc):
 
 
 class Braker(Swift):
-    options: ClassVar[type[Any] | None] = BrakeOptions
+    options: ClassVar[type[ControlOptions]] = BrakeOptions
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_flag_help_and_completion_follow() -> None:
     words = ["--transport=slider", "--slide=3", "--cc", "braker", "--brake", "hard"]
     options = run_options(**parse(RUN, words))
-    assert options.of(SlideOptions) == SlideOptions(3) and options.of(BrakeOptions) == BrakeOptions("hard")
+    assert options.of(SlideOptions) == SlideOptions(3) and options.of(BrakeOptions) == BrakeOptions(brake="hard")
     rows = help_rows(RUN)
     assert ("--slide N", "packets that slide (default: 1)") in rows["Transport"]
     assert ("--brake BRAKE", "how it brakes (default: soft)") in rows["Congestion"]
@@ -106,7 +109,7 @@ def test_plan_record_and_command_carry_them(tmp_path: Path) -> None:
     write_record(tmp_path, replace(samples.record(options), id="0001"))
     assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["slide"] == 3
     assert read_record(tmp_path).header.options == options
-    assert options.plain()["slide"] == 3 and not {"own", "parameters"} & options.plain().keys()
+    assert plain(options)["slide"] == 3 and not {"own", "parameters"} & plain(options).keys()
     assert run_commands(options, "zone") == [
         "./inv run --lab zone --collective all-reduce --transport slider --slide 3"
     ]  # fmt: skip
@@ -119,9 +122,39 @@ def test_a_record_of_before_has_the_options_beside_the_others(tmp_path: Path) ->
     record = json.loads(file.read_text())
     assert record["header"]["options"]["recovery"] == "selective-repeat"
     assert read_record(tmp_path).header.options.own == {"recovery": "selective-repeat"}
-    record["header"]["options"]["recovery"] = "go-back-n"
+    record["header"]["options"] |= {"recovery": "go-back-n", "entropy": 1}
     file.write_text(json.dumps(record))
     assert read_record(tmp_path).header.options == RunOptions()
+    record["header"]["options"] |= {"transport": "srd", "entropy": 8}
+    file.write_text(json.dumps(record))
+    assert read_record(tmp_path).header.options == run_options(transport="srd", entropy=8)
+
+
+def test_options_of_every_run_name_no_transport_and_no_congestion_control() -> None:
+    usual = {RunOptions().transport, RunOptions().congestion, *SPORT_RULES}  # rxe is also a rule of source ports
+    source = "".join(file.read_text() for file in Path("heddle/traffic").rglob("*.py"))
+    assert [name for name in {*TRANSPORTS, *CONTROLLERS} - usual if f'"{name}"' in source] == []
+
+
+def test_a_control_has_parameters_for_it_alone(tmp_path: Path) -> None:
+    options = run_options(cc="dcqcn", cc_set=["rpg_gd=10", "rpg_ai_rate=7"])
+    assert options.own == {"congestion_set": (("rpg_gd", 10.0), ("rpg_ai_rate", 7.0))}
+    plan = job_plan(load_fabric("tiny").fabric, options)
+    adapter = TypeAdapter(Plan)
+    assert adapter.validate_json(adapter.dump_json(plan)) == plan
+    write_record(tmp_path, replace(samples.record(options), id="0001"))
+    assert read_record(tmp_path).header.options == options
+    assert json.loads((tmp_path / "run.json").read_text())["header"]["options"]["congestion_profile"] == "default"
+    with pytest.raises(InputError, match=r"--cc-set a=1 --cc-set b=2 is not for --cc none\n.*--cc dcqcn or --cc swift"):
+        run_options(cc_set=["a=1", "b=2"])
+
+
+def test_source_ports_of_a_queue_pair_are_the_transports_choice() -> None:
+    plan = job_plan(load_fabric("tiny").fabric, run_options(transport="srd", entropy=3))
+    assert {len(qp.sports) for qp in plan.qps} == {3}
+    with pytest.raises(InputError) as caught:
+        run_options(transport="srb", entropy=8)
+    assert [each.what for each in caught.value.problems] == ["--transport srb"]
 
 
 def test_words_are_read_with_few_looks_at_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

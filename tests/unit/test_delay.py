@@ -163,7 +163,8 @@ def test_the_table_and_json_state_the_delay() -> None:
     result = run_samples.result()
 
     def head(preset: str, *overrides: str) -> str:
-        return replace(result, propagation=planned(preset, *overrides).propagation).table()
+        plan = planned(preset, *overrides)
+        return replace(result, propagation=plan.propagation, in_flight=plan.in_flight).table()
 
     assert "#delay    : not modelled (link.delay: 0)\n" in head("tiny")
     controlled = replace(
@@ -199,13 +200,13 @@ def test_a_sweep_over_qps_keeps_the_data_in_flight(qps: int) -> None:
 @pytest.mark.parametrize("qps", [33, 48, 64, 100, 128])
 def test_many_qps_have_two_packets_each_and_the_header_says_so(qps: int) -> None:
     assert set(windows_of(RunOptions(qps=qps))) == {MIN_QP_WINDOW}
-    text = InFlight.of(RunOptions(qps=qps)).text()
+    text = InFlight.of(RunOptions(qps=qps), windows_of(RunOptions(qps=qps))).text()
     assert text == f"{2 * qps} packets per connection in flight, 2 on each of {qps} QPs; 64 with up to 32 QPs"
 
 
 def test_the_table_and_json_print_it() -> None:
     def table(short: bool = False, **options: int) -> str:
-        return replace(run_samples.result(), options=RunOptions(**options)).table(short)  # type: ignore[arg-type]
+        return run_samples.result(RunOptions(**options)).table(short)  # type: ignore[arg-type]
 
     assert "#window   : 64 packets per connection in flight\n" in table()
     assert "#window   : 64 packets per connection in flight, 4 on each of 16 QPs\n" in table(qps=16)
@@ -213,7 +214,7 @@ def test_the_table_and_json_print_it() -> None:
     assert "#window   : 12 packets per connection in flight, 3 on each of 4 QPs\n" in table(qps=4, window=3)
     assert "#window" not in table(short=True, qps=16)
     assert "#window   : 256 packets" in table(short=True, qps=128)
-    data = replace(run_samples.result(), options=RunOptions(qps=128)).to_json()["in_flight"]
+    data = run_samples.result(RunOptions(qps=128)).to_json()["in_flight"]
     assert data == {"connection": 256, "qps": 128, "least": 2, "most": 2, "usual": 64}
 
 

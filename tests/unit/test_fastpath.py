@@ -16,12 +16,14 @@ from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnRule
 from heddle.endpoints.congestion.ratecontrol import CnpRule
 from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.fastpath import library
-from heddle.endpoints.fastpath.fastloop import dcqcn_struct, drives
+from heddle.endpoints.fastpath.fastloop import dcqcn_struct
 from heddle.endpoints.nic.frames import SendBatch
+from heddle.endpoints.planning import job_plan
+from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.worker import why_not_compiled
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from tests.objects import constants
 from tests.objects.shared import FASTPATH, MACHINES
@@ -54,7 +56,7 @@ def control(dice: random.Random) -> Controlled:
         start_bps=dice.choice([0.0, 300_000.0]), growth=dice.choice([1.0, 1.5]), coalesce=dice.random() < 0.5,
     )  # fmt: skip
     gap, bits = dice.choice([0, 5_000_001, 50_000_001]), 8 * (MTU + 58)
-    return Controlled("dcqcn", {}, Dcqcn(rule, CnpRule(gap, dice.choice([48, 46]))), dice.choice([4, 64]), bits)
+    return Controlled("dcqcn", Dcqcn(rule, CnpRule(gap, dice.choice([48, 46]))), dice.choice([4, 64]), bits)
 
 
 def cnp(version: int, qpn: int) -> bytes:
@@ -295,8 +297,10 @@ def test_the_object_can_be_used_on_this_machine() -> None:
 
 def test_the_compiled_loop_has_dcqcn_only() -> None:
     fabric = load_fabric("tiny").fabric
-    dcqcn, swift = (congestion_of(build_plan(fabric, RunOptions(congestion=name))) for name in ("dcqcn", "swift"))
-    assert drives(None) and drives(dcqcn) and not drives(swift)
+    plans = [job_plan(fabric, RunOptions(congestion=name)) for name in ("none", "dcqcn", "swift")]
+    why = [why_not_compiled(plan, Rc.of(plan)) for plan in plans]
+    assert why == ["", "", "--cc swift, which the compiled loop does not have"]
+    swift = congestion_of(plans[-1])
     assert swift is not None
     with pytest.raises(TypeError, match="swift is not compiled"):
         dcqcn_struct(swift)

@@ -71,8 +71,8 @@ def test_an_offline_plan_has_the_queue_pairs_of_a_run(
         f"transport: {'rc' if entropy == 1 else 'srd'}\nentropy: {entropy}\n",
     )
     planned = traffic_of(built, load_plan(typed))
-    options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7, entropy=entropy)
-    plan = build_plan(built, options)
+    options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7)
+    plan = build_plan(built, options, spread=entropy)
     assert tuple(planned.endpoints) == plan.endpoints
     wanted = FlowArrays.of(plan.flows())
     batches = planned.connections.batches(limit=2 * qps * entropy)

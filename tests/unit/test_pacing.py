@@ -16,13 +16,13 @@ from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
 from heddle.endpoints.nic.qpend import NEVER, Message, QpEnd
+from heddle.endpoints.planning import job_plan
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
 from heddle.endpoints.transports.rcstate import RcParams, Recovery
 from heddle.endpoints.transports.srd import SrdParams, SrdSender
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import build_plan
 from heddle.wire import layout as wire
 from tests.peers import roce
 from tests.unit.test_rc import RKEY, Memory, parsed
@@ -302,7 +302,7 @@ def controlled(name: str, transport: str) -> tuple[Controlled, Transport]:
 
         for kind, made in KINDS.items():
             patch.setitem(TRANSPORTS, kind, made)
-        found = congestion_of(build_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))
+        found = congestion_of(job_plan(load_fabric("tiny").fabric, RunOptions(congestion=name)))
     assert found is not None
     return found, _planned(transport, congestion=name)[1]
 

@@ -11,6 +11,7 @@ import pytest
 
 from heddle.base.problems import InputError, MachineError
 from heddle.base.process import Done
+from heddle.endpoints.planning import job_plan
 from heddle.endpoints.rdma import verbslib as ib
 from heddle.endpoints.rdma.verbsdevice import Peer, VerbsQp
 from heddle.endpoints.rdma.verbslib import SIZES
@@ -27,9 +28,7 @@ TINY = load_fabric("tiny").fabric
 
 
 def plan_of(**options: object) -> Plan:
-    stack = Rxe.stack
-    assert stack is not None
-    return build_plan(TINY, RunOptions(transport="rxe", **options), before_first=stack.before_first)  # type: ignore[arg-type]
+    return job_plan(TINY, RunOptions(transport="rxe", **options))  # type: ignore[arg-type]
 
 
 def test_a_new_device_numbers_queue_pairs_from_17_and_ports_follow_from_the_numbers() -> None:

@@ -126,7 +126,7 @@ jobs:
         "w.yml:10  jobs.b.ranks: [1, 1] names NIC 1 twice, but a NIC has one rank of a job",
         "w.yml:11  jobs.b.start: -2 is not a time from 0 to 3600 s",
         "w.yml:12  jobs.b.repeat: 0 is neither a number from 1 to 10000 nor background",
-        "w.yml:13  jobs.b.entropy: 4 is not for transport: rc, which needs packets in order",
+        "w.yml:13  jobs.b.entropy: 4 is not for transport: rc",
         "w.yml:14  job c names neither a collective nor a matrix",
         "w.yml:16  jobs.d: 5 is not a group of keys",
     ]

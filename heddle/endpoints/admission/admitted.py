@@ -114,7 +114,7 @@ class Admitted:
 
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan, self._admission = plan, admission
-        self._at_once = plan.options.pattern.at_once(plan.size)
+        self._at_once = plan.pattern.at_once(plan.size)
         rc = connection_params(plan)
         # A window for all slots, since slots limit CTS packets.
         self._params = RcParams(
@@ -162,5 +162,4 @@ class Admitted:
 
 def admitted_of(plan: Plan) -> Admitted | None:
     """Admission of a plan; None when it is off."""
-    admission = plan.options.admitted
-    return Admitted(plan, admission) if admission is not None else None
+    return Admitted(plan, plan.admission) if plan.admission is not None else None

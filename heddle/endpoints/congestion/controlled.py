@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.pacing import NotifyingReceiver, PacedSender, Shaper, to_ns
-from heddle.endpoints.congestion.profiles import PROFILES, NicFacts
-from heddle.endpoints.congestion.ratecontrol import Congestion, steps_for
+from heddle.endpoints.congestion.ratecontrol import Congestion, NicFacts, steps_for
 from heddle.endpoints.congestion.swift import Swift
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
-from heddle.traffic.options import NO_CONTROL, RunOptions
+from heddle.traffic.options import NO_CONTROL
 from heddle.traffic.plan import Plan
-from heddle.traffic.tunables import Tunable, values_of
+from heddle.traffic.tunables import Control, described, values_of
 from heddle.wire.layout import LAYOUTS
 
 CONTROLLERS: Final[dict[str, type[Congestion]]] = {
@@ -33,18 +32,15 @@ _US: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Controlled:
-    """Congestion control for all queue pairs of a run. values: all parameters, in hardware units.
+    """Congestion control for all queue pairs of a run.
 
-    steps: of the record of each rate. frame_bits: of a full frame. tunables: with the values of the run's profile as
-    defaults.
+    steps: of the record of each rate. frame_bits: of a full frame.
     """
 
     name: str
-    values: Mapping[str, float]
     congestion: Congestion
     steps: int
     frame_bits: int
-    tunables: tuple[Tunable, ...] = ()
 
     def sender(self, end: QpEnd, qp: QpInfo, line_bps: float, shapers: MutableMapping[bytes, Shaper]) -> QpEnd:
         """The sending end of a NIC with this line rate, under control.
@@ -70,26 +66,30 @@ def find_control(name: str) -> type[Congestion] | None:
     return CONTROLLERS.get(name)
 
 
-def windowed(options: RunOptions) -> bool:
-    """Whether the congestion control measures the delay of each acknowledgement."""
-    kind = find_control(options.congestion)
-    return kind is not None and kind.windowed
+def with_control(plan: Plan) -> Plan:
+    """The plan with the congestion control that its options choose; InputError for wrong parameters."""
+    name, kind = plan.options.congestion, find_control(plan.options.congestion)
+    if kind is None:
+        return plan
+    line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
+    on = NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k)
+    chosen = plan.options.of(kind.options)
+    profile = chosen.defaults(on)
+    tunables = tuple(replace(each, default=profile.get(each.name, each.default)) for each in kind.tunables)
+    values = values_of(name, tunables, chosen.congestion_set, line_mbps)
+    settings = described(values, tunables)
+    control = Control(name, values, settings, chosen.profile, chosen.ecn_factor, kind.windowed, kind.compiled)
+    return replace(plan, control=control)
 
 
 def congestion_of(plan: Plan) -> Controlled | None:
-    """The congestion control that the options ask for, or None; InputError for wrong parameters."""
-    options = plan.options
-    kind = find_control(options.congestion)
-    if kind is None:
+    """The congestion control of a plan, or None."""
+    if plan.control is None:
         return None
-    line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
-    frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
-    profile: Mapping[str, float] = {}
-    if options.congestion_profile:
-        profile = PROFILES[options.congestion_profile](
-            NicFacts(line_mbps, frame, plan.propagation.rtt_s * _US / plan.k)
-        )
-    tunables = tuple(replace(each, default=profile.get(each.name, each.default)) for each in kind.tunables)
-    values = values_of(options.congestion, tunables, options.congestion_set, line_mbps)
-    steps = steps_for(len(plan.qps))
-    return Controlled(options.congestion, values, kind.of(values, plan.k, frame), steps, 8 * frame, tunables)
+    frame = _frame_bytes(plan)
+    congestion = CONTROLLERS[plan.control.name].of(plan.control.values, plan.k, frame)
+    return Controlled(plan.control.name, congestion, steps_for(len(plan.qps)), 8 * frame)
+
+
+def _frame_bytes(plan: Plan) -> int:
+    return plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes

@@ -28,9 +28,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
+from heddle.endpoints.congestion.profiles import DcqcnOptions
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, ControlOptions
 from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
@@ -208,8 +209,10 @@ class Dcqcn:
     rule: DcqcnRule
     cnp: CnpRule
 
-    options: ClassVar[type[Any] | None] = None
+    about: ClassVar[str] = "receivers report ECN marks by CNPs, senders reduce their rate"
+    options: ClassVar[type[ControlOptions]] = DcqcnOptions
     windowed: ClassVar[bool] = False
+    compiled: ClassVar[bool] = True
     tunables: ClassVar[tuple[Tunable, ...]] = (
         Tunable("dce_tcp_g", 1019, 0, 1023, "", "weight of the old alpha in each update, in 1/1024"),
         Tunable("dce_tcp_rtt", 1, 1, 131071, "us", "time between updates of alpha"),

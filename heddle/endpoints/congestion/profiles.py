@@ -24,25 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Literal
 
-from heddle.traffic.options import CongestionProfile
+from heddle.base.declared import Declared
+from heddle.endpoints.congestion.ratecontrol import ControlOptions, NicFacts
 
+CongestionProfile = Literal["default", "nvidia", "meta"]
 _UNIT_BYTES: Final = 64  # of rpg_byte_reset
-
-
-@dataclass(frozen=True, slots=True)
-class NicFacts:
-    """The emulated hardware: line rate in Mb/s, bytes of a full frame, the longest round trip in us."""
-
-    line_mbps: float
-    frame_bytes: int
-    rtt_us: float
-
-    @property
-    def frame_us(self) -> float:
-        """The time of a full frame at line rate."""
-        return 8 * self.frame_bytes / self.line_mbps
 
 
 def _default(on: NicFacts) -> dict[str, float]:
@@ -81,3 +69,27 @@ PROFILES: Final[Mapping[CongestionProfile, Callable[[NicFacts], Mapping[str, flo
 }
 # By how much a profile multiplies Kmin and Kmax of the switches for its run.
 ECN_FACTORS: Final[Mapping[str, int]] = {"meta": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DcqcnOptions(ControlOptions):
+    """What users choose of DCQCN alone."""
+
+    congestion_profile: Annotated[CongestionProfile, Declared(
+        "parameters of DCQCN: default (settles in short runs), nvidia, or meta (with doubled ECN thresholds)",
+        "Congestion", word="cc_profile", unlike="is not a profile of dcqcn",
+    )] = "default"  # fmt: skip
+
+    @property
+    def profile(self) -> str:
+        """As the user chooses."""
+        return self.congestion_profile
+
+    @property
+    def ecn_factor(self) -> int:
+        """See ECN_FACTORS."""
+        return ECN_FACTORS.get(self.congestion_profile, 1)
+
+    def defaults(self, on: NicFacts) -> Mapping[str, float]:
+        """See PROFILES."""
+        return PROFILES[self.congestion_profile](on)

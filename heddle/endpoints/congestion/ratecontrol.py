@@ -4,16 +4,18 @@ Pure: in are events with their times, out are a rate, a window and the time of t
 nanoseconds of one monotonic clock that never goes back, rates are bit/s of frame bytes. pacing.py connects these
 objects to the ends of any transport.
 
-A controller is one file in this directory and one line of CONTROLLERS (controlled.py).
+A controller is one file in this directory and one line of CONTROLLERS (controlled.py). What users choose of it is in
+its `options`, a ControlOptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Annotated, ClassVar, Final, Protocol, Self
 
-from heddle.traffic.tunables import Tunable
+from heddle.base.declared import Declared, Wrong
+from heddle.traffic.tunables import SETTING, Tunable, pairs, settings_from
 
 FAR_NS: Final = 1 << 62  # later than any time: no timer runs
 FINEST_NS: Final = 1_000_000
@@ -106,12 +108,56 @@ class Notifier:
         self.due, self.deadline_ns, self._next = True, FAR_NS, now_ns + self._gap
 
 
+@dataclass(frozen=True, slots=True)
+class NicFacts:
+    """The emulated hardware: line rate in Mb/s, bytes of a full frame, the longest round trip in us."""
+
+    line_mbps: float
+    frame_bytes: int
+    rtt_us: float
+
+    @property
+    def frame_us(self) -> float:
+        """The time of a full frame at line rate."""
+        return 8 * self.frame_bytes / self.line_mbps
+
+
+def _congestion_set(texts: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
+    return settings_from("--cc-set", texts, float, "rpg_time_reset=100", wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """What users choose of every congestion control: values of its tunables. One with more choices has a subclass."""
+
+    congestion_set: Annotated[tuple[tuple[str, float], ...], Declared(
+        "parameter of the congestion control in hardware units; can be repeated", "Congestion", word="cc_set",
+        value=SETTING, gathers=_congestion_set, writes=pairs,
+    )] = ()  # fmt: skip
+
+    @property
+    def profile(self) -> str:
+        """The name of the set of parameters that these options choose; empty: the control has one set."""
+        return ""
+
+    @property
+    def ecn_factor(self) -> int:
+        """By how much Kmin and Kmax of the switches are multiplied for the run."""
+        return 1
+
+    def defaults(self, on: NicFacts) -> Mapping[str, float]:
+        """Values of the profile that differ from those of the tunables."""
+        return {}
+
+
 class Congestion(Protocol):
     """One kind of congestion control with its parameters. Frozen: all queue pairs of a run have the same."""
 
+    about: ClassVar[str]  # what it does, for the help of --cc
     tunables: ClassVar[tuple[Tunable, ...]]
-    options: ClassVar[type[Any] | None]  # what users choose of it alone: declared options, as those of a transport
+    options: ClassVar[type[ControlOptions]]
     windowed: ClassVar[bool]  # measures the delay of each acknowledgement
+    compiled: ClassVar[bool]  # the compiled loop has it
 
     @classmethod
     def of(cls, values: Mapping[str, float], k: int, frame_bytes: int) -> Self:

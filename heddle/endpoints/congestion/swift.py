@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
-from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule
+from heddle.endpoints.congestion.ratecontrol import FAR_NS, CnpRule, ControlOptions
 from heddle.traffic.tunables import Tunable
 from heddle.wire.layout import DSCP_ANSWER
 
@@ -120,8 +120,10 @@ class Swift:
     cnp: CnpRule
 
     coalesced: ClassVar[bool] = False
-    options: ClassVar[type[Any] | None] = None
+    about: ClassVar[str] = "a window that follows delay and CNPs"
+    options: ClassVar[type[ControlOptions]] = ControlOptions
     windowed: ClassVar[bool] = True
+    compiled: ClassVar[bool] = False
     tunables: ClassVar[tuple[Tunable, ...]] = (
         Tunable("base_target", 4, 0.1, 10000, "us", "target delay of a large window, without propagation", whole=False),
         Tunable("fs_range", 4, 0, 10000, "us", "what small windows add to the target at most", whole=False),

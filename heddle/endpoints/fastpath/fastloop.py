@@ -62,11 +62,6 @@ def opcodes() -> OpcodesStruct:
     return table
 
 
-def drives(congestion: Controlled | None) -> bool:
-    """Whether the compiled code has this congestion control: none, or DCQCN."""
-    return congestion is None or isinstance(congestion.congestion, Dcqcn)
-
-
 def dcqcn_struct(congestion: Controlled) -> DcqcnStruct:
     """Congestion control for the compiled code; TypeError if it is not DCQCN."""
     found = congestion.congestion

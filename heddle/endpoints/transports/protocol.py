@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.qpend import Access, QpEnd, QpInfo
 from heddle.endpoints.rdma.rxestack import RxeStack
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 
 if TYPE_CHECKING:
@@ -86,6 +87,11 @@ class Transport:
         raise NotImplementedError
 
     @classmethod
+    def spread(cls, options: RunOptions) -> int:
+        """The number of UDP source ports that each queue pair uses in turn."""
+        return 1
+
+    @classmethod
     def load(cls, parameters: Mapping[str, JsonValue]) -> Self:
         """The transport from the result of `parameters`, after conversion to JSON and back."""
         from pydantic import TypeAdapter  # help lists the options of transports, and loads none of their parameters
@@ -99,6 +105,11 @@ class Transport:
     def fast(self) -> FastConnection | None:
         """The data that the compiled loop needs to drive this transport's ends, or None: then Python drives them."""
         return None
+
+    @property
+    def uncompiled(self) -> str:
+        """The option because of which `fast` is None, as typed; empty if it is the transport."""
+        return ""
 
     def patience_s(self) -> float | None:
         """Seconds without any packet after which a run has lost data for good; None if ends detect every loss."""

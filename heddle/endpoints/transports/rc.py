@@ -12,7 +12,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from heddle.base.declared import Declared
-from heddle.endpoints.congestion.controlled import windowed
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
@@ -155,7 +154,7 @@ def connection_params(plan: Plan) -> RcParams:
     frame_s = 8 * (plan.ib_mtu + wire.LAYOUTS[plan.ip_version].overhead_bytes) / slowest
     delay = min(_ACK_DELAY_FRAMES * frame_s, _ACK_DELAY_S, plan.timeout_s / 8)
     # A window that follows delays needs one for each packet, and may be smaller than the usual number of packets.
-    every = 1 if windowed(plan.options) else _ack_every(plan.window)
+    every = 1 if plan.control is not None and plan.control.windowed else _ack_every(plan.window)
     o = plan.options
     return RcParams(plan.ib_mtu, plan.window, every, plan.timeout_s, o.retries, delay, o.of(RcOptions).recovery)
 
@@ -195,6 +194,11 @@ class Rc(Transport):
             p.timeout_s, p.ack_delay_s, p.retries, self._pace,
             ("retransmitted", "naks", "timeouts"), ("out_of_order", "duplicates"), partial(why_failed, p),
         )  # fmt: skip
+
+    @property
+    def uncompiled(self) -> str:
+        """Another recovery than that of the compiled loop."""
+        return f"--recovery {self.params.recovery}"
 
     def _pace(self, qp: QpInfo) -> tuple[int, int]:
         params = of_qp(self.params, qp)

@@ -41,7 +41,7 @@ class Rxe(Transport):
     def of(cls, plan: Plan) -> Self:
         """The parameters for a plan; InputError for options that the kernel's soft-RoCE does not support."""
         problems, o = Problems(), plan.options
-        if o.congestion != "none":
+        if plan.control is not None:
             why = "works in Heddle's own NICs, but with --transport rxe the kernel sends the packets"
             problems.add(where="", what=f"--cc {o.congestion}", why=why, hint="use --transport rc, or --cc none")
         for flag in [*(["--admission on"] if o.admission else []), *(f"--slow {host}" for host, _ in o.slow)]:

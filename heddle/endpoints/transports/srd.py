@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
+from heddle.base.declared import Declared
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
@@ -26,8 +27,21 @@ from heddle.endpoints.nic.qpend import NEVER, Access, PathUse, QpEnd, QpInfo
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import COLUMNS, RcSender, connection_params, of_qp
 from heddle.endpoints.transports.rcstate import Burst, RcParams, last_good
+from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan
 from heddle.wire import layout as wire
+
+MAX_ENTROPY: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SrdOptions:
+    """What users choose of `srd` alone."""
+
+    entropy: Annotated[int, Declared(
+        "UDP source ports of each queue pair of srd, used packet by packet: 1 to 256 (1: no spraying by NICs)",
+        "Transport", value="N", least=1, most=MAX_ENTROPY, hint="the default is 1: no spraying by NICs",
+    )] = 1  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +211,12 @@ class Srd(Transport):
     columns: ClassVar[tuple[Column, ...]] = COLUMNS
     any_order: ClassVar[bool] = True
     addressed: ClassVar[bool] = True
+    options: ClassVar[type[Any] | None] = SrdOptions
+
+    @classmethod
+    def spread(cls, options: RunOptions) -> int:
+        """As the user chooses."""
+        return options.of(SrdOptions).entropy
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

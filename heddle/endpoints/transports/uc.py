@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from heddle.base.problems import InputError, Problem
-from heddle.endpoints.congestion.controlled import windowed
 from heddle.endpoints.countercolumn import Column
 from heddle.endpoints.nic.frames import SendBatch
 from heddle.endpoints.nic.parse import Received
@@ -220,7 +219,7 @@ class Uc(Transport):
     def of(cls, plan: Plan) -> Self:
         """A run is as patient as a sender of `rc`. InputError for congestion control that needs acknowledgements."""
         o = plan.options
-        if windowed(o):
+        if plan.control is not None and plan.control.windowed:
             why = "measures the delay of acknowledgements, and uc has none"
             raise InputError(Problem("", f"--cc {o.congestion}", why, "use --transport rc, or --cc dcqcn"))
         return cls(UcParams(plan.ib_mtu, (o.retries + 1) * plan.timeout_s))

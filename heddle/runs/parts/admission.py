@@ -10,7 +10,7 @@ from heddle.base.tables import Table, value_text
 from heddle.endpoints.admission.waits import WaitCounts, merged, percentile
 from heddle.runs.parts.part import RunPart
 from heddle.traffic.admission import ADMISSION_TUNABLES
-from heddle.traffic.tunables import described, values_of
+from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -77,10 +77,10 @@ class AdmissionUse(RunPart):
         """From the end of a run; None without admission and slow hosts."""
         options, counted = measured.plan.options, measured.counters
         slow = dict(options.slow)
-        admission = options.admitted
+        admission = measured.plan.admission
         if admission is None:
             return cls(False, {}, "", "", 0, "", 0, 0, 0, None, slow) if slow else None
-        values = values_of("admission", ADMISSION_TUNABLES, options.admission_set, flag="--admission-set")
+        values = admission.values
         waits = WaitFigures.of(merged(end.waits for report in measured.reports for end in report.qps))
         return cls(
             True, values, described(values, ADMISSION_TUNABLES), admission.cts_class, admission.budget_bytes,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from heddle.base.tables import Table, value_text
 from heddle.runs.parts.part import RunPart
-from heddle.traffic.tunables import described
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -37,17 +36,14 @@ class CongestionUse(RunPart):
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> CongestionUse | None:
         """From the end of a run; None without congestion control."""
-        from heddle.endpoints.congestion.controlled import congestion_of
         from heddle.runs.rates import rates_of_run
 
-        control, rates = congestion_of(measured.plan), rates_of_run(measured)
+        control, rates = measured.plan.control, rates_of_run(measured)
         if control is None or rates is None:
             return None
         sums = measured.counters
-        use = use_of_rates(
-            rates, control.values, described(control.values, control.tunables), sums["cnps_sent"], sums["cnps_received"]
-        )
-        return replace(use, profile=measured.plan.options.congestion_profile)
+        use = use_of_rates(rates, control.values, control.settings, sums["cnps_sent"], sums["cnps_received"])
+        return replace(use, profile=control.profile)
 
     @classmethod
     def courses(cls, measured: MeasuredRun) -> tuple[str, Rates] | None:

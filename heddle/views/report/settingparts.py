@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
-from heddle.endpoints.runoptions import option_fields
+from heddle.endpoints.runoptions import option_fields, plain
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
@@ -25,7 +25,7 @@ def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
     header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
     words = {each.name: each.word for each in option_fields()}
-    options = [(words.get(name, name), value_text(value)) for name, value in header.options.plain().items()]
+    options = [(words.get(name, name), value_text(value)) for name, value in plain(header.options).items()]
     tables = [
         _run_table(run),
         Table("Options of the run", ("option", "value"), tuple(options)),
