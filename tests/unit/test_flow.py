@@ -15,7 +15,7 @@ from heddle.base import state
 from heddle.base.problems import MachineError, Problem
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
-from heddle.endpoints.planning import planned
+from heddle.endpoints.planning import job_plan
 from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import NicReport, QpReport, WorkerMessage, WorkerReport
 from heddle.endpoints.runoptions import run_options
@@ -54,7 +54,7 @@ def test_a_flow_has_its_ranks_and_is_one_flat_row_and_a_proof_has_that_very_flow
 
 def test_flows_are_those_of_the_ends_and_source_ports_outside_the_plan_are_named() -> None:
     options = run_options(transport="srd", entropy=2, placement="host1,host2")
-    plan = planned(load_fabric("tiny").fabric, options)
+    plan = job_plan(load_fabric("tiny").fabric, options)
     transport = find_transport("srd").of(plan)
     counters = {column.key: 1 for column in transport.columns}
     reports = []
