@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.events import Silent
 from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
@@ -17,6 +18,7 @@ from heddle.runs.results import RunResult
 from heddle.runs.run import run
 from heddle.runs.store import paths_of
 from heddle.switch.queues.cells import LabQueues
+from heddle.switch.queues.portids import numbered_ports
 from heddle.traffic.options import RunOptions
 from heddle.views.pathstext import paths_text
 from tests.machine import until
@@ -64,20 +66,25 @@ def run_and(lab: Lab, options: RunOptions, change: Callable[[], object]) -> RunR
 
 
 @contextmanager
-def when_busy(lab: Lab, change: Callable[[], object], packets: int = _PACKETS) -> Iterator[None]:
-    """A change, once so many packets of a with block have passed queues. What it raises is raised after the block."""
+def when_busy(lab: Lab, change: Callable[[], object], at: Sequence[str] = ()) -> Iterator[None]:
+    """A change, once some packets of a with block have passed queues; at: of each of these ports.
+
+    What it raises is raised after the block.
+    """
+    numbers = [number for number, port in numbered_ports(lab.fabric) if port.ref in at]
     wrong: list[BaseException] = []
     with LabQueues.pinned(lab.fabric) as queues:
         seen = queues.cells["in_packets"]
 
         def passed() -> int:
-            return int(seen[_DATA::8].sum())
+            data = seen[_DATA::CLASSES]
+            return int(data[numbers].min() if numbers else data.sum())
 
         before = passed()
 
         def make() -> None:
             try:
-                until(lambda: passed() >= before + packets)
+                until(lambda: passed() >= before + _PACKETS)
                 change()
             except BaseException as error:  # the test's own thread reports it
                 wrong.append(error)

@@ -41,7 +41,8 @@ jobs:
   late: {{collective: broadcast, ranks: "0:4", after: training, start: 300ms, iters: 1, repeat: 2, transport: srd,
          entropy: 4}}
 """
-# Long enough to be ended while both have measured a size.
+# The first size is a few packets: once many have passed the ports of both jobs, both have measured it.
+IN_BOTH: Final = ("rtsw1:eth3", "rtsw1:eth4")
 TWO: Final = """
 size: 8K:16M:x2048
 iters: {iters}
@@ -127,8 +128,7 @@ def test_a_worker_that_is_killed_ends_its_job_as_failed_and_the_other_as_ended(
 ) -> None:
     before = History.of(tiny).ids()
 
-    # 8 KiB are a few packets: by then both jobs are in their second size.
-    with pytest.raises(HeddleError) as caught, when_busy(tiny, lambda: os.kill(workers()[0], signal.SIGKILL), 3000):
+    with pytest.raises(HeddleError) as caught, when_busy(tiny, lambda: os.kill(workers()[0], signal.SIGKILL), IN_BOTH):
         run_workload(tiny, workload(TWO.format(iters=20)), Silent())
     assert isinstance(caught.value, MachineError)
     text = str(caught.value)
@@ -151,7 +151,7 @@ def test_ctrl_c_keeps_the_rows_of_each_job_and_a_second_run_is_told_the_name_of_
     words = [str(ROOT / "inv"), "run", "--workload", str(path), "--lab", tiny.name]
     with child(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         busy = threading.Event()
-        with when_busy(tiny, busy.set, 3000):
+        with when_busy(tiny, busy.set, IN_BOTH):
             assert busy.wait(patience(60))
             second = typed("run", "--lab", tiny.name, "--size", "8K")
             process.send_signal(signal.SIGINT)
