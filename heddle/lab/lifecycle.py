@@ -359,7 +359,7 @@ def _running(lab: Lab, options: RenderOptions, observer: Observer) -> Lab | None
     problems += [
         (key, old, wanted[key])
         for key, old in record.options.items()
-        if wanted.get(key, old) != old and (key, record.runtime) != ("mgmt", "netns")  # namespaces have none either way
+        if wanted.get(key, old) != old and not (key == "mgmt" and engine.daemons_here)  # only containers have one
     ]
     problems += lab.blueprint.differences(record)
     if problems:

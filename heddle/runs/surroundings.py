@@ -25,6 +25,7 @@ from heddle.runs.files import UnreadableError, read_object, typed, undamaged
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
+    from heddle.runtimes.registry import Runtime
 
 SURROUNDINGS: Final = "fabric.json"
 _FORMAT: Final = 1
@@ -71,7 +72,7 @@ class Surroundings:
             spec=dict(record.spec) if record else {},
             hashing=dict(record.hashing) if record else {},
             queues=own_settings(lab),
-            versions=_versions(lab.runtime.name),
+            versions=_versions(lab.runtime),
             processors=os.cpu_count() or 0,
             processor=_processor(),
             memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -98,12 +99,12 @@ def read_surroundings(directory: Path) -> Surroundings:
         return Surroundings(fabric_from_json(data["fabric"]), selftest=selftest, **plain, **machine)
 
 
-def _versions(runtime: str) -> dict[str, str]:
+def _versions(runtime: Runtime) -> dict[str, str]:
     """Heddle, Python, the kernel, and the FRR of switches that are namespaces; containers have that of their image."""
     from heddle.host.preflight import frr_release
 
     found = {"Heddle": VERSION, "Linux": platform.release(), "Python": platform.python_version()}
-    if runtime == "netns" and (frr := frr_release()):
+    if runtime.daemons_here and (frr := frr_release()):
         found["FRR"] = ".".join(str(part) for part in frr)
     return found
 

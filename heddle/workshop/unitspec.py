@@ -11,11 +11,13 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from heddle.base.problems import did_you_mean
 from heddle.base.units import parse_size
+from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.keys import Strict, at, wrong
 
 Fact = str | int | float | bool
@@ -28,7 +30,6 @@ _DIFFERENT: Final = "!="
 _COMPARED: Final = re.compile(r"(<=|>=|<|>)\s*(\S+)")
 _RANGE: Final = re.compile(r"(\S+)\s+to\s+(\S+)")
 Look = Literal["run", "bgp", "lab", "hashing", "queues", "settings", "fabric", "answer", "function"]
-RuntimeName = Literal["netns", "containerlab"]
 # What `of` may say for each look; for `run` every fact of a run.
 OF: Final[dict[str, tuple[str, ...]]] = {
     "bgp": ("switch", "port"),
@@ -205,6 +206,13 @@ class StepSpec(Strict):
         return frozenset({*self.expect, *self.untouched, *(key for each in self.wrong.values() for key in each.when)})
 
 
+def _runtime(name: str) -> str:
+    """A runtime of the registry."""
+    if name not in RUNTIMES:
+        raise wrong("is not a runtime", did_you_mean(name, RUNTIMES))
+    return name
+
+
 class UnitSpec(Strict):
     """One unit. fabric: a preset, or a file in the unit's folder. file: the learner's copy of it, where there is one.
 
@@ -219,7 +227,7 @@ class UnitSpec(Strict):
     fabric: Text
     set: list[Text] = Field(default_factory=list)
     file: str = ""
-    runtimes: list[RuntimeName] = Field(default_factory=lambda: list(get_args(RuntimeName)))
+    runtimes: list[Annotated[str, AfterValidator(_runtime)]] = Field(default_factory=lambda: list(RUNTIMES))
     packages: list[Text] = Field(default_factory=list)
     may_change: list[Text] = Field(min_length=1)
     setup: list[UnitCommand] = Field(default_factory=list)
@@ -233,7 +241,7 @@ class UnitSpec(Strict):
         if self.file and not re.fullmatch(r"[a-z0-9][a-z0-9-]*\.yml", self.file):
             raise at("file", "is not a plain name of a file that ends in .yml", "write it as my-ecn.yml")
         if not self.runtimes:
-            raise at("runtimes", "is empty", "remove it to use netns and containerlab")
+            raise at("runtimes", "is empty", "remove it to use all runtimes")
         return self
 
 

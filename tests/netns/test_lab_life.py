@@ -21,7 +21,6 @@ from heddle.lab import lifecycle as life
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.status import status
-from heddle.render.dialects import RenderOptions
 from heddle.runtimes import enter
 from tests.conftest import Up
 from tests.listener import Listener
@@ -48,16 +47,6 @@ def test_up_with_another_fabric_names_what_differs(tiny: Lab, up: Up) -> None:
     assert "link.mtu: 5000 was requested, but the running lab uses 4200" in said
     assert "link.host: 50mbit was requested, but the running lab uses 100mbit" in said
     assert f"./inv down {tiny.name}" in said
-
-
-@pytest.mark.containers
-def test_a_management_network_makes_another_lab_of_containers_only(tiny: Lab, up: Up) -> None:
-    bare = RenderOptions(mgmt="none")
-    if tiny.runtime.name == "netns":  # namespaces have none either way
-        assert not up(tiny.name, options=bare).created
-        return
-    with pytest.raises(InputError, match="mgmt: none was requested, but the running lab uses own"):
-        up(tiny.name, options=bare)
 
 
 @pytest.mark.containers

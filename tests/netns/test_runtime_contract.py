@@ -96,6 +96,16 @@ def test_prepare_refuses_options_that_no_lab_can_have(runtime: str) -> None:
         get_runtime(runtime).prepare(load_fabric("tiny").fabric, RenderOptions(dialect="c9s"), Silent())
 
 
+def test_up_again_is_a_no_op_with_any_management_network_where_nodes_have_none(lab: Lab, up: Up) -> None:
+    assert not up(lab.name).created
+    bare = RenderOptions(mgmt="none")
+    if lab.runtime.daemons_here:
+        assert not up(lab.name, options=bare).created
+        return
+    with pytest.raises(InputError, match="mgmt: none was requested, but the running lab uses own"):
+        up(lab.name, options=bare)
+
+
 def test_exists_is_true_from_create_to_destroy(lab: Lab, name: str) -> None:
     assert get_runtime(lab.runtime.name).name == lab.runtime.name, "its name is its key"
     assert lab.runtime.exists(lab.name) and not lab.runtime.exists(name)
