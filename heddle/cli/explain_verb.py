@@ -1,6 +1,7 @@
 """The verb `explain`: the terms of docs/glossary.md, which of them a user's word means, and the pages of the manual.
 
-The grammar of the page is in `parse_glossary`.
+The grammar of the glossary is in `parse_glossary`. Texts name a page by its path in a checkout, `docs/queues.md#pfc`.
+Where a wheel is installed, base/progname.py prints `heddle explain docs/queues.md#pfc` in its place.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
-from heddle.base.problems import InputError, MachineError, Problem, nearest
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean, machine_errors, nearest
 from heddle.base.resources import DOCS, HERE
 from heddle.base.tables import table
-from heddle.cli import manual
 from heddle.cli.argv import Option, Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
@@ -51,8 +51,8 @@ def explain(out: Console, term: Sequence[str] = ()) -> None:
     """
     if not term:
         return out.result({"terms": [each.to_json() for each in glossary()]}, _all())
-    if len(term) == 1 and manual.is_page(term[0]):
-        text = manual.page_text(term[0])
+    if len(term) == 1 and is_page(term[0]):
+        text = page_text(term[0])
         return out.result({"page": term[0], "text": text}, text)
     entry = find_term(term)
     return out.result({"terms": [entry.to_json()]}, entry_text(entry))
@@ -195,3 +195,55 @@ def _hint(typed: str, wanted: str, keys: Sequence[str]) -> str:
 def _key(name: str) -> str:
     """Letters, digits and `#` only."""
     return re.sub(r"[^a-z0-9#]", "", name.lower())
+
+
+_PAGE: Final = re.compile(r"(?:docs/)?(?P<name>[a-z0-9-]+)\.md(?:#(?P<anchor>[\w-]+))?")
+_TITLE: Final = re.compile(r"(?P<level>#+) +(?P<title>.+)")
+_FENCE: Final = "```"
+
+
+def is_page(text: str) -> bool:
+    """Whether the text names a page: `docs/queues.md`, `queues.md#pfc`."""
+    return _PAGE.fullmatch(text) is not None
+
+
+def page_names() -> list[str]:
+    """All pages, as `docs/queues.md`."""
+    return sorted(f"{DOCS}/{path.name}" for path in HERE.content(DOCS).glob("*.md"))
+
+
+def page_text(page: str) -> str:
+    """The page, or the section that an anchor names. InputError when there is none; MachineError if unreadable."""
+    match = _PAGE.fullmatch(page)
+    name = f"{match['name']}.md" if match else page
+    if f"{DOCS}/{name}" not in page_names():
+        raise InputError(Problem("", page, "is not a page of the manual", did_you_mean(f"{DOCS}/{name}", page_names())))
+    path = HERE.content(DOCS) / name
+    with machine_errors(str(path)):
+        text = path.read_text(encoding="utf-8")
+    anchor = match["anchor"] if match else None
+    if not anchor:
+        return text
+    lines = text.split("\n")
+    found = list(headings(text))
+    for number, (at, level, title) in enumerate(found):
+        end = next((later for later, other, _ in found[number + 1 :] if other <= level), len(lines))
+        if slug(title) == anchor or any(f'id="{anchor}"' in line for line in lines[at:end] if level > 1):
+            return "\n".join(lines[at:end])
+    hint = did_you_mean(anchor, [slug(title) for _, _, title in found])
+    raise InputError(Problem("", page, "has no section of this name", hint))
+
+
+def headings(text: str) -> Iterator[tuple[int, int, str]]:
+    """Line (from 0), level and title of each heading; lines of code are no headings."""
+    code = False
+    for at, line in enumerate(text.split("\n")):
+        code ^= line.lstrip().startswith(_FENCE)
+        if not code and (match := _TITLE.fullmatch(line)):
+            yield at, len(match["level"]), match["title"].strip()
+
+
+def slug(title: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+    return re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")

@@ -14,7 +14,10 @@ pytest finds it by its entry point where Heddle is installed; in a checkout, `-p
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import os
+import signal
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +30,6 @@ from heddle.runtimes.registry import RUNTIMES
 from heddle.testing.calls import PathsCall, QueuesCall, RunCall
 from heddle.testing.junit import record_runs
 from heddle.testing.pool import MOST, Pool
-from heddle.testing.sessionworkers import end_undisturbed, end_workers, is_controller, notes_of, send_notes
 from heddle.testing.testsession import FAILED, FIXTURES, LAB_OF_TEST, HeddleSession, fail
 
 if TYPE_CHECKING:
@@ -251,3 +253,59 @@ def _checked(lab: Any, request: pytest.FixtureRequest) -> Lab:
         hint = "rename your fixture, or have it take heddle_lab as an argument and give that"
         fail(HeddleError(Problem(_replaced_at(request.node), "heddle_lab", why, hint)))
     return lab
+
+
+_NOTES: Final = "heddle_notes"
+_END_S: Final = 60  # for a worker to take its labs down; xdist allows 10 s
+
+
+# pytest-xdist: each worker is a session with a pool of its own; the controller has none, and reports for all. Nothing
+# here imports xdist: without it, a session is neither.
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Whether this process starts workers of pytest-xdist, and runs no test itself."""
+    return config.pluginmanager.hasplugin("dsession")
+
+
+def send_notes(config: pytest.Config, notes: Iterable[str]) -> None:
+    """Have a worker send its lines of the summary with its last message."""
+    if is_worker(config):
+        config.workeroutput[_NOTES] = list(notes)  # type: ignore[attr-defined]
+
+
+def notes_of(node: Any) -> list[str]:
+    """The notes of a worker that has ended; none when it crashed."""
+    return list(getattr(node, "workeroutput", {}).get(_NOTES, ()))
+
+
+def end_workers(config: pytest.Config) -> None:
+    """Interrupt the workers of an interrupted controller now: a signal may have reached the controller alone.
+
+    Else xdist interrupts them after 5 s and kills them after 10 s, with their labs up.
+    """
+    manager = getattr(config.pluginmanager.getplugin("dsession"), "nodemanager", None)
+    if manager is None:
+        return
+    manager.EXIT_TIMEOUT = _END_S
+    for gateway in manager.group:
+        # Workers on other machines have no process here.
+        popen = getattr(getattr(gateway, "_io", None), "popen", None)
+        if popen is not None and popen.poll() is None:
+            with suppress(OSError):
+                os.kill(popen.pid, signal.SIGINT)
+
+
+def end_undisturbed(config: pytest.Config) -> None:
+    """Ignore further signals in an interrupted worker: Ctrl-C reaches it directly, by its controller, and by xdist.
+
+    The controller kills a worker that does not end.
+    """
+    if is_worker(config):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
@@ -21,7 +24,6 @@ from heddle.testing.assertions import run_text
 from heddle.testing.fabricmarker import EXAMPLE, FabricRequest, request_of
 from heddle.testing.pool import LeftoverWarning, Pool
 from heddle.testing.reset import ResetResult
-from heddle.testing.stopsignals import StopSignals
 from heddle.testing.testcapture import PortsCapture, file_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,51 @@ class LabOfTest:
 
 
 LAB_OF_TEST: Final = pytest.StashKey[LabOfTest]()
+
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """SIGTERM and SIGHUP end a pytest that has labs up as Ctrl-C does: its labs go down first.
+
+    Handlers for the time in which labs are up; only the main thread can install them. A signal with another handler
+    keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._installed: list[signal.Signals] = []
+
+    def install(self) -> None:
+        """Handle the signals that have their default action."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _interrupt)
+                self._installed.append(number)
+
+    def restore(self) -> None:
+        """Restore the default action."""
+        if threading.current_thread() is threading.main_thread():
+            while self._installed:
+                signal.signal(self._installed.pop(), signal.SIG_DFL)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """pytest ends its session on KeyboardInterrupt, fixtures included.
+
+    Often two signals come: `timeout` signals the process and then its group. The second must not break off what takes
+    the labs down.
+    """
+    for each in _SIGNALS:
+        if signal.getsignal(each) is _interrupt:
+            signal.signal(each, _ends_already)
+    raise KeyboardInterrupt(f"signal {signal.Signals(number).name}")
+
+
+def _ends_already(number: int, frame: FrameType | None) -> None:
+    """A handler, not SIG_IGN, which children would inherit."""
 
 
 @dataclass(slots=True)

@@ -22,8 +22,7 @@ from heddle.base.problems import InputError
 from heddle.base.process import run as command
 from heddle.base.resources import HERE
 from heddle.dashboard import labwatch
-from heddle.dashboard.inspectornames import INSPECTOR_P2P
-from heddle.dashboard.metrics import NAMES
+from heddle.dashboard.metrics import INSPECTOR_P2P, NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from heddle.dashboard.inspectornames import (
+from heddle.dashboard.metrics import (
     BANDWIDTH,
     COLLECTIVE_LABELS,
     P2P_BANDWIDTH,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WIRING = {"heddle/fabric/wiring.py", "heddle/fabric/fabricdata.py"}
 SHAPES = ROOT / "heddle/fabric/shapes"
 # No level of a fabric.
-OTHERS = {"heddle/cli/manual.py": "headings of a page"}
+OTHERS = {"heddle/cli/explain_verb.py": "headings of a page"}
 
 
 def numbers_in(tree: ast.AST) -> Iterator[ast.expr]:

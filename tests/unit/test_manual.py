@@ -14,7 +14,7 @@ import yaml
 from heddle.base.problems import InputError
 from heddle.cli.argv import parse
 from heddle.cli.checkout_verbs import loaded_from_elsewhere
-from heddle.cli.manual import headings, is_page, page_names, page_text, slug
+from heddle.cli.explain_verb import headings, is_page, page_names, page_text, slug
 from heddle.cli.program import commands_in, main
 
 ROOT = Path(__file__).resolve().parents[2]

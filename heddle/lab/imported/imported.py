@@ -41,11 +41,9 @@ from heddle.lab.imported.copy import (
 )
 from heddle.lab.imported.decisions import settings_of
 from heddle.lab.imported.description import DEFAULT_RATE_BPS, NodeDescription, TopologyDescription, derive
-from heddle.lab.imported.devices import missing_devices
+from heddle.lab.imported.missing import missing_devices, refused_lines, unrouted
 from heddle.lab.imported.reach import lines_of
 from heddle.lab.imported.reader import read_description
-from heddle.lab.imported.refused import refused_lines
-from heddle.lab.imported.unrouted import unrouted
 from heddle.lab.inventory import Interfaces, read_interfaces
 from heddle.lab.lab import Blueprint, Difference, Lab, Setting
 from heddle.lab.snapshot import LabPart, Snapshot

@@ -1,10 +1,20 @@
-"""Which binds a node in a namespace can have: it sees this machine's files in its own view, see netns_root.py."""
+"""Which binds and programs a node in a namespace can have.
+
+It sees this machine's files in its own view (netns_root.py). Its programs are this machine's, not those of its image.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
+from heddle.host import packages
+from heddle.lab.imported import frr
 from heddle.runtimes.netns_root import DEVICES
 from heddle.runtimes.netns_space import PROVIDED, shown
 
@@ -37,3 +47,28 @@ def no_view(source: Path, target: str, read_only: str) -> tuple[str, str] | None
         why = f"needs {target}, which this machine does not have; nodes cannot create it, since {read_only}"
         return why, f"load the kernel module overlay, use --place vm, or {engine}"
     return None
+
+
+def absent_program(command: str, earlier: Sequence[str], targets: Iterable[str]) -> str:
+    """The program of a command if a node in a namespace cannot have it; else empty.
+
+    earlier: the node's commands before this one, which may create the program; targets: those of its binds. A path is
+    not judged: more than these can create it. What Heddle needs itself is installed before a lab is created.
+    """
+    name = _not_here(command, os.environ.get("PATH", os.defpath))
+    if not name or frr.is_service(command):
+        return ""
+    if any(name in packages.PARTS[part].programs for part in packages.FABRIC):
+        return ""
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    bound = any(target in places or os.path.basename(target) == name for target in targets)  # noqa: PTH119
+    return "" if bound or any(re.search(rf"\b{re.escape(name)}\b", line) for line in earlier) else name
+
+
+@lru_cache(4096)  # all nodes often have the same commands
+def _not_here(command: str, places: str) -> str:
+    """The program of a command if it is in no directory of `places`, and not FRR's; empty for a path."""
+    name = shlex.split(command)[0]
+    if "/" in name or name in ("vtysh", "watchfrr", *frr.DAEMONS) or shutil.which(name, path=places):
+        return ""
+    return name
