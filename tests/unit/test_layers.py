@@ -234,7 +234,7 @@ def imported() -> set[str]:
 
 def _modules() -> Iterator[str]:
     for path in [ROOT / "tasks.py", *(ROOT / "heddle").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
