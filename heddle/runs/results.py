@@ -130,11 +130,6 @@ class RunResult(RunHead, RunOutcome):
         """The average over sizes, GB/s, as in the last line of nccl-tests."""
         return sum(row.busbw for row in self.rows) / len(self.rows)
 
-    @property
-    def _spread(self) -> int:
-        """Flows of each queue pair: one for each of its source ports."""
-        return max(1, len(self.flows) // self.qps)
-
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP that is not 0."""
         shown = [column for column in self.transport.columns if column.line == line]
@@ -239,7 +234,7 @@ class RunResult(RunHead, RunOutcome):
             if total := sum(values):
                 packets = f"{total} packet{'' if total == 1 else 's'} {column.text}"
                 lines.append(f"#order    : {packets} on {len(values)} of {qps} QPs")
-        one_path = self._spread == 1 and not any(mode in self.ecmp for mode in SPREADING)
+        one_path = qps == len(self.flows) and not any(mode in self.ecmp for mode in SPREADING)
         if lines and one_path:
             lines.append("#order    : each QP uses one path: packets were lost, or routes changed (see ./inv validate)")
         return lines

@@ -84,20 +84,17 @@ def write_record(directory: Path, record: RunRecord) -> None:
     state.write_json(directory / RECORD, record.to_json(), indent=1)
 
 
-def _add_profile(data: Mapping[str, Any]) -> None:
-    """Name the parameters of a run that was made before there were profiles: NVIDIA's."""
-    header = data.get("header")
-    options = header.get("options") if isinstance(header, dict) else None
-    if isinstance(options, dict) and options.get("congestion") == "dcqcn":
-        options.setdefault("congestion_profile", "nvidia")
-
-
 def _gather_own(data: Mapping[str, Any]) -> None:
-    """Options that a transport or a congestion control declares, which a record has beside the others."""
+    """Options that a transport or a congestion control declares, which a record has beside the others.
+
+    A run of DCQCN that was made before there were profiles had the parameters of NVIDIA's.
+    """
     header = data.get("header")
     options = header.get("options") if isinstance(header, dict) else None
     if not isinstance(options, dict):
         return
+    if options.get("congestion") == "dcqcn":
+        options.setdefault("congestion_profile", "nvidia")
     if found := {name: options.pop(name) for name in options.keys() - _OF_EVERY_RUN}:
         from heddle.endpoints.runoptions import own_fields  # it loads all transports
 
@@ -110,7 +107,6 @@ def _gather_own(data: Mapping[str, Any]) -> None:
 def read_record(directory: Path) -> RunRecord:
     """Read run.json. UnreadableError with the reason when that is not possible."""
     data = read_object(directory / RECORD, RUN_FORMAT)
-    _add_profile(data)
     _gather_own(data)
     if isinstance(outcome := data.get("outcome"), dict):
         outcome["parts"] = {name: outcome.get(name) for name in PARTS}

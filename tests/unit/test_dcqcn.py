@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from math import sqrt
+from typing import Any
 
 import pytest
 
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
-from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, CongestionProfile, DcqcnOptions
+from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, CongestionProfile
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, NicFacts, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
 from heddle.endpoints.planning import job_plan
@@ -343,12 +344,17 @@ def test_a_profile_is_in_the_ranges_and_single_parameters_override_it(preset: st
     assert (own.settings, own.profile, own.ecn_factor) == ("rpg_hai_rate=7", profile, 2 if profile == "meta" else 1)
 
 
+NVIDIA: dict[str, Any] = {"cc": "dcqcn", "cc_profile": "nvidia"}
+
+
 def test_dcqcn_has_the_default_profile_and_swift_has_none() -> None:
-    assert RunOptions(congestion="dcqcn").of(DcqcnOptions).profile == "default"
-    assert RunOptions(congestion="swift").of(Swift.options).profile == ""
-    assert run_options(cc="dcqcn", cc_profile="nvidia").of(DcqcnOptions).profile == "nvidia"
+    fabric = load_fabric("tiny").fabric
+    runs = [(run_options(cc="dcqcn"), "default"), (run_options(cc="swift"), ""), (run_options(**NVIDIA), "nvidia")]
+    for options, profile in runs:
+        control = job_plan(fabric, options).control
+        assert control is not None and control.profile == profile
     with pytest.raises(InputError, match="--cc-profile nvidia is not for --cc swift"):
-        run_options(cc="swift", cc_profile="nvidia")
+        run_options(**{**NVIDIA, "cc": "swift"})
 
 
 def test_a_rate_that_begins_below_the_line_increases_from_the_first_packet_on() -> None:

@@ -74,12 +74,11 @@ def with_control(plan: Plan) -> Plan:
     line_mbps = min(each.rate_bps for each in plan.endpoints) * plan.k / _MBIT
     on = NicFacts(line_mbps, _frame_bytes(plan), plan.propagation.rtt_s * _US / plan.k)
     chosen = plan.options.of(kind.options)
-    profile = chosen.defaults(on)
-    tunables = tuple(replace(each, default=profile.get(each.name, each.default)) for each in kind.tunables)
+    profile = chosen.profile(on)
+    tunables = [replace(each, default=profile.values.get(each.name, each.default)) for each in kind.tunables]
     values = values_of(name, tunables, chosen.congestion_set, line_mbps)
-    settings = described(values, tunables)
-    control = Control(name, values, settings, chosen.profile, chosen.ecn_factor, kind.windowed, kind.compiled)
-    return replace(plan, control=control)
+    settings, factor = described(values, tunables), profile.ecn_factor
+    return replace(plan, control=Control(name, values, settings, profile.name, factor, kind.windowed, kind.compiled))
 
 
 def congestion_of(plan: Plan) -> Controlled | None:

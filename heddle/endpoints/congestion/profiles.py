@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from heddle.base.declared import Declared
-from heddle.endpoints.congestion.ratecontrol import ControlOptions, NicFacts
+from heddle.endpoints.congestion.ratecontrol import ControlOptions, NicFacts, Profile
 
 CongestionProfile = Literal["default", "nvidia", "meta"]
 _UNIT_BYTES: Final = 64  # of rpg_byte_reset
@@ -80,16 +80,7 @@ class DcqcnOptions(ControlOptions):
         "Congestion", word="cc_profile", unlike="is not a profile of dcqcn",
     )] = "default"  # fmt: skip
 
-    @property
-    def profile(self) -> str:
+    def profile(self, on: NicFacts) -> Profile:
         """As the user chooses."""
-        return self.congestion_profile
-
-    @property
-    def ecn_factor(self) -> int:
-        """See ECN_FACTORS."""
-        return ECN_FACTORS.get(self.congestion_profile, 1)
-
-    def defaults(self, on: NicFacts) -> Mapping[str, float]:
-        """See PROFILES."""
-        return PROFILES[self.congestion_profile](on)
+        name = self.congestion_profile
+        return Profile(name, PROFILES[name](on), ECN_FACTORS.get(name, 1))

@@ -11,7 +11,7 @@ its `options`, a ControlOptions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Protocol, Self
 
 from heddle.base.declared import Declared, Wrong
@@ -122,6 +122,15 @@ class NicFacts:
         return 8 * self.frame_bytes / self.line_mbps
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A set of parameters. values: those that differ from the tunables. ecn_factor: for Kmin and Kmax of switches."""
+
+    name: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    ecn_factor: int = 1
+
+
 def _congestion_set(texts: Sequence[str], wrong: Wrong) -> tuple[tuple[str, float], ...]:
     return settings_from("--cc-set", texts, float, "rpg_time_reset=100", wrong)
 
@@ -135,19 +144,9 @@ class ControlOptions:
         value=SETTING, gathers=_congestion_set, writes=pairs,
     )] = ()  # fmt: skip
 
-    @property
-    def profile(self) -> str:
-        """The name of the set of parameters that these options choose; empty: the control has one set."""
-        return ""
-
-    @property
-    def ecn_factor(self) -> int:
-        """By how much Kmin and Kmax of the switches are multiplied for the run."""
-        return 1
-
-    def defaults(self, on: NicFacts) -> Mapping[str, float]:
-        """Values of the profile that differ from those of the tunables."""
-        return {}
+    def profile(self, on: NicFacts) -> Profile:
+        """The set of parameters that these options choose."""
+        return Profile()
 
 
 class Congestion(Protocol):
