@@ -49,8 +49,9 @@ class Declared:
     typed: the default as users type it, and writes: a value as typed, once for each repetition; for an option with
     `reads` or `gathers`.
     least, most: the range of a whole number, with the hint for others. unlike: the error for a word that is not legal.
-    words: what completion offers, as in Option; by default the words of the Literal. listed, value, short (the flag of
-    nccl-tests), was: as in Option. assistants: an assistant's tool has it.
+    words: what completion offers, as in Option; by default the words of the Literal. closed: no other word is legal, as
+    with a Literal or `listed`. listed, value, short (the flag of nccl-tests), was: as in Option. assistants: an
+    assistant's tool has it.
     """
 
     help: str
@@ -65,6 +66,7 @@ class Declared:
     hint: str = ""
     unlike: str = "is not one of these words"
     words: Sequence[str] | str | Callable[[Any], Sequence[str]] = ()
+    closed: bool = False
     listed: str = ""
     value: str = ""
     short: str = ""
@@ -101,10 +103,14 @@ class OptionField:
         return () if self.kind == "list" else None if usual in _NOTHING else usual
 
     def read(self, typed: Any, wrong: Wrong) -> Any:
-        """The value of what is typed; the default after an error."""
+        """The value of what is typed; the default after an error. An argument of a test may have another type."""
         declared = self.declared
         if declared.gathers is not None:
-            return declared.gathers([typed] if isinstance(typed, str) else typed, wrong)
+            return declared.gathers([typed] if isinstance(typed, str) else [*map(str, typed)], wrong)
+        if self.kind == "int" and (isinstance(typed, bool) or not isinstance(typed, int)):
+            wrong(f"{self.flag} {typed}", "is not a whole number", declared.hint)
+            return self.usual
+        typed = typed if self.kind == "int" else str(typed)
         if declared.reads is not None:
             try:
                 return declared.reads(typed)

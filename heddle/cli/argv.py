@@ -71,6 +71,7 @@ class Option:
     placeholder of the value in usage lines, where the flag's own name is not clear enough. group: the heading above it
     in `--help`. short: `-n`. was: the flags that it replaces, each with the values that have another word now; they
     work for one version (renamed.py). excludes: the parameter in whose place it is typed. assistants: a tool has it.
+    least, most: the range of a number. closed: the values are all that there are.
     """
 
     help: str = ""
@@ -82,6 +83,9 @@ class Option:
     was: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     excludes: str = ""
     assistants: bool = True
+    least: int | None = None
+    most: int | None = None
+    closed: bool = False
 
     def offered(self, typed: Typed) -> list[str]:
         """The values that a shell offers; none for a free value."""
@@ -233,7 +237,8 @@ def declared_parameters(declared: Sequence[OptionField], shared: Mapping[str, Op
 def _option(each: OptionField, shared: Mapping[str, Option]) -> Option:
     d = each.declared
     values = d.words or each.legal or shared.get(each.word, Option()).values
-    return Option(d.help, values, d.listed, d.value, d.group, d.short, d.was, assistants=d.assistants)
+    limits = (d.least, d.most, d.closed or bool(each.legal or d.listed))
+    return Option(d.help, values, d.listed, d.value, d.group, d.short, d.was, "", d.assistants, *limits)
 
 
 def parse(verb: Verb, words: Sequence[str]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from heddle.base.progname import as_started
 from heddle.base.resources import HERE
 from heddle.base.userfiles import make_dir
 from heddle.base.version import VERSION
-from heddle.cli.argv import Parameter, Verb, words_of
+from heddle.cli.argv import Parameter, Typed, Verb, words_of
 from heddle.cli.console import problems_json
 from heddle.cli.endings import DEFECT
 
@@ -153,7 +153,7 @@ def _writes(verb: Verb) -> str:
 
 def _listed(verb: Verb) -> Tool:
     keys = arguments_of(verb)
-    fields = {key: {**_TYPES[p.kind][0], "description": as_started(p.option.help)} for key, p in keys.items()}
+    fields = {key: _schema(verb, p) for key, p in keys.items()}
     schema: dict[str, Any] = {"type": "object", "properties": fields, "additionalProperties": False}
     if needed := _needed(keys):
         schema["required"] = needed
@@ -163,6 +163,14 @@ def _listed(verb: Verb) -> Tool:
         input_schema=schema,
         annotations=ToolAnnotations(read_only_hint=not _changes(verb), destructive_hint=False, open_world_hint=False),
     )
+
+
+def _schema(verb: Verb, p: Parameter) -> dict[str, Any]:
+    """Type, description, range and values of an argument."""
+    words = p.option.offered(Typed(verb, p, in_help=True)) if p.option.closed else None
+    limits = {"minimum": p.option.least, "maximum": p.option.most, "enum": words}
+    known = {key: limit for key, limit in limits.items() if limit is not None}
+    return {**_TYPES[p.kind][0], "description": as_started(p.option.help), **known}
 
 
 def _wrong(verb: Verb, parameter: Parameter, value: Any) -> tuple[str, str]:

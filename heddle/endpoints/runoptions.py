@@ -40,6 +40,7 @@ def option_fields() -> list[OptionField]:
         "transport": {"words": [*TRANSPORTS]},
         "cc": {
             "words": [NO_CONTROL, *CONTROLLERS],
+            "closed": True,
             "help": f"congestion control: {NO_CONTROL}, {about}",
             "was": {"--dcqcn": {"on": "dcqcn", "off": NO_CONTROL}},
         },

@@ -120,7 +120,7 @@ class AdmissionOptions:
 
     admission: Annotated[bool, Declared(
         "receivers grant each message with a CTS when they have a free buffer slot, as NCCL: on or off", _GROUP,
-        words=("on", "off"), reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
+        words=("on", "off"), closed=True, reads=on_off, typed="off", writes=lambda on: ["on" if on else "off"],
     )] = False  # fmt: skip
     cts_class: Annotated[CtsClass, Declared(
         "traffic class of CTS packets: control or data", _GROUP, unlike="is not control or data",

@@ -47,7 +47,7 @@ class SlideOptions:
 
 @dataclass(frozen=True, slots=True)
 class BrakeOptions(ControlOptions):
-    brake: Annotated[str, Declared("how it brakes", "Congestion", words=("soft", "hard"))] = "soft"
+    brake: Annotated[str, Declared("how it brakes", "Congestion", words=("soft", "hard"), closed=True)] = "soft"
 
 
 class Slider(Rc):
@@ -83,13 +83,21 @@ def test_flag_help_and_completion_follow() -> None:
 def test_an_assistant_gets_them_as_arguments() -> None:
     server = Assistant(VERBS, changing=True)
     (tool,) = server.tools()
-    assert tool.input_schema["properties"]["slide"] == {"type": "integer", "description": "packets that slide"}
+    fields = tool.input_schema["properties"]
+    slide = {"type": "integer", "description": "packets that slide", "minimum": 1, "maximum": 9}
+    assert (fields["slide"], fields["brake"]["enum"]) == (slide, ["soft", "hard"])
+    assert (fields["qps"]["minimum"], fields["qps"]["maximum"]) == (1, 128)
+    assert fields["cc"]["enum"] == ["none", *CONTROLLERS] and fields["transport"]["enum"] == [*TRANSPORTS]
+    assert (fields["qp_mode"]["enum"], fields["admission"]["enum"]) == (["split", "round-robin"], ["on", "off"])
+    assert {"staggered", "ring"} <= {*fields["algorithm"]["enum"]} and "enum" not in fields["placement"]
     assert "--brake=hard" in server.words("run", {"cc": "braker", "brake": "hard"})
 
 
 def test_ranges_and_owners_are_checked() -> None:
     for typed, said in (
         ({"transport": "slider", "slide": 10}, "--slide 10 is outside 1 to 9\n  hint: use 2"),
+        ({"qps": "4"}, "--qps 4 is not a whole number\n  hint: the default is 1; NCCL's limit for a connection is 128"),
+        ({"admission": True}, "--admission True is not on or off\n  hint: allowed: on, off"),
         ({"slide": 2}, "--slide 2 is not for --transport rc\n  hint: use --transport slider"),
         ({"cc": "swift", "brake": "hard"}, "--brake hard is not for --cc swift\n  hint: use --cc braker"),
         ({"cc": "brakr"}, "--cc brakr is not a congestion control\n  hint: did you mean braker?"),
