@@ -34,7 +34,7 @@ from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
 from heddle.lab.runecn import ecn_for_run
-from heddle.lab.runfaults import FaultClock, delays_of, faults_for_run, faults_on
+from heddle.lab.runfaults import FaultClock, PlannedFault, delays_of, faults_for_run, faults_on
 from heddle.proof.collect import check_room, collect_after, collect_before, wait_until_delivered
 from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.parts.faults import FaultTimes
@@ -92,8 +92,7 @@ def run_workload(
     Each job is stored as a run of its own. Where one fails, the others end, and keep the sizes that they have measured.
     only: run this job alone, on the NICs that it has in the workload.
     """
-    faults = faults_on(lab.fabric, tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults)))
-    jobs = plan_workload(lab.fabric, workload, extra_delay_ns(lab, delays_of(faults)))
+    jobs, faults = plan_workload(lab.fabric, workload, lab)
     if only:
         jobs = tuple(replace(each, job=each.job.alone()) for each in jobs if each.job.name == only)
     handles = lab.handles()
@@ -251,19 +250,23 @@ def _hosts_ready(plan: Plan, transport: Transport, netns: Mapping[str, Path]) ->
     return transport.stack.ready(plan, netns) if transport.stack is not None else nullcontext()
 
 
-def plan_run(fabric: Fabric, options: RunOptions, more_ns: int = 0) -> tuple[Plan, Transport]:
+def plan_run(fabric: Fabric, options: RunOptions) -> tuple[Plan, Transport]:
     """The plan and transport of a run; errors as of `plan_workload`."""
-    (planned,) = plan_workload(fabric, Workload.of(options), more_ns)
+    (planned,), _ = plan_workload(fabric, Workload.of(options))
     return planned.plan, planned.transport
 
 
-def plan_workload(fabric: Fabric, workload: Workload, more_ns: int = 0) -> tuple[PlannedJob, ...]:
-    """The plan and transport of each job; InputError for options that the fabric or the transport does not support,
-    MachineError when hosts here have no stack for the transport.
+def plan_workload(
+    fabric: Fabric, workload: Workload, lab: Lab | None = None
+) -> tuple[tuple[PlannedJob, ...], tuple[PlannedFault, ...]]:
+    """The plan and transport of each job, and the faults of links; InputError for options that the fabric or the
+    transport does not support, MachineError when hosts here have no stack for the transport.
 
-    more_ns: what faults of links add to the longest path, see build_plan.
+    lab: where it runs; timers take the delays of faults of its links into account.
     """
     workload.check()
+    faults = faults_on(fabric, tuple(dict.fromkeys(text for job in workload.jobs for text in job.options.faults)))
+    more_ns = 0 if lab is None else extra_delay_ns(lab, delays_of(faults))
     problems, found = Problems(), []
     for job, endpoints in zip(workload.jobs, workload.endpoints(fabric), strict=True):
         try:
@@ -273,7 +276,7 @@ def plan_workload(fabric: Fabric, workload: Workload, more_ns: int = 0) -> tuple
             continue
         found.append(PlannedJob(job, plan, transport, budget_of(plan, transport)))
     problems.raise_if_any()
-    return tuple(found)
+    return tuple(found), faults
 
 
 def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int) -> tuple[Plan, Transport]:
@@ -282,7 +285,6 @@ def _plan_job(fabric: Fabric, job: Job, ends: tuple[Endpoint, ...], more_ns: int
         why = "cannot have several ranks with the kernel's own stack"
         raise InputError(job.problem("ranks", shared, why, "use another transport, or one rank for each NIC"))
     plan = job_plan(fabric, options, more_ns, ends, job.name)
-    faults_on(fabric, options.faults)  # checked before anything starts
     transport = kind.of(plan)
     if options.fastpath == "on" and (reason := why_not_compiled(plan, transport)):
         raise InputError(Problem("", "--fastpath on", f"is not possible with {reason}", "leave --fastpath out"))

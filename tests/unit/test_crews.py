@@ -35,7 +35,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ran(*jobs: Job) -> tuple[dict[str, crew.Crew], list[tuple[str, int]], int]:
     """The crews by job; each checked size by job and number, in order; how often all NICs were asked to stop."""
-    planned = plan_workload(TINY, Workload(jobs, "some"))
+    planned, _ = plan_workload(TINY, Workload(jobs, "some"))
     heard: list[tuple[str, int]] = []
     stops = 0
 
@@ -70,7 +70,7 @@ def test_a_job_in_the_background_ends_with_the_last_of_the_others() -> None:
 
 def test_ranks_of_one_nic_have_qp_numbers_of_their_own_and_sockets_that_see_no_others() -> None:
     jobs = (Job("a", OPTIONS, slots=(0, 1)), Job("b", OPTIONS, slots=(1, 2)))
-    a, b = plan_workload(TINY, Workload(jobs, "some", share_nics=True))
+    (a, b), _ = plan_workload(TINY, Workload(jobs, "some", share_nics=True))
     assert [(end.nic, end.seat, end.shared) for end in (*a.plan.endpoints, *b.plan.endpoints)] == [
         ("host1:eth1", 0, False), ("host2:eth1", 0, True), ("host2:eth1", 1, True), ("host3:eth1", 0, False),
     ]  # fmt: skip
@@ -122,7 +122,7 @@ def test_a_repetition_becomes_part_of_the_row_of_its_size() -> None:
 
 def test_the_job_in_which_a_worker_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "_WORKER", "heddle.no_such_module")
-    planned = plan_workload(TINY, Workload((FIRST,), "some"))
+    planned, _ = plan_workload(TINY, Workload((FIRST,), "some"))
     triples = [(each.job, each.plan, find_transport("rc").of(each.plan)) for each in planned]
     with crew.crews_of(triples, {}, [1]) as running, pytest.raises(MachineError, match="job first  the worker of rank"):
         running.run(Silent())

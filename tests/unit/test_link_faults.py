@@ -23,7 +23,7 @@ from heddle.lab.impairments import PortFault, Requested
 from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
-from heddle.runs.run import plan_run
+from heddle.runs.run import plan_run, plan_workload
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
@@ -34,6 +34,7 @@ from heddle.switch.links.portfaults import file_faults, line_of
 from heddle.switch.queues.portids import port_ids
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
+from heddle.traffic.workload import Workload
 from heddle.views.labtext import faults_text
 
 TINY: Final = load_fabric("tiny").fabric
@@ -285,6 +286,8 @@ def test_wrong_faults_are_explained_before_anything_starts(golden: Callable[[str
 def test_a_run_keeps_what_was_typed() -> None:
     texts = ["rtsw1:eth3,loss=1/256", "host1,corrupt=1%"]
     assert run_options(fault=texts).faults == tuple(texts)
+    jobs, faults = plan_workload(TINY, Workload.of(run_options(fault=texts)))
+    assert len(jobs) == 1 and faults == faults_on(TINY, texts)
     assert RunOptions().faults == ()
 
 
