@@ -112,13 +112,6 @@ def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> 
     return []
 
 
-def congestion_settings(_: Typed) -> list[str]:
-    """`NAME=` of every parameter of a congestion control."""
-    from heddle.endpoints.congestion.controlled import CONTROLLERS
-
-    return list(dict.fromkeys(f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables))
-
-
 def plans(_: Typed) -> list[str]:
     """Words for a traffic plan, and names of files in traffic/."""
     from heddle.offline.planfile import plan_words, plans

@@ -19,7 +19,6 @@ EXAMPLE_PORT: Final = "rtsw1:eth1"
 EXAMPLE_ROW: Final = "rtsw1 50001 10.0.1.0/24 eth3"
 # The options of parameters with these names, in every verb. A verb that gives only a help keeps the rest.
 SHARED: Final[Mapping[str, Option]] = {
-    "cc_set": Option(values=completion.congestion_settings),
     "dialect": Option(
         "containerlab's kind of switches: linux (any version), frr (0.80 or newer), or c9s for Kubernetes",
         "heddle.render.dialects:DIALECTS",

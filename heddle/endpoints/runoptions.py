@@ -36,21 +36,20 @@ def own_fields() -> Iterator[tuple[str, str, OptionField]]:
 def option_fields() -> list[OptionField]:
     """Every option of a run, each once."""
     about = ", ".join(f"{name} ({kind.about})" for name, kind in CONTROLLERS.items())
+    settings = [f"{each.name}=" for kind in CONTROLLERS.values() for each in kind.tunables]
     changes: Mapping[str, Mapping[str, Any]] = {
         "transport": {"words": [*TRANSPORTS]},
         "cc": {
-            "words": [NO_CONTROL, *CONTROLLERS],
-            "closed": True,
-            "help": f"congestion control: {NO_CONTROL}, {about}",
+            "words": [NO_CONTROL, *CONTROLLERS], "closed": True, "help": f"congestion control: {NO_CONTROL}, {about}",
             "was": {"--dcqcn": {"on": "dcqcn", "off": NO_CONTROL}},
         },
-    }
+        "cc_set": {"words": list(dict.fromkeys(settings))},
+    }  # fmt: skip
     apart = {each.name for each in options_of(AdmissionOptions)}
-    found = {each.word: each for each in sorted(options_of(RunOptions), key=lambda each: each.name in apart)}
+    own = sorted(options_of(RunOptions), key=lambda each: each.name in apart)
+    found = {each.word: each for each in (*own, *(each for _, _, each in own_fields()))}
     for word, change in changes.items():
         found[word] = replace(found[word], declared=replace(found[word].declared, **change))
-    for _, _, each in own_fields():
-        found.setdefault(each.word, each)
     return list(found.values())
 
 
