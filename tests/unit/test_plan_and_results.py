@@ -177,6 +177,16 @@ def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collecti
     assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16
 
 
+def test_order_counts_queue_pairs_and_blames_no_path_where_one_of_them_used_several_ports() -> None:
+    result = samples.result()
+    assert "#order    : each QP uses one path: packets were lost, or routes changed" in result.table()
+    first = result.flows[0]
+    other = replace(first.sent, flow=replace(first.sent.flow, sport=5), planned=False)
+    more = replace(first, sent=other, counters=dict.fromkeys(first.counters, 0))
+    text = replace(result, flows=(first, more, *result.flows[1:])).table()
+    assert "#order    : 6 packets out of order on 2 of 2 QPs" in text and "each QP uses one path" not in text
+
+
 def test_a_pattern_without_reduction_shows_none_in_the_table() -> None:
     rows = (SizeRow(64, 1.0, 1.0, 1.0, 0),)
     for collective, words in (("all-to-all", ["none", "-1"]), ("incast", ["none", "0"]), ("all-reduce", ["sum", "-1"])):
