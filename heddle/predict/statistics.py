@@ -99,20 +99,14 @@ def max_over_mean(loads: npt.ArrayLike) -> float | None:
     return float(values.max()) * values.size / total if total > 0 else None
 
 
-def evenness(counts: npt.ArrayLike, weights: npt.ArrayLike | None = None, *, alpha: float = ALPHA) -> Evenness:
-    """Test whether flows are spread randomly. counts: flows per link; weights: the links' shares, equal by default.
-
-    Chi-square with links - 1 degrees of freedom. Counts must be of flows that choose independently, not of packets or
-    bytes. ValueError for negative counts and for weights that are not positive.
-    """
-    return evenness_of_groups([(counts, weights)], alpha=alpha)
-
-
 def evenness_of_groups(
     groups: Sequence[tuple[npt.ArrayLike, npt.ArrayLike | None]], *, alpha: float = ALPHA
 ) -> Evenness:
-    """As `evenness`, for several switches that each spread their flows over their links: (counts, weights) of each.
+    """Test whether switches spread their flows randomly over their links: (counts, weights) of each.
 
+    Chi-square with links - 1 degrees of freedom. counts: flows per link; weights: the links' shares, equal by default.
+    Counts must be of flows that choose independently, not of packets or bytes. ValueError for negative counts and for
+    weights that are not positive.
     The hash of a switch does not determine its number of flows, so each switch has one degree of freedom less than its
     links. Switches without flows, or with a single link, do not count.
     """

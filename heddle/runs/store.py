@@ -35,7 +35,6 @@ from heddle.runs.stored import StoredRun, bytes_of
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.proof.verdict import PathsResult
-    from heddle.runs.series import Recorded
 
 LAST: Final = "last"
 KEEP_RUNS: Final = "HEDDLE_KEEP_RUNS"
@@ -320,12 +319,6 @@ def paths_of(lab: Lab, run: str | None = None) -> PathsResult:
     """The path of every QP of a run, from three sources."""
     found = load(lab, run)
     return found.needed(found.proof)
-
-
-def series_of(lab: Lab, run: str | None = None) -> Recorded:
-    """The queues of a run over time; a failed or interrupted run has them too."""
-    found = History.of(lab).open(run)
-    return found.needed(found.recorded)
 
 
 def _other(history: History) -> str:

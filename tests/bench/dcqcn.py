@@ -26,8 +26,8 @@ from heddle.lab.opening import open_lab
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
 from heddle.runs.series import RowLabel
-from heddle.runs.store import series_of
 from heddle.traffic.options import RunOptions
+from tests.readings import series_of
 
 from . import Figure, at_least
 

@@ -23,6 +23,7 @@ from heddle.lab import lifecycle as labs
 from heddle.switch.queues import red
 from heddle.switch.queues.cells import KINDS, LINK_HOST, POLICY_ECN, LabQueues
 from heddle.switch.queues.portids import row
+from tests.readings import read_marks
 
 from . import Figure, at_most
 
@@ -136,7 +137,7 @@ def _fill(depths: tuple[int, ...], step: int, marks: list[int], packets: list[in
                 mouth.send(frame)
                 packets[index] += 1
                 depth += _FRAME
-            now = red.read_marks(THIS_NAMESPACE)["pa", _CLASS]
+            now = read_marks(THIS_NAMESPACE)["pa", _CLASS]
             marks[index] += now - seen
             seen = now
 

@@ -15,10 +15,10 @@ from heddle.lab import rehash
 from heddle.lab.lab import Lab
 from heddle.lab.status import status
 from heddle.runs.run import run
-from heddle.switch.hashing.hashing import read_hashing
 from heddle.switch.queues.cells import LabQueues
 from tests.machine import patience, until
 from tests.netns.collectives import proven
+from tests.readings import read_hashing
 
 pytestmark = pytest.mark.parametrize("runtime", ["containerlab"], indirect=True)
 LOSSLESS = 3

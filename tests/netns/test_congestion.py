@@ -23,7 +23,7 @@ from heddle.runs.parts.congestion import CongestionUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import load, series_of
+from heddle.runs.store import load
 from heddle.switch.pfc.frame import build
 from heddle.switch.pfc.gates import Gates
 from heddle.switch.queues.cells import LabQueues
@@ -33,6 +33,7 @@ from tests.conftest import Borrow
 from tests.machine import bps, links, patience
 from tests.netns.collectives import proven, ran, run_and, total
 from tests.netns.pfc_lab import LOSSLESS
+from tests.readings import series_of
 
 pytestmark = pytest.mark.root
 

@@ -31,6 +31,7 @@ from tests.netns.port_pair import FRAME, MTU, PortPair, class_id, port_pair, rea
 from tests.netns.queue_bench import CE
 from tests.netns.queue_traffic import SIZE, Rack, rack
 from tests.netns.static_fabric import StaticLab, send, some_flows, static_fabric
+from tests.readings import read_marks
 
 pytestmark = pytest.mark.root
 
@@ -150,7 +151,7 @@ def test_red_leaves_packets_alone_that_are_not_ecn_capable_and_keeps_all_when_it
             came = [ear.recv(64)[15] for _ in range(202)]
         gates.close_sockets()
         assert came == [0x00, 0x02] + [0x00, 0x03, 0x03, 0x03] * 50
-        assert red.read_marks(pair.a) == {("pa", 3): 150}  # those that came marked, too
+        assert read_marks(pair.a) == {("pa", 3): 150}  # those that came marked, too
 
 
 def burst(made: Rack, count: int) -> list[int]:
@@ -169,7 +170,7 @@ def test_marks_of_red_are_counted_at_their_port_and_the_counters_balance() -> No
         ecn = burst(made, 100)
         assert CE not in ecn[:20] and ecn[-1] == CE
         netns = made.lab.handle(made.egress.node).netns
-        seen = red.read_marks(netns)
+        seen = read_marks(netns)
         curves = red.curves_of(made.lab.fabric.policy.queues)
         assert red.differences(netns, {(made.egress.name, number): curve for number, curve in curves.items()}) == []
         assert made.cell()["marks"] == ecn.count(CE) == seen[made.egress.name, 3]

@@ -26,11 +26,12 @@ from heddle.lab import rehash
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir, read_hashing
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.traffic.flow import Flow
 from tests.machine import patience
 from tests.marks import deep
 from tests.netns.static_fabric import StaticLab, address, dropping, roce_frame, some_flows, static_fabric
+from tests.readings import read_hashing
 
 pytestmark = pytest.mark.root
 

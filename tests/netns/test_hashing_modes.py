@@ -22,11 +22,11 @@ from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.results import RunResult
 from heddle.spec.shapes.clos import ClosSpec
-from heddle.switch.hashing.hashing import read_hashing
 from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab
 from tests.marks import deep
 from tests.netns.collectives import in_order, proven, ran
+from tests.readings import read_hashing
 
 RACK2 = ip_network("10.0.1.0/24")
 

@@ -28,6 +28,7 @@ from heddle.views.pathstext import paths_text
 from heddle.wire.layout import DSCP_DATA
 from tests.machine import until
 from tests.netns.static_fabric import StaticLab, dropping, send, sent_flow, some_flows, static_fabric
+from tests.readings import read_hashing
 
 pytestmark = pytest.mark.root
 
@@ -211,7 +212,7 @@ def test_every_port_has_its_rate_its_queue_and_its_programs_and_no_offloads() ->
             }
         for node, words in (("rtsw1", "dequeue hash count enqueue"), ("host1", "dequeue nic enqueue")):
             assert [each.program for each in found.programs[f"{node}:eth1"]] == words.split()
-        now = hashing.read_hashing(lab.name, lab.handle("rtsw1"))
+        now = read_hashing(lab.name, lab.handle("rtsw1"))
         assert (now.mode, now.seed, now.policy, now.fields) == ("e-ecmp", rtsw.hash_seed, 1, 0x37)
         assert read_counters(lab.fabric)["rtsw1"].misses == 0
 

@@ -31,12 +31,13 @@ from heddle.lab.thresholds import set_queues, wanted_policies
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History, series_of
+from heddle.runs.store import History
 from heddle.switch.pfc import control as pfc
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.classes import policies_of
 from heddle.switch.queues.portids import row
 from tests.machine import child, patience
+from tests.readings import series_of
 from tests.typed import typed
 
 pytestmark = pytest.mark.root

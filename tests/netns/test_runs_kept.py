@@ -22,10 +22,11 @@ from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.runs.store import History, load, open_runs, paths_of, series_of
+from heddle.runs.store import History, load, open_runs, paths_of
 from heddle.views.report.page import report_html
 from tests.machine import child, patience, until
 from tests.netns.collectives import proven
+from tests.readings import series_of
 from tests.typed import typed as inv
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,11 +29,12 @@ from heddle.proof.collect import collect_after, collect_before
 from heddle.proof.verdict import lookup_paths, prove
 from heddle.runs.explain import explain
 from heddle.switch.counters import read_counters
-from heddle.switch.hashing.hashing import pin_dir, read_hashing
+from heddle.switch.hashing.hashing import pin_dir
 from heddle.traffic.flow import Sent
 from tests.machine import until
 from tests.marks import deep
 from tests.netns.static_fabric import some_flows, static_fabric
+from tests.readings import read_hashing
 
 pytestmark = pytest.mark.root
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from heddle.predict.statistics import (
     INDEPENDENT,
     TOO_FEW,
     UNEVEN,
+    Evenness,
     chi_square_p,
     dependence,
     entropy_bits,
-    evenness,
     evenness_of_groups,
     max_over_mean,
     tuple_entropy,
@@ -31,6 +32,10 @@ from heddle.spec.routingspec import RoutingSpec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing
 from tests.marks import deep
+
+
+def evenness(counts: Any, weights: Any = None, **options: float) -> Evenness:
+    return evenness_of_groups([(counts, weights)], **options)
 
 
 @pytest.mark.parametrize(

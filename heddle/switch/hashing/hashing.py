@@ -18,8 +18,6 @@ from heddle.base.sysctls import HASH_SEED, sysctl_path
 from heddle.fabric.hashmodes import POLICY_CUSTOM, POLICY_L4, kernel_policy, programmed, sysctls
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS_5_TUPLE, HashOptions
-from heddle.kernel.fib import port_names
-from heddle.kernel.handle import NodeHandle
 from heddle.kernel.libbpf import BPFFS
 from heddle.kernel.namespace import inside
 from heddle.switch.hashing.maps import ProgramRule, Tables
@@ -112,18 +110,11 @@ def rule_of(hashing: SwitchHashing, version: int) -> ProgramRule:
     return ProgramRule(hashing.mode, hashing.seed, hashing.options, hashing.steering, known, clears)
 
 
-def read_hashing(lab: str, handle: NodeHandle) -> SwitchHashing:
-    """Read mode, options and tables from the maps, policy and fields from the kernel, and the seed in use.
-
-    MachineError when the switch was not set up.
-    """
-    names = port_names(handle)
-    with Tables.pinned(pin_dir(lab, handle.name)) as tables, inside(handle.netns):
-        return hashing_in(tables, handle.name, names)
-
-
 def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchHashing:
-    """The same as `read_hashing`, for the switch whose namespace the calling thread is in. names: ifindex -> name."""
+    """Mode, options and tables from the maps; policy and fields, and the seed in use, from the kernel.
+
+    The calling thread is in the switch's namespace. names: ifindex -> name.
+    """
     rule = tables.read(names)
     values: list[int] = []
     for name in sysctls("flow", 0, version=rule.version):

@@ -37,15 +37,13 @@ from heddle.kernel.netlink import (
     qdiscs,
     refusal,
 )
-from heddle.kernel.uapi import TCA_OPTIONS, TCA_STATS2, TCA_TBF_PARMS
+from heddle.kernel.uapi import TCA_OPTIONS, TCA_TBF_PARMS
 
 Key = tuple[str, int]  # port, class
 
-_TCA_STATS_APP: Final = 4
 _LIMIT_AT: Final = 24  # of struct tc_tbf_qopt: two struct tc_ratespec of 12 bytes come first
 _TCA_RED_PARMS, _TCA_RED_STAB, _TCA_RED_MAX_P, _TCA_RED_FLAGS = 1, 2, 3, 4
 _QOPT: Final = struct.Struct("=IIIBBBB")  # struct tc_red_qopt: limit, qth_min, qth_max, Wlog, Plog, Scell_log, flags
-_XSTATS: Final = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
 _FLAGS: Final = struct.pack("=II", 1 | 8, 1 | 2 | 4 | 8)  # struct nla_bitfield32: ECN and NODROP of all four
 _IDLE: Final = bytes([31]) * 256  # any idle time shifts the average to 0, so it never includes the past
 _MOST: Final = 2**31 - 1  # red_check_params
@@ -172,18 +170,6 @@ def _shown(curve: Curve) -> str:
     """A curve in the kernel's form: if it marks nothing below kmax, it starts there."""
     kmin, kmax, _ = _parameters(curve)
     return f"from {kmin} bytes on, {curve.pmax if kmin < kmax else 0:.6g} at {kmax}"
-
-
-def read_marks(netns: Path) -> dict[Key, int]:
-    """(port, class) -> packets that left its RED marked, since it was created. Modulo 2^32, as the kernel counts.
-
-    The count includes packets that arrived with CE and would have been marked.
-    """
-    found: dict[Key, int] = {}
-    for key, attrs in _reds(netns).items():
-        statistics = attributes(attrs[TCA_STATS2], 0)
-        found[key] = _XSTATS.unpack_from(statistics[_TCA_STATS_APP])[3]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
