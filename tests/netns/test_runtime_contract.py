@@ -200,7 +200,7 @@ def test_output_waits_for_a_limited_time(lab: Lab) -> None:
 
 def test_a_node_that_a_topology_does_not_have_is_named(lab: Lab) -> None:
     for use in (lab.runtime.command, lab.runtime.exec, lab.runtime.output):
-        with pytest.raises(MachineError, match=r"hots1  is not a node of"):
+        with pytest.raises(MachineError, match="hots1 is not a node of"):
             use(lab.name, lab.topology, "hots1", ["true"])
 
 
