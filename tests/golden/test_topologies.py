@@ -12,13 +12,13 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.lab.imported.imported import import_topology
-from heddle.runtimes.registry import RUNTIMES
 
 HERE = Path(__file__).parent / "topologies"
 CASES = sorted(HERE.glob("*.clab.yml"))
+READERS = ("netns", "containerlab")  # other runtimes read a topology as containerlab does
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", READERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda p: p.name.partition(".")[0])
 def test_what_cannot_be_honoured_is_listed_by_line_in_exactly_these_words(
     case: Path, runtime: str, regen_goldens: bool, monkeypatch: pytest.MonkeyPatch
@@ -35,4 +35,4 @@ def test_what_cannot_be_honoured_is_listed_by_line_in_exactly_these_words(
 
 def test_every_text_has_its_file() -> None:
     logs = {p.name for p in HERE.glob("*.log")}
-    assert logs == {f"{p.name.partition('.')[0]}.{runtime}.log" for p in CASES for runtime in RUNTIMES}
+    assert logs == {f"{p.name.partition('.')[0]}.{runtime}.log" for p in CASES for runtime in READERS}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.completion import SCRIPTS, candidates
+from heddle.runtimes.registry import RUNTIMES
 from heddle.spec.load import presets
 from heddle.traffic.collectives import patterns
 from tests.unit.test_help_examples import verbs
@@ -63,7 +64,7 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("run", "--collective=") == [
         f"--collective={name}" for name in dict.fromkeys(name for name, _ in patterns())
     ]
-    assert offered("up", "--runtime=c") == ["--runtime=netns", "--runtime=containerlab"]
+    assert offered("up", "--runtime=c") == [f"--runtime={name}" for name in RUNTIMES]
 
 
 BASH = """

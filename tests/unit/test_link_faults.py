@@ -25,7 +25,7 @@ from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run, plan_workload
 from heddle.spec.faulttimes import Times
-from heddle.spec.impairments import COUNTS, NO_FAULT, LinkFault, RunFault, parse_run_fault
+from heddle.spec.impairments import COUNTS, NETEM_KINDS, NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
 from heddle.spec.plain import differences, dump_spec, load_spec
 from heddle.switch.links import delaylines
@@ -249,7 +249,8 @@ def test_values_of_netem_are_read_where_tc_has_them(monkeypatch: pytest.MonkeyPa
     links = [{"ifname": "line7", "ifindex": 5}, {"ifname": "back7", "ifindex": 6}]
     answers = {"tc": json.dumps(rows), "ip": json.dumps(links)}
     monkeypatch.setattr(delaylines, "run", lambda words: SimpleNamespace(out=answers[words[2]]))
-    values = {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25}
+    values: dict[str, float] = dict.fromkeys((kind.key for kind in NETEM_KINDS), 0)
+    values |= {"delay": 40_000_000, "jitter": 4_000_000, "reorder": 0.25}
     assert delaylines.read(Path("x")) == {7: delaylines.LineState(5, values, 3, 1)}
 
 
