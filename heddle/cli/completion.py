@@ -112,11 +112,11 @@ def _values(verb: Verb, wanted: Parameter, before: Sequence[str], last: str) -> 
     return []
 
 
-def plans(_: Typed) -> list[str]:
-    """Words for a traffic plan, and names of files in traffic/."""
-    from heddle.offline.planfile import plan_words, plans
+def workloads(_: Typed) -> list[str]:
+    """Words for a workload, and names of files in traffic/."""
+    from heddle.endpoints.workloadfile import workload_words, workloads
 
-    return [*plan_words(), *plans()]
+    return [*workload_words(), *workloads()]
 
 
 def _labs_named(typed: Typed) -> list[str]:

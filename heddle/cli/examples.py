@@ -74,8 +74,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "--host host1 --run 1": "show the QPs of host1 in the first run",
     },
     "predict": {
-        "zone --plan ring,qps=16": "predict the link loads of a ring; no lab is needed",
-        "zone --plan ring --down rtsw1:eth1 --csv loads.csv": "with a link down; write the load of every link",
+        "zone --workload ring,qps=16": "predict the link loads of a ring; no lab is needed",
+        "zone --workload ring --down rtsw1:eth1 --csv loads.csv": "with a link down; write the load of every link",
     },
     "validate": {
         "": "run every check on the running lab",

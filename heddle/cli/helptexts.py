@@ -122,10 +122,11 @@ PATHS: Final[Options] = {
 }
 
 PREDICT: Final[Options] = {
-    "plan": Option(
-        "the traffic: a file (.yml, .csv), the name of a plan in traffic/, or a word. "
+    "workload": Option(
+        "the traffic: a file (.yml, .csv), the name of a workload in traffic/, or a word. "
         "Words: a collective, ring, permutation, shift:N, incast:N. Keys can follow: ring,qps=16",
-        completion.plans,
+        completion.workloads,
+        was={"--plan": {}},
     ),
     "mode": "hashing mode of the first rows and tables (default: as in the fabric file)",
     "trials": Option("number of other sets of hash seeds, for mean, p5 and p95", value="N"),

@@ -19,10 +19,10 @@ MOST_TRIALS: Final = 1000
 
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
-    """The files of the fabric, the plan and its matrix."""
-    from heddle.offline.planfile import files_of
+    """The files of the fabric, the workload and its matrices."""
+    from heddle.endpoints.workloadfile import files_of
 
-    return [typed["fabric"], *files_of(typed["plan"])]
+    return [typed["fabric"], *files_of(typed["workload"])]
 
 
 @verb(
@@ -36,7 +36,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
 def predict(
     out: Console,
     fabric: str,
-    plan: str | None = None,
+    workload: str | None = None,
     set_: Sequence[str] = (),
     mode: str | None = None,
     trials: int = 0,
@@ -50,20 +50,20 @@ def predict(
     Nothing runs and no root is needed. It takes any fabric file and any traffic (docs/prediction.md). Exit 1 when a
     flow has no path.
     """
+    from heddle.endpoints.workloadfile import load_workload
     from heddle.fabric.fabricfile import load_fabric
     from heddle.offline.forecast import Ask, forecast
-    from heddle.offline.planfile import load_plan
     from heddle.predict.selftest import verdict
     from heddle.views.style import picture_kind
 
     ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
     kind = picture_kind("--heatmap", heatmap) if heatmap is not None else None
-    _check_files(csv, heatmap, files_in({"fabric": fabric, "plan": plan}))
+    _check_files(csv, heatmap, files_in({"fabric": fabric, "workload": workload}))
     built = load_fabric(fabric, overrides=set_).fabric
-    if plan is None:
-        hint = "add --plan with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
-        raise InputError(Problem("", "./inv predict", "needs a traffic plan", hint))
-    result = forecast(built, load_plan(plan), ask, out.observer, verdict())
+    if workload is None:
+        hint = "add --workload with a file, or a word: ring, all-to-all, permutation, shift:4, incast:8"
+        raise InputError(Problem("", "./inv predict", "needs a workload", hint))
+    result = forecast(built, load_workload(workload).workload, ask, out.observer, verdict())
     written = _write(result, csv, heatmap, kind)
     from heddle.views.forecasttext import render
 

@@ -119,3 +119,18 @@ def _values(
             why, hint = f"is not for --{word} {chosen[word]}", f"use {' or '.join(owners)}"
             problems.add(where="", what=f"{each.flag} {value}", why=why, hint=hint)
     return values
+
+
+def typed_options(options: RunOptions) -> dict[str, Sequence[str]]:
+    """Each option that is not the default, by its word, as it is typed; several texts where it is repeated."""
+
+    def values(of: RunOptions) -> dict[str, Any]:
+        own = {**of.own, **dict(of.parameters)}
+        return {each.word: own.get(each.name, getattr(of, each.name, each.usual)) for each in option_fields()}
+
+    usual = values(RunOptions(collective=options.collective))
+    found: dict[str, Sequence[str]] = {"collective": [options.collective]}
+    for each, value in zip(option_fields(), values(options).values(), strict=True):
+        if each.word != "collective" and value != usual[each.word]:
+            found[each.word] = [*each.write(value)]
+    return found

@@ -45,14 +45,10 @@ _MOST_START_S: Final = 3600.0
 
 @dataclass(frozen=True)
 class LoadedWorkload:
-    """A workload as read. name: as typed. file: its file; empty for one made of words. whole: where it is, for errors
-    that concern all jobs.
-    """
+    """A workload as read. file: its file; empty for one made of words."""
 
     workload: Workload
-    name: str
     file: str
-    whole: str
 
 
 def load_workload(typed: str) -> LoadedWorkload:
@@ -67,7 +63,7 @@ def load_workload(typed: str) -> LoadedWorkload:
     problems.raise_if_any()
     workload = Workload(jobs, Path(file).stem if file else typed, shares)
     workload.check()
-    return LoadedWorkload(workload, typed, file, document.source)
+    return LoadedWorkload(workload, file)
 
 
 def in_order(problems: Sequence[Problem]) -> list[Problem]:
@@ -166,6 +162,7 @@ class _Reader:
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":
+            del plain["matrix"]
             self._problems.found.append(
                 keys.problem("matrix", matrix, "does not go together with collective", "keep one of the two")
             )
@@ -174,7 +171,7 @@ class _Reader:
             self._problems.found.append(
                 keys.problem("algorithm", algorithm, "is for a collective, not for a matrix", "remove it")
             )
-        if is_matrix_file(matrix):
+        elif is_matrix_file(matrix):
             if size and "size" in plain:
                 self._problems.found.append(
                     keys.problem("size", plain["size"], "is already in the file of the matrix", "remove it")

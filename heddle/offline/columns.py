@@ -27,7 +27,7 @@ from heddle.predict.flowarrays import FlowArrays, address_words
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import TRANSPORT, QpMode
-from heddle.traffic.plan import qpn_before_first
+from heddle.traffic.plan import SEAT_QPNS, qpn_before_first
 from heddle.traffic.readers import SourcePorts
 from heddle.wire.layout import IMM_BYTES, LAYOUTS, RETH_BYTES, ROCE_PORT
 from heddle.wire.sport import SPORT_RULES, entropy_sport
@@ -84,7 +84,7 @@ def connect(
     """Open `qps` QPs for every pair of ranks, in this order; each NIC assigns QP numbers in sequence."""
     ends = np.stack([src, dst], axis=1).astype(np.int32).ravel()  # in the order of number assignment
     earlier = _earlier_equal(ends, len(endpoints))
-    start = np.array([qpn_before_first(e.nic) for e in endpoints], dtype=np.int64)
+    start = np.array([qpn_before_first(e.nic) + e.seat * SEAT_QPNS for e in endpoints], dtype=np.int64)
     number = (start[ends] + 1 + earlier * qps).astype(np.uint32).reshape(-1, 2)
     return Connections(
         src.astype(np.int32), dst.astype(np.int32),
@@ -268,7 +268,9 @@ def of_pattern(pattern: Pattern, ranks: int, count: int, cut: Cutting) -> tuple[
     """
     pairs = pattern.peers(ranks)
     labels = pattern.pair_labels(ranks, count, pairs)
-    _, first, kind = np.unique(labels, return_index=True, return_inverse=True)
+    lengths, first, kind = np.unique(labels, return_index=True, return_inverse=True)
+    if pattern.once:
+        return pairs, kind.ravel().astype(np.int32), of_lengths(lengths * pattern.element_bytes, cut)
     rows = [_of_program(pattern, ranks, pairs[at].tolist(), count, cut) for at in first]
     doubt = next((r.doubt for r in rows if r.doubt), "")
     volume = Volume(np.stack([r.wire for r in rows]), np.stack([r.payload for r in rows]), doubt)

@@ -1,13 +1,15 @@
-"""The whole offline prediction: from a fabric and a plan to the loads in every mode.
+"""The whole offline prediction: from a fabric and a workload to the loads in every mode.
 
-In:  Fabric, PaperPlan; nodes and ports that are down or drained; the number of trials.
+In:  Fabric, Workload; nodes and ports that are down or drained; the number of trials.
 Out: Prediction (result.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Final
 
 import numpy as np
@@ -20,7 +22,6 @@ from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
 from heddle.offline.demand import Traffic, traffic_of
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
-from heddle.offline.planfile import PaperPlan
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.offline.wires import (
     HASHED,
@@ -39,6 +40,8 @@ from heddle.offline.wires import (
 from heddle.predict.forwarding import Forwarding
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness, evenness_of_groups, max_over_mean
+from heddle.traffic.collectives.pattern import CREDIT_BYTES
+from heddle.traffic.workload import Workload
 
 _GROUPS: Final = {
     "threshold": False,
@@ -57,19 +60,19 @@ class Ask:
 
 
 def forecast(
-    fabric: Fabric, plan: PaperPlan, ask: Ask, observer: Observer, checked: SelfTest | None = None
+    fabric: Fabric, workload: Workload, ask: Ask, observer: Observer, checked: SelfTest | None = None
 ) -> Prediction:
-    """Predict. checked: the self-test of this machine's kernel. InputError for a plan that does not fit the fabric."""
+    """Predict. checked: the self-test of this machine's kernel. InputError for ranks that do not fit the fabric."""
     release = frr_release() if fabric.policy.routing.ucmp else None
     observer.begin("fabric")
     trouble = trouble_of(fabric, ask.down, ask.drain)
-    traffic = traffic_of(fabric, plan)
+    traffic = traffic_of(fabric, workload)
     wires = wires_of(fabric)
     before = forwarding_of(wires, None, release)
     after = forwarding_of(wires, trouble, release) if trouble else before
     observer.end("fabric")
-    nics = nics_of(wires, traffic, trouble.dead)
-    return _Forecast(wires, traffic, nics, trouble, before, after, ask).result(observer, checked)
+    jobs = [(each, nics_of(wires, each, trouble.dead)) for each in traffic]
+    return _Forecast(workload, wires, jobs, trouble, before, after, ask).result(observer, checked)
 
 
 class _Forecast:
@@ -77,20 +80,20 @@ class _Forecast:
 
     def __init__(
         self,
+        workload: Workload,
         wires: Wires,
-        traffic: Traffic,
-        nics: Nics,
+        jobs: Sequence[tuple[Traffic, Nics]],
         trouble: Trouble,
         before: Forwarding,
         after: Forwarding,
         ask: Ask,
     ) -> None:
-        self._wires, self._traffic, self._nics, self._trouble = wires, traffic, nics, trouble
+        self._workload, self._wires, self._jobs, self._trouble = workload, wires, jobs, trouble
         self._before, self._after, self._ask = before, after, ask
         self._own = ask.mode or wires.fabric.policy.routing.ecmp
         self._modes = compared(self._own)
         self._steering = steering_of(wires, before)
-        above = ports_above(wires.fabric, {endpoint.nic for endpoint in traffic.endpoints})
+        above = ports_above(wires.fabric, {endpoint.nic for traffic, _ in jobs for endpoint in traffic.endpoints})
         self._ranked = np.array([port in above for port in wires.ports], dtype=bool)
         self._live = np.array([port not in trouble.dead for port in wires.ports], dtype=bool)
 
@@ -98,9 +101,10 @@ class _Forecast:
         """The whole prediction."""
         scenarios, befores = self._scenarios()
         observer.begin("flows")
-        every = dict(zip((s.key for s in scenarios), carry(self._wires, self._traffic, self._nics, scenarios, befores),
-                         strict=True))  # fmt: skip
-        demand = demand_of(self._wires, self._traffic, self._nics, self._after)
+        of_jobs = self._carry(scenarios, befores)
+        every = {s.key: Loads.together(loads) for s, loads in zip(scenarios, of_jobs, strict=True)}
+        demands = [demand_of(self._wires, traffic, nics, self._after) for traffic, nics in self._jobs]
+        demand = reduce(add, demands)
         even = spread_evenly(self._wires, self._after, demand)
         self._live &= ~(self._drained() & (even == 0))
         observer.end("flows")
@@ -109,14 +113,30 @@ class _Forecast:
         results = tuple(self._mode(mode, every.get(mode), even, roofline, trials) for mode in self._modes)
         main = every[HASHED[0]]  # flows without a path are the same in all modes
         first = every.get(self._modes[0])
-        endpoints = self._traffic.endpoints
+        nics = [self._wires.ports[at] for pair in main.named for at in pair]
         return Prediction(
-            self._wires, self._traffic, self._trouble, results, roofline,
+            self._workload, self._wires, tuple(traffic for traffic, _ in self._jobs), self._trouble, results, roofline,
             self._evenness(first) if first and not self._trouble else {}, self._entropy(),
-            main.unreachable, tuple(f"{endpoints[a].nic} to {endpoints[b].nic}" for a, b in main.named),
+            main.unreachable, tuple(f"{a} to {b}" for a, b in zip(nics[::2], nics[1::2], strict=True)),
             self._moved(every), self._ask.trials, checked, tuple(self._notes()), self._ranked,
-            self._idle(),
+            "; ".join(self._idle()), self._shares(scenarios, of_jobs, demands),
         )  # fmt: skip
+
+    def _carry(self, scenarios: Sequence[Scenario], befores: Sequence[int | None] = ()) -> list[tuple[Loads, ...]]:
+        """The loads of each job, by scenario."""
+        every = [carry(self._wires, traffic, nics, scenarios, befores) for traffic, nics in self._jobs]
+        return list(zip(*every, strict=True))
+
+    def _shares(
+        self, scenarios: Sequence[Scenario], of_jobs: Sequence[Sequence[Loads]], demands: Sequence[Demand]
+    ) -> tuple[F64, ...]:
+        """Bytes by port of each job in the first mode; nothing for a single job."""
+        if len(self._jobs) == 1:
+            return ()
+        for scenario, loads in zip(scenarios, of_jobs, strict=True):
+            if scenario.key == self._modes[0]:
+                return tuple(each.bytes for each in loads)
+        return tuple(spread_evenly(self._wires, self._after, demand) for demand in demands)
 
     def _drained(self) -> Bools:
         """Ports at both ends of links of drained switches. Those that carry nothing do not count for the MMR."""
@@ -167,9 +187,8 @@ class _Forecast:
             observer.begin("trials", self._ask.trials)
         for trial in range(1, self._ask.trials + 1):
             scenarios = self._hashed(trial)
-            for scenario, loads in zip(
-                scenarios, carry(self._wires, self._traffic, self._nics, scenarios), strict=True
-            ):
+            for scenario, of_jobs in zip(scenarios, self._carry(scenarios), strict=True):
+                loads = Loads.together(of_jobs)
                 figures = drawn[scenario.key]
                 if roofline.seconds:
                     ratio = float((loads.bytes * 8 / self._wires.rate).max()) / roofline.seconds
@@ -265,10 +284,11 @@ class _Forecast:
 
     def _entropy(self) -> Entropy:
         """Entropy of 5-tuples. Only QPs of one connection can share a 5-tuple, so each connection counts separately."""
-        connections = self._traffic.connections
         total, distinct, weighted = 0, 0, 0.0
-        for part in connections.batches():
-            ports = flows_of(connections, part, self._traffic.address).sport.reshape(-1, connections.each)
+        parts = ((traffic, part) for traffic, _ in self._jobs for part in traffic.connections.batches())
+        for traffic, part in parts:
+            connections = traffic.connections
+            ports = flows_of(connections, part, traffic.address).sport.reshape(-1, connections.each)
             ports = np.sort(ports, axis=1)
             first = np.ones(ports.shape, dtype=bool)
             first[:, 1:] = ports[:, 1:] != ports[:, :-1]
@@ -282,21 +302,21 @@ class _Forecast:
             yield note
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
+        yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)
 
-        if self._traffic.volume.doubt:
-            yield self._traffic.volume.doubt
-
-    def _idle(self) -> str:
-        """The number of QPs that carry nothing, and the reason."""
-        traffic = self._traffic
-        silent = (traffic.volume.payload == 0).sum(axis=1)
-        quiet = int(silent[traffic.connections.kind].sum())
-        if not quiet:
-            return ""
-        why = "messages are too short for so many parts of 128 bytes"
-        if traffic.plan.spec.qp_mode == "round-robin":
-            why = "there are fewer messages than QPs"
-        return f"{quiet:,} of {len(traffic.connections) * traffic.connections.qps:,} QPs carry nothing: {why}"
+    def _idle(self) -> Iterator[str]:
+        """For each job the number of QPs that carry nothing, and the reason."""
+        for traffic, _ in self._jobs:
+            payload = traffic.volume.payload
+            silent = np.where(payload.sum(axis=1) > CREDIT_BYTES, (payload == 0).sum(axis=1), 0)
+            quiet = int(silent[traffic.connections.kind].sum())
+            if not quiet:
+                continue
+            why = "messages are too short for so many parts of 128 bytes"
+            if traffic.job.options.qp_mode == "round-robin":
+                why = "there are fewer messages than QPs"
+            whose = f"QPs of job {traffic.job.name}" if traffic.job.name else "QPs"
+            yield f"{quiet:,} of {len(traffic.connections) * traffic.connections.qps:,} {whose} carry nothing: {why}"
 
 
 def _busiest(amount: F64, capacity: F64, name: Callable[[int], str]) -> Iterator[tuple[str, float]]:

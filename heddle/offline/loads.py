@@ -61,7 +61,8 @@ class Scenario:
 
 @dataclass
 class Loads:
-    """By port: bytes on the wire, and flows with bytes. unreachable: flows without a path; named: their first pairs.
+    """By port: bytes on the wire, and flows with bytes. unreachable: flows without a path; named: the NICs of the
+    first pairs, as ports.
 
     moved, lost: compared with the scenario before, flows on another path, and flows whose old path is not usable now.
     hoped: the expected flows if each switch had shared the flows that reached it by weight; 0 if weights are equal.
@@ -76,6 +77,18 @@ class Loads:
     moved: int = 0
     lost: int = 0
 
+    @classmethod
+    def together(cls, jobs: Sequence[Loads]) -> Loads:
+        """The sum over jobs."""
+        first, *more = jobs
+        for each in more:
+            first = cls(
+                first.bytes + each.bytes, first.flows + each.flows, first.hoped + each.hoped,
+                first.unreachable + each.unreachable, [*first.named, *each.named][:_NAMED],
+                first.compared + each.compared, first.moved + each.moved, first.lost + each.lost,
+            )  # fmt: skip
+        return first
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -83,6 +96,9 @@ class Demand:
 
     bytes: F64
     direct: F64  # (ports,): on the links of NICs, both directions
+
+    def __add__(self, other: Demand) -> Demand:
+        return Demand(self.bytes + other.bytes, self.direct + other.direct)
 
 
 def carry(
@@ -121,6 +137,7 @@ class _Batch:
         self.slices = nics.slice[self.dst]
         self.alive = nics.alive[self.src] & nics.alive[self.dst]
         self.first = np.where(self.alive, nics.switch[self.src], -1).astype(np.int32)
+        self._nics = nics.up
         self._ends = nics.up[self.src], nics.down[self.dst]
 
     def go(self, scenario: Scenario, loads: Loads) -> tuple[Hops, Bools]:
@@ -144,7 +161,7 @@ class _Batch:
         without = np.flatnonzero(~arrived & (self.amount > 0))
         loads.unreachable += len(without)
         for row in without[: _NAMED * 128]:
-            pair = int(self.src[row]), int(self.dst[row])
+            pair = int(self._nics[self.src[row]]), int(self._nics[self.dst[row]])
             if len(loads.named) < _NAMED and pair not in loads.named:
                 loads.named.append(pair)
         return hops, arrived

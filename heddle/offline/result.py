@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from heddle.base.arrays import F64, Bools
+from heddle.endpoints.runoptions import typed_options
 from heddle.offline.demand import Traffic
 from heddle.offline.wires import Trouble, Wires
 from heddle.predict.selftest import SelfTest
 from heddle.predict.statistics import Entropy, Evenness
+from heddle.traffic.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,12 @@ class Prediction:
     """The whole result of `./inv predict`. modes: the fabric's own, or the requested one, first.
 
     ranked (ports,): ranks are below the port's link. idle: how many QPs carry nothing, and why; empty where all do.
+    shares: of several jobs, the bytes of each by port in the first mode.
     """
 
+    workload: Workload
     wires: Wires
-    traffic: Traffic
+    jobs: tuple[Traffic, ...]
     trouble: Trouble
     modes: tuple[ModeResult, ...]
     roofline: Roofline
@@ -130,6 +134,12 @@ class Prediction:
     notes: tuple[str, ...]
     ranked: Bools
     idle: str = ""
+    shares: tuple[F64, ...] = ()
+
+    @property
+    def flows(self) -> int:
+        """The number of flows of all jobs."""
+        return sum(job.connections.flows for job in self.jobs)
 
     @property
     def k(self) -> int:
@@ -138,14 +148,21 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--format json`."""
-        first, spec, fabric = self.modes[0], self.traffic.plan.spec, self.wires.fabric
+        first, fabric = self.modes[0], self.wires.fabric
         head = first.to_json(self.wires)
         return {
             "fabric": fabric.name,
             "emulated": {"k": self.k},
-            "plan": {
-                **spec.model_dump(mode="json"), "name": self.traffic.plan.name,
-                "ranks": len(self.traffic.endpoints), "flows": self.traffic.connections.flows,
+            "workload": {
+                "name": self.workload.name, "flows": self.flows, "bytes": sum(job.bytes for job in self.jobs),
+                "jobs": [
+                    {
+                        "name": each.job.name, "ranks": len(each.endpoints), "flows": each.connections.flows,
+                        "bytes": each.bytes, "size": max(each.job.options.sizes),
+                        "options": typed_options(each.job.options),
+                    }
+                    for each in self.jobs
+                ],
             },
             "down": list(self.trouble.down),
             "drained": list(self.trouble.drained),
@@ -169,22 +186,27 @@ class Prediction:
         """One row per live port, with its load in the first mode.
 
         seconds: bytes * 8 / rate. utilisation: seconds / seconds of the busiest port. ranked: ranks are below the link,
-        so it counts for the MMR.
+        so it counts for the MMR. jobs: of several jobs, the bytes of each.
         """
         first, wires = self.modes[0], self.wires
         flows = first.flows if first.flows is not None else np.full(len(wires.ports), np.nan)
         seconds = first.bytes * 8 / wires.rate
         use = seconds / first.seconds if first.seconds else np.zeros(len(seconds))
         names = [wires.direction_name(d) for d in range(int(wires.direction.max()) + 1)]
+        of_jobs = [
+            {"jobs": {job.job.name: round(share) for job, share in zip(self.jobs, row, strict=True)}}
+            for row in zip(*(each.tolist() for each in self.shares), strict=True)
+        ] or [{}] * len(wires.ports)  # fmt: skip
         return [
             {
                 "port": port, "to": wires.ports[other], "direction": names[direction], "rate_bps": int(rate),
                 "bytes": round(carried), "flows": None if first.flows is None else round(count), "seconds": time,
-                "utilisation": round(share, 6), "ranked": ranked,
+                "utilisation": round(share, 6), "ranked": ranked, **jobs,
             }
-            for port, other, direction, rate, carried, count, time, share, ranked in zip(
+            for port, other, direction, rate, carried, count, time, share, ranked, jobs in zip(
                 wires.ports, wires.other.tolist(), wires.direction.tolist(), wires.rate.tolist(),
-                first.bytes.tolist(), flows.tolist(), seconds.tolist(), use.tolist(), self.ranked.tolist(), strict=True,
+                first.bytes.tolist(), flows.tolist(), seconds.tolist(), use.tolist(), self.ranked.tolist(), of_jobs,
+                strict=True,
             )
             if port not in self.trouble.dead
         ]  # fmt: skip

@@ -59,6 +59,11 @@ def names_ranks(typed: str) -> bool:
     return is_matrix_file(typed) or any(row.count(",") > 1 for row in typed.split(";"))
 
 
+def names_bytes(typed: str) -> bool:
+    """Whether bytes are part of what is typed, so that no size is needed."""
+    return is_matrix_file(typed) or "," in typed
+
+
 def slice_of(text: str, most: int) -> range | None:
     """`0:16:2` (from, to, step) as numbers below `most`; None if it is no slice."""
     cut = _SLICE.fullmatch(text)

@@ -185,7 +185,8 @@ def grouped(
     fabric: Fabric, endpoints: Sequence[Endpoint], options: RunOptions
 ) -> tuple[Pattern, Communicators, RunOptions]:
     """What a job runs, its communicators, and its options, where all that depends on the ranks is known."""
-    pattern = options.pattern.bound(endpoints, options.sizes)
+    asked = options.pattern
+    pattern = asked.bound(endpoints, options.sizes)
     parameters = tuple((name, getattr(pattern, name)) for name, _ in options.parameters)
     communicators: Communicators = (tuple(range(len(endpoints))),)
     if not pattern.by_rank:
@@ -195,7 +196,7 @@ def grouped(
         raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
     if found := pattern.unfit(len(communicators[0])):
         why, _, hint = found.partition("; ")
-        raise InputError(Problem("", pattern.typed, why, hint or "choose another value, or other --ranks"))
+        raise InputError(Problem("", asked.typed, why, hint or "choose another value, or other --ranks"))
     chunk, admission = options.chunk, options.admitted
     if admission is not None:  # a message needs a slot
         chunk = min(chunk, admission.slot_bytes)

@@ -91,6 +91,12 @@ class Job:
         return replace(self, start_s=0.0, after="", repeat=self.repeat or 1)
 
     @property
+    def runs(self) -> tuple[str, str]:
+        """What it runs, as key and value: `collective`, `all-reduce`; or `matrix`, `shift:4`."""
+        matrix = dict(self.options.parameters).get("matrix")
+        return ("collective", self.options.collective) if matrix is None else ("matrix", str(matrix))
+
+    @property
     def in_background(self) -> bool:
         """Whether it runs until all other jobs have ended."""
         return self.repeat == BACKGROUND

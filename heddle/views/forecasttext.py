@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from heddle.base.units import format_size
+from heddle.base.units import format_bytes, format_size
+from heddle.offline.demand import Traffic
 from heddle.offline.result import ModeResult, Prediction
 from heddle.offline.wires import Wires
+from heddle.traffic.matrixrows import names_bytes
 from heddle.traffic.options import TRANSPORT
 from heddle.views.style import WIDTH
 
@@ -30,28 +32,26 @@ def _pathless(result: Prediction) -> Iterator[str]:
     """Flows without a path in BGP, with the NICs at their ends."""
     if result.unreachable:
         some = ", ".join(result.named)
-        count, total = result.unreachable, result.traffic.connections.flows
-        more = ", ..." if count > len(result.named) * result.traffic.connections.each else ""
+        count, total = result.unreachable, result.flows
+        more = ", ..." if count > len(result.named) * max(job.connections.each for job in result.jobs) else ""
         yield from _wrapped(f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{more}")
 
 
 def _head(result: Prediction) -> Iterator[str]:
-    fabric, spec = result.wires.fabric, result.traffic.plan.spec
+    fabric = result.wires.fabric
     counts = Counter(fabric.level_of(node).title for node in fabric.switches)
     switches = " x ".join(f"{count:,} {title}" for title, count in counts.items())
     yield f"prediction for {fabric.name}: {switches}, {len(fabric.nics):,} NICs"
-    what = f"matrix {spec.matrix}" if spec.matrix else " ".join(reversed(spec.pattern))
-    what += "" if spec.transport == TRANSPORT else f" over {spec.transport}"
-    size = "" if spec.file else f" of {format_size(spec.size)}"
-    count = result.traffic.connections
-    some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
-    sprayed = f" of {count.sports} source ports" if count.sports > 1 else ""
-    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}{sprayed}"
-    placement = spec.placement if len(spec.placement) <= 24 else f"{spec.placement[:21]}..."
-    placed = f"{len(result.traffic.endpoints):,} ranks placed {placement}"
-    yield from _wrapped(f"{what}{size}, {placed}; {flows} ({spec.qp_mode})")
-    if result.traffic.split:
-        yield result.traffic.split
+    if len(result.jobs) > 1:
+        yield f"{result.workload.name}: {len(result.jobs)} jobs, one iteration of each"
+        width = max(len(job.job.name) for job in result.jobs)
+        for job in result.jobs:
+            yield from _wrapped(f"{job.job.name:<{width}}  {_job(job)}; {format_bytes(job.bytes)}", width + 2)
+        if any(job.job.after for job in result.jobs):
+            yield "jobs that run one after the other are added up: bytes are those of the whole workload"
+    else:
+        yield from _wrapped(_job(result.jobs[0]))
+    yield from dict.fromkeys(job.split for job in result.jobs if job.split)
     if result.trouble:
         words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
         words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []
@@ -66,6 +66,22 @@ def _head(result: Prediction) -> Iterator[str]:
     yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
         "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC needs {_seconds(roofline.nic_s)})"
     )
+
+
+def _job(traffic: Traffic) -> str:
+    """What a job runs, on how many ranks, with how many flows."""
+    job, options = traffic.job, traffic.job.options
+    what = " ".join(job.runs) if job.runs[0] == "matrix" else f"{options.algorithm} {options.collective}"
+    what += "" if options.transport == TRANSPORT else f" over {options.transport}"
+    size = "" if names_bytes(what) else f" of {format_size(max(options.sizes))}"
+    size += f", the largest of {len(options.sizes)} sizes" if len(options.sizes) > 1 else ""
+    count = traffic.connections
+    some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
+    sprayed = f" of {count.sports} source ports" if count.sports > 1 else ""
+    flows = f"{count.flows:,} flows: {len(count):,} connection{some} of {count.qps} QP{qps}{sprayed}"
+    placement = options.placement if len(options.placement) <= 24 else f"{options.placement[:21]}..."
+    placed = f"{len(traffic.endpoints):,} ranks placed {placement}"
+    return f"{what}{size}, {placed}; {flows} ({options.qp_mode})"
 
 
 def _between(wires: Wires, mode: ModeResult) -> list[int]:
@@ -133,14 +149,25 @@ def _busiest(result: Prediction) -> Iterator[str]:
     if not order:
         return
     yield f"busiest links under {mode.mode}, by time (NIC links: only the busiest in each direction)"
-    yield f"{'port':<14}{'to':<14}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}"
+    yield f"{'port':<14}{'to':<14}{'flows':>12}{'bytes':>20}{'seconds':>12}{'/roofline':>10}" + (
+        "  most of it" if result.shares else ""
+    )
     for i in order:
         flows = "-" if mode.flows is None else f"{round(mode.flows[i]):,}"
         ratio = f"{seconds[i] / result.roofline.seconds:.2f}" if result.roofline.seconds else "-"
         yield (
             f"{wires.ports[i]:<14}{wires.ports[wires.other[i]]:<14}{flows:>12}{round(mode.bytes[i]):>20,}"
-            f"{_seconds(float(seconds[i])):>12}{ratio:>10}"
+            f"{_seconds(float(seconds[i])):>12}{ratio:>10}{_largest(result, i)}"
         )
+
+
+def _largest(result: Prediction, port: int) -> str:
+    """The job with most of a port's bytes, and its share; empty for a single job."""
+    if not result.shares:
+        return ""
+    mine = [float(share[port]) for share in result.shares]
+    at = int(np.argmax(mine))
+    return f"  {result.jobs[at].job.name[:10]} {mine[at] / sum(mine):.0%}"
 
 
 def _remarks(result: Prediction) -> Iterator[str]:
@@ -158,8 +185,8 @@ def _remarks(result: Prediction) -> Iterator[str]:
         yield from _wrapped(result.checked.text())
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, indent: int = 2) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _two(value: float | None) -> str:

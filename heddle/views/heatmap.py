@@ -144,7 +144,7 @@ def _figure(result: Prediction) -> Figure:
     ratio = (
         "" if mode.ratio is None else f"busiest link {result.wires.ports[mode.busiest]}, {mode.ratio:.2f} x roofline; "
     )
-    said = f"{ratio}{result.traffic.plan.name}; emulated, k = {result.k}"
+    said = f"{ratio}{result.workload.name}; emulated, k = {result.k}"
     figure.text(0.2 / across, 1 - 0.55 / down, said, fontsize=8.5, color=INK)
     return figure
 

@@ -14,14 +14,13 @@ from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import PaperPlan, PlanSpec
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.spec.yamlfile import Document
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
+from heddle.traffic.workload import Workload
 
 from . import Figure, at_least, at_most
 
@@ -31,12 +30,7 @@ _LAB = "benchar"
 def fluid_busbw(lab: Lab, options: RunOptions) -> float:
     """GB/s, at most, of the largest size when the NICs' links are the only limit; its packets as they are sent."""
     o, size = options, max(options.sizes)
-    spec = PlanSpec(
-        collective=o.collective, ranks=o.ranks, size=size, qps=o.qps, qp_mode=o.qp_mode, chunk=o.chunk,
-        placement=o.placement, transport=o.transport,
-    )  # fmt: skip
-    plan = PaperPlan(spec, "a run", Document({}, "a run", {}))
-    nic_s = forecast(lab.fabric, plan, Ask(), Silent()).roofline.nic_s
+    nic_s = forecast(lab.fabric, Workload.of(o), Ask(), Silent()).roofline.nic_s
     ranks = build_plan(lab.fabric, o).size
     return size / nic_s / 1e9 * find_pattern(o.collective, o.algorithm).busbw_factor(ranks)
 

@@ -36,7 +36,7 @@ def figures(observer: Observer) -> Iterator[Figure]:
         fabric = Path(scratch, "offline.yml")
         fabric.write_text(_FABRIC)
         observer.say("32,256 GPUs x 16 QPs, all modes")
-        seconds, megabytes = _measured([str(_INV), "predict", str(fabric), "--plan", f"{_PLAN},qps=16"])
+        seconds, megabytes = _measured([str(_INV), "predict", str(fabric), "--workload", f"{_PLAN},qps=16"])
     yield at_most("predict 32,256 GPUs x 16 QPs, 3 tiers", seconds, "s", 10.0)
     yield at_most("predict 32,256 GPUs x 16 QPs: peak memory", megabytes / 1024, "GB", 4.0)
     observer.say("the same with 32 QPs")
@@ -64,16 +64,16 @@ def _measured(argv: list[str]) -> tuple[float, float]:
 
 def _walked(qps: int) -> float:
     """Seconds of the quickest of some walks of all flows under all modes that give them a path."""
+    from heddle.endpoints.workloadfile import load_workload
     from heddle.fabric.shapes import build
     from heddle.offline.demand import traffic_of
     from heddle.offline.loads import Scenario, carry, nics_of
-    from heddle.offline.planfile import load_plan
     from heddle.offline.wires import HASHED, forwarding_of, rule_of, rules_of, steering_of, wires_of
     from heddle.spec.shapes.clos import ClosSpec
     from heddle.spec.yamlfile import parse
 
     fabric = build(ClosSpec.model_validate(parse(_FABRIC, "offline.yml").data))
-    wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan(f"{_PLAN},qps={qps}"))
+    wires, (traffic,) = wires_of(fabric), traffic_of(fabric, load_workload(f"{_PLAN},qps={qps}").workload)
     nics, forwarding = nics_of(wires, traffic), forwarding_of(wires)
     steering = steering_of(wires, forwarding)
     scenarios = [

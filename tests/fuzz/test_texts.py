@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.demand import traffic_of
-from heddle.offline.planfile import load_plan
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_text
 from tests.marks import deep
@@ -58,11 +58,11 @@ def a_topology(path: Path) -> None:
 
 
 def a_plan(path: Path) -> None:
-    traffic_of(demo(), load_plan(str(path)))
+    traffic_of(demo(), load_workload(str(path)).workload)
 
 
 def a_matrix(path: Path) -> None:
-    traffic_of(demo(), load_plan(f"{path},qps=1"))
+    traffic_of(demo(), load_workload(f"{path},qps=1").workload)
 
 
 KINDS: Final[tuple[tuple[list[Path], str, Callable[[Path], None]], ...]] = (

@@ -11,9 +11,9 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.views.forecasttext import render
 from heddle.views.style import WIDTH
 
@@ -27,7 +27,7 @@ def test_a_wrong_plan_is_explained_in_exactly_these_words(
 ) -> None:
     monkeypatch.chdir(HERE)
     with pytest.raises(InputError) as caught:
-        forecast(load_fabric("zone").fabric, load_plan(case.name), Ask(), Silent())
+        forecast(load_fabric("zone").fabric, load_workload(case.name).workload, Ask(), Silent())
     said = f"{caught.value}\n"
     log = case.with_suffix(".log")
     if regen_goldens:
@@ -49,7 +49,7 @@ def test_a_prediction_prints_exactly_these_tables(regen_goldens: bool, monkeypat
         ("tiny", "ring,qps=64,size=16K", Ask()),
         ("demo", "ring,transport=srd,entropy=16,sport=own-qpn", Ask()),
     ):
-        said.append(render(forecast(load_fabric(fabric).fabric, load_plan(plan), ask, Silent())))
+        said.append(render(forecast(load_fabric(fabric).fabric, load_workload(plan).workload, ask, Silent())))
     text = "\n\n\n".join(said) + "\n"
     assert max(len(line) for line in text.splitlines()) <= WIDTH
     log = HERE / "tables.log"

@@ -12,6 +12,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.policy import HashOptions
 from heddle.host.preflight import frr_release
 from heddle.kernel.fib import read_fib
@@ -19,7 +20,6 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
 from heddle.runs.run import run
 from tests.conftest import FabricLab
@@ -107,7 +107,7 @@ def compare(
     proof = proven(lab)
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
-    ahead = forecast(lab.fabric, load_plan(str(plan)), ask or Ask(mode=mode_name), Silent())
+    ahead = forecast(lab.fabric, load_workload(str(plan)).workload, ask or Ask(mode=mode_name), Silent())
     mode = ahead.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None

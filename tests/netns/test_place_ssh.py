@@ -198,9 +198,9 @@ def test_a_prediction_takes_its_files_along_and_brings_back_what_it_wrote(server
     (tmp_path / "plan.yml").write_text("matrix: more/m.csv\nqps: 4\n")
     (tmp_path / "more").mkdir()
     (tmp_path / "more/m.csv").write_text("src,dst,bytes\nhost1,host4,1M\n")
-    words = ["small.yml", "--plan", "plan.yml", "--csv", "links.csv", "--heatmap", "load.svg"]
+    words = ["small.yml", "--workload", "plan.yml", "--csv", "links.csv", "--heatmap", "load.svg"]
     done = server.inv("predict", *words, "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["plan"]["flows"] == 4
+    assert json.loads(done.stdout)["workload"]["flows"] == 8
     assert (tmp_path / "links.csv").read_text().startswith("port,to,")
     assert "RTSW to CTSW" in (tmp_path / "load.svg").read_text()

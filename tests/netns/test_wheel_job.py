@@ -227,7 +227,7 @@ def test_without_root_and_sudo_the_error_says_how_to_become_root(wheel: Path, na
         assert output.returncode == 3, output.stderr
         assert "heddle up needs root, but sudo is not installed" in output.stderr
         assert str(made.program) in output.stderr, "root's PATH is another one"
-        predicted = as_nobody("predict", "tiny", "--plan", "ring")
+        predicted = as_nobody("predict", "tiny", "--workload", "ring")
         assert predicted.returncode == 0, predicted.stderr
         assert sorted(path.name for path in Path(spot).iterdir()) == ["bin", "env"]
 

@@ -14,9 +14,9 @@ from heddle.cli.assistant import arguments_of
 from heddle.endpoints.admission.admitted import cts_timeout_s
 from heddle.endpoints.runoptions import run_options
 from heddle.endpoints.worker import compiled
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
-from heddle.offline.planfile import load_plan
 from heddle.runs.parts.admission import AdmissionUse, WaitFigures
 from heddle.runs.run import plan_run
 from heddle.testing.calls import RunCall
@@ -137,15 +137,17 @@ def test_a_split_makes_rings_also_in_predictions() -> None:
     assert build_plan(zone, RunOptions(ranks=8)).communicators == (tuple(range(8)),)
     # A prediction opens the same queue pairs.
     plan = build_plan(zone, RunOptions(ranks=12, qps=2, split="MOD 3"))
-    connections = traffic_of(zone, load_plan("ring,ranks=12,qps=2,split=MOD 3")).connections
+    (only,) = traffic_of(zone, load_workload("ring,ranks=12,qps=2,split=MOD 3").workload)
+    connections = only.connections
     first = [q for q in plan.qps if q.index == 0]
     assert connections.src.tolist() == [q.flow.src_rank for q in first]
     assert connections.dst.tolist() == [q.flow.dst_rank for q in first]
     assert connections.dst_number.tolist() == [q.flow.qpn for q in first]
     # A named matrix is among the ranks of each communicator.
-    connections = traffic_of(load_fabric("zone").fabric, load_plan("shift:1,ranks=6,split=MOD 2")).connections
-    pairs = zip(connections.src.tolist(), connections.dst.tolist(), strict=True)
-    assert sorted(pairs) == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
+    (only,) = traffic_of(load_fabric("zone").fabric, load_workload("shift:1,ranks=6,split=MOD 2").workload)
+    pairs = zip(only.connections.src.tolist(), only.connections.dst.tolist(), strict=True)
+    data = [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
+    assert sorted(pairs) == sorted([*data, *((dst, src) for src, dst in data)]), "with a credit from each receiver"
     # Unlike and lonely communicators are refused.
     with pytest.raises(InputError, match=r"--split MOD 2 .*communicators of 2 and 3 ranks.*\n.*--ranks 4"):
         build_plan(zone, RunOptions(ranks=5, split="MOD 2"))

@@ -38,7 +38,7 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("queues", "") == ["set", "reset"]
     settings = offered("queues", "set", "alpha=2", "")
     assert "ecn.kmax=" in settings and "scheduler=" not in settings
-    assert "spray" in offered("predict", "--mode", "") and "ring" in offered("predict", "--plan", "")
+    assert "spray" in offered("predict", "--mode", "") and "ring" in offered("predict", "--workload", "")
     assert offered("vm", "") == ["up", "status", "ssh", "down", "build"]
     assert offered("dashboard", "--port", "") == []
     # Flags are offered and no words of a command nor files.

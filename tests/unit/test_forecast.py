@@ -10,6 +10,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.hashmodes import MODES
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
@@ -18,7 +19,6 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
 from heddle.offline.loads import Scenario, carry, demand_of, nics_of, spread_evenly
-from heddle.offline.planfile import load_plan
 from heddle.offline.result import Prediction
 from heddle.offline.wires import (
     EVEN_SPLIT,
@@ -85,7 +85,7 @@ def fibs_of(fabric: Fabric, wires: Wires) -> dict[str, Fib]:
 
 
 def ask(shape: str, plan: str = "ring,qps=16", **keys: object) -> Prediction:
-    return forecast(fabric_of(shape), load_plan(plan), Ask(**keys), Silent())  # type: ignore[arg-type]
+    return forecast(fabric_of(shape), load_workload(plan).workload, Ask(**keys), Silent())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", HASHED)
@@ -101,7 +101,7 @@ def test_ports_carry_what_flow_by_flow_prediction_says(shape: str, mode: str) ->
         nic = next(e.nic for e in plan.endpoints if e.host == flow.src)
         for port in (nic, *path):
             wanted[port] = wanted.get(port, 0) + 1
-    found = forecast(fabric, load_plan("ring,qps=5,placement=cyclic"), Ask(mode=mode), Silent())
+    found = forecast(fabric, load_workload("ring,qps=5,placement=cyclic").workload, Ask(mode=mode), Silent())
     flows = found.modes[0].flows
     assert flows is not None
     assert {port: round(count) for port, count in zip(found.wires.ports, flows, strict=True) if count} == wanted
@@ -125,7 +125,7 @@ def test_all_bytes_that_enter_a_switch_leave_it(shape: str, down: tuple[str, ...
 @pytest.mark.parametrize("shape", SHAPES)
 def test_an_even_split_is_what_spraying_every_flow_comes_to(shape: str) -> None:
     fabric = fabric_of(shape)
-    wires, traffic = wires_of(fabric), traffic_of(fabric, load_plan("all-to-all"))
+    wires, (traffic,) = wires_of(fabric), traffic_of(fabric, load_workload("all-to-all").workload)
     forwarding, nics = forwarding_of(wires), nics_of(wires, traffic)
     rules = rules_of(wires, HashingRule("spray", 1), steering_of(wires, forwarding), wires.seeds)
     sprayed = carry(wires, traffic, nics, [Scenario("spray", forwarding, rules)])[0]
@@ -143,7 +143,7 @@ def test_splits_meet_the_roofline_which_may_be_a_cut() -> None:
             assert all((mode.ratio or 0) > 1 - 1e-9 for mode in found.modes)
     # A roofline may be a cut and not a nic.
     fabric = changed("three", oversubscription=6.0)
-    found = forecast(fabric, load_plan("shift:4"), Ask(), Silent())
+    found = forecast(fabric, load_workload("shift:4").workload, Ask(), Silent())
     assert found.roofline.what.startswith("all links from zone")
     assert found.roofline.seconds > found.roofline.nic_s
     incast = ask("two", "incast:5")
@@ -156,12 +156,12 @@ def changed(shape: str, **keys: object) -> Fabric:
 
 
 def test_slices_are_dealt_over_uplinks_and_entropy_sees_source_ports() -> None:
-    found = forecast(fabric_of("two"), load_plan("shift:3"), Ask(mode="pinned"), Silent())
+    found = forecast(fabric_of("two"), load_workload("shift:3").workload, Ask(mode="pinned"), Silent())
     wires, flows = found.wires, found.modes[0].flows
     assert flows is not None
     # Each rank sends to its like in the next rack: NIC i of a rack over uplink i, so the fourth one idles.
     for rack in (1, 2, 3):
-        assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [1, 1, 1, 0]
+        assert [round(flows[wires.id_of[f"rtsw{rack}:eth{i}"]]) for i in (1, 2, 3, 4)] == [2, 2, 2, 0], "and a credit"
     # Entropy sees that a fixed source port hides queue pairs.
     free, fixed = (ask("two", f"ring,qps=16,sport={sport}") for sport in ("qpn", "fixed:4000"))
     assert free.entropy.distinct == free.entropy.flows == 9 * 16
@@ -242,13 +242,13 @@ def test_a_mode_is_that_of_the_file_and_a_rule_that_of_a_live_switch() -> None:
 
 def test_shared_seeds_polarise_in_a_prediction_too() -> None:
     shared = changed("three", routing={"seed": "shared", "ecmp": "e-ecmp"}, ctsw=2, atsw=2)
-    found = forecast(shared, load_plan("all-to-all,qps=16"), Ask(), Silent())
+    found = forecast(shared, load_workload("all-to-all,qps=16").workload, Ask(), Silent())
     flows = found.modes[0].flows
     assert flows is not None
     tops = np.flatnonzero(found.wires.direction == 2)
     assert (flows[tops] == 0).sum() == len(tops) // 2  # each CTSW uses one of its two uplinks
     apart = changed("three", routing={"ecmp": "e-ecmp"}, ctsw=2, atsw=2)
-    flows = forecast(apart, load_plan("all-to-all,qps=16"), Ask(), Silent()).modes[0].flows
+    flows = forecast(apart, load_workload("all-to-all,qps=16").workload, Ask(), Silent()).modes[0].flows
     assert flows is not None and flows[tops].all()
 
 

@@ -14,9 +14,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.predict_verb import files_in
 from heddle.cli.program import main
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.offline.wires import compared
 from heddle.views.forecasttext import render
 from heddle.views.heatmap import draw
@@ -48,7 +48,8 @@ def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("src,dst,bytes\n0,4,100K\nhost2,host7,1M\n")
     (tmp_path / "p.yml").write_text("matrix: m.csv\nqps: 8\n")
-    words = ["--plan", "p.yml", "--mode", "e-ecmp", "--trials", "3", "--down", "rtsw1:eth1,ctsw3", "--drain", "ctsw4"]
+    words = ["--workload", "p.yml", "--mode", "e-ecmp", "--trials", "3", "--drain", "ctsw4"]
+    words += ["--down", "rtsw1:eth1,ctsw3"]
     code, said = inv("predict", "dc", *words, "--csv", "l.csv", "--heatmap", "l.svg")
     assert code == 0
     assert said["fabric"] == "dc"
@@ -57,7 +58,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
     assert said["down"] == ["rtsw1:eth1", "ctsw3"]
     assert said["trials"] == 3
     assert set(said["modes"][0]["trials"]["over_roofline"]) == {"mean", "p5", "p95"}
-    assert said["plan"]["flows"] == 16
+    assert said["workload"]["flows"] == 32, "8 QPs of 2 pairs, and of the credits of their receivers"
     assert said["completion"]["over_roofline"] >= 1
     assert said["unreachable"]["flows"] == 0
     assert {"threshold", "resilient"} <= set(said["moved"])
@@ -71,7 +72,7 @@ def test_a_prediction_needs_no_root_and_writes_what_was_asked_for(inv: Inv, tmp_
 def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: pytest.CaptureFixture[str]) -> None:
     import tasks
 
-    words = ["predict", "tiny", "--plan", "ring", "--down", "host1"]
+    words = ["predict", "tiny", "--workload", "ring", "--down", "host1"]
     code, said = inv(*words)
     assert (code, said["unreachable"]["flows"]) == (1, 2)
     assert main(vars(tasks), ["inv", *words]) == 1
@@ -82,7 +83,7 @@ def test_flows_without_a_path_come_first_and_give_exit_code_1(inv: Inv, capsys: 
 
 
 def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
-    result = forecast(load_fabric("tiny").fabric, load_plan("ring,qps=64,size=16K"), Ask(), Silent())
+    result = forecast(load_fabric("tiny").fabric, load_workload("ring,qps=64,size=16K").workload, Ask(), Silent())
     text = render(result)
     said = "128 of 256 QPs carry nothing: messages are too short for so many parts of 128 bytes"
     assert text.index(said) < text.index("completion /roofline")
@@ -93,14 +94,16 @@ def test_qps_that_carry_nothing_are_named_above_the_table() -> None:
 def test_files_of_a_prediction_come_along_to_another_machine(tmp_path: Path) -> None:
     plan = tmp_path / "p.yml"
     plan.write_text("matrix: m.csv\n")
-    assert files_in({"fabric": "mine.yml", "plan": str(plan)}) == ["mine.yml", str(plan), str(tmp_path / "m.csv")]
-    assert files_in({"fabric": "zone", "plan": "ring,qps=4"}) == ["zone"]
-    assert files_in({"fabric": "zone", "plan": None}) == ["zone"]
+    assert files_in({"fabric": "mine.yml", "workload": str(plan)}) == ["mine.yml", str(plan), str(tmp_path / "m.csv")]
+    assert files_in({"fabric": "zone", "workload": "ring,qps=4"}) == ["zone"]
+    assert files_in({"fabric": "zone", "workload": None}) == ["zone"]
 
 
 @pytest.mark.parametrize("kind", ["svg", deep("png"), deep("pdf")])
 def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
-    result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(down=("ctsw1:eth1",)), Silent())
+    result = forecast(
+        load_fabric("dc").fabric, load_workload("all-to-all,qps=2").workload, Ask(down=("ctsw1:eth1",)), Silent()
+    )
     word = picture_kind("--heatmap", f"x.{kind}")
     first = draw(word, result)
     assert first == draw(word, result)
@@ -108,11 +111,16 @@ def test_a_heat_map_is_the_same_bytes_each_time(kind: str) -> None:
 
 
 def test_a_heat_map_is_a_picture_that_names_its_tiers_and_its_busiest_link() -> None:
-    result = forecast(load_fabric("dc").fabric, load_plan("all-to-all,qps=2"), Ask(), Silent())
+    result = forecast(load_fabric("dc").fabric, load_workload("all-to-all,qps=2").workload, Ask(), Silent())
     text = draw("svg", result).decode()
     for word in ("RTSW to CTSW", "CTSW to ATSW", "rtsw4", "atsw2", result.wires.ports[result.modes[0].busiest]):
         assert word in text
-    assert "ATSW" not in draw("svg", forecast(load_fabric("tiny").fabric, load_plan("ring"), Ask(), Silent())).decode()
+    assert (
+        "ATSW"
+        not in draw(
+            "svg", forecast(load_fabric("tiny").fabric, load_workload("ring").workload, Ask(), Silent())
+        ).decode()
+    )
     # A heat map is a picture.
     with pytest.raises(InputError, match=r"--heatmap load\.txt has no suffix of a picture"):
         picture_kind("--heatmap", "load.txt")
@@ -121,7 +129,7 @@ def test_a_heat_map_is_a_picture_that_names_its_tiers_and_its_busiest_link() -> 
 def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
     def heat_map(*down: str, drained: tuple[str, ...] = (), fabric: str = "zone") -> str:
         ask = Ask(down=down, drain=drained)
-        return draw("svg", forecast(load_fabric(fabric).fabric, load_plan("ring"), ask, Silent())).decode()
+        return draw("svg", forecast(load_fabric(fabric).fabric, load_workload("ring").workload, ask, Silent())).decode()
 
     both = heat_map("rtsw1:eth1", "ctsw2", drained=("ctsw3",))
     assert ">down: rtsw1:eth1, ctsw2<" in both and ">drained by BGP: ctsw3<" in both
@@ -134,16 +142,16 @@ def test_a_heat_map_has_a_legend_for_what_is_down_and_drained() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--plan ring --all", "--all is not a flag of predict"),
-        ("--csv l.csv", "./inv predict needs a traffic plan"),
-        ("--plan ring,ranks=99", "ranks: 99"),
-        ("--plan ring --down ,", "names nothing"),
-        ("--plan ring --drain ,", "names nothing"),
-        ("--plan ring --csv d", "--csv d is a directory"),
-        ("--plan ring --heatmap none/l.svg", "--heatmap none/l.svg is in a directory that does not exist"),
-        ("--plan m.csv --csv ./m.csv", "--csv ./m.csv is an input file of the prediction"),
-        ("--plan p.yml --csv m.csv", "--csv m.csv is an input file of the prediction"),
-        ("--plan ring --csv l.svg --heatmap ./l.svg", "--heatmap ./l.svg is also the file of --csv"),
+        ("--workload ring --all", "--all is not a flag of predict"),
+        ("--csv l.csv", "./inv predict needs a workload"),
+        ("--workload ring,ranks=99", "ranks: 99"),
+        ("--workload ring --down ,", "names nothing"),
+        ("--workload ring --drain ,", "names nothing"),
+        ("--workload ring --csv d", "--csv d is a directory"),
+        ("--workload ring --heatmap none/l.svg", "--heatmap none/l.svg is in a directory that does not exist"),
+        ("--workload m.csv --csv ./m.csv", "--csv ./m.csv is an input file of the prediction"),
+        ("--workload p.yml --csv m.csv", "--csv m.csv is an input file of the prediction"),
+        ("--workload ring --csv l.svg --heatmap ./l.svg", "--heatmap ./l.svg is also the file of --csv"),
     ],
 )
 def test_what_cannot_be_predicted_or_written_is_refused_before_the_prediction(

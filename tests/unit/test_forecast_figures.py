@@ -10,13 +10,13 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.fabric.shapes import build
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.offline.result import Percentiles, Prediction
 from heddle.offline.wires import EVEN_SPLIT
 from heddle.predict.predict import predict
@@ -45,7 +45,7 @@ ZONES: dict[str, Any] = {
 
 def ask(shape: dict[str, Any], plan: str, **keys: Any) -> Prediction:
     spec = ClosSpec.model_validate({"name": "small", **shape})
-    return forecast(build(spec), load_plan(plan), Ask(**keys), Silent())
+    return forecast(build(spec), load_workload(plan).workload, Ask(**keys), Silent())
 
 
 @pytest.mark.parametrize("key", ["down", "drain"])
@@ -59,7 +59,7 @@ def test_links_that_are_gone_are_no_part_of_the_mean(key: str) -> None:
 
 def test_mmr_counts_links_that_live_in_racks_with_ranks() -> None:
     found = ask({**TWO, "ctsw": 1}, "incast:3")  # ranks 1, 2 and 3; rank 3 is alone in rack 2 and sends to rack 1
-    assert found.modes[0].mmr[1] == pytest.approx(3)
+    assert found.modes[0].mmr[1] == pytest.approx(3, rel=1e-3)  # credits go the other way
     # Links of racks without ranks are no part of the mean: Ranks in two racks of eight: what the idle racks' uplinks do
     # not carry makes nothing uneven.
     shape = {"racks": 8, "ctsw": 2, "hosts_per_rack": 2}

@@ -11,14 +11,16 @@ import pytest
 from heddle.base.families import Version
 from heddle.base.problems import InputError
 from heddle.endpoints.connections import part_sizes
+from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.offline.columns import Cutting, flows_of, of_lengths, of_pattern
 from heddle.offline.demand import Traffic, traffic_of
-from heddle.offline.planfile import PlanSpec, files_of, load_plan
 from heddle.predict.flowarrays import FlowArrays
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.traffic.collectives import Pattern, patterns
+from heddle.traffic.collectives.pattern import CREDIT_BYTES
 from heddle.traffic.matrixrows import NAMED
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
@@ -45,15 +47,18 @@ def plan_file(path: Path, text: str) -> str:
 
 
 def traffic(typed: str, **keys: object) -> Traffic:
-    return traffic_of(fabric(**keys), load_plan(typed))
+    (only,) = traffic_of(fabric(**keys), load_workload(typed).workload)
+    return only
 
 
 @pytest.mark.parametrize("collective", sorted({collective for collective, _ in patterns()}))
 def test_a_plan_by_word_is_any_collective_or_the_matrix_of_that_name(collective: str) -> None:
-    if collective in NAMED:
-        assert load_plan("all-reduce,collective=" + collective).spec.pattern[0] == collective
+    if collective in (*NAMED, "matrix"):
+        (job,) = load_workload("all-reduce,collective=" + collective).workload.jobs
+        assert job.options.collective == collective
     else:
-        assert load_plan(f"{collective},qps=2").spec == PlanSpec(collective=collective, qps=2)
+        (job,) = load_workload(f"{collective},qps=2").workload.jobs
+        assert job.options == run_options(collective=collective, qps=2)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_an_offline_plan_has_the_queue_pairs_of_a_run(
         f"collective: all-reduce\nqps: {qps}\nsport: {sport}\nplacement: {placement}\nranks: 7\n"
         f"transport: {'rc' if entropy == 1 else 'srd'}\nentropy: {entropy}\n",
     )
-    planned = traffic_of(built, load_plan(typed))
+    (planned,) = traffic_of(built, load_workload(typed).workload)
     options = RunOptions(qps=qps, source_ports=SPORTS[sport], placement=placement, ranks=7)
     plan = build_plan(built, options, spread=entropy)
     assert tuple(planned.endpoints) == plan.endpoints
@@ -184,8 +189,14 @@ def test_a_prediction_names_the_bytes_that_are_not_exact(plan: str, said: str) -
 
 def test_named_matrices_say_who_sends_to_whom() -> None:
     def pairs(typed: str) -> list[tuple[int, int]]:
-        found = traffic(typed).connections
-        return list(zip(found.src.tolist(), found.dst.tolist(), strict=True))
+        """Those with data; the others have credits, which are as many as pairs without an answer."""
+        found = traffic(f"{typed},size=1K")
+        ends = list(zip(found.connections.src.tolist(), found.connections.dst.tolist(), strict=True))
+        sent = found.volume.payload[found.connections.kind].ravel().tolist()
+        data = [pair for pair, size in zip(ends, sent, strict=True) if size == 1024]
+        assert sorted([*data, *((b, a) for a, b in data if (b, a) not in data)]) == ends
+        assert {*sent} <= {1024, CREDIT_BYTES}
+        return data
 
     assert pairs("shift:2") == [(0, 2), (1, 3), (2, 4), (3, 5), (4, 0), (5, 1)]
     assert pairs("incast:3") == [(1, 0), (2, 0), (3, 0)]
@@ -201,12 +212,13 @@ def test_a_matrix_file_adds_up_rows_and_may_be_the_plan_itself(tmp_path: Path) -
     (tmp_path / "m.csv").write_text("dst, src, bytes\nhost2,0,1K\n\nhost2:eth1,host1,24\n4,host6:eth1,0\n0,host3,7\n")
     found = traffic(plan_file(tmp_path / "p.yml", "matrix: m.csv\n"))
     connections = found.connections
-    assert (connections.src.tolist(), connections.dst.tolist()) == ([0, 2], [1, 0])
-    assert found.volume.payload[connections.kind].ravel().tolist() == [1048, 7]
+    assert (connections.src.tolist(), connections.dst.tolist()) == ([0, 0, 1, 2], [1, 2, 0, 0])
+    sent = found.volume.payload[connections.kind].ravel().tolist()
+    assert sent == [1048, CREDIT_BYTES, CREDIT_BYTES, 4], "whole elements, and a credit for each"
     # A matrix file may be the plan itself.
     (tmp_path / "m.csv").write_text("src,dst,bytes\n0,1,1K\n")
     connections = traffic(f"{tmp_path / 'm.csv'},qps=2").connections
-    assert (len(connections), connections.flows) == (1, 2)
+    assert (len(connections), connections.flows) == (2, 4)
 
 
 def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
@@ -220,7 +232,9 @@ def test_files_that_a_plan_needs_come_along(tmp_path: Path) -> None:
 
 def test_a_matrix_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heddle.offline.demand.free_bytes", lambda: 1000)
-    with pytest.raises(InputError, match=r"makes 30 connections of 6 ranks, which need .* GB are free"):
+    with pytest.raises(
+        InputError, match=r"matrix: all-to-all makes 30 connections of 6 ranks, which need .* GB are free"
+    ):
         traffic("all-to-all")
     with pytest.raises(InputError, match="makes 6 connections"):
         traffic("ring")

@@ -147,8 +147,8 @@ def test_the_verb_lists_and_removes_without_a_running_lab(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["predict", "tiny", "--plan", "ring", "--run", "1"], "--run is not a flag of predict"),
-        (["predict", "tiny", "--plan", "ring", "--now"], "--now is not a flag of predict"),
+        (["predict", "tiny", "--workload", "ring", "--run", "1"], "--run is not a flag of predict"),
+        (["predict", "tiny", "--workload", "ring", "--now"], "--now is not a flag of predict"),
         (["graph", "--fabric", "tiny", "--run", "1"], "--run and --fabric exclude each other"),
     ],
 )

@@ -14,13 +14,13 @@ from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import run_options
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricdata import fabric_from_json, fabric_to_json
 from heddle.fabric.model import BACKEND, Fabric, Level
 from heddle.fabric.naming import NicNames
 from heddle.fabric.policy import NetworkPolicy, QueuePolicy
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.predict.polarisation import synthetic_flows
 from heddle.predict.predict import predict
 from heddle.proof.evidence import Evidence
@@ -125,7 +125,7 @@ def test_routes_of_a_network_lead_to_its_own_pool() -> None:
 
 
 def test_a_prediction_is_that_without_the_other_network() -> None:
-    one, two = (forecast(fabric, load_plan("ring,qps=4"), Ask(), Silent()) for fabric in (ONE, TWO))
+    one, two = (forecast(fabric, load_workload("ring,qps=4").workload, Ask(), Silent()) for fabric in (ONE, TWO))
     assert two.roofline == one.roofline
     for mine, other in zip(one.modes, two.modes, strict=True):
         rows = [two.wires.id_of[port] for port in one.wires.ports]

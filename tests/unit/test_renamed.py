@@ -18,8 +18,13 @@ VERBS = {name: command.verb for name, command in commands_in(vars(tasks)).items(
     ("old", "new", "notes"),
     [
         ("lab start 02", "workshop start 02", ["lab is now workshop"]),
-        ("paths --predict zone --plan ring", "predict zone --plan ring", ["paths --predict is now predict"]),
-        ("paths --plan ring --predict=zone", "predict zone --plan ring", ["paths --predict is now predict"]),
+        (
+            "paths --predict zone --plan ring",
+            "predict zone --workload ring",
+            ["paths --predict is now predict", "--plan is now --workload"],
+        ),
+        ("paths --workload ring --predict=zone", "predict zone --workload ring", ["paths --predict is now predict"]),
+        ("predict zone --plan=ring", "predict zone --workload=ring", ["--plan is now --workload"]),
         ("up zone --explain", "up zone --dry-run", ["--explain is now --dry-run"]),
         ("up --topology x.clab.yml", "up --fabric x.clab.yml", ["--topology is now FABRIC"]),
         ("run --timeout 14", "run --local-ack-timeout 14", ["--timeout is now --local-ack-timeout"]),

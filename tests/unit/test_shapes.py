@@ -21,13 +21,13 @@ from heddle.base.events import Silent
 from heddle.base.families import Network
 from heddle.base.problems import InputError
 from heddle.dashboard.pageplan import plan_page
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.builder import FabricBuilder
 from heddle.fabric.fabricfile import LoadedFabric, checked, load_fabric
 from heddle.fabric.model import Fabric, Level
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.offline.result import Prediction
 from heddle.predict.polarisation import polarisation
 from heddle.predict.predict import predict
@@ -203,7 +203,7 @@ def star() -> Fabric:
 
 
 def found(plan: str, **asked: str | int) -> Prediction:
-    return forecast(star(), load_plan(plan), Ask(**asked), Silent())  # type: ignore[arg-type]
+    return forecast(star(), load_workload(plan).workload, Ask(**asked), Silent())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["flow", "pinned", "spray"])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.choose import blueprint_of, companions
 from heddle.lab.imported.grammar import LONGEST_LINE, MOST_BYTES
 from heddle.offline.demand import traffic_of
-from heddle.offline.planfile import files_of, load_plan
 from heddle.runs.files import UnreadableError, read_arrays, read_object
 from heddle.wire.capturefile import open_capture
 
@@ -28,7 +28,7 @@ def topology(path: Path, node: str = "{kind: linux}", more: str = "") -> str:
 
 
 def run_plan(name: str) -> None:
-    traffic_of(load_fabric("tiny").fabric, load_plan(f"{name},qps=1"))
+    traffic_of(load_fabric("tiny").fabric, load_workload(f"{name},qps=1").workload)
 
 
 def bound(name: str, runtime: str) -> None:
@@ -42,7 +42,7 @@ def bound(name: str, runtime: str) -> None:
     [
         ("x.clab.yml", lambda name: blueprint_of(name, "netns")),
         ("x.yml", load_fabric),
-        ("x.yml", load_plan),
+        ("x.yml", load_workload),
         ("x.csv", run_plan),
         ("x.pcap", lambda name: open_capture(Path(name), name)),
         ("run.json", lambda name: read_object(Path(name))),

@@ -10,6 +10,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import edges_of
@@ -18,7 +19,6 @@ from heddle.fabric.seeds import seed_for, switch_seed
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import load_plan
 from heddle.predict.polarisation import synthetic_flows
 from heddle.spec.linkspec import LinkSpec
 from heddle.spec.plain import dump_spec
@@ -276,9 +276,9 @@ def test_rails_have_words_of_their_shape_and_pinned_uses_every_uplink_alike() ->
 def test_32k_nics_are_predicted_in_little_memory() -> None:
     fabric = rail(pods=64, hosts_per_pod=64, nics_per_host=8, spines=64, planes=8)
     assert sum(len(host.ports) for host in fabric.hosts) == 32_768
-    result = forecast(fabric, load_plan("all-reduce,size=64M,qps=2"), Ask(), Silent())
+    result = forecast(fabric, load_workload("all-reduce,size=64M,qps=2").workload, Ask(), Silent())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 10**6, "KiB"
-    assert (result.unreachable, result.traffic.connections.flows) == (0, 65_536)
+    assert (result.unreachable, result.flows) == (0, 65_536)
     text = render(result)
     assert "512 leaf x 64 spine, 32,768 NICs" in text
     assert "leaf>spine" in text

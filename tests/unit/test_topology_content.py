@@ -1,23 +1,22 @@
-"""The examples of topologies/ and the plans of traffic/: each is explained in its first lines, and can be used."""
+"""The examples of topologies/ and the files of traffic/: each is explained in its first lines, and can be used."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.completion import candidates
+from heddle.endpoints.workloadfile import files_of as files_of_plan
+from heddle.endpoints.workloadfile import load_workload, workload_words, workloads
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
 from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
-from heddle.offline.planfile import files_of as files_of_plan
-from heddle.offline.planfile import load_plan, plan_words, plans
 from heddle.spec.load import presets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,52 +68,54 @@ def test_every_file_begins_with_what_it_is_for(path: Path) -> None:
     comments = [line for line in lines[:2] if line.startswith("# ")]
     assert len(comments) == 2
     if path.suffix == ".yml":
-        assert any(line.startswith(f"#   ./inv predict zone --plan {path.stem}") for line in lines), "a command"
+        assert any(line.startswith(f"#   ./inv predict zone --workload {path.stem}") for line in lines), "a command"
 
 
-@pytest.mark.parametrize("name", plans())
+@pytest.mark.parametrize("name", workloads())
 def test_every_plan_predicts_on_zone(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    found = forecast(load_fabric("zone").fabric, load_plan(name), Ask(), Silent())
-    assert found.to_json()["plan"]["flows"] > 0
+    found = forecast(load_fabric("zone").fabric, load_workload(name).workload, Ask(), Silent())
+    assert found.to_json()["workload"]["flows"] > 0
     assert found.to_json()["unreachable"]["flows"] == 0
     assert found.to_json()["completion"]["over_roofline"] >= 1
 
 
-def test_there_are_plans_of_each_sort_and_no_file_is_left_over() -> None:
-    assert len(plans()) >= 5
-    used = {load_plan(name).spec.matrix for name in plans()} | {f"{name}.yml" for name in plans()}
-    assert {path.name for path in PLAN_FILES} <= used
-    assert not set(plans()) & set(plan_words()), "a word would hide a plan of that name"
+def test_there_are_workloads_of_each_sort_and_no_file_is_left_over() -> None:
+    assert len(workloads()) >= 5
+    matrices = [job.runs[1] for name in workloads() for job in load_workload(name).workload.jobs]
+    assert {path.name for path in PLAN_FILES} <= {f"{name}.yml" for name in workloads()} | set(matrices)
+    assert not set(workloads()) & set(workload_words()), "a word would hide a workload of that name"
 
 
-def test_the_matrix_of_a_plan_is_a_file_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_jobs_of_two_tenants_have_nics_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    connections = traffic_of(load_fabric("zone").fabric, load_plan("two-tenants")).connections
-    assert (np.asarray(connections.src) % 2 == np.asarray(connections.dst) % 2).all()
-    assert load_plan("two-tenants").matrix_file == str(TRAFFIC / "two-tenants.csv")
+    a, b = traffic_of(load_fabric("zone").fabric, load_workload("two-tenants").workload)
+    assert [end.nic for end in a.endpoints] == [f"host{n}:eth1" for n in range(1, 17, 2)]
+    assert [end.nic for end in b.endpoints] == [f"host{n}:eth1" for n in range(2, 17, 2)]
+    assert (len(a.connections), len(b.connections)) == (8, 56)
 
 
 def test_plans_are_found_by_name_path_and_keys() -> None:
-    assert load_plan("all-reduce-1qp,qps=8,size=1M").spec.qps == 8
+    assert load_workload("all-reduce-1qp,qps=8,size=1M").workload.jobs[0].options.qps == 8
     with pytest.raises(InputError, match="did you mean qps"):
-        load_plan("all-reduce-1qp,qpss=8")
+        load_workload("all-reduce-1qp,qpss=8")
     # A path still works and words mean what they meant.
-    assert load_plan(str(TRAFFIC / "checkpoint.yml")).spec == load_plan("checkpoint").spec
-    assert load_plan("ring").spec.pattern == ("all-reduce", "ring")
+    path, name = (load_workload(typed).workload.jobs[0] for typed in (str(TRAFFIC / "checkpoint.yml"), "checkpoint"))
+    assert path.options == name.options
+    assert load_workload("ring").workload.jobs[0].options.algorithm == "ring"
     # A misspelt name is hinted.
     with pytest.raises(InputError, match=r"did you mean checkpoint\?"):
-        load_plan("chekpoint")
-    with pytest.raises(InputError, match=r"plans of traffic/: .*two-tenants"):
-        load_plan("qqq")
+        load_workload("chekpoint")
+    with pytest.raises(InputError, match=r"files of traffic/: .*two-tenants"):
+        load_workload("qqq")
     # Problems name the file of a plan.
     with pytest.raises(InputError, match=r"traffic/checkpoint\.yml:\d+  ranks: 16"):
-        traffic_of(load_fabric("tiny").fabric, load_plan("checkpoint"))
+        traffic_of(load_fabric("tiny").fabric, load_workload("checkpoint").workload)
     # Shells offer the names.
     import tasks
 
-    offered = candidates(["./inv", "predict", "--plan", ""], {"predict": tasks.predict.verb}, [])
-    assert set(plans()) < set(offered)
+    offered = candidates(["./inv", "predict", "--workload", ""], {"predict": tasks.predict.verb}, [])
+    assert set(workloads()) < set(offered)
     # Nothing is sent along for a plan that comes with heddle.
     assert files_of_plan("two-tenants,qps=2") == []
 
@@ -123,7 +124,7 @@ def test_a_matrix_may_have_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     Path("m.csv").write_text("# who to whom\n\nsrc,dst,bytes\n # one way\n0,1,64K\n#0,2,64K\n1,x,2\n")
     with pytest.raises(InputError, match=r"m\.csv:7  dst: x") as caught:
-        traffic_of(load_fabric("tiny").fabric, load_plan("m.csv"))
+        traffic_of(load_fabric("tiny").fabric, load_workload("m.csv").workload)
     assert len(caught.value.problems) == 1
 
 

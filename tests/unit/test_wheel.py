@@ -92,7 +92,7 @@ def test_shells_complete_the_name_that_was_started(installed: InstalledWheel, tm
         (["plot", "queues"], "plot"),
         deep(["graph", "--fabric", "tiny"], "plot"),
         deep(["graph", "--fabric", "tiny", "--out", "x.png"], "plot"),
-        deep(["predict", "tiny", "--plan", "ring", "--heatmap", "x.svg"], "plot"),
+        deep(["predict", "tiny", "--workload", "ring", "--heatmap", "x.svg"], "plot"),
         (["dashboard"], "dashboard"),
         (["status", "--place", "ssh:lab.example.org"], "ssh"),
     ],
@@ -173,7 +173,7 @@ def test_presets_plans_templates_and_programs_are_found_also_without_extras(
 ) -> None:
     for words in (
         ["up", "tiny", "--dry-run"], ["render", "tiny", "--out", "out"],
-        ["predict", "tiny", "--plan", "all-reduce-1qp"],
+        ["predict", "tiny", "--workload", "all-reduce-1qp"],
     ):  # fmt: skip
         output = installed.heddle(*words, cwd=tmp_path)
         assert (output.returncode, "not installed" in output.stderr) == (0, False), output.stderr

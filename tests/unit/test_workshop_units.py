@@ -250,4 +250,4 @@ def test_a_command_names_the_lab_where_several_run(home: Path, monkeypatch: pyte
     monkeypatch.setattr(state, "labs", lambda: ["other", "unit02"])
     assert typed("./inv run --qps 16", "unit02") == "./inv run --lab=unit02 --qps 16"
     assert typed("./inv status {lab}", "unit02") == "./inv status unit02"
-    assert typed("./inv predict {file} --plan ring", "unit03", "my.yml") == ("./inv predict my.yml --plan ring")
+    assert typed("./inv predict {file} --workload ring", "unit03", "my.yml") == ("./inv predict my.yml --workload ring")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=64)
 def cycle(ranks: int, seed: int) -> tuple[int, ...]:
-    """The receiver of each rank in a random cycle through all ranks: that of `predict --plan permutation:SEED`."""
+    """The receiver of each rank in a random cycle through all ranks: that of `predict --workload permutation:SEED`."""
     import numpy as np
 
     order = np.random.default_rng(seed).permutation(ranks)

@@ -6,12 +6,11 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from heddle.base.tables import Table, flat, value_text
 from heddle.base.units import emulated_words, format_bytes
-from heddle.endpoints.runoptions import option_fields, plain
+from heddle.endpoints.runoptions import option_fields, plain, typed_options
 from heddle.fabric.policydata import dump_policy
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
@@ -137,19 +136,11 @@ def run_commands(options: RunOptions, lab: str) -> list[str]:
 
 
 def _run_command(options: RunOptions, lab: str, sizes: str) -> str:
-    values, usual = _values(options), _values(RunOptions(collective=options.collective))
-    words = ["./inv", "run", "--lab", lab, "--collective", options.collective]
-    for each in option_fields():
-        value = values.get(each.name, each.usual)
-        if each.name != "collective" and value != usual.get(each.name, each.usual):
-            for typed in [sizes] if each.name == "sizes" else each.write(value):
-                words += [each.flag, typed]
+    words = ["./inv", "run", "--lab", lab]
+    for word, texts in typed_options(options).items():
+        for text in [sizes] if word == "size" else texts:
+            words += [f"--{word.replace('_', '-')}", text]
     return shlex.join(words)
-
-
-def _values(options: RunOptions) -> dict[str, Any]:
-    every = {each.name: getattr(options, each.name) for each in fields(options)}
-    return every | dict(options.own) | dict(options.parameters)
 
 
 def _range_of(sizes: Sequence[int]) -> str | None:
