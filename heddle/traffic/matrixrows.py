@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 from heddle.base.files import open_regular, real
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_size
-from heddle.host.capacity import free_bytes
 from heddle.traffic.readers import MOST_SIZE
 
 if TYPE_CHECKING:
@@ -175,11 +174,17 @@ def summed(src: I64, dst: I64, amount: I64) -> tuple[I64, I64, I64]:
     return src[first][there], dst[first][there], total[there]
 
 
+def _free_bytes() -> int:
+    from heddle.host.capacity import free_bytes  # help and completion read this module, and no matrix
+
+    return free_bytes()
+
+
 def _lines(name: str) -> list[str]:
     """The lines of a file; InputError with the reason."""
     path = real(name)
     try:
-        if (rows := path.stat().st_size // _ROW_BYTES) * _READ_BYTES > (free := free_bytes()):
+        if (rows := path.stat().st_size // _ROW_BYTES) * _READ_BYTES > (free := _free_bytes()):
             why = f"has up to {rows:,} rows: {rows * _READ_BYTES / 1e9:.0f} GB, but {free / 1e9:.1f} GB are free"
             raise InputError(Problem("", name, why, "sum up rows, or use a part of them"))
         with open_regular(path) as file:
@@ -306,7 +311,7 @@ class _Rows:
         senders, receivers = self._rank(number, "src", src), self._rank(number, "dst", dst)
         size = self._bytes(number, amount)
         many = len(senders) * len(receivers)
-        if many > _MOST_NAMES and many * _READ_BYTES > free_bytes():
+        if many > _MOST_NAMES and many * _READ_BYTES > _free_bytes():
             self._wrong(number, f"{src} to {dst}", f"has {many:,} pairs, which need more memory than is free")
             return
         if self._lookup and senders[0] >= 0 and not set(senders).isdisjoint(receivers):

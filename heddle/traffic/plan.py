@@ -8,7 +8,6 @@ QP numbers, source ports and packet sequence numbers depend only on the fabric a
 from __future__ import annotations
 
 import math
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,15 +26,13 @@ from heddle.traffic.communicators import AUTO, Communicators, check_paths, commu
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
-from heddle.traffic.readers import SourcePorts
+from heddle.traffic.qpnumbers import QpNumbers, qpn_before_first, source_port
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.tunables import Control
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
-from heddle.wire.sport import SPORT_RULES, entropy_sports
+from heddle.wire.sport import entropy_sports
 
 ACK_TIMEOUT_UNIT_S: Final = 4.096e-6
-SEAT_QPNS: Final = 1 << 20  # QP numbers of each rank at a NIC
-MAX_SEATS: Final = 14  # ranks of a NIC: 24 bits, and the first numbers of a NIC take part of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def build_plan(
     _check_slow(endpoints, options)
     options, admission = rounded(pattern, size, options), options.admitted
     _check_messages(pattern, size, options, admission)
-    numbers, delays = _QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
+    numbers, delays = QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
     connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
@@ -159,9 +156,9 @@ def build_plan(
         delay_s, rtt_s = 0.0 if fabric.policy.delayed_on_links else one_way_s, 2 * one_way_s
         for index in range(options.qps):
             own, peer = numbers.next(src), numbers.next(dst)
-            sport = _source_port(options.source_ports, index, own, peer)
+            sport = source_port(options.source_ports, index, own, peer)
             sports = entropy_sports(sport, spread)
-            answer_sport = _source_port(options.source_ports, index, peer, own)
+            answer_sport = source_port(options.source_ports, index, peer, own)
             flow = _flow(endpoints[src], endpoints[dst], sport, peer, job)
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
@@ -365,37 +362,3 @@ def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
         rank, port.node, port.name, str(port.address.ip), port.mac,
         str(gateway.address.ip), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
     )  # fmt: skip
-
-
-def qpn_before_first(nic: str) -> int:
-    """One less than the first QP number of a NIC (`host1:eth1`)."""
-    # 0 and 1 are management QPs (IBTA vol. 1, section 3.9); starts stay well inside 24 bits.
-    return 0x100 + (zlib.crc32(nic.encode()) & 0xFFFFF)
-
-
-def qpns_of(endpoint: Endpoint) -> range | None:
-    """The QP numbers that a rank has at a NIC with several ranks; None where it has the NIC for itself."""
-    first = qpn_before_first(endpoint.nic) + 1 + endpoint.seat * SEAT_QPNS
-    return range(first, first + SEAT_QPNS) if endpoint.shared else None
-
-
-class _QpNumbers:
-    """Assigns QP numbers as NICs do: in sequence, from a start that differs between NICs."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], before_first: Callable[[str], int]) -> None:
-        self._nics = [e.nic for e in endpoints]
-        self._next = [before_first(e.nic) + e.seat * SEAT_QPNS for e in endpoints]
-
-    def next(self, rank: int) -> int:
-        """The next free QP number of that rank's NIC."""
-        self._next[rank] += 1
-        return self._next[rank]
-
-    def psn(self, rank: int, qpn: int) -> int:
-        """A 24-bit first PSN: any value is possible, also near the wrap."""
-        return zlib.crc32(f"{self._nics[rank]}/{qpn}/psn".encode()) & 0xFFFFFF
-
-
-def _source_port(how: SourcePorts, index: int, own_qpn: int, peer_qpn: int) -> int:
-    rule = SPORT_RULES.get(how.mode)
-    return rule(own_qpn, peer_qpn) if rule is not None else how.ports[index % len(how.ports)]

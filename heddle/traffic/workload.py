@@ -18,7 +18,8 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import MAX_SEATS, place
+from heddle.traffic.plan import place
+from heddle.traffic.qpnumbers import MAX_SEATS
 
 BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
 _FLAG: Final = re.compile(r"--([a-z][a-z-]*)( (?!(?:or|and|out)\b)(?=[^\s]))?")

@@ -133,7 +133,7 @@ def test_the_sizes_that_an_interrupted_run_had_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    runtime = SimpleNamespace(name="netns")
+    runtime = SimpleNamespace(name="netns", daemons_here=True)
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     head = samples.header()
     with pytest.raises(end) as ended, writer.writing(lab, head):
@@ -161,7 +161,7 @@ def test_a_fresh_run_and_a_stored_one_are_judged_on_the_same_fabric_with_the_sam
 
     monkeypatch.setattr(writer, "prove", prove)
     monkeypatch.setattr(verdict, "prove", prove)
-    runtime = SimpleNamespace(name="netns")
+    runtime = SimpleNamespace(name="netns", daemons_here=True)
     lab: Any = SimpleNamespace(name="zone", dir=tmp_path / "zone", fabric=samples.FABRIC, runtime=runtime)
     with writer.writing(lab, samples.header()) as measured:
         done = measured.finish(samples.result(), samples.evidence(), samples.result().flows)

@@ -38,7 +38,7 @@ FOREIGN: Final = frozenset({
 # Files that must name old words to accept them.
 OLD: Final = (
     "heddle/cli/helptexts.py", "heddle/cli/predict_verb.py", "heddle/cli/renamed.py", "heddle/cli/workshop_verb.py",
-    "heddle/traffic/options.py", "heddle/workshop/unitlife.py",
+    "heddle/endpoints/runoptions.py", "heddle/traffic/options.py", "heddle/workshop/unitlife.py",
 )  # fmt: skip
 
 
