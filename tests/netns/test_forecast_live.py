@@ -21,7 +21,7 @@ from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from heddle.offline.forecast import Ask, forecast
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
-from heddle.runs.run import run
+from heddle.runs.run import run, run_workload
 from tests.conftest import FabricLab
 from tests.marks import deep
 from tests.netns.collectives import proven
@@ -89,6 +89,28 @@ def test_every_transport_and_source_port_mode_is_predicted(
     lab = lab_of("two tiers, e-ecmp")
     assert lab.fabric.policy.routing.ecmp == "e-ecmp"
     compare(lab, "e-ecmp", tmp_path, warmup=0, **more)
+
+
+@pytest.fixture(scope="module")
+def sixteen(fabric_lab: FabricLab) -> Lab:
+    return fabric_lab(racks=4, ctsw=2, hosts_per_rack=4, link={"host": "50mbit", "fabric": "50mbit"})
+
+
+@pytest.mark.parametrize("name", ["two-tenants", "storage-and-training"])
+def test_the_jobs_of_a_shipped_workload_load_the_links_as_predicted(name: str, sixteen: Lab) -> None:
+    workload = load_workload(f"{name},iters=1,warmup=0,local_ack_timeout=22").workload
+    done = run_workload(sixteen, workload, Silent())
+    assert done.wrong == 0 and len(done.jobs) == len(workload.jobs) == 2
+    assert all(flow.counters["retransmitted"] == 0 for job in done.jobs for flow in job.flows)
+    proof = proven(sixteen)
+    ahead = forecast(sixteen.fabric, workload, Ask(), Silent())
+    mode = ahead.modes[0]
+    assert mode.flows is not None
+    ids = ahead.wires.id_of
+    predicted = {
+        link.port: (round(mode.flows[ids[link.port]]), round(mode.bytes[ids[link.port]])) for link in proof.links
+    }
+    assert {link.port: (link.flows, link.bytes) for link in proof.links} == predicted
 
 
 def compare(
