@@ -17,7 +17,8 @@ from heddle.runs.results import RunResult
 class Interference:
     """One job alone and together with the others. busbw: average bus bandwidth over its sizes, GB/s, emulated.
 
-    alone_run, together_run: IDs of the stored runs.
+    alone_run, together_run: IDs of the stored runs. unreliable: the host CPU was or may have been the bottleneck in one
+    of the two.
     """
 
     job: str
@@ -25,6 +26,7 @@ class Interference:
     together_busbw: float
     alone_run: str
     together_run: str
+    unreliable: bool
 
     @property
     def ratio(self) -> float:
@@ -35,7 +37,8 @@ class Interference:
         """`a: 0.0119 GB/s alone (run 0001), 0.0061 GB/s together (run 0003): 51 %`."""
         alone, together = f"{self.alone_busbw:.4g}", f"{self.together_busbw:.4g}"
         runs = f"{alone} GB/s alone (run {self.alone_run}), {together} GB/s together (run {self.together_run})"
-        return f"{self.job}: {runs}: {100 * self.ratio:.0f} %"
+        doubt = "; UNRELIABLE: the host CPU may have been the bottleneck" if self.unreliable else ""
+        return f"{self.job}: {runs}: {100 * self.ratio:.0f} %{doubt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class WorkloadResult:
     def compared(self, alone: Sequence[RunResult]) -> WorkloadResult:
         """With the interference. alone: the result of each job alone, in the same order."""
         found = (
-            Interference(here.job, there.busbw, here.busbw, there.run_id, here.run_id)
+            Interference(here.job, there.busbw, here.busbw, there.run_id, here.run_id, there.limited or here.limited)
             for there, here in zip(alone, self.jobs, strict=True)
         )
         return WorkloadResult(self.name, self.jobs, tuple(found))
@@ -68,6 +71,7 @@ class WorkloadResult:
                 {
                     "job": each.job, "alone_busbw": each.alone_busbw, "together_busbw": each.together_busbw,
                     "ratio": each.ratio, "alone_run": each.alone_run, "together_run": each.together_run,
+                    "unreliable": each.unreliable,
                 }
                 for each in self.interference
             ],

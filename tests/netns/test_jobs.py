@@ -109,6 +109,8 @@ def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:
         assert each["together_busbw"] == job["avg_busbw"] and each["alone_busbw"] > 0
         assert each["ratio"] == pytest.approx(each["together_busbw"] / each["alone_busbw"])
         alone = History.of(tiny).open(each["alone_run"])
+        assert alone.record.outcome is not None
+        assert each["unreliable"] == (alone.record.outcome.limited or bool(job["unreliable"]))
         assert {row.sent.flow.job for row in alone.flows} == {each["job"]}
         nics = [(end["host"], end["port"]) for end in job["ranks"]]
         assert nics == [(end.host, end.port) for end in alone.record.header.ranks]
