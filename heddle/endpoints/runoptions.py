@@ -73,52 +73,38 @@ def run_options(*, live: bool = True, **typed: Any) -> RunOptions:
         raise TypeError(f"not an option of a run: {', '.join(sorted(unknown))}")
     problems = Problems()
     found = read_options(RunOptions, typed, problems)
-    for check in (_with_parameters, _with_own):
+    own: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    for word, name, kind, values in (
+        ("collective", found.collective, lambda: type(find_pattern(found.collective, found.algorithm)), parameters),
+        ("transport", found.transport, lambda: find_transport(found.transport).options, own),
+        ("cc", found.congestion, lambda: getattr(find_control(found.congestion), "options", None), own),
+    ):
         try:
-            found = check(found, typed, problems)
+            values.update(_values(word, name, kind(), typed, problems))
         except InputError as error:  # nothing can be said about what an unknown one supports
             problems.found += error.problems
     found.check_admission(problems)
     if live:
         found.check_live(problems)
     problems.raise_if_any()
-    return found
-
-
-def _with_parameters(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> RunOptions:
-    """With the parameters of the chosen collective."""
-    kind = type(find_pattern(found.collective, found.algorithm))
-    values = _values({"collective": found.collective}, [kind], typed, problems)
-    return replace(found, parameters=tuple(values.items()))
-
-
-def _with_own(found: RunOptions, typed: Mapping[str, Any], problems: Problems) -> RunOptions:
-    """With the options of the chosen transport and control."""
-    find_transport(found.transport)
-    find_control(found.congestion)
-    chosen = {"transport": found.transport, "cc": found.congestion}
-    kinds = [getattr(_OWNERS[word].get(name), "options", None) for word, name in chosen.items()]
-    return replace(found, own=_values(chosen, [kind for kind in kinds if kind is not None], typed, problems))
+    return replace(found, own=own, parameters=tuple(parameters.items()))
 
 
 def _values(
-    chosen: Mapping[str, str], kinds: Sequence[type[Any]], typed: Mapping[str, Any], problems: Problems
+    word: str, chosen: str, kind: type[Any] | None, typed: Mapping[str, Any], problems: Problems
 ) -> dict[str, Any]:
-    """Options of the chosen kinds that are not the default; an error for those of others. chosen: word -> name."""
-    values: dict[str, Any] = {}
-    known = set()
-    for kind in kinds:
-        read = read_options(kind, typed, problems)
-        known |= {each.word for each in options_of(kind)}
-        values |= {e.name: value for e in options_of(kind) if (value := getattr(read, e.name)) != e.usual}
-    for word, _, each in own_fields():
-        if word in chosen and each.word not in known and typed.get(each.word) not in (None, each.default, [], ()):
-            known.add(each.word)
-            owners = dict.fromkeys(f"--{word} {name}" for _, name, other in own_fields() if other.word == each.word)
-            value = typed[each.word] if each.kind != "list" else f" {each.flag} ".join(typed[each.word])
-            why, hint = f"is not for --{word} {chosen[word]}", f"use {' or '.join(owners)}"
-            problems.add(where="", what=f"{each.flag} {value}", why=why, hint=hint)
-    return values
+    """Options of the chosen owner that are not the default; an error for those of others."""
+    own = () if kind is None else options_of(kind)
+    read, known = None if kind is None else read_options(kind, typed, problems), {each.word for each in own}
+    others = [(name, each) for owner, name, each in own_fields() if owner == word and each.word not in known]
+    for flag, each in {each.flag: each for _, each in others}.items():
+        if (value := typed.get(each.word)) not in (None, each.default, [], ()):
+            texts = value if isinstance(value, list | tuple) else [value]
+            owners = dict.fromkeys(f"--{word} {name}" for name, other in others if other.word == each.word)
+            why, hint = f"is not for --{word} {chosen}", f"use {' or '.join(owners)}"
+            problems.add(where="", what=" ".join(f"{flag} {text}" for text in texts), why=why, hint=hint)
+    return {each.name: value for each in own if (value := getattr(read, each.name)) != each.usual}
 
 
 def typed_options(options: RunOptions) -> dict[str, Sequence[str]]:

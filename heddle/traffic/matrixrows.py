@@ -182,6 +182,7 @@ def _free_bytes() -> int:
 
 def _lines(name: str) -> list[str]:
     """The lines of a file; InputError with the reason."""
+
     path = real(name)
     try:
         if (rows := path.stat().st_size // _ROW_BYTES) * _READ_BYTES > (free := _free_bytes()):
@@ -308,6 +309,7 @@ class _Rows:
         self.named.append(Named(name, given, self._bytes(number, cells[1]) if len(cells) > 1 else 0))
 
     def _cells(self, number: int, src: str, dst: str, amount: str) -> Iterator[tuple[int, int, int]]:
+
         senders, receivers = self._rank(number, "src", src), self._rank(number, "dst", dst)
         size = self._bytes(number, amount)
         many = len(senders) * len(receivers)

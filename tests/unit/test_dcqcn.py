@@ -12,7 +12,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.congestion.controlled import CONTROLLERS, congestion_of
 from heddle.endpoints.congestion.dcqcn import Dcqcn, DcqcnControl, DcqcnRule, power
-from heddle.endpoints.congestion.profiles import ECN_FACTORS, PROFILES, CongestionProfile
+from heddle.endpoints.congestion.profiles import PROFILES, CongestionProfile
 from heddle.endpoints.congestion.ratecontrol import FAR_NS, NicFacts, Notifier, RateRecord, steps_for
 from heddle.endpoints.congestion.swift import Swift, SwiftControl, SwiftRule
 from heddle.endpoints.planning import job_plan
@@ -309,7 +309,7 @@ def test_swift_holds_its_bounds_for_any_events(seed: int) -> None:
 
 
 def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> None:
-    found = PROFILES["default"](NicFacts(400_000, 4154, 0))
+    found = PROFILES["default"](NicFacts(400_000, 4154, 0)).values
     assert found == {
         "roce_cc_shaper_coalesce": 1, "init_cr": 33333, "init_growth": 10,
         "rpg_time_reset": 4, "rpg_byte_reset": 519, "rpg_threshold": 8,
@@ -317,15 +317,15 @@ def test_the_default_profile_follows_from_line_rate_frame_and_round_trip() -> No
         "min_time_between_cnps": 2, "clamp_tgt_rate_after_time_inc": 0, "rpg_min_rate": 2000,
     }  # fmt: skip
     # Half the rate: half of each rate, twice the time of a frame. A round trip of 9 us is added to both times.
-    slower = PROFILES["default"](NicFacts(200_000, 4154, 9))
+    slower = PROFILES["default"](NicFacts(200_000, 4154, 9)).values
     assert slower["init_cr"] == 16667 and slower["rpg_hai_rate"] == 667 and slower["rpg_min_rate"] == 1000
     assert slower["rpg_time_reset"] == 8 + 9 and slower["rate_reduce_monitor_period"] == 10
     # Very slow links stay in the ranges.
-    assert min(PROFILES["default"](NicFacts(10, 1082, 0)).values()) == 0
-    assert PROFILES["default"](NicFacts(10, 1082, 0))["rpg_ai_rate"] == 1
+    assert min(PROFILES["default"](NicFacts(10, 1082, 0)).values.values()) == 0
+    assert PROFILES["default"](NicFacts(10, 1082, 0)).values["rpg_ai_rate"] == 1
     # Those of NVIDIA are the defaults of the table; Meta's differ in the switches.
-    assert not PROFILES["nvidia"](NicFacts(400_000, 4154, 0)) and not PROFILES["meta"](NicFacts(400_000, 4154, 0))
-    assert ECN_FACTORS == {"meta": 2}
+    nvidia, meta = (PROFILES[name](NicFacts(400_000, 4154, 0)) for name in ("nvidia", "meta"))
+    assert (nvidia.values, nvidia.ecn_factor, meta.values, meta.ecn_factor) == ({}, 1, {}, 2)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "demo", "zone", "rail"])

@@ -110,7 +110,7 @@ def test_every_parameter_has_its_row_and_those_of_dcqcn_a_source() -> None:
 
 
 def test_the_default_profile_and_the_delays_of_shapes_are_those_of_the_code() -> None:
-    profile = PROFILES["default"](NicFacts(line_mbps=400_000, frame_bytes=4096 + OVERHEAD_BYTES, rtt_us=0))
+    profile = PROFILES["default"](NicFacts(line_mbps=400_000, frame_bytes=4096 + OVERHEAD_BYTES, rtt_us=0)).values
     text = page("cc-parameters").partition("## The default profile")[2]
     rows = {"rpg_time_reset": "us", "rpg_byte_reset": "", "rpg_threshold": "", "min_time_between_cnps": "us"}
     for name, unit in rows.items():

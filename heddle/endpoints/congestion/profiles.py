@@ -58,17 +58,11 @@ def _rate(mbps: float) -> int:
     return max(1, round(mbps))
 
 
-def _nvidia(on: NicFacts) -> dict[str, float]:
-    return {}
-
-
-PROFILES: Final[Mapping[CongestionProfile, Callable[[NicFacts], Mapping[str, float]]]] = {
-    "default": _default,
-    "nvidia": _nvidia,
-    "meta": _nvidia,  # the difference is in the switches: ECN_FACTORS
+PROFILES: Final[Mapping[CongestionProfile, Callable[[NicFacts], Profile]]] = {
+    "default": lambda on: Profile("default", _default(on)),
+    "nvidia": lambda on: Profile("nvidia"),
+    "meta": lambda on: Profile("meta", ecn_factor=2),  # the difference is in the switches
 }
-# By how much a profile multiplies Kmin and Kmax of the switches for its run.
-ECN_FACTORS: Final[Mapping[str, int]] = {"meta": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +76,4 @@ class DcqcnOptions(ControlOptions):
 
     def profile(self, on: NicFacts) -> Profile:
         """As the user chooses."""
-        name = self.congestion_profile
-        return Profile(name, PROFILES[name](on), ECN_FACTORS.get(name, 1))
+        return PROFILES[self.congestion_profile](on)
