@@ -29,12 +29,13 @@ CONTAINERS: Final = "containers"
 BESIDE: Final = tuple(
     f"tests/netns/test_{each}.py"
     for each in (
-        "workshop_units", "place_ssh", "plugin", "bring_your_own", "runtime_contract", "faults", "transports_live",
-        "trouble_midrun", "tour", "wheel_job", "example_pipeline", "dashboard_live", "place_refusals", "place_jumps",
-        "rail", "lab_trouble", "mcp", "runs_kept", "repair", "pool", "lab_life", "killed", "validate",
-        "topology_examples", "inspect", "ipv6", "trees", "forecast_live", "hashing_modes", "runs_with_link_faults",
-        "run_wiring", "capture", "second_transport", "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live",
-        "paths_proof", "wrong_paths", "owners",
+        "workshop_units", "place_ssh", "plugin", "bring_your_own", "runtime_contract", "each_collective",
+        "faults", "transports_live", "trouble_midrun", "tour", "wheel_job", "example_pipeline",
+        "dashboard_live", "place_refusals", "place_jumps", "rail", "lab_trouble", "mcp", "runs_kept", "repair",
+        "pool", "lab_life", "killed", "validate", "topology_examples", "inspect", "ipv6", "trees",
+        "forecast_live", "hashing_modes", "runs_with_link_faults", "run_wiring", "capture", "second_transport",
+        "bpf_modes", "prediction_exact", "paths_modes", "link_keys_live", "paths_proof", "wrong_paths",
+        "owners",
     )
 )  # fmt: skip
 # The order in which units start: those that take longest first; tests without a fabric, which fail soon, before BESIDE.
