@@ -46,7 +46,7 @@ class Record:
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
-    before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/runecn.py
+    before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/thresholds.py
     version: str = ""  # of the Heddle that started the lab; empty in records of older versions
     format: int = _FORMAT
 

@@ -26,15 +26,14 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.kernel.netlink import down_ports
+from heddle.lab.convergence import restore_routes
 from heddle.lab.impairments import Requested, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
-from heddle.lab.revive import restore_routes
-from heddle.lab.runecn import end_run_ecn
 from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart, Snapshot
-from heddle.lab.thresholds import own_queues, reapply_queues
+from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
 from heddle.switch.pfc import control as pfc

@@ -30,13 +30,13 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.convergence import restore_routes
 from heddle.lab.health import Repaired
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
 from heddle.lab.removal import remove, remove_others
-from heddle.lab.revive import restore_routes
 from heddle.lab.snapshot import LabPart
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT

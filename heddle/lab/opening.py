@@ -17,7 +17,7 @@ from heddle.base.version import VERSION
 from heddle.fabric.fabricfile import LoadedFabric, checked
 from heddle.fabric.model import Role
 from heddle.fabric.shapes import build
-from heddle.lab import convergence, revive
+from heddle.lab import convergence
 from heddle.lab.daemons import DAEMONS, ESTABLISHED, NO_ANSWER, NOT_CONFIGURED, SessionEnd
 from heddle.lab.lab import Blueprint, Difference, Lab
 from heddle.lab.outages import State
@@ -73,7 +73,7 @@ class Rendered(Blueprint):
         seconds = convergence.default_timeout(self.fabric) if timeout is None else timeout
         daemons, handles = lab.daemons, lab.handles()
         convergence.wait(
-            self.fabric, handles, daemons.sessions, observer, seconds, partial(revive.revive, daemons, handles)
+            self.fabric, handles, daemons.sessions, observer, seconds, partial(convergence.revive, daemons, handles)
         )
 
     @property

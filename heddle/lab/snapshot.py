@@ -23,8 +23,8 @@ from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, ports_down
+from heddle.lab.convergence import without_route
 from heddle.lab.daemons import Adjacency, Daemons, pending
-from heddle.lab.revive import without_route
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables

@@ -3,11 +3,14 @@
 In:  a running lab, settings as `path=value` of the fabric file's `queues`, and the switches that they are for.
 Out: an entry in the lab's record, which `validate`, `queues` and `up --repair` use; then the inactive half of the
 policies map is written, and one store activates it. The result is checked like a fabric file before anything changes.
+For one run, ECN curves of all switches can be multiplied, where its profile of congestion control asks for that. The
+lab's record has the curves from before, so the next run, or `up --repair`, undoes them after a kill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -15,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners, state
 from heddle.base.ethernet import CLASSES
-from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean, nearest
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems, did_you_mean, nearest
 from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
 from heddle.fabric.model import Fabric, Level
-from heddle.fabric.policy import QueuePolicy
+from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.spec.keys import Strict
 from heddle.spec.plain import nested_values
@@ -287,3 +291,54 @@ def _nodes(lab: Lab, patterns: Sequence[str]) -> list[str]:
 def _as_file(fabric: Fabric, queues: QueuePolicy) -> dict[str, Any]:
     """Queues as keys and values of a fabric file."""
     return queues_as_file(queues, [level.word for level in fabric.switch_levels])
+
+
+@contextmanager
+def ecn_for_run(lab: Lab, factor: int, observer: Observer) -> Iterator[None]:
+    """Multiply Kmin and Kmax of all switches for a with block. The caller holds the lab's lock.
+
+    What `queues set` changes meanwhile stays, except ECN curves. Where the end cannot undo it, it warns.
+    """
+    if left := end_run_ecn(lab):
+        observer.warn(f"a run that was killed had left its ECN thresholds on {some_of(left)}, which are restored now")
+    try:
+        if factor != 1:
+            with owners.lock(lab.name, owners.CHANGES):
+                own, usual = own_queues(lab), lab.fabric.policy.queues
+                before = {node.name: own.get(node.name, usual) for node in lab.fabric.switches}
+                scaled = {name: replace(each, ecn=_times(each.ecn, factor)) for name, each in before.items()}
+                kept = {name: dump_queues(each) for name, each in before.items()}
+                write_queues(lab, {**own, **scaled}, [*scaled], before_run=kept)
+        yield
+    finally:
+        if factor != 1:
+            try:
+                end_run_ecn(lab)
+            except HeddleError as error:
+                why = str(error).partition("\n")[0]
+                observer.warn(f"the ECN thresholds of this run are still set ({why}): run ./inv up --repair {lab.name}")
+
+
+def end_run_ecn(lab: Lab) -> list[str]:
+    """Restore the curves from before a run that has ended; returns the switches. The caller holds the lab's lock."""
+    record = state.read_record(lab.name)
+    if record is None or not record.before_run:
+        return []
+    with owners.lock(lab.name, owners.CHANGES):
+        own, usual = own_queues(lab), lab.fabric.policy.queues
+        before = {name: load_queues(data) for name, data in record.before_run.items()}
+        restored = {name: replace(own.get(name, usual), ecn=each.ecn) for name, each in before.items()}
+        write_queues(lab, {**own, **restored}, [*restored], before_run={})
+    return [*before]
+
+
+def _times(ecn: EcnPolicy, factor: int) -> EcnPolicy:
+    classes = {
+        number: replace(
+            each,
+            kmin=None if each.kmin is None else each.kmin * factor,
+            kmax=None if each.kmax is None else each.kmax * factor,
+        )
+        for number, each in ecn.classes.items()
+    }
+    return replace(ecn, kmin=ecn.kmin * factor, kmax=ecn.kmax * factor, classes=classes)

@@ -15,7 +15,7 @@ from heddle.base.problems import CheckError
 from heddle.endpoints import crew
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
-from heddle.lab import runecn
+from heddle.lab import thresholds
 from heddle.lab.lab import Lab
 from heddle.lab.thresholds import own_settings, threshold_faults
 from heddle.runs.parts.admission import AdmissionUse
@@ -164,11 +164,11 @@ def test_metas_profile_doubles_the_thresholds_for_its_run_only(net: Lab) -> None
         assert not threshold_faults(net, live)
     # A run that is killed leaves them: the next one, or a repair, restores them.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runecn, "end_run_ecn", lambda _: [])
-        with runecn.ecn_for_run(net, 2, Silent()):
+        patch.setattr(thresholds, "end_run_ecn", lambda _: [])
+        with thresholds.ecn_for_run(net, 2, Silent()):
             pass
     assert own_settings(net)["rtsw1"] == {"ecn.kmin": 2 * before[1], "ecn.kmax": 2 * net.fabric.policy.queues.ecn.kmax}
-    assert runecn.end_run_ecn(net) and own_settings(net) == before[0]
+    assert thresholds.end_run_ecn(net) and own_settings(net) == before[0]
 
 
 @pytest.mark.deep

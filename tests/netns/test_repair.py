@@ -18,8 +18,8 @@ from heddle.checks.validate import validate
 from heddle.endpoints.runoptions import run_options
 from heddle.lab import lifecycle as life
 from heddle.lab import outages, rehash
+from heddle.lab.convergence import revive
 from heddle.lab.lab import Lab
-from heddle.lab.revive import revive
 from heddle.lab.status import status
 from heddle.runs.run import run as run_collective
 from heddle.switch.hashing import hashing
