@@ -10,6 +10,7 @@ of every job. A file without `jobs` is one job.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +59,9 @@ def load_workload(typed: str) -> LoadedWorkload:
     typed_keys = _more(more, problems)
     reader = _Reader(document, typed_keys, file, problems)
     jobs = tuple(reader.jobs())
-    shares = reader.flag("share_nics")
     problems.found[:] = in_order(problems.found)
     problems.raise_if_any()
-    workload = Workload(jobs, Path(file).stem if file else typed, shares)
+    workload = Workload(jobs, Path(file).stem if file else typed, reader.shares)
     workload.check()
     return LoadedWorkload(workload, file)
 
@@ -80,8 +80,9 @@ class _Reader:
         self._document, self._typed, self._file, self._problems = document, typed, file, problems
         self._fields: dict[str, OptionField] = {each.word: each for each in option_fields()}
         self._legal = [*self._fields, *JOB_KEYS]
+        self.shares = self._flag("share_nics")
 
-    def flag(self, key: str) -> bool:
+    def _flag(self, key: str) -> bool:
         """A key of the whole file that is true or false."""
         value = self._document.data.get(key, False)
         if not isinstance(value, bool):
@@ -213,9 +214,13 @@ class _Reader:
                 hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
                 self._problems.found.append(keys.problem("ranks", text, "names no NICs", hint))
                 return None
-        if (again := next((slot for slot in found if found.count(slot) > 1), None)) if len(found) < 4096 else None:
-            why = f"names NIC {again} twice, but a NIC has one rank of a job"
-            self._problems.found.append(keys.problem("ranks", _shown(value), why, "name each NIC once"))
+        if not self.shares and len({*found}) < len(found):
+            again = next(slot for slot, many in Counter(found).items() if many > 1)
+            why, hint = (
+                f"names NIC {again} twice, but a NIC has one rank",
+                "name each NIC once, or set share_nics: true",
+            )
+            self._problems.found.append(keys.problem("ranks", _shown(value), why, hint))
         elif len(found) < 2:
             self._problems.found.append(keys.problem("ranks", _shown(value), "has fewer than 2 NICs"))
         return tuple(found)

@@ -238,15 +238,14 @@ class _Rows:
         self._lookup = endpoints is not None
         self._ranks = len(endpoints or ())
         self._problems = Problems()
-        self._by_name: dict[str, int] = {e.nic: e.rank for e in endpoints or ()}
+        self._by_name: dict[str, int] = {}
         self._several: set[str] = set()
-        hosts: dict[str, int] = {}
         for each in endpoints or ():
-            if each.host in hosts:
-                self._several.add(each.host)
-            hosts.setdefault(each.host, each.rank)
-        self._hosts = tuple(hosts)
-        self._by_name |= hosts
+            for name in (each.nic, each.host):
+                if name in self._by_name:
+                    self._several.add(name)
+                self._by_name.setdefault(name, each.rank)
+        self._hosts = tuple(dict.fromkeys(each.host for each in endpoints or ()))
 
     def read(self, lines: Sequence[str]) -> tuple[I64, I64, I64]:
         """Columns of ranks and bytes. InputError with the first problems, and the number of the others."""
@@ -341,8 +340,8 @@ class _Rows:
             hint = f"ranks are 0 to {self._ranks - 1}: write from, to (the one after the last) and step, as 0:8:2"
             self._wrong(row, f"{column}: {text}", "has no ranks, or more than this job", hint)
         elif text in self._several:
-            hint = f"write one of its NICs, as {text}:eth1, or a rank"
-            self._wrong(row, f"{column}: {text}", "is a host with several ranks", hint)
+            hint = "write a rank" if ":" in text else f"write one of its NICs, as {text}:eth1, or a rank"
+            self._wrong(row, f"{column}: {text}", "has several ranks", hint)
         elif text in self._by_name:
             return (self._by_name[text],)
         else:

@@ -174,11 +174,13 @@ class Workload:
                     why, hint = f"has more than {MAX_SEATS} ranks", "spread the ranks over more NICs"
                     problems.found.append(job.problem("ranks", end.nic, why, hint))
                     break
-                seated.append(replace(end, seat=len(at)))
+                seated.append(replace(end, seat=len(at)) if at else end)
                 at.append(job)
             found.append(tuple(seated))
         problems.raise_if_any()
         shared = {nic for nic, jobs in used.items() if len(jobs) > 1}
+        if not shared:
+            return tuple(found)
         return tuple(tuple(replace(end, shared=end.nic in shared) for end in ranks) for ranks in found)
 
     def _ranks(self, fabric: Fabric, job: Job, used: Mapping[str, object]) -> tuple[Endpoint, ...]:

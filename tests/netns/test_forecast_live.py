@@ -20,7 +20,9 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import drain, link_down
 from heddle.lab.rehash import set_hashing
 from heddle.offline.forecast import Ask, forecast
+from heddle.offline.result import Prediction
 from heddle.offline.wires import Trouble, forwarding_of, trouble_of, wires_of
+from heddle.proof.verdict import PathsResult
 from heddle.runs.run import run, run_workload
 from tests.conftest import FabricLab
 from tests.marks import deep
@@ -79,6 +81,8 @@ def test_ports_carry_exactly_the_bytes_predicted_offline(
         deep({"qps": 3, "transport": "srd", "sport": "rxe", "qp_mode": "round-robin", "chunk": "32K"}),
         deep({"qps": 3, "transport": "uc", "sport": "list:50000,50001"}),
         deep({"qps": 6, "sport": "own-qpn", "collective": "all-to-all", "algorithm": "staggered"}),
+        {"qps": 2, "collective": "matrix", "matrix": "shift:1;host1,host3,100K;1:3,3,4K"},
+        deep({"qps": 2, "collective": "broadcast", "root": 2, "datatype": "bfloat16"}),
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -102,15 +106,7 @@ def test_the_jobs_of_a_shipped_workload_load_the_links_as_predicted(name: str, s
     done = run_workload(sixteen, workload, Silent())
     assert done.wrong == 0 and len(done.jobs) == len(workload.jobs) == 2
     assert all(flow.counters["retransmitted"] == 0 for job in done.jobs for flow in job.flows)
-    proof = proven(sixteen)
-    ahead = forecast(sixteen.fabric, workload, Ask(), Silent())
-    mode = ahead.modes[0]
-    assert mode.flows is not None
-    ids = ahead.wires.id_of
-    predicted = {
-        link.port: (round(mode.flows[ids[link.port]]), round(mode.bytes[ids[link.port]])) for link in proof.links
-    }
-    assert {link.port: (link.flows, link.bytes) for link in proof.links} == predicted
+    assert_carried(proven(sixteen), forecast(sixteen.fabric, workload, Ask(), Silent()), "flow", times=1)
 
 
 def compare(
@@ -130,10 +126,14 @@ def compare(
     plan = folder / "plan.yml"
     plan.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
     ahead = forecast(lab.fabric, load_workload(str(plan)).workload, ask or Ask(mode=mode_name), Silent())
+    assert_carried(proof, ahead, mode_name, options.iters + options.warmup)
+
+
+def assert_carried(proof: PathsResult, ahead: Prediction, mode_name: str, times: int) -> None:
+    """What switches counted in so many iterations is what was predicted."""
     mode = ahead.modes[0]
     assert mode.mode == mode_name
     assert mode.flows is not None
-    times = options.iters + options.warmup
     ids = ahead.wires.id_of
     counted = {link.port: (link.flows, link.bytes) for link in proof.links}
     predicted = {port: (round(mode.flows[ids[port]]), round(mode.bytes[ids[port]]) * times) for port in counted}
@@ -141,6 +141,25 @@ def compare(
     assert proof.mmr.bytes == pytest.approx(mode.mmr[1], abs=1e-4)
     switches = np.flatnonzero(ahead.wires.owner >= 0)
     assert {ahead.wires.ports[at] for at in switches if mode.bytes[at]} <= set(counted)
+
+
+def test_jobs_carry_together_the_bytes_predicted_offline(lab_of: Callable[[str], Lab], tmp_path: Path) -> None:
+    lab = lab_of("two tiers, e-ecmp")
+    (tmp_path / "m.csv").write_text("src,dst,bytes\nhost4,0:3,40K\n2,host4,8K\n")
+    (tmp_path / "w.yml").write_text("""\
+share_nics: true
+iters: 1
+local_ack_timeout: 20
+jobs:
+  a: {collective: all-reduce, ranks: 0:3, size: 100K, qps: 3}
+  b: {matrix: m.csv, ranks: 0:4, qps: 2}
+  c: {matrix: "shift:1", ranks: [3, 2, 1], size: 16K, after: a, sport: own-qpn}
+""")
+    workload = load_workload(str(tmp_path / "w.yml")).workload
+    result = run_workload(lab, workload, Silent())
+    assert result.wrong == 0
+    assert not any(flow.counters.get("retransmitted", 0) for job in result.jobs for flow in job.flows)
+    assert_carried(proven(lab), forecast(lab.fabric, workload, Ask(mode="e-ecmp"), Silent()), "e-ecmp", times=2)
 
 
 @pytest.mark.deep

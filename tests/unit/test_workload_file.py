@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
+from heddle.offline.columns import flows_of
+from heddle.offline.demand import traffic_of
+from heddle.offline.forecast import Ask, forecast
+from heddle.predict.flowarrays import FlowArrays
+from heddle.traffic.plan import build_plan
 from heddle.traffic.workload import BACKGROUND, Workload
+from heddle.views.forecasttext import render
+
+ZONE = load_fabric("zone").fabric
 
 
 def written(path: Path, text: str) -> str:
@@ -26,7 +37,7 @@ def of(path: Path, text: str) -> Workload:
 def said(path: Path, text: str) -> str:
     """The errors of a file on a fabric with 16 NICs, without its folder."""
     with pytest.raises(InputError) as caught:
-        of(path, text).endpoints(load_fabric("zone").fabric)
+        of(path, text).endpoints(ZONE)
     return str(caught.value).replace(f"{path}/", "")
 
 
@@ -123,7 +134,7 @@ jobs:
         "w.yml:5  jobs.a.collective: all-reduc is not a supported collective",
         "w.yml:6  jobs.a.ranks: 0:16:0 names no NICs",
         "w.yml:7  jobs.a.fault belongs to the whole run",
-        "w.yml:10  jobs.b.ranks: [1, 1] names NIC 1 twice, but a NIC has one rank of a job",
+        "w.yml:10  jobs.b.ranks: [1, 1] names NIC 1 twice, but a NIC has one rank",
         "w.yml:11  jobs.b.start: -2 is not a time from 0 to 3600 s",
         "w.yml:12  jobs.b.repeat: 0 is neither a number from 1 to 10000 nor background",
         "w.yml:13  jobs.b.entropy: 4 is not for transport: rc",
@@ -158,9 +169,18 @@ def test_jobs_that_do_not_fit_each_other_or_the_fabric_are_refused(jobs: str, er
 
 def test_jobs_may_share_nics_if_the_file_says_so(tmp_path: Path) -> None:
     text = f"share_nics: true\njobs:\n {A}, ranks: 0:4}}\n {B}, ranks: 2:9}}\n"
-    a, b = of(tmp_path, text).endpoints(load_fabric("zone").fabric)
+    a, b = of(tmp_path, text).endpoints(ZONE)
     assert [end.nic for end in a[2:]] == [end.nic for end in b[:2]]
     assert [end.seat for end in b] == [1, 1, 0, 0, 0, 0, 0]
+    (ends,) = of(tmp_path, "share_nics: true\ncollective: all-reduce\nranks: [0, 0, 1]\n").endpoints(ZONE)
+    assert [(end.nic, end.seat) for end in ends] == [("host1:eth1", 0), ("host1:eth1", 1), ("host2:eth1", 0)]
+    matrix = "share_nics: true\nmatrix: host1:eth1,host2,64K;host1,2,8\nranks: [0, 0, 1]\n"
+    with pytest.raises(InputError) as caught:
+        traffic_of(ZONE, of(tmp_path, matrix))
+    assert [str(each).partition("  ")[2].partition("\n")[0] for each in caught.value.problems] == [
+        "matrix: row 1: src: host1:eth1 has several ranks",
+        "matrix: row 2: src: host1 has several ranks",
+    ]
     assert said(tmp_path, text.replace("true", "maybe")).startswith("w.yml:1  share_nics: maybe is not true or false")
 
 
@@ -169,3 +189,57 @@ def test_the_files_of_all_jobs_come_along(tmp_path: Path) -> None:
     typed = written(tmp_path / "p.yml", jobs)
     assert files_of(typed) == [typed, str(tmp_path / "m.csv"), str(tmp_path / "sub/n.csv")]
     assert files_of("two-tenants,qps=2") == files_of("ring") == files_of(None) == []
+
+
+def test_loads_of_jobs_are_added_up_and_ranks_that_share_a_nic_have_the_queue_pairs_of_a_run(tmp_path: Path) -> None:
+    jobs = """\
+qps: 3
+share_nics: true
+jobs:
+  a: {collective: all-reduce, ranks: 0:6, size: 300K}
+  b: {matrix: "0,1,64K;host5,4,8K;incast:2,4K", ranks: 4:12, qps: 2, admission: true, chunk: 1M, after: a}
+  c: {collective: broadcast, root: 2, datatype: bfloat16, ranks: [0, 0, 8], size: 64K:256K:x2, repeat: 3}
+"""
+    workload = of(tmp_path, jobs)
+    together = forecast(ZONE, workload, Ask(mode="e-ecmp"), Silent())
+    ends = workload.endpoints(ZONE)
+    for traffic, job, ranks in zip(together.jobs, workload.jobs, ends, strict=True):
+        plan = build_plan(ZONE, job.options, endpoints=ranks, job=job.name)
+        found = traffic.connections
+        flows = [flows_of(found, part, traffic.address) for part in found.batches()]
+        for column in ("src", "dst", "sport", "qpn"):
+            wanted = getattr(FlowArrays.of(plan.flows()), column)
+            assert (np.concatenate([getattr(part, column) for part in flows]) == wanted).all(), column
+        size = max(plan.options.sizes) // plan.options.pattern.element_bytes
+        sent = traffic.volume.payload[found.kind].sum()
+        assert sent == plan.options.pattern.volume(plan.size, size) * plan.options.pattern.element_bytes
+    assert sum(share for share in together.shares) == pytest.approx(together.modes[0].bytes)
+    alone = [
+        forecast(ZONE, replace(workload, jobs=(replace(job, after=""),)), Ask(mode="e-ecmp"), Silent())
+        for job in workload.jobs
+    ]
+    assert alone[0].modes[0].bytes == pytest.approx(together.shares[0])
+    data = together.to_json()
+    assert [(job["name"], job["ranks"]) for job in data["workload"]["jobs"]] == [("a", 6), ("b", 8), ("c", 3)]
+    assert data["workload"]["bytes"] == sum(job["bytes"] for job in data["workload"]["jobs"])
+    assert all(sum(link["jobs"].values()) == pytest.approx(link["bytes"], abs=2) for link in data["links"])
+    text = render(together)
+    assert "w: 3 jobs, one iteration of each" in text and "jobs that run one after the other are added up" in text
+    assert "broadcast of 256 KiB, the largest of 3 sizes, 3 ranks" in text
+
+
+def test_a_prediction_has_no_limits_of_runs(tmp_path: Path) -> None:
+    workload = of(tmp_path, "collective: all-reduce\nsize: 1G\nranks: 16\n")
+    assert traffic_of(ZONE, workload)[0].bytes > 1 << 34
+    with pytest.raises(InputError, match=r"--size 1073741824 has 1073741824 bytes, which is outside"):
+        build_plan(ZONE, workload.jobs[0].options)
+    with pytest.raises(InputError, match=r"w.yml:1  jobs.a.transport: rxe is not predicted offline"):
+        traffic_of(ZONE, of(tmp_path, "jobs: {a: {collective: all-reduce, transport: rxe}}\n"))
+
+
+def test_a_matrix_by_rank_belongs_to_the_whole_job_and_a_named_one_to_each_communicator(tmp_path: Path) -> None:
+    rows = of(tmp_path, "matrix: 0,15,64K\nsplit: MOD 2\n")
+    with pytest.raises(InputError, match=r"w.yml:2  split: MOD 2 is not for a matrix with rows"):
+        traffic_of(ZONE, rows)
+    named = traffic_of(ZONE, of(tmp_path, "matrix: shift:1\nsplit: MOD 2\nsize: 64K\n"))[0]
+    assert named.split.startswith("2 communicators of 8 ranks")

@@ -116,14 +116,24 @@ class PairMatrix(Pattern):
         """From every receiver that does not send to its sender."""
         import numpy as np
 
-        back = self.back(ranks)
-        alone = ~np.isin(back @ [ranks, 1], self.routes(ranks) @ [ranks, 1])
-        return back[alone]
+        there, back = self._numbers(ranks)
+        return np.stack(np.divmod(np.setdiff1d(back, there), ranks), axis=1)
+
+    def peers(self, ranks: int) -> NDArray[np.int64]:
+        """The pairs with cells, in both directions."""
+        import numpy as np
+
+        return np.stack(np.divmod(np.union1d(*self._numbers(ranks)), ranks), axis=1)
+
+    def _numbers(self, ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each pair with a cell as one number, and the opposite pair."""
+        cells = self._cells(ranks)
+        return cells.src * ranks + cells.dst, cells.dst * ranks + cells.src
 
     def connections(self, ranks: int) -> int:
         """One for each pair in each direction, if all ranks send to all others."""
         everything = any(each.name == "all-to-all" for each in matrixrows.parts_of(self.matrix)[1])
-        return ranks * (ranks - 1) if everything else len(self.peers(ranks))
+        return ranks * (ranks - 1) if everything else len(self._cells(ranks).src) + len(self.credits(ranks))
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the length of the cell, or of a credit."""
