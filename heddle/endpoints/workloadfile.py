@@ -3,7 +3,7 @@
 In:  `my.yml`, `two-tenants` (traffic/two-tenants.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`; keys may follow a
      name or a word: `ring,qps=16,size=64M`. They replace those of the file, in all its jobs.
 Out: LoadedWorkload; InputError with file and line for everything that does not depend on the fabric.
-The keys of a job are the options of `./inv run` (runoptions.py), and those of JOB_KEYS. Keys beside `jobs` are defaults
+The keys of a job are the options of `./inv run` (runoptions.py), and those of _When. Keys beside `jobs` are defaults
 of every job. A file without `jobs` is one job.
 """
 
@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from heddle.base import resources
+from heddle.base.declared import Declared, options_of, read_options
 from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_duration
@@ -26,11 +27,9 @@ from heddle.traffic.matrixrows import NAMED, is_matrix_file, slice_of
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
 
 if TYPE_CHECKING:
-    from heddle.base.declared import OptionField
     from heddle.spec.yamlfile import Document
 
 FLAG: Final = "--workload"
-JOB_KEYS: Final = ("start", "after", "repeat")  # beside the options of a run
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 _RUNS: Final = ("collective", "algorithm", "matrix")  # what a job runs: from the job, or all from beside `jobs`
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
@@ -42,6 +41,31 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 _MOST_RANKS: Final = 1 << 20
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{0,9})?", text) else parse_duration(text) / 1e9
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_START_S:
+        raise ValueError(f"is not a time from 0 to {_MOST_START_S:.0f} s; write seconds, or a time as 500ms")
+    return seconds
+
+
+def _repeats(text: str) -> int:
+    if text != "background" and not (re.fullmatch("[0-9]{1,8}", text) and 1 <= int(text) <= _MOST_REPEATS):
+        raise ValueError(f"is neither a number from 1 to {_MOST_REPEATS} nor background")
+    return BACKGROUND if text == "background" else int(text)
+
+
+@dataclass(frozen=True)
+class _When:
+    """The keys of a job that are not options of a run, as in Job."""
+
+    start_s: Annotated[float, Declared("when it starts", word="start", reads=_seconds)] = 0.0
+    after: Annotated[str, Declared("the job that must have ended before")] = ""
+    repeat: Annotated[int, Declared("how often all sizes are measured", reads=_repeats)] = 1
 
 
 @dataclass(frozen=True)
@@ -78,8 +102,8 @@ class _Reader:
 
     def __init__(self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems) -> None:
         self._document, self._typed, self._file, self._problems = document, typed, file, problems
-        self._fields: dict[str, OptionField] = {each.word: each for each in option_fields()}
-        self._legal = [*self._fields, *JOB_KEYS]
+        self._fields = {each.word: each for each in (*option_fields(), *options_of(_When))}
+        self._legal = [*self._fields]
         self.shares = self._flag("share_nics")
 
     def _flag(self, key: str) -> bool:
@@ -140,43 +164,41 @@ class _Reader:
                 values[key], places[key] = value, (FLAG, key)
         keys = Keys(name, self._document.where(trail), places)
         if not values.keys() & {"collective", "matrix"}:
-            what, hint = f"job {name}", "write collective: all-reduce, or matrix: all-to-all"
-            what = what if name else "the workload"
-            self._problems.found.append(Problem(keys.where, what, "names neither a collective nor a matrix", hint))
+            what = f"job {name}" if name else "the workload"
+            hint = "write collective: all-reduce, or matrix: all-to-all"
+            if len(self._problems.found) == before:  # a key may be misspelt
+                self._problems.add(
+                    where=keys.where, what=what, why="names neither a collective nor a matrix", hint=hint
+                )
             return
         slots = self._slots(keys, values)
-        start, repeat = self._start(keys, values), self._repeat(keys, values)
-        after = str(values.pop("after", ""))
         plain = {key: word for key, value in values.items() if (word := self._plain(keys, key, value)) is not None}
         self._matrix(keys, plain, size=name == "" or "size" in own)
+        wrong = Problems()
+        when = read_options(_When, {each.word: plain.pop(each.word, None) for each in options_of(_When)}, wrong)
         try:
-            with keys.named():
-                options = run_options(live=False, **plain)
+            options = run_options(live=False, **plain)
         except InputError as error:
-            self._problems.found += error.problems
+            wrong.found += error.problems
+        self._problems.found += map(keys.located, wrong.found)
         if len(self._problems.found) == before:
-            yield Job(name, options, slots, start, after, repeat, keys)
+            yield Job(name, options, slots, when.start_s, when.after, when.repeat, keys)
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
         """A matrix is a collective; its file is beside that of the workload. size: the job itself has one."""
-        matrix = plain.get("matrix")
+        found, matrix = self._problems.found, plain.get("matrix")
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":
             del plain["matrix"]
-            self._problems.found.append(
-                keys.problem("matrix", matrix, "does not go together with collective", "keep one of the two")
-            )
+            found.append(keys.problem("matrix", matrix, "does not go together with collective", "keep one of the two"))
         if "algorithm" in plain:
-            algorithm = plain.pop("algorithm")
-            self._problems.found.append(
-                keys.problem("algorithm", algorithm, "is for a collective, not for a matrix", "remove it")
-            )
+            why = "is for a collective, not for a matrix"
+            found.append(keys.problem("algorithm", plain.pop("algorithm"), why, "remove it"))
         elif is_matrix_file(matrix):
             if size and "size" in plain:
-                self._problems.found.append(
-                    keys.problem("size", plain["size"], "is already in the file of the matrix", "remove it")
-                )
+                why = "is already in the file of the matrix"
+                found.append(keys.problem("size", plain["size"], why, "remove it"))
             plain["matrix"] = _beside(self._file, matrix) if self._file else matrix
 
     def _plain(self, keys: Keys, key: str, value: Any) -> Any:
@@ -216,41 +238,12 @@ class _Reader:
                 return None
         if not self.shares and len({*found}) < len(found):
             again = next(slot for slot, many in Counter(found).items() if many > 1)
-            why, hint = (
-                f"names NIC {again} twice, but a NIC has one rank",
-                "name each NIC once, or set share_nics: true",
-            )
+            why = f"names NIC {again} twice, but a NIC has one rank"
+            hint = "name each NIC once, or set share_nics: true"
             self._problems.found.append(keys.problem("ranks", _shown(value), why, hint))
         elif len(found) < 2:
             self._problems.found.append(keys.problem("ranks", _shown(value), "has fewer than 2 NICs"))
         return tuple(found)
-
-    def _start(self, keys: Keys, values: dict[str, Any]) -> float:
-        """Seconds of `start`, which is removed."""
-        value = values.pop("start", 0)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            seconds = float(value)
-        else:
-            try:
-                seconds = parse_duration(str(value)) / 1e9
-            except ValueError:
-                seconds = -1.0
-        if not 0 <= seconds <= _MOST_START_S:
-            why = f"is not a time from 0 to {_MOST_START_S:.0f} s"
-            self._problems.found.append(keys.problem("start", value, why, "write seconds, or a time as 500ms"))
-        return seconds
-
-    def _repeat(self, keys: Keys, values: dict[str, Any]) -> int:
-        """`repeat`, which is removed."""
-        value = values.pop("repeat", 1)
-        if value == "background":
-            return BACKGROUND
-        text = str(value)
-        if not (text.isdecimal() and text.isascii() and len(text) < 9 and 1 <= int(text) <= _MOST_REPEATS):
-            why = f"is neither a number from 1 to {_MOST_REPEATS} nor background"
-            self._problems.found.append(keys.problem("repeat", value, why))
-            return 1
-        return int(text)
 
     def _unknown(self, trail: tuple[str, ...], legal: Sequence[str]) -> None:
         where = self._document.where(trail)
