@@ -17,6 +17,7 @@ from heddle.lab.imported.choose import files_of
 from heddle.lab.imported.imported import import_topology
 from heddle.offline.demand import traffic_of
 from heddle.offline.forecast import Ask, forecast
+from heddle.runs.run import plan_workload
 from heddle.spec.load import presets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,16 @@ def test_there_are_workloads_of_each_sort_and_no_file_is_left_over() -> None:
     matrices = [job.runs[1] for name in workloads() for job in load_workload(name).workload.jobs]
     assert {path.name for path in PLAN_FILES} <= {f"{name}.yml" for name in workloads()} | set(matrices)
     assert not set(workloads()) & set(workload_words()), "a word would hide a workload of that name"
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_every_workload_fits_a_run_on_zone_and_has_the_flows_of_its_prediction(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fabric, workload = load_fabric("zone").fabric, load_workload(name).workload
+    (planned, _), predicted = plan_workload(fabric, workload), traffic_of(fabric, workload)
+    assert [len(each.plan.flows()) for each in planned] == [each.connections.flows for each in predicted]
 
 
 def test_jobs_of_two_tenants_have_nics_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
