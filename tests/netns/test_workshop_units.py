@@ -41,7 +41,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     start = tuple(HERE.command())
 
     def follow(argv: Sequence[str], line: Callable[[str], None], *, timeout: float) -> process.Done:
-        done = typed(*argv[len(unitlife._HERE) + len(start) :])
+        done = typed(*argv[len(unitlife._HERE) + len(start) :], cwd=Path.cwd())
         for each in (done.stdout + done.stderr).splitlines():
             line(each)
         return process.Done(tuple(argv), done.returncode, done.stdout, done.stderr, 0.0)
