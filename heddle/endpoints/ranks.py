@@ -28,7 +28,7 @@ from heddle.endpoints.expected import Expected
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives import Piece
-from heddle.traffic.collectives.pattern import Buffer
+from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import Key, Receive, Schedule, Send, build_schedule
 
@@ -97,6 +97,7 @@ class Rank:
     def __init__(
         self,
         options: RunOptions,
+        pattern: Pattern,
         ranks: int,
         rank: int,
         rkey: int,
@@ -112,9 +113,8 @@ class Rank:
         self.rank = rank
         self.results: list[SizeResult] = []
         self._options = options
-        self._pattern = options.pattern
-        self._elements = Elements.of(self._pattern, ranks)
-        self._ranks = ranks
+        self._pattern = pattern
+        self._elements, self._ranks = Elements.of(pattern, ranks), ranks
         self._rkey = rkey
         self._links = links
         self._peer_keys = peer_keys

@@ -140,7 +140,7 @@ class Worker:
                 mode = plan.options.qp_mode
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
                 self._ranks[rank] = Rank(
-                    plan.options, plan.size, number[rank], keys[rank], links, own, self._totals,
+                    plan.options, plan.pattern, plan.size, number[rank], keys[rank], links, own, self._totals,
                     destinations=loop.destinations(rank), wants=loop.wants(rank),
                     bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8, repeat=self._repeat,
                 )  # fmt: skip

@@ -70,7 +70,7 @@ class Exchange:
         self.ranks: list[Rank] = []
         for rank in range(ranks):
             links = {peer: self._link(peer) for peer in range(ranks)}
-            self.ranks.append(Rank(options, ranks, rank, rank, links, keys, totals, clock=lambda: self.now))
+            self.ranks.append(Rank(options, pattern, ranks, rank, rank, links, keys, totals, clock=lambda: self.now))
 
     def _link(self, peer: int) -> Any:
         def post(data: NDArray[np.uint8], va: int, rkey: int, imm: int, turn: int) -> None:

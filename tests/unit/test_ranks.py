@@ -87,7 +87,10 @@ def run_all(
     def links(r: int) -> dict[int, QpConnection]:
         return {d: QpConnection(qps, options.qp_mode) for (s, d), qps in wires.items() if s == r}
 
-    ranks = [kinds.get(r, Rank)(options, n, r, keys[r], links(r), keys, totals, clock=lambda: 0.0) for r in range(n)]
+    ranks = [
+        kinds.get(r, Rank)(options, pattern, n, r, keys[r], links(r), keys, totals, clock=lambda: 0.0)
+        for r in range(n)
+    ]  # fmt: skip
     for (_, d), qps in wires.items():
         for wire in qps:
             wire.responder = Responder(PARAMS, wire.requester.una, ranks[d])
@@ -257,7 +260,9 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
     link = SimpleNamespace(post=posted.append)
     options = RunOptions(sizes=(8,), iters=1, warmup=0)
     totals = {8: np.zeros(2, np.float32)}
-    rank = Rank(options, 2, 0, 7, {1: QpConnection([link], "split")}, {1: 8}, totals, clock=lambda: now[0])
+    rank = Rank(
+        options, options.pattern, 2, 0, 7, {1: QpConnection([link], "split")}, {1: 8}, totals, clock=lambda: now[0]
+    )
     rank.next_size()
     assert posted == []
     now[0] = 9.0
