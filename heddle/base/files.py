@@ -23,7 +23,12 @@ PLACE: Final = "HEDDLE_PLACE"  # the place where the verb runs, in the user's wo
 def real(typed: str) -> Path:
     """The path to open for a typed name: the name itself, unless the verb was sent here from another machine."""
     found = _sent_files().get(typed)
-    return Path(found) if isinstance(found, str) else Path(typed).expanduser()
+    if isinstance(found, str):
+        return Path(found)
+    try:
+        return Path(typed).expanduser()
+    except RuntimeError:  # `~name` of no user
+        return Path(typed)
 
 
 def open_regular(path: Path) -> IO[bytes]:

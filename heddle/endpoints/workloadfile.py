@@ -306,7 +306,7 @@ def files_of(typed: str | None) -> list[str]:
 
     found = [typed]
     try:
-        data = yaml.safe_load(read_regular(Path(typed).expanduser(), MAX_BYTES))
+        data = yaml.safe_load(read_regular(real(typed), MAX_BYTES))
         groups = [data, *(data.get("jobs") or {}).values()]
         matrices = [matrix for group in groups if isinstance(matrix := group.get("matrix"), str)]
     except Exception:  # load_workload reports the error
@@ -315,8 +315,7 @@ def files_of(typed: str | None) -> list[str]:
 
 
 def _beside(file: str, matrix: str) -> str:
-    path = Path(matrix).expanduser()
-    return str(path if path.is_absolute() else Path(file).parent / path)
+    return matrix if matrix.startswith(("/", "~")) else str(Path(file).parent / matrix)
 
 
 def _is_words(typed: str) -> bool:

@@ -25,8 +25,8 @@ FABRICS: Final = sorted([*(ROOT / "topologies").glob("*.yml"), ROOT / "topologie
 TOPOLOGIES: Final = sorted(
     [*(ROOT / "topologies" / "examples").glob("*.clab.yml"), *(ROOT / "tests/golden/topologies").glob("*.clab.yml")]
 )
-PLANS: Final = sorted((ROOT / "traffic").glob("*.yml"))
-MATRICES: Final = sorted((ROOT / "traffic").glob("*.csv"))
+PLANS: Final = sorted([*(ROOT / "traffic").glob("*.yml"), *(ROOT / "tests/golden/forecast").glob("*.yml")])
+MATRICES: Final = sorted((ROOT / "tests/golden/forecast").glob("*.csv"))
 WORDS: Final = (
     "demo",
     "clos",
