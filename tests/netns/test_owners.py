@@ -111,12 +111,13 @@ def test_a_lab_of_another_one_is_named_and_goes_down_only_by_force_while_nothing
     assert theirs.run("validate", name)[0] == 0
     # A run goes on: nothing ends it.
     run = theirs.start("run", "--lab", name, "--collective", "all-reduce", "--size", "16M", "--iters", "1000")
-    until(lambda: (holder := owners.working_on(name)) is not None and holder.work == "run")
+    work = "run (all-reduce over 4 ranks, 16 MiB, 1 QP)"
+    until(lambda: (holder := owners.working_on(name)) is not None and holder.work == work)
     for other in (("up", "tiny", "--name", name), ("down", name)):
         code, _, said = ours.run(*other)
-        assert code == 2 and f"{whose}, and its run goes on (process {run.pid})" in said, said
+        assert code == 2 and f"{whose}, and its {work} goes on (process {run.pid})" in said, said
     code, _, said = ours.run("down", name, "--force")
-    assert code == 2 and f"another Heddle (process {run.pid}): its run goes on; the lab is root's" in said, said
+    assert code == 2 and f"another Heddle (process {run.pid}): its {work} goes on; the lab is root's" in said, said
     assert run.poll() is None
     run.terminate()
     ended(run)
