@@ -217,7 +217,7 @@ def test_ranks_of_a_ring_and_an_all_to_all_need_no_credits_and_others_one_a_conn
     assert {name for name, many in needed.items() if not many} == {
         "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
     }  # fmt: skip
-    assert needed["incast"] == needed["broadcast"] == needed["reduce"] == 7
+    assert {needed[name] for name in ("incast", "gather", "scatter", "broadcast", "reduce")} == {7}
     assert needed["send-recv"] == needed["permutation"] == 8 and needed["matrix"] == 1
     assert not len(find_pattern("matrix", matrix="0,1,4;1,0,4").credits(2)), "each waits for the other"
 

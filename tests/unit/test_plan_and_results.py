@@ -171,7 +171,10 @@ def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
     assert row.busbw == pytest.approx(0.012)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [("all-to-all", "staggered"), ("incast", "direct")])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [("all-to-all", "staggered"), ("incast", "direct"), ("gather", "direct"), ("scatter", "direct")],
+)
 def test_each_collective_has_its_algorithm_and_the_factor_of_nccl_tests(collective: str, algorithm: str) -> None:
     assert run_options(collective=collective).algorithm == RunOptions(collective=collective).algorithm == algorithm
     assert find_pattern(collective, algorithm).busbw_factor(16) == 15 / 16

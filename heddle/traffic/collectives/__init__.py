@@ -13,6 +13,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.broadcast import ChainBroadcast
+from heddle.traffic.collectives.gather import DirectGather
 from heddle.traffic.collectives.incast import DirectIncast
 from heddle.traffic.collectives.matrix import PairMatrix
 from heddle.traffic.collectives.parameters import Value, checked
@@ -21,6 +22,7 @@ from heddle.traffic.collectives.permutation import RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
+from heddle.traffic.collectives.scatter import DirectScatter
 from heddle.traffic.collectives.send_recv import NextSendRecv
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
@@ -33,6 +35,8 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     ChainBroadcast,
     ChainReduce,
     StaggeredAllToAll,
+    DirectGather,
+    DirectScatter,
     DirectIncast,
     NextSendRecv,
     RandomPermutation,
