@@ -30,7 +30,7 @@ from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives import Piece
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
-from heddle.traffic.schedule import Key, Receive, Schedule, Send, build_schedule
+from heddle.traffic.schedule import Divisors, Key, Receive, Schedule, Send, build_schedule
 
 _STEP_BITS: Final = 12
 _OFFSET_BITS: Final = 36
@@ -211,8 +211,7 @@ class Rank:
         return self._array("input" if self._pattern.in_place else "output", self._epoch)
 
     def _result(self, wrong: int) -> SizeResult:
-        starts = [self._began, *self._ends]
-        lengths = tuple(end - start for start, end in zip(starts, self._ends, strict=False))
+        lengths = tuple(np.diff([self._began, *self._ends]).tolist())
         return SizeResult(self.size, self._ends[-1] - self._began, wrong, lengths)
 
     def waits(self) -> Waits | None:
@@ -295,6 +294,7 @@ class Rank:
         self._needs = [len(action.needs) for action in schedule.actions]
         self._missing = schedule.operations
         self._applied.clear()
+        self._divisors = Divisors(schedule.receives)
         if self._iteration == self._options.warmup:
             self._began, self._ends = self._clock(), []
         if self._wants is not None:
@@ -316,7 +316,7 @@ class Rank:
         part = self._buffers[self._epoch & 1][receive.buffer][receive.lo : receive.hi]
         if receive.reduce:
             old, new = part.view(self._elements.stored), staged.data.view(self._elements.stored)
-            self._elements.combine(old, new, receive.reduce, receive.divide)
+            self._elements.combine(old, new, receive.reduce, self._divisors.of(receive))
         else:
             part[:] = staged.data
         if staged.used is not None:

@@ -42,7 +42,7 @@ class Send:
 class Receive:
     """Bytes [lo, hi) of a buffer from `peer`: combined with the old values by `reduce`, or copied if it is empty.
 
-    divide: then divide by this number.
+    divide: then divide by this number, after the last receive of these bytes.
     """
 
     key: Key
@@ -52,6 +52,19 @@ class Receive:
     reduce: Reduction | Literal[""]
     buffer: Buffer = "output"
     divide: int = 1
+
+
+class Divisors:
+    """The divisor of each receive of one iteration: of receives that average the same bytes, only the last divides."""
+
+    def __init__(self, receives: Mapping[Key, Receive]) -> None:
+        self._missing = Counter(each.lo for each in receives.values() if each.divide > 1)
+
+    def of(self, receive: Receive) -> int:
+        """The divisor of the next receive that is complete."""
+        if receive.divide > 1:
+            self._missing[receive.lo] -= 1
+        return 1 if self._missing[receive.lo] else receive.divide
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ WRONG: Final[tuple[dict[str, Any], ...]] = (
     {"placement": "rtsw1,host1"},
     {"algorithm": "rnig"},
     {"collective": "all-to-all", "algorithm": "ring"},
+    {"algorithm": "halving-doubling", "ranks": 3},
     {"collective": "all-to-all", "size": "15"},
     {"collective": "incast", "size": "4"},
     {"ranks": 2, "size": "65536K", "chunk": "4K"},

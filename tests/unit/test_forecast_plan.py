@@ -118,11 +118,20 @@ def on_wire(messages: list[list[int]], cut: Cutting) -> list[int]:
     return wire
 
 
-@pytest.mark.parametrize("pattern", [pytest.param(p, id=p.collective) for p in patterns().values()])
+@pytest.mark.parametrize("pattern", [pytest.param(p, id="-".join(name)) for name, p in patterns().items()])
 @pytest.mark.parametrize("qp_mode", ["split", "round-robin"])
 @pytest.mark.parametrize(
     ("ranks", "count", "sports"),
-    [(2, 1000, 0), (3, 3, 0), (5, 100_003, 0), (5, 3, 1), (5, 5_000, 2), (5, 5_000, 256), (5, 200_005, 7)],
+    [
+        (2, 1000, 0),
+        (3, 3, 0),
+        (4, 5_001, 0),
+        (5, 100_003, 0),
+        (5, 3, 1),
+        (5, 5_000, 2),
+        (5, 5_000, 256),
+        (5, 200_005, 7),
+    ],
 )
 def test_bytes_of_a_collective_are_those_of_its_messages(
     pattern: Pattern, qp_mode: QpMode, ranks: int, count: int, sports: int
@@ -131,6 +140,8 @@ def test_bytes_of_a_collective_are_those_of_its_messages(
 
     The pair of each kind that is computed is exact; others of its kind may have their shorter messages elsewhere.
     """
+    if pattern.unfit(ranks):
+        pytest.skip("this pattern is not for so many ranks")
     qps, chunk = 3, 4096 * 3
     cut = Cutting(4096, LAYOUTS[4].overhead_bytes, qps, qp_mode, chunk, sports > 0, max(1, sports))
     pairs, kind, volume = of_pattern(pattern, ranks, count, cut)

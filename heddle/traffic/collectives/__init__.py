@@ -13,7 +13,9 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.broadcast import ChainBroadcast
+from heddle.traffic.collectives.direct import DirectAllReduce
 from heddle.traffic.collectives.gather import DirectGather
+from heddle.traffic.collectives.halving_doubling import HalvingDoublingAllReduce
 from heddle.traffic.collectives.incast import DirectIncast
 from heddle.traffic.collectives.matrix import PairMatrix
 from heddle.traffic.collectives.parameters import Value, checked
@@ -30,6 +32,8 @@ __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 # A new pattern needs its own file and one line here. The first algorithm of a collective is its default.
 _KINDS: Final[tuple[type[Pattern], ...]] = (
     RingAllReduce,
+    HalvingDoublingAllReduce,
+    DirectAllReduce,
     RingAllGather,
     RingReduceScatter,
     ChainBroadcast,

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.bases import EveryPairPattern
+from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,7 @@ def deltas(ranks: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class StaggeredAllToAll(Pattern):
+class StaggeredAllToAll(EveryPairPattern):
     """Rank r's chunk for rank q becomes piece r of q's array; a rank's chunk for itself is copied."""
 
     collective = "all-to-all"
@@ -58,28 +59,6 @@ class StaggeredAllToAll(Pattern):
     def at_once(self, ranks: int) -> int:
         """Two rounds."""
         return UNDER_WAY
-
-    def routes(self, ranks: int) -> NDArray[np.int64]:
-        """Every rank to every other rank."""
-        import numpy as np
-
-        src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
-        other = np.tile(np.arange(ranks - 1, dtype=np.int64), ranks)
-        return np.stack([src, other + (other >= src)], axis=1)
-
-    def credits(self, ranks: int) -> NDArray[np.int64]:
-        """None: each rank receives from every other one."""
-        import numpy as np
-
-        return np.empty((0, 2), dtype=np.int64)
-
-    def connections(self, ranks: int) -> int:
-        """One for each pair of ranks in each direction."""
-        return ranks * (ranks - 1)
-
-    def receivers(self, ranks: int) -> int:
-        """All."""
-        return ranks
 
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
         """One chunk to each other rank."""

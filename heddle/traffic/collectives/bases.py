@@ -1,4 +1,4 @@
-"""Patterns that reduce, and patterns with a root: what they have in common.
+"""Patterns that reduce, have a root, or send between all ranks: what they have in common.
 
 In, out: as for Pattern (pattern.py).
 """
@@ -6,11 +6,15 @@ In, out: as for Pattern (pattern.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from heddle.base.declared import Declared
 from heddle.traffic.collectives.parameters import GROUP
 from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, Reduction, Span
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 BF16_RANKS: Final = 128  # whole numbers up to 256 are exact: two for each rank
 
@@ -36,7 +40,8 @@ class ReducingPattern(Pattern):
         return super().unfit(ranks)
 
     def reduced(self, step: int, source: int, span: Span, ranks: int, *, last: bool) -> ReceiveStep:
-        """Reduce received data into `input`. last: no other rank reduces these elements afterwards."""
+        """Reduce received data into `input`. last: only receives of this rank, of the same
+        range, can reduce these elements afterwards."""
         mean = self.operation == "avg"
         return ReceiveStep(
             step, source, span, "input", "sum" if mean else self.operation, ranks if mean and last else 1
@@ -60,3 +65,41 @@ class RootedPattern(Pattern):
     def unfit(self, ranks: int) -> str:
         """No such rank."""
         return super().unfit(ranks) or (f"has root {self.root}: ranks are 0 to {ranks - 1}" * (self.root >= ranks))
+
+
+class EveryPairPattern(Pattern):
+    """A collective in which every rank sends to every other rank."""
+
+    def routes(self, ranks: int) -> NDArray[np.int64]:
+        """Every rank to every other rank."""
+        import numpy as np
+
+        src = np.repeat(np.arange(ranks, dtype=np.int64), ranks - 1)
+        other = np.tile(np.arange(ranks - 1, dtype=np.int64), ranks)
+        return np.stack([src, other + (other >= src)], axis=1)
+
+    def credits(self, ranks: int) -> NDArray[np.int64]:
+        """None: each rank receives from every other one."""
+        import numpy as np
+
+        return np.empty((0, 2), dtype=np.int64)
+
+    def connections(self, ranks: int) -> int:
+        """One for each pair of ranks in each direction."""
+        return ranks * (ranks - 1)
+
+    def receivers(self, ranks: int) -> int:
+        """All."""
+        return ranks
+
+
+class DirectPattern(EveryPairPattern):
+    """A rank sends to all others at once. Steps are numbered by sender."""
+
+    def others(self, ranks: int, rank: int) -> list[int]:
+        """All other ranks from the next one on, so that not all send to one rank first."""
+        return [(rank + delta) % ranks for delta in range(1, ranks)]
+
+    def at_once(self, ranks: int) -> int:
+        """The data of all ranks."""
+        return ranks

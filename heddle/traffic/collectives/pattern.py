@@ -68,7 +68,8 @@ class SendStep:
 class ReceiveStep:
     """A range of a buffer that rank `source` writes. step: unique among the receives and computations of a rank.
 
-    reduce: combine the data with the old values; empty: replace them. divide: divide the result by this number.
+    reduce: combine the data with the old values; empty: replace them. divide: divide the result by this number, after
+    the last receive of this range.
     """
 
     step: int
