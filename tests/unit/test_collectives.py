@@ -37,6 +37,7 @@ from heddle.traffic.collectives.pattern import (
     SendStep,
     Step,
 )
+from heddle.traffic.collectives.tree import double_tree
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.schedule import build_schedule
@@ -237,6 +238,20 @@ def test_rounds_are_those_of_nccl_and_wait_for_what_they_need() -> None:
     root = build_schedule(find_pattern("incast"), 4, 0, 400, 200)
     assert all(set(s.needs) == {(r, i) for r in (1, 2, 3) for i in (0, 1)} for s in root.sends), "a credit of all data"
     assert [s.needs for s in build_schedule(find_pattern("incast"), 4, 2, 400, 200).sends] == [(), ()]
+
+
+def test_trees_are_those_of_nccl_and_messages_pass_them_without_waiting_for_each_other() -> None:
+    first, second = double_tree(14)
+    assert [node.parent for node in first] == [None, 2, 4, 2, 8, 6, 4, 6, 0, 10, 12, 10, 8, 12]
+    assert [node.parent for node in second] == [13 - p if p is not None else p for p in (n.parent for n in first[::-1])]
+    assert [node.parent for node in double_tree(13)[1]] == [9, None, 3, 5, 3, 9, 7, 5, 7, 1, 11, 0, 11]
+    for ranks in range(2, 40):
+        trees = double_tree(ranks)
+        assert all(sum(node.parent is None for node in tree) == 1 for tree in trees)
+        inner = [rank for rank in range(ranks) if all(tree[rank].children for tree in trees)]
+        assert inner == ([0] if ranks % 2 else [])
+    schedule = build_schedule(find_pattern("all-reduce", "tree"), 8, 4, 400, 100)
+    assert all(len({index for _, index in send.needs}) == 1 for send in schedule.sends if send.needs)
 
 
 @dataclass(frozen=True)

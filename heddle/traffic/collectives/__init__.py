@@ -13,6 +13,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.broadcast import ChainBroadcast
+from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
 from heddle.traffic.collectives.direct import DirectAllReduce
 from heddle.traffic.collectives.gather import DirectGather
 from heddle.traffic.collectives.halving_doubling import HalvingDoublingAllReduce
@@ -26,6 +27,7 @@ from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
 from heddle.traffic.collectives.scatter import DirectScatter
 from heddle.traffic.collectives.send_recv import NextSendRecv
+from heddle.traffic.collectives.tree import TreeAllReduce
 
 __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 
@@ -33,10 +35,12 @@ __all__ = ["Pattern", "Piece", "find_pattern", "patterns", "usual_algorithm"]
 _KINDS: Final[tuple[type[Pattern], ...]] = (
     RingAllReduce,
     HalvingDoublingAllReduce,
+    TreeAllReduce,
     DirectAllReduce,
     RingAllGather,
     RingReduceScatter,
     ChainBroadcast,
+    TreeBroadcast,
     ChainReduce,
     StaggeredAllToAll,
     DirectGather,
