@@ -11,6 +11,7 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.collectives.all_gather import RingAllGather
+from heddle.traffic.collectives.all_gather_direct import DirectAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.broadcast import ChainBroadcast
 from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
@@ -24,6 +25,7 @@ from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import RandomPermutation
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
+from heddle.traffic.collectives.reduce_scatter_direct import DirectReduceScatter
 from heddle.traffic.collectives.ring import RingAllReduce
 from heddle.traffic.collectives.scatter import DirectScatter
 from heddle.traffic.collectives.send_recv import NextSendRecv
@@ -38,7 +40,9 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     TreeAllReduce,
     DirectAllReduce,
     RingAllGather,
+    DirectAllGather,
     RingReduceScatter,
+    DirectReduceScatter,
     ChainBroadcast,
     TreeBroadcast,
     ChainReduce,
