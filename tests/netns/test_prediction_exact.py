@@ -113,7 +113,7 @@ def test_a_trial_leaves_no_name_and_brings_its_thread_home_whatever_happens_in_i
     with pytest.raises(ZeroDivisionError), trial(2) as made:
         there = where()
         made.route(4, [1, 1])
-        named = {path.stat().st_ino for path in NETNS_DIR.glob("*")}
+        named = {path.stat().st_ino for path in NETNS_DIR.glob("*") if path.exists()}  # a container may have ended
         raise ZeroDivisionError
     assert where() == home != there
     assert there not in named

@@ -251,7 +251,7 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
         "run": [
             f"; one of {', '.join(TRANSPORTS)} (default: rc)",
             f"; one of {', '.join(dict.fromkeys(collective for collective, _ in patterns()))} (default",
-            "; one of ring, chain, staggered",
+            f"; one of {', '.join(dict.fromkeys(algorithm for _, algorithm in patterns()))}",
         ],
         "hashing": ["; one of flow, e-ecmp, flowlet"],
         "up": [f"; presets: {', '.join(presets())}\n"],

@@ -20,7 +20,7 @@ from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Ste
 _WIDTH: Final = 4  # receives of a rank from one level: two children in each of two trees
 
 
-class Node(NamedTuple):
+class TreeRank(NamedTuple):
     """A rank in one tree. parent: None at the root. up, down: the step in which its parent, or it, receives."""
 
     parent: int | None
@@ -65,13 +65,13 @@ class TreeAllReduce(ReducingPattern):
 
 
 @lru_cache(maxsize=8)
-def double_tree(ranks: int) -> tuple[list[Node], list[Node]]:
+def double_tree(ranks: int) -> tuple[list[TreeRank], list[TreeRank]]:
     """Both trees, by rank. The second is the first one mirrored, or shifted by one rank if the number is odd."""
     shifted = [(place + 1) % ranks for place in range(ranks)]
     return _tree(range(ranks), 0), _tree(shifted if ranks % 2 else range(ranks)[::-1], 1)
 
 
-def _tree(order: Sequence[int], number: int) -> list[Node]:
+def _tree(order: Sequence[int], number: int) -> list[TreeRank]:
     """The rank at place p has as many levels below it as p has trailing zeros. Steps follow levels: up, then down.
 
     order: the rank at each place; the root is at place 0.
@@ -79,13 +79,13 @@ def _tree(order: Sequence[int], number: int) -> list[Node]:
     ranks = len(order)
     top = (ranks - 1).bit_length()
     children: dict[int, list[int]] = {rank: [] for rank in order}
-    nodes = {order[0]: Node(None, children[order[0]], 0, 0)}
+    nodes = {order[0]: TreeRank(None, children[order[0]], 0, 0)}
     for place in range(1, ranks):
         bit = place & -place
         above = (place ^ bit) | bit << 1
         parent = order[above if above < ranks else place ^ bit]
         level, turn = bit.bit_length() - 1, 2 * number + len(children[parent])
         rank = order[place]
-        nodes[rank] = Node(parent, children[rank], _WIDTH * level + turn, _WIDTH * (2 * top - level) + number)
+        nodes[rank] = TreeRank(parent, children[rank], _WIDTH * level + turn, _WIDTH * (2 * top - level) + number)
         children[parent].append(rank)
     return [nodes[rank] for rank in range(ranks)]
