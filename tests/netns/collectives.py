@@ -76,15 +76,15 @@ def when_busy(lab: Lab, change: Callable[[], object], at: Sequence[str] = ()) ->
     with LabQueues.pinned(lab.fabric) as queues:
         seen = queues.cells["in_packets"]
 
-        def passed() -> int:
-            data = seen[_DATA::CLASSES]
-            return int(data[numbers].min() if numbers else data.sum())
+        start = seen[_DATA::CLASSES].copy()
 
-        before = passed()
+        def passed() -> int:
+            since = seen[_DATA::CLASSES] - start
+            return int(since[numbers].min() if numbers else since.sum())
 
         def make() -> None:
             try:
-                until(lambda: passed() >= before + _PACKETS)
+                until(lambda: passed() >= _PACKETS)
                 change()
             except BaseException as error:  # the test's own thread reports it
                 wrong.append(error)
