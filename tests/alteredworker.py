@@ -23,6 +23,7 @@ NAMED: Final = "HEDDLE_TEST_ALTERED"
 # Name -> constants of the modules of a worker.
 ALTERATIONS: Final[Mapping[str, Mapping[ModuleType, Mapping[str, object]]]] = {
     "no time between passes": {nicloop: {"_MODERATION_FRAMES": 0}},
+    "passes one frame apart": {nicloop: {"_MODERATION_FRAMES": 1}},
     "passes six frames apart": {nicloop: {"_MODERATION_FRAMES": 6, "_MODERATION_S": 6 * nicloop._MODERATION_S}},
     "an ACK for each packet": {rc: {"_ACK_EVERY": 1}},
     "CRC of zlib": {library: {"_CRCS": library._CRCS[-1:]}},
