@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from pydantic import TypeAdapter
 
 from heddle.base import resources
-from heddle.base.events import Observer, Silent
+from heddle.base.events import Observer
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.ranks import SizeResult
@@ -275,7 +275,10 @@ class Crews:
         yield from crew.all(lambda message: message.ready or None)
         crew.ready = self._moved = True
         crew.deadline = NEVER
-        while time.monotonic() < self._begins(crew, observer):
+        if all(each.ready for each in self.crews):
+            self.began_ns = time.monotonic_ns()
+            observer.begin("run", sum(each.sizes or 0 for each in self.crews))
+        while time.monotonic() < self._begins(crew):
             yield
         crew.began_ns, self._moved = time.monotonic_ns(), True
         crew.allow()
@@ -304,13 +307,8 @@ class Crews:
         crew.tell({"stop": True})
         return (yield from crew.all(lambda message: message.report))
 
-    def _begins(self, crew: Crew, observer: Observer) -> float:
+    def _begins(self, crew: Crew) -> float:
         """When a job may begin (time.monotonic); NEVER while that is not known."""
-        if not all(each.ready for each in self.crews):
-            return NEVER
-        if not self.began_ns:
-            self.began_ns = time.monotonic_ns()
-            observer.begin("run", sum(each.sizes or 0 for each in self.crews))
         since = self._by_name[crew.job.after].ended_ns if crew.job.after else self.began_ns
         return since / 1e9 + crew.job.start_s if since else NEVER
 
@@ -319,10 +317,7 @@ class Crews:
 
     def _next(self, works: Iterable[Crew]) -> float:
         """When something is due, if no worker sends anything before."""
-        due = [crew.deadline for crew in works]
-        if self.began_ns:
-            due += [self._begins(crew, Silent()) for crew in works if not crew.began_ns]
-        return min(due)
+        return min([crew.deadline if crew.began_ns or not crew.ready else self._begins(crew) for crew in works])
 
     def _listen(self, crew: Crew) -> None:
         try:

@@ -5,12 +5,13 @@ In, out: as for Pattern (pattern.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from heddle.base.declared import Declared
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, Reduction, Span
+from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, Reduction, Span
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,22 @@ class ReducingPattern(Pattern):
 
 
 @dataclass(frozen=True)
+class AllReducePattern(ReducingPattern):
+    """An all-reduce by any algorithm."""
+
+    collective = "all-reduce"
+    in_place = True
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The reduction of all inputs, at every rank."""
+        return (Piece(0, count, None, 0),)
+
+    def busbw_factor(self, ranks: int) -> float:
+        """2(n-1)/n."""
+        return 2 * (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
 class RootedPattern(Pattern):
     """A collective that sends to or from one rank, the root."""
 
@@ -62,9 +79,32 @@ class RootedPattern(Pattern):
         """The root, as nccl-tests prints it."""
         return self.root
 
+    def from_root(self, ranks: int) -> NDArray[np.int64]:
+        """The root to all others."""
+        import numpy as np
+
+        others = np.delete(np.arange(ranks, dtype=np.int64), self.root)
+        return np.stack([np.full_like(others, self.root), others], axis=1)
+
     def unfit(self, ranks: int) -> str:
         """No such rank."""
         return super().unfit(ranks) or (f"has root {self.root}: ranks are 0 to {ranks - 1}" * (self.root >= ranks))
+
+
+@dataclass(frozen=True)
+class BroadcastPattern(RootedPattern):
+    """A broadcast by any algorithm."""
+
+    collective = "broadcast"
+    in_place = True
+
+    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
+        """The root's input, at every rank."""
+        return (Piece(0, count, self.root, 0),)
+
+    def busbw_factor(self, ranks: int) -> float:
+        """1."""
+        return 1.0
 
 
 class EveryPairPattern(Pattern):

@@ -5,12 +5,11 @@ The chain is root, root+1, ..., root-1 (modulo n). All its links work at the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.bases import RootedPattern
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.bases import BroadcastPattern
+from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChainBroadcast(RootedPattern):
+class ChainBroadcast(BroadcastPattern):
     """Every rank but the last of the chain sends on what it has received."""
 
-    collective = "broadcast"
     algorithm = "chain"
-    in_place = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """One receive, but at the root; one send, but at the end of the chain. Step p: the p-th link of the chain."""
@@ -34,14 +31,6 @@ class ChainBroadcast(RootedPattern):
         if place < ranks - 1:
             steps.append(SendStep(place, (rank + 1) % ranks, (0, count), 0))
         return steps
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The root's input, at every rank."""
-        return (Piece(0, count, self.root, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """1."""
-        return 1.0
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
         """The links of the chain."""

@@ -6,20 +6,17 @@ is faster by the chain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle.traffic.collectives.bases import RootedPattern
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.bases import BroadcastPattern
+from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Step
 
 
 @dataclass(frozen=True)
-class TreeBroadcast(RootedPattern):
+class TreeBroadcast(BroadcastPattern):
     """Places count from the root. The parent of a place is the place without its lowest bit."""
 
-    collective = "broadcast"
     algorithm = "tree"
-    in_place = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """One receive, but at the root; sends to all children, the largest subtree first. Step: the parent's depth."""
@@ -33,11 +30,3 @@ class TreeBroadcast(RootedPattern):
             if place + (1 << bit) < ranks:
                 steps.append(SendStep(depth, (rank + (1 << bit)) % ranks, whole, 0))
         return steps
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The root's input, at every rank."""
-        return (Piece(0, count, self.root, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """1."""
-        return 1.0

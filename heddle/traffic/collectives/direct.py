@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.bases import DirectPattern, ReducingPattern
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.bases import AllReducePattern, DirectPattern
+from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,12 +14,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DirectAllReduce(DirectPattern, ReducingPattern):
+class DirectAllReduce(DirectPattern, AllReducePattern):
     """The volume of a ring, in two bursts of n-1 senders to each rank."""
 
-    collective = "all-reduce"
     algorithm = "direct"
-    in_place = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """Steps 0 to n-1: reduce-scatter, numbered by sender. Steps n to 2n-1: all-gather."""
@@ -32,14 +29,6 @@ class DirectAllReduce(DirectPattern, ReducingPattern):
             *(SendStep(ranks + rank, to, own, own[0]) for to in others),
             *(ReceiveStep(ranks + source, source, chunks[source], "input") for source in others),
         ]
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at every rank."""
-        return (Piece(0, count, None, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
-        return 2 * (ranks - 1) / ranks
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks of both: their lengths differ by one element at most."""

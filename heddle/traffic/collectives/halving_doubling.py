@@ -6,20 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle.traffic.collectives.bases import ReducingPattern
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Span, Step
+from heddle.traffic.collectives.bases import AllReducePattern
+from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Span, Step
 
 
 @dataclass(frozen=True)
-class HalvingDoublingAllReduce(ReducingPattern):
+class HalvingDoublingAllReduce(AllReducePattern):
     """Before a step of halving, the ranks that share a rank's upper bits reduce a common range. It halves."""
 
-    collective = "all-reduce"
     algorithm = "halving-doubling"
-    in_place = True
 
     @property
     def typed(self) -> str:
@@ -47,14 +44,6 @@ class HalvingDoublingAllReduce(ReducingPattern):
             steps.append(SendStep(s, peer, out, out[0]))
             steps.append(ReceiveStep(s, peer, half(peer, distance), "input"))
         return steps
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at every rank."""
-        return (Piece(0, count, None, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
-        return 2 * (ranks - 1) / ranks
 
     def unfit(self, ranks: int) -> str:
         """Numbers that are no power of two."""

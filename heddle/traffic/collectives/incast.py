@@ -51,15 +51,11 @@ class DirectIncast(RootedPattern):
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
         """All others to the root."""
-        return self.credits(ranks)[:, ::-1]
+        return self.from_root(ranks)[:, ::-1]
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
         """The root to all others, which receive no data."""
-        import numpy as np
-
-        root = self.root
-        others = np.delete(np.arange(ranks, dtype=np.int64), root)
-        return np.stack([np.full_like(others, root), others], axis=1)
+        return self.from_root(ranks)
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the length of the sent data: the sender's chunk, or a credit."""

@@ -6,12 +6,12 @@ n-1 steps of reduce-scatter, then n-1 of all-gather. Each sends 1/n of the array
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.bases import ReducingPattern
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.bases import AllReducePattern
+from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +47,10 @@ class Ring(Pattern):
 
 
 @dataclass(frozen=True)
-class RingAllReduce(Ring, ReducingPattern):
+class RingAllReduce(Ring, AllReducePattern):
     """At step s rank r sends chunk r-s and receives chunk r-s-1 (all modulo n)."""
 
-    collective = "all-reduce"
     algorithm = "ring"
-    in_place = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """2(n-1) sends and receives."""
@@ -69,14 +67,6 @@ class RingAllReduce(Ring, ReducingPattern):
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
         """Its own first."""
         return ((rank - s) % ranks for s in range(2 * (ranks - 1)))
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at every rank."""
-        return (Piece(0, count, None, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
-        return 2 * (ranks - 1) / ranks
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""

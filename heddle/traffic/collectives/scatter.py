@@ -45,10 +45,7 @@ class DirectScatter(RootedPattern):
 
     def routes(self, ranks: int) -> NDArray[np.int64]:
         """The root to all others."""
-        import numpy as np
-
-        others = np.delete(np.arange(ranks, dtype=np.int64), self.root)
-        return np.stack([np.full_like(others, self.root), others], axis=1)
+        return self.from_root(ranks)
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
         """From every receiver."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from heddle.traffic.collectives.bases import ReducingPattern
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_range
+from heddle.traffic.collectives.bases import AllReducePattern
+from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Step, chunk_range
 
 _WIDTH: Final = 4  # receives of a rank from one level: two children in each of two trees
 
@@ -30,12 +30,10 @@ class TreeRank(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TreeAllReduce(ReducingPattern):
+class TreeAllReduce(AllReducePattern):
     """The root of a tree has one child, so its reduction is the last one."""
 
-    collective = "all-reduce"
     algorithm = "tree"
-    in_place = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """In each tree: from the children, to the parent and back, to the children."""
@@ -50,14 +48,6 @@ class TreeAllReduce(ReducingPattern):
                 steps.append(ReceiveStep(node.down, node.parent, span, "input"))
             steps += (SendStep(nodes[child].down, child, span, span[0]) for child in node.children)
         return steps
-
-    def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
-        """The reduction of all inputs, at every rank."""
-        return (Piece(0, count, None, 0),)
-
-    def busbw_factor(self, ranks: int) -> float:
-        """2(n-1)/n."""
-        return 2 * (ranks - 1) / ranks
 
     def at_once(self, ranks: int) -> int:
         """The data of one level."""
