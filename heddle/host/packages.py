@@ -32,7 +32,7 @@ _RXE_DRIVER: Final = Path("/etc/libibverbs.d/rxe.driver")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Need:
     """A part of the system that Heddle uses: how to detect it, and the Debian packages that contain it.
 
     packages: the first that apt knows is taken (libbpf1 was libbpf0 before Debian 12 and Ubuntu 22.10).
@@ -82,10 +82,10 @@ def _program(name: str) -> Callable[[], bool]:
     return lambda: find_program(name, "/usr/sbin", "/sbin") is not None
 
 
-def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = (), optional: bool = False) -> Part:
+def _tool(name: str, why: str, *programs: str, packages: tuple[str, ...] = (), optional: bool = False) -> Need:
     """A part that is present when these programs are; by default the program with the name of the part."""
     needed = programs or (name,)
-    return Part(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed, optional)
+    return Need(name, why, packages or (name,), lambda: all(_program(each)() for each in needed), needed, optional)
 
 
 def _frr() -> bool:
@@ -93,10 +93,10 @@ def _frr() -> bool:
 
 
 _ALL: Final = (
-    Part("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr, ("zebra", "bgpd", "vtysh")),
+    Need("frr", "the switches' control plane: zebra and bgpd", ("frr",), _frr, ("zebra", "bgpd", "vtysh")),
     _tool("iproute2", "namespaces, links and queues: ip and tc", "ip", "tc", "ss"),
-    Part("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
-    Part("libdeflate", "a faster CRC for the NICs than zlib's", ("libdeflate0",), libdeflate, optional=True),
+    Need("libbpf", "loads the hashing and counting programs", ("libbpf1", "libbpf0"), lambda: libbpf() is not None),
+    Need("libdeflate", "a faster CRC for the NICs than zlib's", ("libdeflate0",), libdeflate, optional=True),
     _tool("util-linux", "enters namespaces: nsenter and setpriv", "nsenter", "setpriv", "unshare"),
     _tool("mount", "tests mount file systems", "mount", "umount"),
     _tool("procps", "tests look at processes and sysctls", "ps", "sysctl"),
@@ -117,7 +117,7 @@ _ALL: Final = (
     _tool("chromium", "tests look at pages in it"),
     _tool("chromium-driver", "tests steer Chromium with it", "chromedriver"),
     _tool("mmdebstrap", "creates the system of images and of the VM"),
-    Part(
+    Need(
         "debian-archive-keyring",
         "Debian's keys, for the base image",
         ("debian-archive-keyring",),
@@ -126,20 +126,20 @@ _ALL: Final = (
     _tool("qemu", "runs the VM of --place vm", "qemu-system-x86_64", packages=("qemu-system-x86",)),
     _tool("e2fsprogs", "makes the disk of the VM", "mke2fs"),
     _tool("uidmap", "makes the system of the VM without root", "newuidmap"),
-    Part("libibverbs", "verbs, for --transport rxe", ("libibverbs1",), lambda: bool(_library("libibverbs.so.1"))),
-    Part("ibverbs-providers", "libibverbs for soft-RoCE", ("ibverbs-providers",), _RXE_DRIVER.exists),
-    Part("perftest", "programs for ./inv launch", ("perftest",), _program("ib_write_bw")),
+    Need("libibverbs", "verbs, for --transport rxe", ("libibverbs1",), lambda: bool(_library("libibverbs.so.1"))),
+    Need("ibverbs-providers", "libibverbs for soft-RoCE", ("ibverbs-providers",), _RXE_DRIVER.exists),
+    Need("perftest", "programs for ./inv launch", ("perftest",), _program("ib_write_bw")),
     _tool("docker", "the container engine: dockerd", "dockerd", packages=("docker.io",)),
     # A separate package from Debian 13 on; before, and on Ubuntu, docker.io contains it.
     _tool("docker-cli", "the container engine's command", "docker", packages=("docker-cli", "docker.io")),
-    Part(
+    Need(
         "golang",
         "builds containerlab where its release does not run",
         ("golang-go",),
         lambda: find_program("go", "/usr/local/go/bin", "/usr/lib/go/bin") is not None,
         ("go",),
     ),
-    Part("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
+    Need("libbpf-dev", "headers for the BPF programs", ("libbpf-dev",), Path("/usr/include/bpf/bpf_helpers.h").exists),
 )
 PARTS: Final = {p.name: p for p in _ALL}
 # What a running lab needs of this machine; FRR too, where its daemons are the machine's; and what every test of a suite
@@ -171,7 +171,7 @@ def for_runtime(runtime: str) -> Sequence[str]:
     return LAB if runtime == "containerlab" else FABRIC
 
 
-def missing(names: Sequence[str]) -> list[Part]:
+def missing(names: Sequence[str]) -> list[Need]:
     """The missing parts among `names`."""
     return [PARTS[n] for n in names if not PARTS[n].present()]
 
@@ -184,7 +184,7 @@ def absence(name: str, installs: str) -> Problem:
     return Problem("", part.packages[0], f"is not installed: it {part.why}", hint)
 
 
-def part_of_program(program: str) -> Part | None:
+def part_of_program(program: str) -> Need | None:
     """The part of HOST_TOOLS that brings a program."""
     return next((PARTS[name] for name in HOST_TOOLS if program in PARTS[name].programs), None)
 
@@ -230,7 +230,7 @@ def ensure(
     _install(absent, [*sudo, "env", "DEBIAN_FRONTEND=noninteractive"], line, announced, say)
 
 
-def _missing(absent: Sequence[Part], hint: str) -> MachineError:
+def _missing(absent: Sequence[Need], hint: str) -> MachineError:
     """The missing parts that are needed; the hint is for all of them, so it stands once, below the last one."""
     *others, last = [part for part in absent if not part.optional]
     found = [Problem("", part.packages[0], f"is missing: {part.why}") for part in others]
@@ -256,7 +256,7 @@ def _sudo() -> list[str] | None:
     return [sudo] if sudo else None
 
 
-def _install(absent: Sequence[Part], before: list[str], line: str, announced: str, say: Callable[[str], None]) -> None:
+def _install(absent: Sequence[Need], before: list[str], line: str, announced: str, say: Callable[[str], None]) -> None:
     get = [*before, "apt-get", "-q", "-y", "-o", "DPkg::Lock::Timeout=300"]
     words = _known(absent)
     names = [p.name for p in absent]
@@ -285,7 +285,7 @@ def _apt(argv: list[str]) -> int:
     return subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
 
 
-def _known(absent: Sequence[Part]) -> list[str]:
+def _known(absent: Sequence[Need]) -> list[str]:
     """For each part, the first of its packages that apt knows, else the first; optional parts if apt knows them."""
     words = []
     for part in absent:
