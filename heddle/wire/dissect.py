@@ -2,7 +2,7 @@
 
 In:  an Ethernet frame, or its first bytes.
 Out: Dissected. Nothing raises: a truncated or malformed frame is described as far as it can be parsed.
-Made for thousands of frames a second. scapy (tests/peers/roce.py) reads every field, but takes a hundred times as long.
+Made for thousands of frames a second. scapy (roce.py) reads every field, but takes a hundred times as long.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 
 from heddle.wire import layout as wire
+from heddle.wire import roce
 from heddle.wire.capturefile import CapturedPacket
 from heddle.wire.conversations import CaptureTotals
 from heddle.wire.dissect import dissect
-from tests.peers import roce
 from tests.unit.roce_samples import SAMPLES, SAMPLES6
 
 START_NS = 1_700_000_000_123_456_000

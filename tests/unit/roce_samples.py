@@ -1,4 +1,4 @@
-"""A frame of every kind that Heddle sends, over either IP: made by frames.py, and the same by tests/peers/roce.py."""
+"""A frame of every kind that Heddle sends, over either IP: made by frames.py, and the same by heddle/wire/roce.py."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Sample:
         from scapy.layers.inet6 import IPv6
         from scapy.layers.l2 import Ether
 
-        from tests.peers import roce
+        from heddle.wire import roce
 
         packet = Ether(src=SRC_MAC, dst=DST_MAC)
         if self.version == 4:

@@ -24,7 +24,7 @@ from heddle.endpoints.transports.srd import SrdParams, SrdSender
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.options import RunOptions
 from heddle.wire import layout as wire
-from tests.peers import roce
+from heddle.wire import roce
 from tests.unit.test_rc import RKEY, Memory, parsed
 from tests.unit.test_transports import HERE, KINDS, MTU, RELIABLE, THERE, Cable, _planned, carry
 

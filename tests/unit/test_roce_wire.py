@@ -15,9 +15,9 @@ from scapy.packet import Raw
 
 from heddle.endpoints.nic.frames import SendBatch, ip_checksum
 from heddle.wire import layout as wire
+from heddle.wire import roce
 from heddle.wire.icrc import icrc
 from heddle.wire.sport import SPORTS, entropy_sports, flow_label_for_qps, sport_for_qps, sport_of_own_qpn, sport_of_rxe
-from tests.peers import roce
 from tests.unit.roce_samples import DST_IP, MTU, PSN, SAMPLES, SAMPLES6, SRC_IP, TOS, Sample, flow, payload_of
 
 BY_NAME = pytest.mark.parametrize("sample", [*SAMPLES, *SAMPLES6], ids=lambda s: s.name)
@@ -144,14 +144,14 @@ def _layers(packet: Any) -> list[Any]:
     return [packet.getlayer(i) for i in range(len(packet.layers()))]
 
 
-@pytest.mark.parametrize("first", ["scapy.contrib.roce", "tests.peers.roce"])
+@pytest.mark.parametrize("first", ["scapy.contrib.roce", "heddle.wire.roce"])
 def test_scapys_own_layers_may_be_loaded_too(first: str) -> None:
-    second = {"scapy.contrib.roce": "tests.peers.roce", "tests.peers.roce": "scapy.contrib.roce"}[first]
+    second = {"scapy.contrib.roce": "heddle.wire.roce", "heddle.wire.roce": "scapy.contrib.roce"}[first]
     script = f"""
 import {first}, {second}
 from scapy.all import Ether, IP, UDP, Raw
 from scapy.contrib import roce as theirs
-from tests.peers import roce as ours
+from heddle.wire import roce as ours
 data = bytes(Ether(dst="02:00:00:00:00:02") / IP(src="10.0.0.1", dst="10.0.0.2") / UDP(sport=5) / theirs.BTH(dqpn=3))
 read = Ether(data)
 assert type(read[UDP].payload) is ours.BTH and ours.icrc_ok(read)

@@ -1,7 +1,7 @@
 """RoCEv2 as scapy layers, to build, read and teach it: BTH, RETH, ImmDt, AETH, DETH, atomics, CNP, and the ICRC.
 
     from scapy.all import IP, UDP, Ether
-    from tests.peers.roce import BTH, RETH, icrc_ok
+    from heddle.wire.roce import BTH, RETH, icrc_ok
     p = Ether() / IP(dst="10.0.0.2") / UDP(sport=50000) / BTH(opcode="RC_RDMA_WRITE_ONLY", dqpn=17) / RETH(va=1) / b"hi"
     p = Ether(bytes(p)); p.show(); icrc_ok(p)
 
