@@ -6,7 +6,7 @@ numpy has no bfloat16. Such an array has the upper halves of float32 as uint16, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -57,7 +57,7 @@ class Elements:
         operation: Reduction = "max" if pattern.redop == "none" else pattern.redop
         if pattern.dtype != "bfloat16":
             return cls(pattern.dtype, operation, ranks)
-        most = _HALF_EXACT // (ranks if operation in ("sum", "avg") else 1)
+        most = _HALF_EXACT // pattern.added(ranks)
         more = min(EPOCH_VALUES - 1, max(1, most // 4))
         return cls(pattern.dtype, operation, ranks, max(1, most - more) + 1, more + 1)
 
@@ -83,11 +83,12 @@ class Elements:
         else:
             np.add(inputs, self.more(epoch), out=out)
 
-    def total(self, count: int) -> Numbers:
-        """The reduction of the inputs of all ranks; for avg their sum."""
-        total = self.input(0, count)
-        for rank in range(1, self.ranks):
-            _COMBINE[self.operation](total, self.input(rank, count), out=total)
+    def total(self, count: int, start: int = 0, ranks: Sequence[int] = ()) -> Numbers:
+        """The reduction of the inputs of ranks, by default of all; for avg their sum."""
+        first, *others = ranks or range(self.ranks)
+        total = self.input(first, count, start)
+        for rank in others:
+            _COMBINE[self.operation](total, self.input(rank, count, start), out=total)
         return total
 
     def reduced(self, total: Numbers, epoch: int) -> Numbers:

@@ -2,9 +2,8 @@
 
 In:  a Plan, a rank, and for each peer the QPs to it.
 Out: results per size: seconds, and the number of errors in all iterations (expected.py).
-Addresses on the wire identify their data: virtual address = epoch (16 bits), step (12), byte offset in the array (36);
-immediate = epoch (8), step (12), message (12). An epoch is one iteration; it ends when all operations of the schedule
-are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
+Addresses on the wire identify their data (addressing.py). An epoch is one iteration; it ends when all operations of the
+schedule are done. A neighbour is at most one epoch ahead: its epoch needs data of this rank, or its credit
 (traffic/collectives/pattern.py).
 """
 
@@ -13,43 +12,30 @@ from __future__ import annotations
 import heapq
 import math
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, announced_by, place_of
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
 from heddle.endpoints.elements import Elements, Numbers
 from heddle.endpoints.expected import Expected
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace
-from heddle.traffic.collectives import Piece
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
-from heddle.traffic.schedule import Divisors, Key, Receive, Schedule, Send, build_schedule
-
-_STEP_BITS: Final = 12
-_OFFSET_BITS: Final = 36
-EPOCH_SHIFT: Final = _STEP_BITS + _OFFSET_BITS
-
-
-def rkey_of(lab: str, nic: str) -> int:
-    """The 32-bit remote key of a rank's memory."""
-    return zlib.crc32(f"{lab}/{nic}/rkey".encode())
-
-
-def address_of(epoch: int, step: int, offset: int) -> int:
-    """The virtual address of a byte of the buffer that a step writes into."""
-    return (epoch & 0xFFFF) << EPOCH_SHIFT | step << _OFFSET_BITS | offset
-
-
-def announced_by(epoch: int, key: Key) -> int:
-    """The immediate data of a message."""
-    return (epoch & 0xFF) << 24 | key[0] << 12 | key[1]
+from heddle.traffic.schedule import (
+    Compute,
+    Divisors,
+    Key,
+    Receive,
+    Schedule,
+    Send,
+    build_schedule,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +119,6 @@ class Rank:
         self._input: Numbers = np.empty(0, np.float32)
         # Used by epochs in turn: if packets of the last epoch were lost, a neighbour needs its bytes again.
         self._buffers: list[dict[Buffer, NDArray[np.uint8]]] = []
-        self._pieces: Sequence[Piece] = ()
         self._expected = Expected((), self._elements, None)
         self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
@@ -159,7 +144,7 @@ class Rank:
     @property
     def computes(self) -> bool:
         """Whether its schedules have computations."""
-        return any(not isinstance(action, Send) for action in self._schedule(0).actions)
+        return any(isinstance(action, Compute) and action.seconds for action in self._schedule(0).actions)
 
     def next_size(self) -> None:
         """Create the arrays of the next size, for `begin`; set `finished` when there is none."""
@@ -171,8 +156,9 @@ class Rank:
         buffers = self._schedule(self._size_index).buffers
         self._buffers = [{name: np.zeros(size, np.uint8) for name, size in buffers.items()} for _ in range(2)]
         self._input = self._elements.input(self.rank, len(self._array("input", 0)))
-        self._pieces = self._pattern.result(self._ranks, self.rank, count)
-        self._expected = Expected(self._pieces, self._elements, self._totals.get(self.size))
+        pieces = self._pattern.result(self._ranks, self.rank, count)
+        pieces = [replace(piece, buffer=self._pattern.buffer_of(piece)) for piece in pieces]
+        self._expected = Expected(pieces, self._elements, self._totals.get(self.size))
         self._wrong = 0
         if self._destinations is not None:
             self._destinations.keep([array for each in self._buffers for array in each.values()])
@@ -199,7 +185,7 @@ class Rank:
 
     def check(self) -> None:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
-        last = self._expected.wrong_elements(self._result_array(), self._epoch)
+        last = self._expected.wrong_elements(self._results(), self._epoch)
         self.results.append(self._result(self._wrong + last))
 
     def _array(self, name: Buffer, epoch: int) -> Numbers:
@@ -207,8 +193,9 @@ class Rank:
         found = self._buffers[epoch & 1].get(name)
         return np.empty(0, self._elements.stored) if found is None else found.view(self._elements.stored)
 
-    def _result_array(self) -> Numbers:
-        return self._array("input" if self._pattern.in_place else "output", self._epoch)
+    def _results(self) -> dict[Buffer, Numbers]:
+        """The buffers with the result."""
+        return {name: self._array(name, self._epoch) for name in self._expected.buffers}
 
     def _result(self, wrong: int) -> SizeResult:
         lengths = tuple(np.diff([self._began, *self._ends]).tolist())
@@ -227,9 +214,8 @@ class Rank:
 
     def resolve(self, va: int, rkey: int, length: int) -> memoryview | None:
         """The destination of a write; None for a wrong key, or an address in no message of this or the next epoch."""
-        epoch = self._near_epoch(va >> EPOCH_SHIFT, 16)
-        step = (va >> _OFFSET_BITS) & ((1 << _STEP_BITS) - 1)
-        offset = va & ((1 << _OFFSET_BITS) - 1)
+        low_bits, step, offset = place_of(va)
+        epoch = self._near_epoch(low_bits, 16)
         schedule = self._schedule_of(epoch) if epoch is not None else None
         if rkey != self._rkey or epoch is None or schedule is None:
             return None
@@ -246,8 +232,8 @@ class Rank:
 
     def arrived(self, imm: int) -> None:
         """Handle a complete message, or a complete part of one."""
-        epoch = self._near_epoch(imm >> 24, 8)
-        key = ((imm >> 12) & 0xFFF, imm & 0xFFF)
+        low_bits, key = announced(imm)
+        epoch = self._near_epoch(low_bits, EPOCH_BITS)
         staged = self._staged.get((epoch, key)) if epoch is not None else None
         if staged is None or epoch is None:
             return
@@ -286,11 +272,9 @@ class Rank:
         after = self._schedule_of(self._epoch + 1)
         if self._destinations is not None and after is not None:
             self._destinations.expect(self._epoch + 1, after)
-        source, result = self._array("input", self._epoch), self._result_array()
+        source = self._array("input", self._epoch)
         self._elements.begin(self._input, self._epoch, source)
-        for piece in self._pieces if not self._pattern.in_place else ():
-            if piece.source == self.rank:
-                result[piece.lo : piece.hi] = source[piece.start : piece.start + piece.hi - piece.lo]
+        self._expected.copy_own(self.rank, source, self._results())
         self._needs = [len(action.needs) for action in schedule.actions]
         self._missing = schedule.operations
         self._applied.clear()
@@ -300,9 +284,8 @@ class Rank:
         if self._wants is not None:
             self._wants.begin(self._epoch, schedule)
         self._beginning = True
-        for index, needs in enumerate(self._needs):
-            if needs == 0:
-                self._start(schedule, index)
+        for index in [index for index, needs in enumerate(self._needs) if needs == 0]:
+            self._done(*self._start(schedule, index))
         early = [key for epoch, key in self._early if epoch == self._epoch]
         self._early = [(epoch, key) for epoch, key in self._early if epoch != self._epoch]
         for key in early:
@@ -326,14 +309,15 @@ class Rank:
         self._applied.add(key)
         self._done(key)
 
-    def _done(self, key: Key) -> None:
-        """A receive or a computation is done: start what waited for it."""
-        schedule = self._schedule(self._size_index)
-        for index in schedule.waiting.get(key, ()):
-            self._needs[index] -= 1
-            if self._needs[index] == 0:
-                self._start(schedule, index)
-        self._missing -= 1
+    def _done(self, *keys: Key) -> None:
+        """Receives or computations are done: start what waited for them."""
+        schedule, done = self._schedule(self._size_index), [*keys]
+        while done:
+            self._missing -= 1
+            for index in schedule.waiting.get(done.pop(), ()):
+                self._needs[index] -= 1
+                if self._needs[index] == 0:
+                    done += self._start(schedule, index)
         if not self._beginning:
             self._finish()
 
@@ -349,23 +333,26 @@ class Rank:
             self._ends.append(self._clock())
         if self._iteration < self._options.warmup + self._options.iters:
             # The array is overwritten soon, so this check must run inside the timed part; expected.py states its cost.
-            self._wrong += self._expected.wrong_blocks(self._result_array(), self._epoch)
+            self._wrong += self._expected.wrong_blocks(self._results(), self._epoch)
             self._begin_epoch()
         else:
             self.size_done = True
 
-    def _start(self, schedule: Schedule, index: int) -> None:
-        """Pass a message to the QPs to its peer, or begin a computation."""
+    def _start(self, schedule: Schedule, index: int) -> Sequence[Key]:
+        """Pass a message to the QPs to its peer, or begin a computation; return it if it takes no time."""
         action = schedule.actions[index]
         if not isinstance(action, Send):
+            if not action.seconds:
+                return (action.key,)
             heapq.heappush(self._computing, (self._clock() + action.seconds, action.key))
-            return
+            return ()
         data = self._buffers[self._epoch & 1][action.buffer][action.lo : action.hi]
         va = address_of(self._epoch, action.key[0], action.put)
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn
         imm = announced_by(self._epoch, action.key)
         self._links[action.peer].post(data, va, self._peer_keys[action.peer], imm, turn)
+        return ()
 
     # lookups
 

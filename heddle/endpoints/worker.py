@@ -26,6 +26,7 @@ from typing import Final
 from pydantic import JsonValue, TypeAdapter
 
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.addressing import rkey_of
 from heddle.endpoints.admission.admitted import admitted_of
 from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.elements import Elements
@@ -36,7 +37,7 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
-from heddle.endpoints.ranks import Rank, rkey_of
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
 from heddle.endpoints.transports.protocol import Transport

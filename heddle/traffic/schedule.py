@@ -13,7 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from heddle.traffic.collectives.pattern import Buffer, ComputeStep, Pattern, ReceiveStep, Reduction, SendStep, Span
+from heddle.traffic.collectives.pattern import (
+    Buffer,
+    ComputeStep,
+    Pattern,
+    ReceiveStep,
+    Reduction,
+    SendStep,
+    Span,
+)
+from heddle.traffic.collectives.ranges import Ranges
 
 MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS
@@ -110,11 +119,12 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
     messages: Counter[int] = Counter()
     buffers: Counter[Buffer] = Counter()
     for piece in pattern.result(ranks, rank, count):
-        buffers["input" if pattern.in_place else "output"] = piece.hi * size
+        at = pattern.buffer_of(piece)
+        buffers[at] = max(buffers[at], piece.hi * size)
         if piece.source == rank:
             buffers["input"] = max(buffers["input"], (piece.start + piece.hi - piece.lo) * size)
     before: dict[int, ReceiveStep | ComputeStep] = {}  # by step
-    written: defaultdict[Buffer, list[tuple[int, int, int]]] = defaultdict(list)  # (lo, hi, step) of receives so far
+    written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)  # by receives so far, with their steps
     for each in program:
         if isinstance(each, ComputeStep):
             actions.append(Compute((each.step, 0), each.seconds, tuple(_all(each, before, width))))
@@ -130,11 +140,11 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
                     key, each.source, start * size, end * size, each.reduce, each.buffer, each.divide
                 )
             before[each.step] = each
-            written[each.buffer].append((lo, hi, each.step))
+            written[each.buffer].add(each.span, each.step)
             continue
         # Whole steps are searched first, since there are far more messages than steps.
         whole = _all(each, before, width)
-        partly = [t for t in written[each.buffer] if t[0] < hi and lo < t[1]]
+        partly = written[each.buffer].overlapping(each.span)
         for key, start, end in _pieces(each.step, each.span, width):
             needs = dict.fromkeys((*whole, *(need for t in partly for need in _messages_in(t, start, end, width))))
             put = (each.put + start - lo) * size
@@ -166,9 +176,9 @@ def _all(each: SendStep | ComputeStep, before: Mapping[int, ReceiveStep | Comput
     return found
 
 
-def _messages_in(written: tuple[int, int, int], lo: int, hi: int, width: int) -> Iterator[Key]:
-    """The messages of a received range (lo, hi, step) that write into elements [lo, hi)."""
-    start, end, step = written
+def _messages_in(written: tuple[Span, int], lo: int, hi: int, width: int) -> Iterator[Key]:
+    """The messages of a received range, with its step, that write into elements [lo, hi)."""
+    (start, end), step = written
     if max(start, lo) < min(end, hi):
         for index in range((max(lo, start) - start) // width, (min(hi, end) - 1 - start) // width + 1):
             yield (step, index)

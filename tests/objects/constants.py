@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.base import ethernet
-from heddle.endpoints import ranks
+from heddle.endpoints import addressing
 from heddle.endpoints.congestion import pacing, ratecontrol
 from heddle.endpoints.fastpath import fastloop, library
 from heddle.endpoints.nic import framebuffer, nic
@@ -133,7 +133,7 @@ _SHARED: Final[Mapping[str, Mapping[str, int | str]]] = {
         "QP_FAILED": fastloop.QP_FAILED,
         "PORT_FAILED": fastloop.PORT_FAILED,
         "UNKNOWN": fastloop.UNKNOWN,
-        "EPOCH_SHIFT": ranks.EPOCH_SHIFT,
+        "EPOCH_SHIFT": addressing.EPOCH_SHIFT,
         "TURN": nic.TURN,
         "FILL": nic.FILL,
         "READS": nic.READS,

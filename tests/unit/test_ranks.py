@@ -20,8 +20,9 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.endpoints import crew
+from heddle.endpoints.addressing import address_of, announced_by
 from heddle.endpoints.connections import QpConnection, part_sizes
-from heddle.endpoints.elements import Elements, rank_input
+from heddle.endpoints.elements import Elements, Numbers, rank_input
 from heddle.endpoints.expected import Expected, block_elements
 from heddle.endpoints.nic.qpend import Message
 from heddle.endpoints.ranks import Rank
@@ -30,6 +31,7 @@ from heddle.endpoints.transports.rcstate import RcParams, Requester, Responder, 
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.columns import Cutting, of_pattern
 from heddle.traffic.collectives import Piece, find_pattern, patterns
+from heddle.traffic.collectives.pattern import Buffer
 from heddle.traffic.options import QpMode, RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import Key, build_schedule
@@ -221,12 +223,14 @@ def test_right_arrays_have_no_wrong_block_and_one_wrong_element_makes_one(ranks:
     total = np.full(count, 255 * ranks, np.float32)  # the largest sums that there are
     expected = Expected([Piece(0, count, None, 0)], Elements("float32", "sum", ranks), total)
     array = total + np.float32(ranks * (epoch % 31))
-    assert (expected.wrong_blocks(array, epoch), expected.wrong_elements(array, epoch)) == (0, 0)
+    right: dict[Buffer, Numbers] = {"input": array}
+    assert (expected.wrong_blocks(right, epoch), expected.wrong_elements(right, epoch)) == (0, 0)
     for place in (0, 1023, 1024, 3000):
         for error in (1, -1, np.nan):
             spoilt = array.copy()
             spoilt[place] += error
-            assert (expected.wrong_blocks(spoilt, epoch), expected.wrong_elements(spoilt, epoch)) == (1, 1)
+            wrong: dict[Buffer, Numbers] = {"input": spoilt}
+            assert (expected.wrong_blocks(wrong, epoch), expected.wrong_elements(wrong, epoch)) == (1, 1)
 
 
 def test_a_schedule_waits_for_what_it_forwards_and_parts_are_those_of_nccl() -> None:
@@ -270,9 +274,9 @@ def test_the_clock_starts_when_a_rank_begins_not_when_its_arrays_are_made() -> N
     assert len(posted) == 1
     for step, first in ((0, 4), (1, 0)):  # what rank 1 would write: elements 1, then 0
         now[0] += 1.0
-        target = rank.resolve(step << 36 | first, 7, 4)
+        target = rank.resolve(address_of(0, step, first), 7, 4)
         assert target is not None
-        rank.arrived(step << 12)
+        rank.arrived(announced_by(0, (step, 0)))
     assert rank.size_done
     rank.check()
     assert rank.results[0].seconds == 2.0

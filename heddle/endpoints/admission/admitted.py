@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.endpoints.addressing import address_of, announced_by, rkey_of
 from heddle.endpoints.admission.ctsends import GatedSender, GrantingReceiver, Posted
 from heddle.endpoints.admission.grants import Grant, GrantGate, Slots
 from heddle.endpoints.connections import Connection
 from heddle.endpoints.nic.nic import QueuePair
 from heddle.endpoints.nic.qpend import QpEnd, QpInfo
-from heddle.endpoints.ranks import address_of, announced_by, rkey_of
 from heddle.endpoints.transports.rc import connection_params
 from heddle.endpoints.transports.rcstate import RcParams
 from heddle.traffic.admission import Admission

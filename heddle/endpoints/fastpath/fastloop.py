@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import MachineError, Problem
+from heddle.endpoints.addressing import address_of, announced_by
 from heddle.endpoints.congestion.controlled import Controlled
 from heddle.endpoints.congestion.dcqcn import Dcqcn
 from heddle.endpoints.congestion.ratecontrol import RateSteps
@@ -30,7 +31,7 @@ from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import PathUse, QpInfo
 from heddle.endpoints.nicloop import REST_S, REST_TURNS, TICK_S, open_sockets
-from heddle.endpoints.ranks import Rank, address_of, announced_by
+from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import NicReport, QpReport
 from heddle.endpoints.transports.protocol import FastConnection
 from heddle.endpoints.transports.rcstate import last_good

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.base.problems import CheckError, Problem
+from heddle.endpoints.addressing import announced, announced_by
 from heddle.endpoints.connections import Connection, Destinations, QpConnection, part_bytes, part_sizes
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.qpend import Message, PathUse, QpInfo
@@ -123,7 +124,7 @@ class VerbsNic:
         self._senders: dict[int, _Sender] = {}
         self._receivers: dict[int, _Receiver] = {}
         self._from: dict[bytes, int] = defaultdict(int)  # receiving queue pairs by peer
-        self._schedules: dict[int, tuple[int, Schedule]] = {}  # lower 8 bits of an epoch -> epoch, schedule
+        self._schedules: dict[int, tuple[int, Schedule]] = {}  # lowest bits of an epoch -> epoch, schedule
         self._arriving: dict[tuple[int, Key], _Arriving] = {}
         self._registered: list[Memory] = []
         o = plan.options
@@ -173,7 +174,7 @@ class VerbsNic:
 
     def expect(self, epoch: int, schedule: Schedule) -> None:
         """Learn the messages of an epoch."""
-        self._schedules[epoch & 0xFF] = epoch, schedule
+        self._schedules[announced(announced_by(epoch, (0, 0)))[0]] = epoch, schedule
 
     def keep(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
         """Register the arrays from which messages will be sent. Earlier ones stay while messages are unacknowledged."""
@@ -224,8 +225,8 @@ class VerbsNic:
         end.post(each.wr_id)
 
     def _deliver(self, end: _Receiver, imm: int, data: NDArray[np.uint8]) -> None:
-        epoch, schedule = self._schedules[imm >> 24]
-        key = (imm >> 12 & 0xFFF, imm & 0xFFF)
+        low_bits, key = announced(imm)
+        epoch, schedule = self._schedules[low_bits]
         receive = schedule.receives[key]
         size = receive.hi - receive.lo
         staged = self._arriving.get((epoch, key))

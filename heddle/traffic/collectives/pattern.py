@@ -12,14 +12,17 @@ iteration ends with that credit.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 from heddle.base.declared import Declared
 from heddle.base.problems import did_you_mean
 from heddle.traffic.collectives.parameters import GROUP
+from heddle.traffic.collectives.ranges import Ranges
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +36,8 @@ Buffer = Literal["input", "output", "scratch", "credit"]
 Reduction = Literal["sum", "max", "min", "avg"]
 DType = Literal["float32", "bfloat16", "int32"]
 NOTHING: Span = (0, 0)
-MAX_STEPS: Final = 1 << 12  # steps are numbered in 12 bits of an address
+STEP_BITS: Final = 16  # of an address, and of an immediate
+MAX_STEPS: Final = 1 << STEP_BITS
 MAX_RANKS: Final = 1 << 11  # of a communicator
 CREDIT_BYTES: Final = 4
 ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "int32": 4}
@@ -94,15 +98,19 @@ Step = SendStep | ReceiveStep | ComputeStep
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements [lo, hi) of a rank's result: a copy from `start` on of one rank's input, or of the reduction of all.
+    """Elements [lo, hi) of a rank's result: a copy from `start` on of one rank's input, or of a reduction of inputs.
 
-    source: that rank; None: the reduction.
+    source: that rank; None: the reduction. ranks: of which; empty: all. operation: empty: that of the pattern.
+    buffer: that has the result; empty: `input` in place, else `output`.
     """
 
     lo: int
     hi: int
     source: int | None
     start: int
+    ranks: tuple[int, ...] = ()
+    operation: Reduction | Literal[""] = ""
+    buffer: Buffer | Literal[""] = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,14 @@ class Pattern:
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> Pattern:
         """With the ranks of a job, and the bytes of its sizes, where parameters depend on them. InputError."""
         return self
+
+    def buffer_of(self, piece: Piece) -> Buffer:
+        """The buffer that has a piece of the result."""
+        return piece.buffer or ("input" if self.in_place else "output")
+
+    def added(self, ranks: int) -> int:
+        """The most inputs that are added up in one element of a result."""
+        return ranks if self.redop in ("sum", "avg") else 1
 
     # what a pattern states
 
@@ -311,50 +327,48 @@ def _derived(pattern: Pattern, ranks: int) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _known(programs: Sequence[Sequence[Step]]) -> list[int]:
-    """For each rank a bit mask: the ranks that must have begun an iteration before this rank can end it."""
+    """For each rank a bit mask: the ranks that must have begun an iteration before this rank can end it.
+
+    Operations of a rank are looked at in order.
+    """
     done: list[dict[int, int]] = [{} for _ in programs]  # step -> mask, of the receives and computations so far
     masks: dict[tuple[int, int], int] = {}  # (receiver, step) -> mask of the message
-    left = [list(steps) for steps in programs]
+    left = [_with_needs(program) for program in programs]
     moved = True
     while moved:
         moved = False
         for rank, steps in enumerate(left):
-            while steps and (mask := _mask(rank, programs[rank], steps[0], done[rank], masks)) is not None:
-                each = steps.pop(0)
+            while steps:
+                each, needs = steps[-1]
+                if isinstance(each, ReceiveStep):
+                    mask = masks.get((rank, each.step), 0 if each.span[0] >= each.span[1] else None)
+                    if mask is None:
+                        break
+                else:
+                    mask = reduce(or_, (done[rank].get(step, 0) for step in needs), 1 << rank)
+                steps.pop()
                 moved = True
                 if isinstance(each, SendStep):
                     masks[each.to, each.step] = mask
                 else:
                     done[rank][each.step] = mask
-    ends = [0] * len(programs)
-    for rank, found in enumerate(done):
-        for mask in found.values():
-            ends[rank] |= mask
-    return ends
+    return [reduce(or_, found.values(), 0) for found in done]
 
 
-def _mask(
-    rank: int, program: Sequence[Step], each: Step, done: Mapping[int, int], masks: Mapping[tuple[int, int], int]
-) -> int | None:
-    """The mask of an operation; None while it waits for a message. Operations of a rank are looked at in order."""
-    if isinstance(each, ReceiveStep):
-        return masks.get((rank, each.step), 0 if each.span[0] >= each.span[1] else None)
-    mask = 1 << rank
-    for before in program:
-        if before is each:
-            break
-        if not isinstance(before, SendStep) and _depends(each, before):
-            mask |= done[before.step]
-    return mask
-
-
-def _depends(each: SendStep | ComputeStep, before: ReceiveStep | ComputeStep) -> bool:
-    """Whether an operation waits for an earlier one of its rank."""
-    if before.step in each.after:
-        return True
-    if isinstance(each, ComputeStep) or isinstance(before, ComputeStep) or each.buffer != before.buffer:
-        return False
-    return max(each.span[0], before.span[0]) < min(each.span[1], before.span[1])
+def _with_needs(program: Sequence[Step]) -> list[tuple[Step, list[int]]]:
+    """The operations of a rank, the last one first, each with the steps that it waits for."""
+    written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)
+    found: list[tuple[Step, list[int]]] = []
+    for each in program:
+        needs: list[int] = []
+        if isinstance(each, ReceiveStep):
+            written[each.buffer].add(each.span, each.step)
+        else:
+            needs += each.after
+            if isinstance(each, SendStep):
+                needs += (step for _, step in written[each.buffer].overlapping(each.span))
+        found.append((each, needs))
+    return found[::-1]
 
 
 def chunk_range(index: int, ranks: int, count: int) -> Span:
