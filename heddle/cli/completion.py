@@ -176,8 +176,10 @@ def switches(typed: Typed) -> list[str]:
 
 def placements(typed: Typed) -> list[str]:
     """Words for an order of ranks, and hosts."""
+    from heddle.traffic.placement import placement_words
+
     hosts = (node.name for fabric in _fabrics_meant(typed) for node in fabric.hosts)
-    return _further(typed, ["block", "cyclic", *hosts])
+    return _further(typed, [*placement_words(), *hosts])
 
 
 def ports(typed: Typed) -> list[str]:

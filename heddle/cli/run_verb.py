@@ -131,14 +131,10 @@ def narrow_terminal() -> bool:
 
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
-    """The files of the fabric, of the matrix and of the workload."""
-    matrix = typed.get("matrix") or ""  # a declared option: not there unless it was typed
-    found = [each for each in (typed["fabric"], matrix if matrix.lower().endswith(".csv") else None) if each]
-    if typed["workload"]:
-        from heddle.endpoints.workloadfile import files_of
+    """The files of the fabric, of the matrix, of ranks and of the workload."""
+    from heddle.endpoints.workloadfile import files_of, typed_files
 
-        found += files_of(typed["workload"])
-    return found
+    return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed["workload"])]
 
 
 @verb(

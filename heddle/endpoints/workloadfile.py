@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -24,6 +24,7 @@ from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.traffic.collectives import patterns
 from heddle.traffic.matrixrows import NAMED, is_matrix_file, slice_of
+from heddle.traffic.placement import is_rank_file
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
     **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
 }
+# Keys whose value may be a file, whose name is relative to that of the workload.
+_FILES: Final[Mapping[str, Callable[[str], bool]]] = {"matrix": is_matrix_file, "placement": is_rank_file}
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
 _MOST_RANKS: Final = 1 << 20
 _MOST_REPEATS: Final = 10_000
@@ -185,8 +188,13 @@ class _Reader:
             yield Job(name, options, slots, when.start_s, when.after, when.repeat, keys)
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
-        """A matrix is a collective; its file is beside that of the workload. size: the job itself has one."""
-        found, matrix = self._problems.found, plain.get("matrix")
+        """A matrix is a collective; its file, and that of ranks, is beside that of the workload.
+
+        size: the job itself has one.
+        """
+        found, matrix, placement = self._problems.found, plain.get("matrix"), plain.get("placement", "")
+        if self._file and is_rank_file(placement) and "placement" not in self._typed:
+            plain["placement"] = _beside(self._file, placement)
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":
@@ -294,24 +302,30 @@ def _shipped() -> Path:
 
 
 def files_of(typed: str | None) -> list[str]:
-    """The user's files that a workload needs: its own, and those of its matrices. Nothing is checked here."""
-    if typed is None or typed.partition(",")[0] in workloads():
-        return []
-    if _is_words(typed):
-        first = typed.partition(",")[0]
-        return [first] if is_matrix_file(first) else []
+    """The user's files that a workload needs: its own, those of its matrices and ranks. Nothing is checked here."""
+    first, *keys = (typed or "").split(",")
+    if not first or first in workloads() or _is_words(first):
+        return [
+            *[first] * is_matrix_file(first),
+            *typed_files(dict(each.split("=", 1) for each in keys if "=" in each)),
+        ]
     import yaml
 
     from heddle.spec.yamlfile import MAX_BYTES
 
-    found = [typed]
+    file = typed or ""
     try:
-        data = yaml.safe_load(read_regular(real(typed), MAX_BYTES))
-        groups = [data, *(data.get("jobs") or {}).values()]
-        matrices = [matrix for group in groups if isinstance(matrix := group.get("matrix"), str)]
+        data = yaml.safe_load(read_regular(real(file), MAX_BYTES))
+        named = [each for group in (data, *(data.get("jobs") or {}).values()) for each in typed_files(group)]
     except Exception:  # load_workload reports the error
-        return found
-    return [*found, *dict.fromkeys(_beside(typed, matrix) for matrix in matrices if is_matrix_file(matrix))]
+        return [file]
+    return [file, *dict.fromkeys(_beside(file, name) for name in named)]
+
+
+def typed_files(typed: Mapping[str, Any]) -> list[str]:
+    """The user's files among the options of a run, by word."""
+    values = ((is_file, typed.get(key)) for key, is_file in _FILES.items())
+    return [value for is_file, value in values if isinstance(value, str) and is_file(value)]
 
 
 def _beside(file: str, matrix: str) -> str:

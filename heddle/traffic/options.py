@@ -95,9 +95,10 @@ class RunOptions(AdmissionOptions):
         "split (each message over all QPs) or round-robin (one message per QP in turn)", _TRANSPORT, value="MODE",
         unlike="is not a mode of QPs",
     )] = "split"  # fmt: skip
-    # Block, cyclic, or host names with commas.
+    # See placement.py.
     placement: Annotated[str, Declared(
-        "placement of ranks on hosts: block, cyclic, or host names with commas", _PLACES,
+        "block, cyclic, interleaved, random[:SEED], fragmented:RACKS:HOSTS[:SEED], hosts or NICs with commas, or a "
+        "file with a line for each rank", _PLACES,
     )] = "block"  # fmt: skip
     source_ports: Annotated[SourcePorts, Declared(
         "UDP source ports: qpn (both QP numbers), own-qpn, rxe, fixed[:PORT], list:A,B,C", _TRANSPORT, word="sport",

@@ -8,8 +8,7 @@ QP numbers, source ports and packet sequence numbers depend only on the fabric a
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Final
@@ -17,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.admission import Admission
@@ -26,6 +25,7 @@ from heddle.traffic.communicators import AUTO, Communicators, check_paths, commu
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
+from heddle.traffic.placement import place
 from heddle.traffic.qpnumbers import QpNumbers, qpn_before_first, source_port
 from heddle.traffic.schedule import MAX_MESSAGES, messages_of
 from heddle.traffic.tunables import Control
@@ -275,90 +275,3 @@ def ack_timeout(fabric: Fabric, options: RunOptions, propagation: Propagation, p
         wait += 8 * packets * frame / nic
         wait += queues.pfc.watchdog.detect * 1e-9 if queues.pfc.watchdog.enabled else 0.0
     return ACK_TIMEOUT_UNIT_S * 2.0 ** max(16, math.ceil(math.log2(wait / ACK_TIMEOUT_UNIT_S)))
-
-
-_ADDRESSES: Final = "a rank needs an address of its host's port, and one of its switch (docs/bring-your-own.md)"
-
-
-def place(fabric: Fabric, options: RunOptions) -> tuple[Endpoint, ...]:
-    """Rank -> NIC. `block` fills box by box (Clos: racks), `cyclic` gives one to each box in turn, or named hosts."""
-    bare = {port.ref: why for port in fabric.nics if (why := _no_nic(fabric, port))}
-    nics = [port for port in fabric.nics if port.ref not in bare]
-    if options.placement == "cyclic":
-        boxes: dict[int, list[Port]] = defaultdict(list)
-        for port in nics:
-            boxes[fabric.by_name[port.node].group(fabric.box) or 0].append(port)
-        deepest = max((len(box) for box in boxes.values()), default=0)
-        nics = [box[i] for i in range(deepest) for box in boxes.values() if i < len(box)]
-    elif options.placement != "block":
-        nics = _named(fabric, options.placement, bare)
-    ranks = options.ranks or len(nics)
-    named = options.placement not in ("block", "cyclic")
-    asked = f"--ranks {ranks}" if options.ranks else f"--placement {options.placement}" if named else fabric.name
-    if ranks > len(nics):
-        hint = (
-            f"try --ranks {len(nics)}, or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
-        )
-        why = f"is more than the {len(nics)} NICs to place them on"
-        more = Problem("", f"--ranks {ranks}", why, f"try --ranks {len(nics)}" if bare else hint)
-        raise InputError(*_as_problems(bare), more)
-    if ranks < 2:
-        hint = "use a fabric with two hosts or more"
-        why = f"gives {ranks} of the two ranks that a collective needs"
-        few = Problem("", asked, why, _ADDRESSES if bare else hint)
-        raise InputError(*_as_problems(bare), few)  # the reason first
-    return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
-
-
-def _no_nic(fabric: Fabric, port: Port) -> str:
-    """The reason that a host's port cannot have a rank; empty when it can. In fabrics of shapes all ports can."""
-    peer = fabric.by_name[port.peer_node]
-    gateway = peer.port(port.peer_port)
-    if port.address is None:
-        return (
-            f"has no {fabric.policy.ip.name} address (those of its VLANs, bonds and bridges are not used); imported "
-            "topologies run over IPv4 only"
-        )
-    if peer.role is Role.HOST:
-        return f"leads to {peer.name}, which is not a switch"
-    if gateway.address is None:
-        router = gateway.ref if gateway.bridge is None else f"{gateway.ref}, a port of the bridge {gateway.bridge.name}"
-        return f"leads to {router}, which has no {fabric.policy.ip.name} address, but a rank needs a router"
-    if gateway.address.ip not in port.address.network:
-        return f"({port.address}) and {gateway.ref} ({gateway.address}) are in different networks"
-    return ""
-
-
-def _as_problems(bare: Mapping[str, str]) -> list[Problem]:
-    return [Problem("", ref, why) for ref, why in bare.items()]
-
-
-def _named(fabric: Fabric, placement: str, bare: Mapping[str, str]) -> list[Port]:
-    nics: list[Port] = []
-    names = [host.name for host in fabric.hosts]
-    words = placement.split(",")
-    for word in words:
-        host = fabric.by_name.get(word)
-        if host is None or word not in names:
-            hint = did_you_mean(word, ["block", "cyclic", *names]) if len(words) == 1 else did_you_mean(word, names)
-            raise InputError(Problem("", f"--placement {placement}", f"names {word}, which is not a host", hint))
-        own = fabric.nics_of[word]
-        nics.extend(port for port in own if port.ref not in bare)
-        if not any(port.ref not in bare for port in own):
-            problem = Problem("", f"--placement {placement}", f"names {word}, which has no port for a rank")
-            raise InputError(problem, *_as_problems({p.ref: bare[p.ref] for p in own}))
-    if len(set(words)) != len(words):
-        raise InputError(
-            Problem("", f"--placement {placement}", "names a host twice", "name each host once: a NIC has one rank")
-        )
-    return nics
-
-
-def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
-    gateway = fabric.by_name[port.peer_node].port(port.peer_port)
-    if port.address is None or gateway.address is None:
-        raise ValueError(f"{port.ref} has no address")  # _no_nic checked this
-    return Endpoint(
-        rank, port.node, port.name, str(port.address.ip), port.mac,
-        str(gateway.address.ip), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,
-    )  # fmt: skip

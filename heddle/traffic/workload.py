@@ -18,7 +18,7 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.fabric.model import Fabric
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
-from heddle.traffic.plan import place
+from heddle.traffic.placement import is_order, place
 from heddle.traffic.qpnumbers import MAX_SEATS
 
 BACKGROUND: Final = 0  # of `repeat`: again and again, until all other jobs have ended
@@ -187,13 +187,13 @@ class Workload:
         """Of one job. used: NICs of the jobs before it."""
         if len(self.jobs) == 1 and job.slots is None:
             return place(fabric, job.options)
-        every = place(fabric, replace(job.options, ranks=None))
+        every = place(fabric, replace(job.options, ranks=None), used)
         if job.slots is not None:
             if beyond := [slot for slot in job.slots if slot >= len(every)]:
                 why = f"is beyond the last of {len(every)} NICs, which are numbered from 0"
                 raise InputError(job.problem("ranks", beyond[0], why, "use a larger fabric or fewer ranks"))
             chosen = [every[slot] for slot in job.slots]
-        elif job.options.placement in ("block", "cyclic") and not self.share_nics:
+        elif is_order(job.options.placement) and (job.options.ranks or 0) <= len(every) and not self.share_nics:
             free = [end for end in every if end.nic not in used]
             wanted = job.options.ranks or len(free)
             if wanted > len(free) or wanted < 2:
@@ -201,5 +201,5 @@ class Workload:
                 raise InputError(job.problem("ranks", job.options.ranks or "all", why, "give the jobs fewer ranks"))
             chosen = free[:wanted]
         else:
-            return place(fabric, job.options)
+            return place(fabric, job.options, used)
         return tuple(replace(end, rank=rank) for rank, end in enumerate(chosen))

@@ -28,7 +28,8 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("run", "--qp-mode", "") == ["split", "round-robin"]
     assert offered("run", "--fabric", "") == presets()
     assert offered("run", "--fabric", "tiny", "--placement", "block,") == [
-        "block,block", "block,cyclic", *(f"block,host{n}" for n in range(1, 5)),
+        *(f"block,{word}" for word in ("block", "cyclic", "interleaved", "random", "fragmented:")),
+        *(f"block,host{n}" for n in range(1, 5)),
     ]  # fmt: skip
     # Values of other verbs are offered.
     assert offered("test", "") == ["quick", "deep", "all", "unit", "golden", "netns", "fuzz", "clab", "browser", "vm"]

@@ -247,3 +247,21 @@ def test_a_matrix_by_rank_belongs_to_the_whole_job_and_a_named_one_to_each_commu
         traffic_of(ZONE, rows)
     named = traffic_of(ZONE, of(tmp_path, "matrix: shift:1\nsplit: MOD 2\nsize: 64K\n"))[0]
     assert named.split.startswith("2 communicators of 8 ranks")
+
+
+def test_jobs_in_fragments_avoid_each_other_and_rank_files_are_beside_the_workload(tmp_path: Path) -> None:
+    job = "collective: all-reduce, placement:"
+    text = (
+        f"jobs:\n a: {{{job} 'fragmented:4:1'}}\n b: {{{job} 'fragmented:2:2'}}\n c: {{{job} 'random:3', ranks: 4}}\n"
+    )
+    a, b, c = ({end.host for end in ends} for ends in of(tmp_path, text).endpoints(ZONE))
+    assert a == {"host1", "host3", "host5", "host7"} and b == {"host9", "host10", "host11", "host12"}
+    assert len(c) == 4 and not c & (a | b)
+    text = text.replace("random:3', ranks: 4", "fragmented:4:2'")
+    assert "c.placement: fragmented:4:2 needs 4 racks with 2 free hosts, but 2 have" in said(tmp_path, text)
+    (tmp_path / "ranks.txt").write_text("host3\nhost2\n")
+    text = "collective: all-reduce\nplacement: ranks.txt\n"
+    (ends,) = of(tmp_path, text).endpoints(ZONE)
+    assert [end.host for end in ends] == ["host3", "host2"]
+    assert files_of(str(tmp_path / "w.yml")) == [str(tmp_path / "w.yml"), str(tmp_path / "ranks.txt")]
+    assert files_of("ring,placement=./r.txt") == files_of("two-tenants,placement=./r.txt") == ["./r.txt"]
