@@ -28,7 +28,7 @@ from heddle.cli.hashing_verb import hashing
 from heddle.cli.predict_verb import predict
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
-from heddle.cli.runs_verb import compare, report, runs
+from heddle.cli.runs_verb import compare, export, report, runs
 from heddle.cli.serving_verbs import dashboard
 from heddle.cli.explain_verb import explain
 from heddle.cli.workshop_verb import workshop

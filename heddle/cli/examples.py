@@ -55,6 +55,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {
         "--collective all-reduce --size 64K:1M:x2": "run a ring all-reduce of several sizes",
         "-b 64K -e 1M -f 2 -n 10": "the same sizes, ten times each, as nccl-tests is started",
+        "-b 64K -e 1M -f 2 -J run.json --min-busbw 0.005": "write nccl-tests' JSON, and exit 1 if a size is slower",
         "--collective incast --qps 4 --fabric tiny": (
             "start preset tiny, send from all ranks to rank 0, and take it down"
         ),
@@ -114,6 +115,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "compare": {
         "1 2": "compare the first two runs of a lab, and judge noise",
         "zone:3 tiny:2 --report": "write the comparison of runs of two labs as an HTML file",
+    },
+    "export": {
+        "--json run.json": "write the last run as nccl-tests' JSON, for its analyze_perf_json.py",
+        "3 --csv run.csv -I 1": "write run 0003 as CSV, and print its table with the figures of iterations",
     },
     "report": {
         "": "write the last run as an HTML file",

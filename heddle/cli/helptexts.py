@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from heddle.base.declared import OUTPUT
 from heddle.cli import completion
 from heddle.cli.argv import Option, Options, group
 from heddle.spec.impairments import KINDS
@@ -238,8 +239,26 @@ COMPARE: Final[Options] = {
     "lab": _LAB_OF_RUNS,
 }
 
+# What `run` and `export` do with figures (outputs.py).
+OUTPUTS: Final[Options] = group(
+    OUTPUT,
+    {
+        "json": Option(
+            "write nccl-tests' JSON (version 3) to this file, or to the next free name", "", "", _FILE, short="-J"
+        ),
+        "csv": Option("write a CSV file with one row for each size", value=_FILE),
+        "inspector": Option("write JSON lines of NCCL's Inspector", value=_FILE),
+        "min_busbw": Option("exit 1 when the busbw of a size is below it, in GB/s (emulated)", value="X"),
+        "per_iter_timing": Option("1: print the figures of iterations, as in nccl-tests", value="N", short="-I"),
+        "per_iter_skip": Option("leading iterations that these figures leave out", value="N", short="-K"),
+    },
+)
+
+EXPORT: Final[Options] = {"run": "a run: an ID or number that ./inv runs lists, LAB:ID, or a directory", **OUTPUTS}
+
 # Of `run`, beside the options of a run (traffic/options.py).
 RUN: Final[Options] = {
+    **OUTPUTS,
     "workload": Option(
         "the jobs of a file, or of one in traffic/, instead of these options",
         "heddle.endpoints.workloadfile:workloads",

@@ -13,6 +13,7 @@ from heddle.cli import helptexts
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.nccltests import NcclSizes
+from heddle.cli.outputs import FILES, Outputs
 from heddle.cli.verbs import verb
 from heddle.host import packages
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_FOR_TOOLS: Final = (
     "fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes", "workload", "interference",
+    "min_busbw", "per_iter_timing", "per_iter_skip",
 )  # fmt: skip
 
 
@@ -75,8 +77,8 @@ class LiveTable:
     by its reader, a full disk), the run continues and is kept; the error is raised at the end.
     """
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self, out: Console, outputs: Outputs | None = None) -> None:
+        self._out, self._outputs = out, outputs or Outputs()
         self._head: RunHead | None = None
         self._narrow = False
         self._lost: BrokenPipeError | MachineError | None = None
@@ -85,18 +87,23 @@ class LiveTable:
         """Print all lines up to the names of the columns."""
         self._head = head
         self._narrow = narrow_terminal()
-        self._print(*head.lines(narrow=self._narrow))
+        self._print(*self._outputs.announced, *head.lines(narrow=self._narrow))
 
     def row(self, row: SizeRow) -> None:
         """Print one line."""
         if self._head is not None:
             self._print(self._head.row(row, narrow=self._narrow))
 
-    def end(self, result: RunResult) -> None:
-        """Print the trailer; with JSON the whole result."""
+    def end(self, result: RunResult, more: Sequence[str] = ()) -> None:
+        """Print the trailer, and more lines; with JSON the whole result. The exit code is 1 for wrong elements, and
+        for sizes that are slower than the user asks for.
+        """
         if self._lost is not None:
             raise self._lost
-        self._out.result(result.to_json(), "\n".join(result.foot()))
+        below = self._outputs.asked.below(result.rows)
+        lines = [*result.foot(), *more, *(f"#below    : {each}" for each in below)]
+        self._out.result({**result.to_json(), **self._outputs.to_json(below)}, "\n".join(lines))
+        self._out.exit_code = 1 if result.wrong or below else 0
 
     def interrupted(self, records: Sequence[RunRecord], lasting: bool) -> None:
         """Print the trailer of a run that Ctrl-C ended; of a workload, the rows that each job has measured.
@@ -144,6 +151,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
     root=True,
     files_in=files_in,
+    files_out=FILES,
     tool=Tool(
         "Run one collective in a lab with real packets, and return nccl-tests' figures. Takes seconds to minutes.",
         without=_NOT_FOR_TOOLS,
@@ -163,6 +171,12 @@ def run(
     set_: Sequence[str] = (),
     workload: str | None = None,
     interference: bool = False,
+    json: str | None = None,
+    csv: str | None = None,
+    inspector: str | None = None,
+    min_busbw: float | None = None,
+    per_iter_timing: int | None = None,
+    per_iter_skip: int | None = None,
     **options: Any,
 ) -> None:
     """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
@@ -172,12 +186,16 @@ def run(
     -i, -n, -w, -c, -d, -o and -r mean what they mean there.
     """
     from heddle.runs.run import plan_workload, run_with_interference, run_workload
+    from heddle.runs.store import History
     from heddle.runs.writer import RunInterruptedError
 
     wanted = _wanted(out, workload, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, options)
     if interference and len(wanted.jobs) < 2:
         raise InputError(Problem("", "--interference", "compares several jobs", "add --workload with a file of jobs"))
-    table = LiveTable(out)
+    jobs, files = wanted.jobs, {"json": json, "csv": csv, "inspector": inspector}
+    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, jobs[0].options.iters)
+    outputs.one_job(len(jobs))
+    table = LiveTable(out, outputs)
     live = None if out.json or len(wanted.jobs) > 1 else table
     with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_workload(built, wanted)) as where:
         try:
@@ -185,14 +203,15 @@ def run(
                 done = run_with_interference(where, wanted, out.observer)
             else:
                 done = run_workload(where, wanted, out.observer, live)
+            more = outputs.write(History.of(where).open(done.jobs[0].run_id)) if outputs.files else []
         except RunInterruptedError as end:
             table.interrupted(end.records, lasting=fabric is None)
             raise
     if len(wanted.jobs) > 1:
         out.result(done.to_json(), done.table(narrow_terminal()).rstrip("\n"))
+        out.exit_code = 1 if done.wrong else 0
     else:
-        table.end(done.jobs[0])
-    out.exit_code = 1 if done.wrong else 0
+        table.end(done.jobs[0], more)
 
 
 def _wanted(

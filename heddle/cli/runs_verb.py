@@ -1,4 +1,4 @@
-"""The verbs about stored runs: runs (list, remove), report (runs as one HTML file), compare (two runs)."""
+"""The verbs about stored runs: runs (list, remove), export (files, table), report (HTML), compare (two runs)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
+from heddle.cli.outputs import FILES, Outputs
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
@@ -58,6 +59,37 @@ def _one(names: Sequence[str]) -> str:
         hint = f"name one of them: ./inv runs {names[0]} --remove ..."
         raise InputError(Problem("", "--remove", f"needs a LAB, because there are {', '.join(names)}", hint))
     return names[0]
+
+
+@verb(group="Results", help=words.EXPORT, positional=["run"], files_out=FILES)
+def export(
+    out: Console,
+    run: str | None = None,
+    lab: str | None = None,
+    json: str | None = None,
+    csv: str | None = None,
+    inspector: str | None = None,
+    min_busbw: float | None = None,
+    per_iter_timing: int | None = None,
+    per_iter_skip: int | None = None,
+) -> None:
+    """Write a stored run as files that other tools read, and print its table again.
+
+    Without RUN it is the last one. Exit 1 for wrong elements, and below --min-busbw. docs/formats.md says which tool
+    reads which file.
+    """
+    from heddle.cli.run_verb import LiveTable
+    from heddle.runs.store import open_runs
+
+    (found,) = open_runs([run] if run else [], lab)
+    files = {"json": json, "csv": csv, "inspector": inspector}
+    result = found.result
+    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, result.options.iters)
+    more, table = outputs.write(found), LiveTable(out, outputs)
+    table.head(result)
+    for row in result.rows:
+        table.row(row)
+    table.end(result, more)
 
 
 @verb(

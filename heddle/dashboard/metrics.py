@@ -28,6 +28,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.version import VERSION
 from heddle.dashboard.reading import LiveReading, LiveSource
 from heddle.lab.daemons import ESTABLISHED
+from heddle.runs.ncclnames import collective_name
 from heddle.switch.pfc import control as pfc
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.collectives.pattern import chunk_range
@@ -269,7 +270,6 @@ _PAIR: Final = 2
 _AS_SENDS: Final = frozenset({"all-to-all", "incast"})  # NCCL has them as sends and receives of a chunk
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")  # powers of 1024 there
 _ALL: Final = "all"
-_NAMES: Final = {"all-to-all": "AlltoAll"}
 
 
 class _Buckets:
@@ -335,11 +335,6 @@ def _job(run: RunRecord) -> tuple[str, ...]:
     nodes = max(len({head.ranks[rank].host for rank in group}) for group in groups)
     about = (f"heddle-{run.heddle}", head.lab, f"{head.lab}-{run.id}", _ALL, _ALL, head.lab)
     return (*about, str(nodes), str(_ranks(run)))
-
-
-def collective_name(collective: str) -> str:
-    """`all-reduce` as NCCL writes it: `AllReduce`."""
-    return _NAMES.get(collective) or "".join(word.title() for word in collective.split("-"))
 
 
 def message_size(count: int) -> str:

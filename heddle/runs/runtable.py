@@ -33,6 +33,7 @@ class SizeRow:
     """One line of the table: bytes, microseconds per iteration, GB/s, wrong elements over all ranks.
 
     iteration_us: of each timed iteration, the mean over ranks, whose mean is time_us; empty in older runs.
+    rank_us: the same times of each rank, by its number; empty in older runs.
     """
 
     size: int
@@ -41,6 +42,7 @@ class SizeRow:
     busbw: float
     wrong: int
     iteration_us: tuple[float, ...] = ()
+    rank_us: tuple[tuple[float, ...], ...] = ()
 
     def again(self, other: SizeRow) -> SizeRow:
         """This size with one more repetition: the mean over all iterations."""
@@ -50,6 +52,7 @@ class SizeRow:
         return SizeRow(
             self.size, time_us, self.algbw * faster, self.busbw * faster, self.wrong + other.wrong,
             (*self.iteration_us, *other.iteration_us),
+            tuple((*mine, *more) for mine, more in zip(self.rank_us, other.rank_us, strict=True)),
         )  # fmt: skip
 
 
@@ -91,13 +94,17 @@ class RunHead:
         """The line of one size, in the same columns."""
         pattern = self.options.pattern
         wide = (10, 9) if narrow else (12, 12)
-        ranks = len(self.communicators[0] if self.communicators else self.ranks)
-        count = row.size // pattern.element_bytes // (ranks if pattern.by_chunk else 1)
-        sizes = f"{row.size:{wide[0]}d}  {count:{wide[1]}d}"
+        sizes = f"{row.size:{wide[0]}d}  {self.count(row):{wide[1]}d}"
         head = f"{sizes}  {pattern.printed_type:>8s}  {pattern.redop:>6s}  {pattern.printed_root:6d}"
         figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
         in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
         return "  ".join([head, *figures, *in_place])
+
+    def count(self, row: SizeRow) -> int:
+        """Elements of a size as nccl-tests counts them: of a chunk, where a rank has one for each rank."""
+        pattern = self.options.pattern
+        ranks = len(self.communicators[0] if self.communicators else self.ranks)
+        return row.size // pattern.element_bytes // (ranks if pattern.by_chunk else 1)
 
     def emulated_line(self) -> str:
         """The line with the scale, which is in every table."""
@@ -170,7 +177,8 @@ def size_row(
     time_s = sum(seconds) / len(seconds) / iters
     algbw = size / time_s / 1e9
     each = tuple(round(sum(ranks) / len(ranks) * 1e6, 3) for ranks in zip(*iterations, strict=True))
-    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong, each)
+    of_ranks = tuple(tuple(round(time * 1e6, 1) for time in times) for times in iterations)
+    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong, each, of_ranks)
 
 
 def _step(sizes: Sequence[int]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
     from heddle.runs.rates import Rates
+    from heddle.runs.results import RunResult
     from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
 
@@ -135,6 +136,20 @@ class StoredRun:
             if why := misfit(built, found.value[1]):
                 return Stored(None, f"{EVIDENCE} does not fit to the fabric of the run: {why}")
         return found
+
+    @property
+    def result(self) -> RunResult:
+        """Its table and its document as after the run, except for what only a running lab has. InputError for a run
+        that failed or was interrupted.
+        """
+        from heddle.runs.results import RunResult
+
+        head, outcome = self.record.header, self.record.outcome
+        if outcome is None:
+            how = "was interrupted" if self.record.interrupted else "failed"
+            raise self.unusable(f"it {how}: {self.record.why_not_done}")
+        flows = self.flows if self.measured.value is not None else ()
+        return RunResult(**{**vars(head), **vars(outcome)}, flows=flows, run_id=self.id)
 
     @property
     def flows(self) -> tuple[FlowRow, ...]:

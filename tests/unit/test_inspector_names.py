@@ -16,10 +16,10 @@ from heddle.dashboard.metrics import (
     P2P_LABELS,
     P2P_TIME,
     TIME,
-    collective_name,
     inspector_families,
     message_size,
 )
+from heddle.runs.ncclnames import collective_name
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import SizeRow
 from heddle.runs.store import KEEP_BYTES, KEEP_RUNS, History

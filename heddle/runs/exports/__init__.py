@@ -1,0 +1,30 @@
+"""A stored run as a file that another tool reads: one format, one file here, one line in EXPORTS.
+
+In:  StoredRun, also a failed or an interrupted one with the sizes that it measured. Out: the bytes of the file.
+InputError when the run does not carry what the format needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from heddle.runs.exports import inspector, nccljson, sizes
+from heddle.runs.exports.asked import Asked
+from heddle.runs.stored import StoredRun
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A format. what: for help. written: the bytes of the file."""
+
+    what: str
+    written: Callable[[StoredRun, Asked], bytes]
+
+
+EXPORTS: Final[Mapping[str, Export]] = {
+    "json": Export("nccl-tests' JSON, version 3, which its analyze_perf_json.py reads", nccljson.written),
+    "csv": Export("a CSV file with one row for each size", sizes.written),
+    "inspector": Export("JSON lines as NCCL's Inspector plugin writes them", inspector.written),
+}

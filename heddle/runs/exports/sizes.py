@@ -1,0 +1,54 @@
+"""A run as CSV: one row for each size, always the same columns, with the settings that tell runs apart.
+
+In:  a stored run. Out: CSV with a header. Times are microseconds; bandwidths are GB/s of 10^9 bytes, emulated, and `k`
+is their scale. A figure that the run does not have is empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any, Final
+
+from heddle.runs.exports.asked import Asked
+from heddle.runs.iterations import slowest_us, stats_of
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import SizeRow
+from heddle.runs.stored import StoredRun
+
+_STATS: Final = ("min_us", "max_us", "avg_us", "p50_us", "p95_us", "p99_us", "cv_pct")
+COLUMNS: Final = (
+    "lab", "run", "collective", "algorithm", "ranks", "qps", "hashing", "transport", "k",
+    "size_bytes", "count", "type", "redop", "root", "time_us", "algbw_gbs", "busbw_gbs", "wrong",
+    "in_place_time_us", "in_place_algbw_gbs", "in_place_busbw_gbs", "in_place_wrong", "iterations", *_STATS,
+)  # fmt: skip
+
+
+def written(run: StoredRun, asked: Asked) -> bytes:
+    """The file."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    table.writeheader()
+    for row in run.record.measured:
+        table.writerow({**_run(run.record), **_size(run.record, row, asked.skip)})
+    return text.getvalue().encode()
+
+
+def _run(record: RunRecord) -> Mapping[str, Any]:
+    head, o = record.header, record.header.options
+    return {
+        "lab": head.lab, "run": record.id, "collective": o.collective, "algorithm": o.algorithm,
+        "ranks": len(head.ranks), "qps": o.qps, "hashing": head.ecmp, "transport": o.transport, "k": head.k,
+    }  # fmt: skip
+
+
+def _size(record: RunRecord, row: SizeRow, skip: int) -> Mapping[str, Any]:
+    pattern, stats = record.header.options.pattern, stats_of(slowest_us(row), skip)
+    return {
+        "size_bytes": row.size, "count": record.header.count(row), "type": pattern.printed_type,
+        "redop": pattern.redop, "root": pattern.printed_root, "time_us": round(row.time_us, 3),
+        "algbw_gbs": f"{row.algbw:.6g}", "busbw_gbs": f"{row.busbw:.6g}", "wrong": row.wrong,
+        "iterations": len(row.iteration_us) or record.header.options.iters,
+        **({} if stats is None else {name: round(getattr(stats, name), 3) for name in _STATS}),
+    }  # fmt: skip
