@@ -18,8 +18,8 @@ from typing import Any, Final, get_args
 from heddle.base.declared import OptionField
 from heddle.base.problems import InputError, Problem, Problems, nearest
 from heddle.base.units import WHOLE_NUMBER
+from heddle.cli import nccltests
 from heddle.cli.hints import spare_hint
-from heddle.cli.nccltests import NcclFlags
 
 
 def _whole(text: str) -> int:
@@ -253,9 +253,9 @@ class _Parse:
     problems: Problems = field(default_factory=Problems)
 
     def run(self, words: list[str]) -> dict[str, Any]:
-        if self.verb.name == "run":
-            foreign = NcclFlags.of(words, self.verb.flags)
-            self.problems.found += foreign.problems()
+        if self.verb.name in nccltests.VERBS:
+            foreign = nccltests.NcclFlags.of(words, self.verb.flags)
+            self.problems.found += foreign.problems
             words = foreign.rest
         waiting = self.verb.positionals
         while words:

@@ -98,6 +98,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "": "draw the queues of the last run that held most",
         "--port 'ctsw*' --class 3 --out spines.png": "draw class 3 of all spine ports",
     },
+    "perf": {
+        "all_reduce -b 64K -e 4M -f 2": "what all_reduce_perf prints, on the running lab",
+        "alltoall_perf -b 1M -e 1M -n 10 -J out.json": "the same with JSON",
+    },
     "fault": {
         "down rtsw1:eth1": "take a link down, and wait until all routes avoid it",
         "undrain ctsw1": "let traffic use a switch again that was drained",

@@ -294,3 +294,12 @@ RUN: Final[Options] = {
         },
     ),
 }
+
+PERF: Final[Options] = {
+    "program": Option(
+        "all_reduce, all_gather, alltoall, ..., also with _perf",
+        "heddle.runs.ncclnames:PROGRAMS",
+        group="What runs",
+    ),
+    **{name: option for name, option in RUN.items() if name not in ("workload", "interference")},
+}

@@ -31,8 +31,8 @@ _VERBS: Final[Mapping[str, str]] = {
     "ssh": "./inv exec NODE bash opens a shell in a node",
     "shell": "./inv exec NODE bash opens a shell in a node",
     "tcpdump": "./inv capture NODE:PORT shows the packets at a port",
-    "all_reduce_perf": "./inv run --collective all-reduce",
-    "alltoall_perf": "./inv run --collective all-to-all",
+    "all_reduce_perf": "./inv perf all_reduce",
+    "alltoall_perf": "./inv perf alltoall",
 }
 
 

@@ -1,7 +1,7 @@
-"""Flags of nccl-tests after `run`: those that `run` takes, with their meaning, and a hint for each other one.
+"""Flags of nccl-tests after `run` and `perf`: those that these verbs take, and what each other one means here.
 
-In:  the words after `run`; the values of -b, -e, -f and -i.
-Out: words that the parser takes; the sizes as `--size` has them; problems with the words to write.
+In:  the words after the verb; the values of -b, -e, -f and -i.
+Out: words that the parser takes; the sizes as `--size` has them; notes about flags that have no effect here.
 Source: `all_reduce_perf --help` (nccl-tests 2.19).
 """
 
@@ -15,17 +15,34 @@ from typing import Final
 
 from heddle.base.problems import InputError, Problem
 
+VERBS: Final = ("run", "perf")  # that take these flags
 # Long forms that `run` does not have itself.
 _LONG: Final[Mapping[str, str]] = {
-    "--nthreads": "t", "--ngpus": "g", "--warmup_iters": "w", "--agg_iters": "m",
-    "--parallel_init": "p", "--blocking": "z", "--average": "a", "--cudagraph": "G",
+    "--nthreads": "t", "--ngpus": "g", "--warmup_iters": "w", "--agg_iters": "m", "--run_cycles": "N",
+    "--parallel_init": "p", "--blocking": "z", "--stream_null": "y", "--cudagraph": "G", "--report_cputime": "C",
+    "--report_timestamps": "S", "--output_file": "J", "--average": "a", "--local_register": "R", "--cta_policy": "x",
+    "--device_implementation": "D", "--device_cta_count": "V", "--memory": "M", "--unalign": "u",
+    "--per_iter_timing": "I", "--per_iter_skip": "K",
 }  # fmt: skip
 _RANKS: Final = "gt"  # ranks of one process, on hosts that each have several
-# Flags without a counterpart, and why none is needed.
-_WITHOUT: Final[Mapping[str, str]] = {
-    "a": "times are means over ranks",
-    **dict.fromkeys(_RANKS, "every NIC is a rank, and --ranks N takes fewer"),
-    **dict.fromkeys("mpzyTCGRDSJN", ""),
+# Flags that change nothing here: the values that mean what a run does anyway, and what it does in place of others.
+_WITHOUT: Final[Mapping[str, tuple[str, str]]] = {
+    "a": ("1", "times are means over ranks"),
+    "m": ("1", "each iteration is one operation"),
+    "p": ("01", "all ranks start together"),
+    "z": ("02", "each rank begins an iteration when it has ended the last one"),
+    "y": ("0", "there is no CUDA stream"),
+    "T": ("0", "a run that makes no progress ends by itself"),
+    "G": ("0", "there is no CUDA graph"),
+    "C": ("0", "times are wall times"),
+    "S": ("0", "rows have no time stamps"),
+    "R": ("0", "there is no memory of a GPU to register"),
+    "x": ("", "there are no CTAs of a GPU"),
+    "V": ("", "there are no CTAs of a GPU"),
+    "D": ("0", "there is no device API"),
+    "M": ("0", "there is no memory of a GPU"),
+    "u": ("0", "no GPU reads the arrays"),
+    "N": ("1", "the sizes are measured once; -n N measures more iterations"),
 }
 _SHORT: Final = re.compile(r"-([A-Za-z])=?([0-9].*)?")
 _USUAL_BYTES: Final = "32M"  # -b and -e of nccl-tests
@@ -74,20 +91,26 @@ class NcclSizes:
 
 @dataclass(slots=True)
 class NcclFlags:
-    """Flags of nccl-tests that `run` does not take: letter -> value, '' when it is missing. rest: all other words."""
+    """Flags of nccl-tests that a verb does not take itself, in what was typed.
 
-    values: dict[str, str] = field(default_factory=dict)
+    rest: the words for the verb; -t and -g become --ranks. notes: what is different here, a line each. problems: wrong
+    values.
+    """
+
     rest: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     @classmethod
     def of(cls, words: Sequence[str], own: Iterable[str]) -> NcclFlags:
-        """Separate them. own: the flags of `run`. `-b8` becomes two words, and --warmup_iters -w, in the rest."""
-        found, known, waiting = cls(), set(own), list(words)
+        """Separate them. own: the flags of the verb. `-b8` becomes two words, and --warmup_iters -w, in the rest."""
+        found, values, known, waiting = cls(), dict[str, str](), set(own), list(words)
+        after: list[str] = []
         while waiting:
             word = waiting.pop(0)
             letter, value = _letter(word, known)
             if word == "--":
-                found.rest += [word, *waiting]
+                after = [word, *waiting]
                 break
             if not letter or word.partition("=")[0] in known:
                 found.rest.append(word)
@@ -99,25 +122,24 @@ class NcclFlags:
                 continue
             if not value and waiting and not waiting[0].startswith("-"):
                 value = waiting.pop(0)
-            found.values[letter] = value
+            values[letter] = value
+        found._judge(values)
+        found.rest += after
         return found
 
-    def problems(self) -> list[Problem]:
-        """One problem for each flag."""
-        problems = []
-        ranks = _ranks(self.values)
-        if ranks:
-            typed = " ".join(f"-{letter} {self.values[letter]}" for letter in self.values if letter in _RANKS)
-            problems.append(Problem("", typed, "is the syntax of nccl-tests", f"write --ranks {ranks}"))
-        for letter, value in self.values.items():
-            if ranks and letter in _RANKS:
-                continue
-            reason = _WITHOUT.get(letter, "")
-            why, hint = "is a flag of nccl-tests that has no counterpart here", "leave it out"
-            if letter in _RANKS and not value:
-                why, hint = "is a flag of nccl-tests without its value", "./inv run --help lists our flags"
-            problems.append(Problem("", f"-{letter} {value}".strip(), why, f"{hint}: {reason}" if reason else hint))
-        return problems
+    def _judge(self, values: Mapping[str, str]) -> None:
+        """Decide what each flag with its value means here."""
+        for letter, value in values.items():
+            typed = f"-{letter} {value}".strip()
+            if not value.isdecimal():
+                why = "is not a whole number" if value else "is a flag of nccl-tests without its value"
+                self.problems.append(Problem("", typed, why, "./inv run --help lists our flags"))
+            elif letter not in _RANKS and value not in _WITHOUT[letter][0]:
+                self.notes.append(f"note: {typed} has no effect here: {_WITHOUT[letter][1]}")
+        if (ranks := _ranks(values)) > 1:
+            typed = " ".join(f"-{letter} {values[letter]}" for letter in values if letter in _RANKS)
+            self.notes.append(f"note: {typed} is --ranks {ranks} here, each on a NIC")
+            self.rest += ["--ranks", str(ranks)]
 
 
 def _letter(word: str, known: set[str]) -> tuple[str, str]:
@@ -126,15 +148,12 @@ def _letter(word: str, known: set[str]) -> tuple[str, str]:
     if name in _LONG:
         return _LONG[name], value
     match = _SHORT.fullmatch(word)
-    if match is None or (match[1] not in _WITHOUT and f"-{match[1]}" not in known):
+    if match is None or (match[1] not in (*_WITHOUT, *_RANKS) and f"-{match[1]}" not in known):
         return "", ""
     return match[1], match[2] or ""
 
 
-def _ranks(v: Mapping[str, str]) -> int:
-    """-t threads x -g GPUs each, all in one process; 0 for a single rank and for values that are no numbers."""
-    if not v.keys() & set(_RANKS):
-        return 0
-    each = [v.get(letter, "1") for letter in _RANKS]
-    count = int(each[0]) * int(each[1]) if all(word.isdecimal() for word in each) else 0
-    return count if count > 1 else 0
+def _ranks(values: Mapping[str, str]) -> int:
+    """-t threads x -g GPUs each, all in one process; 0 for values that are no numbers."""
+    each = [values.get(letter, "1") for letter in _RANKS]
+    return int(each[0]) * int(each[1]) if all(word.isdecimal() for word in each) else 0

@@ -22,7 +22,7 @@ from heddle.base.progname import as_started
 from heddle.base.resources import HERE
 from heddle.base.tables import table, written
 from heddle.base.version import VERSION
-from heddle.cli import completion, endings
+from heddle.cli import completion, endings, nccltests
 from heddle.cli.argv import Parameter, Typed, Verb, parse, wants_json
 from heddle.cli.examples import examples_text
 from heddle.cli.hints import verb_hint
@@ -98,10 +98,12 @@ def _run_verb(commands: Commands, name: str, *words: str, explain: bool) -> None
     now = current(name, words, {each: command.verb for each, command in commands.items()})
     if now.name not in commands:
         raise InputError(Problem("", f"./inv {name}", "is not a verb", verb_hint(name, commands)))
-    for note in now.notes:
-        print(as_started(note), file=sys.stderr)
     command = commands[now.name]
-    if explain or _asks_help(command.verb, now.words):
+    explain = explain or _asks_help(command.verb, now.words)
+    foreign = nccltests.NcclFlags.of(now.words, command.verb.flags).notes if now.name in nccltests.VERBS else []
+    for note in (*now.notes, *([] if explain else foreign)):
+        print(as_started(note), file=sys.stderr)
+    if explain:
         return written(_help_of(command))
     command.run(**parse(command.verb, now.words))
     return None

@@ -1,4 +1,4 @@
-"""The verb `run`: run a collective on a lab; with --fabric, on a lab that exists only for this run."""
+"""The verbs `run` and `perf`: run a collective on a lab; with --fabric, on a lab that exists only for this run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 from heddle.cli import helptexts
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
@@ -18,6 +19,7 @@ from heddle.cli.verbs import verb
 from heddle.host import packages
 
 if TYPE_CHECKING:
+    from heddle.base.declared import OptionField
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
     from heddle.runs.results import RunResult
@@ -141,14 +143,18 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the fabric, of the matrix, of ranks and of the workload."""
     from heddle.endpoints.workloadfile import files_of, typed_files
 
-    return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed["workload"])]
+    return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed.get("workload"))]
+
+
+def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    return packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab")
 
 
 @verb(
     group="Traffic",
     help=helptexts.RUN,
     options="heddle.endpoints.runoptions:option_fields",
-    packages=lambda typed: packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab"),
+    packages=_packages,
     root=True,
     files_in=files_in,
     files_out=FILES,
@@ -183,21 +189,105 @@ def run(
 
     Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
     as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
-    -i, -n, -w, -c, -d, -o and -r mean what they mean there.
+    -i, -n, -w, -c, -d, -o, -r, -I, -K and -J mean what they mean there.
     """
+    wanted = _wanted(out, workload, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, options)
+    if interference and len(wanted.jobs) < 2:
+        raise InputError(Problem("", "--interference", "compares several jobs", "add --workload with a file of jobs"))
+    files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
+    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters)
+    outputs.one_job(len(wanted.jobs))
+    _run(out, wanted, _Where(lab, fabric, set_, runtime), outputs, interference)
+
+
+def options_of_perf() -> list[OptionField]:
+    """Those of `run`; the program's name says the collective."""
+    from heddle.endpoints.runoptions import option_fields
+
+    return [each for each in option_fields() if each.word != "collective"]
+
+
+@verb(
+    group="Traffic",
+    help=helptexts.PERF,
+    options="heddle.cli.run_verb:options_of_perf",
+    packages=_packages,
+    root=True,
+    files_in=files_in,
+    files_out=FILES,
+)
+def perf(
+    out: Console,
+    program: str,
+    check: int | None = None,
+    minbytes: str | None = None,
+    maxbytes: str | None = None,
+    stepfactor: int | None = None,
+    stepbytes: str | None = None,
+    lab: str | None = None,
+    fabric: str | None = None,
+    runtime: str | None = None,
+    set_: Sequence[str] = (),
+    json: str | None = None,
+    csv: str | None = None,
+    inspector: str | None = None,
+    min_busbw: float | None = None,
+    per_iter_timing: int | None = None,
+    per_iter_skip: int | None = None,
+    **options: Any,
+) -> None:
+    """Run a program of nccl-tests by its name and with its flags: ./inv perf all_reduce -b 64K -e 16M -f 2.
+
+    Sizes and iterations have the defaults of ./inv run. Flags without a meaning here are accepted, with a note on
+    stderr. docs/formats.md lists them.
+    """
+    named = {**options, "collective": _collective_of(program)}
+    wanted = _wanted(out, None, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, named)
+    files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
+    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters)
+    _run(out, wanted, _Where(lab, fabric, set_, runtime), outputs)
+
+
+def _collective_of(program: str) -> str:
+    """`all-reduce` for all_reduce and all_reduce_perf. InputError for other names."""
+    from heddle.runs.ncclnames import PROGRAMS
+    from heddle.traffic.collectives import patterns
+
+    known = {name: collective for name, collective in PROGRAMS.items() if any(collective == c for c, _ in patterns())}
+    name = program.rpartition("/")[2].removesuffix("_perf")
+    if name == "hypercube":
+        why, hint = "is an all-gather along the edges of a hypercube, which Heddle does not have", "use all_gather"
+        raise InputError(Problem("", f"./inv perf {program}", why, hint))
+    if name in known.values():
+        return name
+    if name not in known:
+        raise InputError(Problem("", f"./inv perf {program}", "is not a program here", did_you_mean(name, known)))
+    return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """The running lab, or the fabric to bring up."""
+
+    lab: str | None
+    fabric: str | None
+    overrides: Sequence[str]
+    runtime: str | None
+
+
+def _run(out: Console, wanted: Workload, at: _Where, outputs: Outputs, interference: bool = False) -> None:
+    """Run, print, and write the files."""
     from heddle.runs.run import plan_workload, run_with_interference, run_workload
     from heddle.runs.store import History
     from heddle.runs.writer import RunInterruptedError
 
-    wanted = _wanted(out, workload, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, options)
-    if interference and len(wanted.jobs) < 2:
-        raise InputError(Problem("", "--interference", "compares several jobs", "add --workload with a file of jobs"))
-    jobs, files = wanted.jobs, {"json": json, "csv": csv, "inspector": inspector}
-    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, jobs[0].options.iters)
-    outputs.one_job(len(jobs))
-    table = LiveTable(out, outputs)
-    live = None if out.json or len(wanted.jobs) > 1 else table
-    with lab_for_run(out, lab, fabric, set_, runtime, check=lambda built: plan_workload(built, wanted)) as where:
+    table, many = LiveTable(out, outputs), len(wanted.jobs) > 1
+    live = None if out.json or many else table
+
+    def possible(built: Fabric) -> object:
+        return plan_workload(built, wanted)
+
+    with lab_for_run(out, at.lab, at.fabric, at.overrides, at.runtime, check=possible) as where:
         try:
             if interference:
                 done = run_with_interference(where, wanted, out.observer)
@@ -205,9 +295,9 @@ def run(
                 done = run_workload(where, wanted, out.observer, live)
             more = outputs.write(History.of(where).open(done.jobs[0].run_id)) if outputs.files else []
         except RunInterruptedError as end:
-            table.interrupted(end.records, lasting=fabric is None)
+            table.interrupted(end.records, lasting=at.fabric is None)
             raise
-    if len(wanted.jobs) > 1:
+    if many:
         out.result(done.to_json(), done.table(narrow_terminal()).rstrip("\n"))
         out.exit_code = 1 if done.wrong else 0
     else:

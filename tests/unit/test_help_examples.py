@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli import run_verb
 from heddle.cli.argv import Verb, parse
 from heddle.cli.checkout_verbs import bench
 from heddle.cli.examples import EXAMPLES, example_line, examples_text
 from heddle.cli.explain_verb import Term, entry_text, find_term, glossary, parse_glossary
 from heddle.cli.hints import verb_hint
-from heddle.cli.nccltests import NcclSizes
+from heddle.cli.nccltests import NcclFlags, NcclSizes
 from heddle.cli.program import commands_in, main
 from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
@@ -98,7 +99,7 @@ def said_of(verb: str, line: str) -> str:
         ("list", "./inv status lists labs"),
         ("save", "vtysh -c 'show running-config'"),
         ("version", "./inv --version"),
-        ("all_reduce_perf", "./inv run --collective all-reduce"),
+        ("all_reduce_perf", "./inv perf all_reduce"),
         ("dwon", "did you mean down?"),
         ("statsu", "did you mean status?"),
         ("upp", "did you mean up?"),
@@ -140,21 +141,64 @@ def test_ports_and_flags_that_are_not_of_nccl_tests_get_their_own_hints() -> Non
         "iters": 5, "size": "8", "lab": "zone",
     }  # fmt: skip
     text = said_of("run", "-g 8 --itres 5 zone")
-    assert "write --ranks 8" in text and "did you mean --iters?" in text and "--lab zone" in text
+    assert "did you mean --iters?" in text and "--lab zone" in text
+
+
+# All of `all_reduce_perf --help` (nccl-tests 2.19.6), each with the value that it has there without the flag.
+DEFAULTS = (
+    "-t 1 -g 1 -b 32M -e 32M -i 1M -f 1 -n 20 -m 1 -w 1 -N 1 -p 0 -c 1 -o sum -d float -r 0 -z 0 -y 0 -T 0 -G 0 -C 0 "
+    "-S 0 -J out.json -a 1 -R 0 -D 0 -M 0 -u 0 -I 0 -K 0"
+)
+
+
+@pytest.mark.parametrize("verb", ["run", "perf"])
+def test_every_flag_of_nccl_tests_is_taken_and_one_without_effect_is_named(verb: str) -> None:
+    flags, first = verbs()[verb].flags, ["all_reduce"] * (verb == "perf")
+    usual = NcclFlags.of(DEFAULTS.split(), flags)
+    assert (usual.notes, usual.problems) == ([], [])
+    typed = parse(verbs()[verb], [*first, *DEFAULTS.split()])
+    assert (typed["iters"], typed["json"], typed["datatype"], typed["per_iter_skip"]) == (20, "out.json", "float", 0)
+    other = NcclFlags.of(shlex.split("-z 3 -G 1 --local_register 2 -m4 -x 1 -V 8 -t 2 -g 4 -n 5 zone"), flags)
+    assert other.notes == [
+        "note: -z 3 has no effect here: each rank begins an iteration when it has ended the last one",
+        "note: -G 1 has no effect here: there is no CUDA graph",
+        "note: -R 2 has no effect here: there is no memory of a GPU to register",
+        "note: -m 4 has no effect here: each iteration is one operation",
+        "note: -x 1 has no effect here: there are no CTAs of a GPU",
+        "note: -V 8 has no effect here: there are no CTAs of a GPU",
+        "note: -t 2 -g 4 is --ranks 8 here, each on a NIC",
+    ]
+    assert other.rest == ["-n", "5", "zone", "--ranks", "8"]
+    assert parse(verbs()["run"], ["-g", "8", "-w", "0"]) == {"ranks": 8, "warmup": 0}
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("-t 2 -g 4", "-t 2 -g 4 is the syntax of nccl-tests\n  hint: write --ranks 8"),
-        ("-g 1", "leave it out: every NIC is a rank, and --ranks N takes fewer"),
-        ("-z 0", "-z 0 is a flag of nccl-tests that has no counterpart here\n  hint: leave it out"),
+        ("-t x", "-t x is not a whole number"),
+        ("-z", "-z is a flag of nccl-tests without its value"),
         ("-b 8 -n", "-n needs a value\n  hint: write -n N"),
         ("-c x", "-c x is not a whole number"),
     ],
 )
-def test_a_flag_of_nccl_tests_that_run_does_not_take_gets_a_hint(line: str, said: str) -> None:
+def test_a_wrong_value_of_a_flag_of_nccl_tests_is_named(line: str, said: str) -> None:
     assert said in said_of("run", line)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("all_reduce", "all-reduce"), ("alltoall_perf", "all-to-all"), ("./build/sendrecv_perf", "send-recv"),
+        ("reduce-scatter", "reduce-scatter"), ("hypercube_perf", "hint: use all_gather"),
+        ("all_redcue", "did you mean all_reduce?"),
+    ],
+)  # fmt: skip
+def test_programs_of_nccl_tests_are_known_by_their_names(program: str, said: str) -> None:
+    try:
+        found = run_verb._collective_of(program)
+    except InputError as error:
+        found = str(error)
+    assert found.endswith(said)
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,15 @@ def test_flags_and_verbs_that_texts_name_exist() -> None:
 
 
 # The defaults that a help text writes itself, because the verb computes them later: (verb, flag) -> the code's value.
+_OF_RUN: Final = {
+    "--minbytes": nccltests._USUAL_BYTES,
+    "--maxbytes": nccltests._USUAL_BYTES,
+    "--stepfactor": "1, which is none",
+    "--stepbytes": nccltests._USUAL_STEP,
+    "--window": "64 per connection, shared by its queue pairs",
+}
 WRITTEN: Final = {
-    ("run", "--minbytes"): nccltests._USUAL_BYTES,
-    ("run", "--maxbytes"): nccltests._USUAL_BYTES,
-    ("run", "--stepfactor"): "1, which is none",
-    ("run", "--stepbytes"): nccltests._USUAL_STEP,
-    ("run", "--window"): "64 per connection, shared by its queue pairs",
+    **{(verb, flag): value for verb in nccltests.VERBS for flag, value in _OF_RUN.items()},
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",
