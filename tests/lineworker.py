@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from heddle.endpoints.ranks import SizeResult
+from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.worker import Task, send
 from heddle.host.saturation import WorkerUse

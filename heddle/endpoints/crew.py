@@ -27,8 +27,8 @@ from pydantic import TypeAdapter
 from heddle.base import resources
 from heddle.base.events import Observer
 from heddle.base.problems import CheckError, HeddleError, MachineError, Problem
+from heddle.endpoints.journal import SizeResult
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.ranks import SizeResult
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import Task

@@ -23,6 +23,7 @@ from heddle.endpoints.addressing import EPOCH_BITS, address_of, announced, annou
 from heddle.endpoints.connections import Connection, Destinations, Wants, part_sizes
 from heddle.endpoints.elements import Elements, Numbers
 from heddle.endpoints.expected import Expected
+from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace
 from heddle.traffic.collectives.pattern import Buffer, Pattern
@@ -39,20 +40,6 @@ from heddle.traffic.schedule import (
 
 
 @dataclass(frozen=True, slots=True)
-class SizeResult:
-    """One rank's result for one size: seconds for all timed iterations together, and the number of errors.
-
-    wrong: wrong elements of the last iteration, plus wrong blocks of all earlier ones, warm-up included.
-    iterations: seconds of each timed iteration, in order; their sum is `seconds`.
-    """
-
-    size: int
-    seconds: float
-    wrong: int
-    iterations: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Waits:
     """What a rank waits for: `missing` of the `messages` of an epoch, the first of them `key` from rank `peer`."""
 
@@ -65,11 +52,12 @@ class Waits:
 
 @dataclass(slots=True)
 class _Staged:
-    """An incoming message: its bytes, the number of missing parts, and the callback after its use."""
+    """An incoming message: its bytes, the number of missing parts, the callback after its use, when it was complete."""
 
     data: NDArray[np.uint8]
     parts: int
     used: Callable[[], None] | None = None
+    at: float = 0.0
 
 
 class Rank:
@@ -129,6 +117,7 @@ class Rank:
         self._needs: list[int] = []
         self._began = 0.0
         self._ends: list[float] = []  # of the timed iterations of this size
+        self.journal = RankJournal.of(ranks, len(options.sizes))
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
         if destinations is not None:
@@ -187,6 +176,7 @@ class Rank:
         """Compare the last iteration's array with the expected one, and record the result of this size."""
         last = self._expected.wrong_elements(self._results(), self._epoch)
         self.results.append(self._result(self._wrong + last))
+        self.journal.end(self._epoch - self._options.iters + 1, self.size, self._began, self._ends)
 
     def _array(self, name: Buffer, epoch: int) -> Numbers:
         """A buffer of an epoch, by element; empty if the rank has none of that name."""
@@ -253,6 +243,7 @@ class Rank:
         self._complete(epoch, key)
 
     def _complete(self, epoch: int, key: Key) -> None:
+        self._staged[(epoch, key)].at = self._clock()
         if self._pace is None:
             self._process(epoch, key)
         else:
@@ -281,6 +272,7 @@ class Rank:
         self._divisors = Divisors(schedule.receives)
         if self._iteration == self._options.warmup:
             self._began, self._ends = self._clock(), []
+        self.journal.begin(schedule, self._iteration, timed=self._iteration >= self._options.warmup)
         if self._wants is not None:
             self._wants.begin(self._epoch, schedule)
         self._beginning = True
@@ -302,6 +294,7 @@ class Rank:
             self._elements.combine(old, new, receive.reduce, self._divisors.of(receive))
         else:
             part[:] = staged.data
+        self.journal.used(self._epoch, key, len(staged.data), staged.at, self._clock())
         if staged.used is not None:
             staged.used()
         if self._wants is not None:
@@ -351,6 +344,7 @@ class Rank:
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn
         imm = announced_by(self._epoch, action.key)
+        self.journal.posted(self._epoch, action, turn, self._clock())
         self._links[action.peer].post(data, va, self._peer_keys[action.peer], imm, turn)
         return ()
 

@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from heddle.base.problems import Problem
 from heddle.endpoints.admission.waits import WaitCounts
 from heddle.endpoints.congestion.ratecontrol import RateSteps
+from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.nic import NicCounters
 from heddle.endpoints.nic.qpend import PathUse
-from heddle.endpoints.ranks import SizeResult
 from heddle.host.saturation import WorkerUse
 
 
@@ -55,11 +55,12 @@ class NicReport:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """One worker at the end of a run. loop: the code that drove its NICs (`compiled`, `python`)."""
+    """One worker at the end of a run. loop: the code that drove its NICs (`compiled`, `python`). journals: by rank."""
 
     qps: tuple[QpReport, ...]
     nics: tuple[NicReport, ...]
     loop: str = ""
+    journals: Mapping[int, RankJournal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

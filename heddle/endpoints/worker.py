@@ -249,6 +249,7 @@ class Worker:
             qps=tuple(self.loop.qp_reports()),
             nics=tuple(self.loop.nic_reports()),
             loop=self.loop.name,
+            journals={rank: each.journal for rank, each in self._ranks.items()},
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from heddle.host.saturation import Phase
     from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence
+    from heddle.proof.verdict import PathsResult
     from heddle.runs.series import QueueRecord
+    from heddle.runs.timeline import Timeline
     from heddle.traffic.plan import Plan
 
 
@@ -53,10 +56,11 @@ class FlowRow:
         return {**self.sent.to_json(), **self.counters, "ce": self.ce, "received": self.received}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
-    (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran.
+    (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
+    its paths; None where no verdict is possible.
     """
 
     plan: Plan
@@ -69,6 +73,14 @@ class MeasuredRun:
     ended_ns: int
     queues: QueueRecord
     faults: FaultClock
+    proof: PathsResult | None = None
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Iterations and messages over time."""
+        from heddle.runs.timeline import Timeline
+
+        return Timeline.of_reports(self.plan, self.reports, self.began_ns)
 
     @property
     def counters(self) -> dict[str, int]:

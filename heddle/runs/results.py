@@ -117,6 +117,7 @@ class RunResult(RunHead, RunOutcome):
             transport=Carrier.of_run(measured),
             counters=measured.counters,
             nic_loop=", ".join(dict.fromkeys(report.loop for report in measured.reports)),
+            proof=None if measured.proof is None else ProofSummary.of(measured.proof),
             **known,
         )
 

@@ -164,6 +164,9 @@ class _Running:
                 each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
                 ended_ns, record, clock,
             )  # fmt: skip
+            times = FaultTimes.of_run(measured)
+            asked = replace(evidence, requested=() if times is None else times.outages())
+            measured = replace(measured, proof=writer.proof(asked))
             result = RunResult.of(
                 replace(heads[number], ecmp=label(lab)),  # the hashing may have been changed during the run
                 measured,
@@ -172,8 +175,6 @@ class _Running:
                 warnings=(*warnings, *expected[number], *remarks),
                 span_s=_span(crews, crew) if each.job.name else None,
             )
-            times = result.part(FaultTimes)
-            asked = replace(evidence, requested=() if times is None else times.outages())
             results.append(writer.finish(result, asked, every))
         return WorkloadResult(self._name, tuple(results))
 

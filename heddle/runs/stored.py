@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from heddle.runs.results import RunResult
     from heddle.runs.series import Recorded
     from heddle.runs.surroundings import Surroundings
+    from heddle.runs.timeline import Timeline
 
 T = TypeVar("T")
 
@@ -193,6 +194,13 @@ class StoredRun:
         from heddle.runs.rates import read_rates
 
         return _stored(read_rates, self.path)
+
+    @cached_property
+    def timeline(self) -> Stored[Timeline]:
+        """Its iterations and messages over time."""
+        from heddle.runs.timeline import read_timeline
+
+        return _stored(lambda place: read_timeline(place, len(self.record.header.ranks)), self.path)
 
     def needed(self, part: Stored[T]) -> T:
         """The value of a part. InputError with the reason when the run does not carry it; else its own error."""

@@ -21,9 +21,9 @@ from heddle.base.problems import HeddleError
 from heddle.fabric.model import Fabric, Role
 from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
-from heddle.proof.verdict import prove
+from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.measured import FlowRow, write_evidence
-from heddle.runs.results import ProofSummary, RunOutcome, RunResult
+from heddle.runs.results import RunOutcome, RunResult
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
@@ -137,11 +137,10 @@ class RunWriter:
             self.rows.append(row)
 
     def finish(self, result: RunResult, evidence: Evidence, flows: Sequence[FlowRow]) -> RunResult:
-        """Store a finished run; returns the result with its ID and the verdict on its paths. flows: of all jobs."""
+        """Store a finished run; returns the result with its ID. flows: of all jobs."""
         write_evidence(self.draft.path, flows, evidence)
         for _, courses in result.courses.values():
             courses.write(self.draft.path)
-        result = replace(result, proof=self._proof(evidence))
         return replace(result, run_id=self.draft.finish(self._record(result.outcome)).id)
 
     def failed(self, error: HeddleError) -> None:
@@ -158,10 +157,10 @@ class RunWriter:
         seconds = round(time.monotonic() - self._began, 3)
         return RunRecord(self.head, seconds, outcome, failure, rows=() if outcome else tuple(self.rows))
 
-    def _proof(self, evidence: Evidence) -> ProofSummary | None:
+    def proof(self, evidence: Evidence) -> PathsResult | None:
         """The verdict that the stored run will give, or None: some imported hashing cannot be predicted."""
         try:
-            return ProofSummary.of(prove(self._around.fabric, evidence, self._around.selftest))
+            return prove(self._around.fabric, evidence, self._around.selftest)
         except HeddleError:
             return None
 

@@ -20,6 +20,7 @@ from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart, TimeSpan
 from heddle.runs.parts.queues import QueueUse
+from heddle.runs.parts.slowest import Slowest
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
@@ -33,6 +34,7 @@ PARTS: Final[dict[str, type[RunPart]]] = {
     "admission": AdmissionUse,
     "faults": FaultTimes,
     "machine": MachineUse,
+    "slowest": Slowest,
 }
 _ADAPTERS: Final[dict[type[RunPart], TypeAdapter[Any]]] = {}  # made when they are used: each takes a millisecond
 

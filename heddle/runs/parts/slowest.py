@@ -1,0 +1,184 @@
+"""What held a run back: the slowest QP or rank, and the port where its packets waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from heddle.base.ethernet import CLASSES
+from heddle.base.tables import some_of
+from heddle.base.units import format_bytes
+from heddle.predict.walk import ports_of
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.parts.part import RunPart
+from heddle.runs.slowest import PortWait, Station, longest, port_waits, slowest, stations
+from heddle.runs.timeline import SPLIT, Timeline
+from heddle.switch.queues.portids import numbered_ports
+from heddle.wire.layout import DSCP_DATA, LAYOUTS
+
+if TYPE_CHECKING:
+    from heddle.runs.measured import MeasuredRun
+    from heddle.runs.series import Series
+    from heddle.traffic.flow import Flow, FlowKey
+
+Flows = dict[tuple[int, int], list[tuple["Flow", ...]]]  # (rank, rank) -> the flows of each of its QPs
+_KEPT: Final = 64  # QPs that are equal: the record has no more
+_NAMED: Final = 3  # the line has no more
+
+
+@dataclass(frozen=True, slots=True)
+class SlowQp:
+    """A QP, or with SPLIT the QPs of a connection. qpns: of the receiver. nic, to_nic: of the two ranks.
+
+    share: of an iteration of the largest size, in which messages were outstanding.
+    """
+
+    rank: int
+    nic: str
+    to_rank: int
+    to_nic: str
+    qpns: tuple[int, ...]
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank that used messages late. share: of an iteration, in which a message that had arrived waited for it."""
+
+    rank: int
+    nic: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest(RunPart):
+    """What held a run back. ranks: those that used messages late; else qps: the slowest ones; several are equal within
+    noise.
+
+    equal: their number; connections: QPs in all (connections where each message is split). median: the share of the
+    others. waits: the ports on the paths of these QPs, where packets waited longest. limited: the host CPU was or may
+    have been the bottleneck.
+    """
+
+    ranks: tuple[SlowRank, ...]
+    qps: tuple[SlowQp, ...]
+    equal: int
+    connections: int
+    median: float
+    waits: tuple[PortWait, ...]
+    limited: bool
+
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> Slowest | None:
+        """From the end of a run; None when no messages were kept, as of iterations with very many."""
+        plan, series, fabric = measured.plan, measured.queues.series, measured.queues.fabric
+        flows: Flows = {}
+        for qp in plan.qps:
+            flows.setdefault((qp.flow.src_rank, qp.flow.dst_rank), []).append(qp.flows)
+        proof = measured.proof
+        paths = {} if proof is None else {each.flow.key: each.measured or each.expected for each in proof.flows}
+        number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
+        names = {at: port.ref for at, port in numbered_ports(fabric)}
+        rows = {names[at // CLASSES]: row for row, at in enumerate(series.rows.tolist()) if at % CLASSES == number}
+        frame = plan.ib_mtu + LAYOUTS[plan.ip_version].overhead_bytes
+        limited = MachineUse.of_run(measured).limited
+        nics = [end.nic for end in plan.endpoints]
+        return cls.of_evidence(measured.timeline, nics, (flows, paths), (rows, series, frame), limited=limited)
+
+    @classmethod
+    def courses(cls, measured: MeasuredRun) -> tuple[str, Timeline]:
+        """Iterations and messages over time."""
+        return "ranks", measured.timeline
+
+    @classmethod
+    def of_evidence(
+        cls,
+        timeline: Timeline,
+        nics: Sequence[str],
+        sent: tuple[Flows, Mapping[FlowKey, Sequence[str]]],
+        queues: tuple[Mapping[str, int], Series, int],
+        *,
+        limited: bool,
+    ) -> Slowest | None:
+        """nics: by rank. sent: the flows of each QP of a connection, and the steps of the path of each flow.
+
+        queues: port -> its row of data in the series, the series, and the bytes of a full frame.
+        """
+        found = stations(timeline)
+        if not found:
+            return None
+        (flows, paths), (rows, series, frame), its = sent, queues, timeline.iterations
+        large = its.size == its.size.max()
+        within = float(its.begin_s[large].min()), float(its.end_s[large].max())
+
+        def passed(qps: Iterable[Sequence[Flow]]) -> Iterator[str]:
+            return (port for qp in qps for flow in qp for step in paths.get(flow.key, ()) for port in ports_of(step))
+
+        def qps_of(each: Station) -> list[tuple[Flow, ...]]:
+            every = flows.get((each.src, each.dst), [])
+            return every if each.qp is None or each.qp == SPLIT else every[each.qp : each.qp + 1]
+
+        top = slowest(found)
+        links = [each for each in found if each.qp is not None]
+        ranks = tuple(SlowRank(each.dst, nics[each.dst], round(each.share, 4)) for each in top if each.qp is None)
+        slow = {rank.rank for rank in ranks}  # for these the busiest QP to each of them
+        busiest = {each.dst: each for each in reversed(links) if each.dst in slow}
+        late = list(busiest.values()) if ranks else list(top)
+        waits = port_waits(passed(qp for each in late for qp in qps_of(each)), rows, series, within, frame)
+        ports = {each.port for each in longest(waits)}
+        qps = []
+        for each in late[:_KEPT]:
+            every = qps_of(each)
+            crossing = [qp for qp in every if ports.intersection(passed([qp]))] or every
+            numbers = tuple(qp[0].qpn for qp in crossing)
+            ends = (each.src, nics[each.src], each.dst, nics[each.dst])
+            qps.append(SlowQp(*ends, numbers, round(each.share, 4)))
+        others = [each.share for each in links if each not in late]
+        median = round(float(np.median(others)), 4) if others else 0.0
+        return cls(ranks, tuple(qps), len(top), len(links), median, longest(waits), limited)
+
+    def lines(self) -> list[str]:
+        """Two lines of the table's footer, or one."""
+        if self.limited:
+            return ["#slowest  : not named: the host CPU was or may have been the bottleneck"]
+        return [f"#slowest  : {each}" for each in (self._who(), self._where())]
+
+    def _who(self) -> str:
+        one = self.qps[0]
+        if self.ranks:
+            late = some_of([f"rank {each.rank} ({each.nic})" for each in self.ranks])
+            by = f", such as those of {_qp(one)} from rank {one.rank}"
+            return f"{late}: messages had arrived and waited to be used in {self.ranks[0].share:.0%} of the time{by}"
+        if self.equal == 1:
+            ends = f"rank {one.rank} ({one.nic}), {_qp(one)} to rank {one.to_rank} ({one.to_nic})"
+            others = f", median of the others {self.median:.0%}" if self.connections > 1 else ""
+            return f"{ends}: messages under way in {one.share:.0%} of the time{others}"
+        to, out = {each.to_nic for each in self.qps}, {each.nic for each in self.qps}
+        where = f", all to rank {one.to_rank} ({one.to_nic})" if len(to) == 1 else ""
+        where = f", all of rank {one.rank} ({one.nic})" if len(out) == 1 and not where else where
+        if self.equal <= _NAMED and not where:
+            where = ": " + some_of([f"{_qp(each)} from rank {each.rank} to rank {each.to_rank}" for each in self.qps])
+        share = f"messages under way in {one.share:.0%} of the time"
+        return f"{self.equal} of {self.connections} QPs are equal within noise, {share}{where}"
+
+    def _where(self) -> str:
+        whose = "its" if self.equal == 1 else "their"
+        if not self.waits:
+            return f"{whose} packets waited at no port of a switch"
+        one = self.waits[0]
+        paused = f", paused {one.paused_s * 1e3:.3g} ms" if one.paused_s else ""
+        figures = f"{_time(one.wait_s)} on average, high-water {format_bytes(one.high_water)}{paused}"
+        same = f"; equal within noise: {some_of([each.port for each in self.waits[1:]])}" if self.waits[1:] else ""
+        return f"{whose} packets waited longest at {one.port} ({figures}){same}"
+
+
+def _qp(qp: SlowQp) -> str:
+    """`QP 0x000123`; `4 QPs` where each message was split over several."""
+    return f"QP {qp.qpns[0]:#08x}" if len(qp.qpns) == 1 else f"{len(qp.qpns)} QPs"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
