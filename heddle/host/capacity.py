@@ -151,9 +151,12 @@ def crc_seconds() -> float:
     return best
 
 
-def budget_pps(*, compiled: bool) -> int:
-    """Data packets per second that all processors together carry end to end, with compiled NICs or Python's."""
-    return int(len(os.sched_getaffinity(0)) / (PACKET_COST_CRCS[compiled] * crc_seconds()))
+def budget_pps(*, compiled: bool, cost_crcs: float | None = None) -> int:
+    """Data packets per second that all processors together carry end to end, with compiled NICs or Python's.
+
+    cost_crcs: of a transport with a cost of its own.
+    """
+    return int(len(os.sched_getaffinity(0)) / ((cost_crcs or PACKET_COST_CRCS[compiled]) * crc_seconds()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,7 +315,8 @@ def budget_of(plan: Plan, transport: Transport) -> machine.PacketBudget:
     rates = [e.rate_bps for e in plan.endpoints]
     every = machine.wanted_pps(rates, payload_bytes(plan), LAYOUTS[plan.ip_version].overhead_bytes)
     wanted = every * plan.pattern.receivers(plan.size) // plan.size
-    return machine.PacketBudget(wanted, machine.budget_pps(compiled=compiled(plan, transport)))
+    carried = machine.budget_pps(compiled=compiled(plan, transport), cost_crcs=transport.packet_cost)
+    return machine.PacketBudget(wanted, carried)
 
 
 def payload_bytes(plan: Plan) -> int:

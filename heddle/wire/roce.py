@@ -216,7 +216,7 @@ class AtomicAckETH(_Header):
     """The memory contents before the atomic operation."""
 
     name = "AtomicAckETH"
-    fields_desc: ClassVar[list[Any]] = [XLongField("original", 0)]
+    fields_desc: ClassVar[list[Any]] = [XLongField("before", 0)]
 
 
 class CNP(_Header):

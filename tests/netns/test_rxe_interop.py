@@ -1,4 +1,4 @@
-"""Heddle's reliable connection against the Linux kernel's: every operation in both directions, over links with faults.
+"""A queue pair on scapy's layers against the Linux kernel's: every operation in both directions, over faulty links.
 
 rxe checks our ICRC, PSNs and acknowledgements, and we check its: a packet with a wrong one would never be accepted.
 
@@ -24,7 +24,9 @@ from heddle.endpoints.nic.packetsocket import PacketSocket
 from heddle.endpoints.nic.qpend import QpInfo
 from heddle.endpoints.rdma import verbslib as ib
 from heddle.endpoints.rdma.verbsdevice import Completion, Memory, Peer, VerbsDevice, VerbsQp
-from heddle.endpoints.transports.rcstate import RcParams
+from heddle.endpoints.transports.scapyparams import ScapyParams
+from heddle.endpoints.transports.scapyqp import ScapyQp
+from heddle.endpoints.transports.scapystate import Operation, OpKind
 from heddle.kernel import rdma
 from heddle.kernel.namespace import inside
 from heddle.wire.layout import ROCE_PORT, TOS_ANSWER, TOS_DATA
@@ -32,8 +34,6 @@ from heddle.wire.sport import sport_for_qps
 from tests.machine import patience
 from tests.marks import deep
 from tests.netns.claimed import claimed, namespace_of
-from tests.peers.rcops import Operation, OpKind
-from tests.peers.rcqp import RcQp
 from tests.unit.test_rc import RKEY
 from tests.unit.test_rc import Memory as OwnMemory
 
@@ -69,11 +69,9 @@ class RxePair:
             PacketSocket(spaces[0], "eth1", mtu, receive_bytes=size, version=version) for size in (1 << 22, 0)
         )
         self.nic = Nic(data, answers, mtu, version)
-        params = RcParams(
-            mtu=mtu, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7, ack_delay_s=0.002
-        )
+        params = ScapyParams(mtu=mtu, window=32, ack_every=4, timeout_s=4.096e-6 * 2**timeout, retries=7)
         qp = QpInfo(OWN_QPN, self._header(TOS_DATA), PSN)
-        self.end = RcQp(params, qp, self._header(TOS_ANSWER), self.memory)
+        self.end = ScapyQp(params, qp, self.memory, answers=self._header(TOS_ANSWER))
         self.pair = QueuePair(self.nic, qp, self.end)
         self.nic.add(self.pair)
         self.peer.connect(Peer(ips[0], OWN_QPN, PSN, mtu, TOS_DATA, timeout=timeout))
@@ -267,7 +265,7 @@ def test_a_send_without_memory_gets_rnr_nak_from_both_and_is_repeated() -> None:
         for _ in range(200):
             pair.turn()
             time.sleep(0.0005)
-        assert pair.end.responder.counters.naks > 0 and not pair.sent
+        assert pair.end.responder.naks > 0 and not pair.sent
         inbox = bytearray(4000)
         pair.end.responder.post_receive(memoryview(inbox))
         pair.work(sends=1, arrivals=1)

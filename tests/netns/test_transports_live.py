@@ -51,6 +51,16 @@ def test_each_recovery_delivers_all_data_and_selective_repeat_sends_least_again(
     assert again["selective-repeat"] < 2 < again["go-back-n"] < again["go-back-0"]
 
 
+def test_scapy_delivers_all_data_and_sends_it_again_after_losses(tiny: Lab, lossy: Callable[[float], object]) -> None:
+    result = ran(tiny, sizes=(1 << 16,), transport="scapy", iters=1)
+    assert (result.nic_loop, total(result, "retransmitted"), result.icrc_errors, result.stray) == ("python", 0, 0, 0)
+    proven(tiny)
+    lossy(1 / 16)
+    result = ran(tiny, sizes=(1 << 16,), transport="scapy", iters=1)
+    assert total(result, "retransmitted") > 0
+    proven(tiny)
+
+
 def test_uc_delivers_all_data_where_nothing_is_lost(tiny: Lab) -> None:
     result = ran(tiny, sizes=(1 << 19,), transport="uc", qps=2, iters=2)
     assert {key: total(result, key) for key in ("lost", "dropped_messages", "late")} == {

@@ -18,12 +18,13 @@ from heddle.endpoints.nic.nic import Nic, QueuePair
 from heddle.endpoints.nic.qpend import Message, QpEnd, QpInfo
 from heddle.endpoints.transports.rc import RcReceiver, RcSender
 from heddle.endpoints.transports.rcstate import RcParams, Recovery
+from heddle.endpoints.transports.scapyparams import ScapyParams
+from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.endpoints.transports.srd import SrdParams, SrdReceiver, SrdSender
 from heddle.endpoints.transports.uc import UcParams, UcReceiver, UcSender
 from heddle.wire import layout as wire
 from heddle.wire.icrc import icrc
 from tests.marks import deep
-from tests.peers.rcqp import RcQp
 from tests.unit.fastpath_bench import FAR, MTU, NEAR, Bench, FastBench, FrameLists, answer, flow, needs_object
 from tests.unit.test_rc import RKEY, Memory
 
@@ -34,6 +35,7 @@ PAYLOAD: Final = random.Random(1).randbytes(MESSAGE)
 IMM: Final = 7
 PSN: Final = wire.PSN_MASK - 10
 PARAMS: Final = RcParams(MTU, 64, 8, 1e6, 7)
+SCAPY: Final = ScapyParams(MTU, 64, 8, 1e6, 7)
 # Opcodes that no transport here takes: reserved ones, unreliable datagrams, atomics, reliable datagrams.
 FOREIGN_OPCODES: Final = (0x12, 0x13, 0x14, 0x15, 0x1F, 0x2C, 0x3F, 0x40, 0x64, 0x65, 0x80, 0xA0, 0xFF)
 
@@ -125,7 +127,7 @@ ENDS: Final[dict[str, tuple[Callable[..., QpEnd], Callable[..., QpEnd]]]] = {
     ),
     "all operations": (
         lambda qp: RcSender(PARAMS, qp),
-        lambda qp, memory: RcQp(PARAMS, qp, qp.flow, memory),
+        lambda qp, memory: ScapyQp(SCAPY, qp, memory),
     ),
 }
 

@@ -126,7 +126,7 @@ def test_switches_do_not_touch_the_icrc_but_nat_would() -> None:
         (wire.READ_RESPONSE_ONLY, roce.aeth(31, 1) / b"data"),
         (wire.READ_RESPONSE_MIDDLE, Raw(b"data")),
         (wire.COMPARE_SWAP, roce.AtomicETH(va=8, rkey=1, swap=2, compare=3)),
-        (wire.ATOMIC_ACK, roce.aeth(31, 1) / roce.AtomicAckETH(original=5)),
+        (wire.ATOMIC_ACK, roce.aeth(31, 1) / roce.AtomicAckETH(before=5)),
         (wire.UC + wire.WRITE_ONLY_IMM, roce.RETH(va=1) / roce.ImmDt(data=2) / b"data"),
         (wire.UD_SEND_ONLY, roce.DETH(qkey=0x11111111, sqpn=5) / b"data"),
         (wire.UD_SEND_ONLY_IMM, roce.DETH(qkey=1, sqpn=5) / roce.ImmDt(data=7) / b"data"),

@@ -44,16 +44,16 @@ THERE = info(FAR, NEAR, 6, 5, wire.PSN_MASK - 2)
 @pytest.fixture(params=list(KINDS))
 def transport(request: pytest.FixtureRequest) -> Transport:
     """With the parameters that it gives a plan, after their way to a worker."""
-    return _loaded(request.param)
+    return loaded(request.param)
 
 
 @pytest.fixture(params=RELIABLE)
 def reliable(request: pytest.FixtureRequest) -> Transport:
     """The same for transports with acknowledgements."""
-    return _loaded(request.param)
+    return loaded(request.param)
 
 
-def _loaded(word: str) -> Transport:
+def loaded(word: str) -> Transport:
     name = word.partition(" ")[0]
     _, made = _planned(name, **({"own": {"recovery": RECOVERIES[word]}} if word in RECOVERIES else {}))
     return KINDS[name].load(json.loads(json.dumps(made.parameters())))

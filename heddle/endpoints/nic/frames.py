@@ -181,6 +181,14 @@ class SendBatch(FrameBuffer):
         mem[at : at + size] = payload
         return self._seal(slot, start, made)
 
+    def put_frame(self, slot: int, frame: bytes) -> None:
+        """Write a whole frame into a slot, as it is. ValueError when it is longer than the slots."""
+        size = len(frame)
+        if size > self.frame_bytes:
+            raise ValueError(f"frame of {size} bytes, room is for {self.frame_bytes}")
+        self.mem[self.starts[slot] : self.starts[slot] + size] = frame
+        self.lengths[slot] = size
+
     def put_data(
         self,
         slot: int,

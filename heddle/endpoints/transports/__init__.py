@@ -8,6 +8,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.transports.rc import Rc
 from heddle.endpoints.transports.rxe import Rxe
+from heddle.endpoints.transports.scapy import Scapy
 from heddle.endpoints.transports.srd import Srd
 from heddle.endpoints.transports.uc import Uc
 
@@ -16,6 +17,7 @@ TRANSPORTS: Final[dict[str, type[Transport]]] = {
     "uc": Uc,
     "srd": Srd,
     "rxe": Rxe,
+    "scapy": Scapy,
 }
 
 

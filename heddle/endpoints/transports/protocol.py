@@ -69,6 +69,7 @@ class Transport:
     any_order:    reordering is not treated as loss, so a fabric may spray its packets.
     addressed:    every packet has its own address (RETH), not only the first of a message.
     stack:        the hosts' stack that carries the data; None: Heddle's own NICs do.
+    packet_cost:  of one 4 KB data packet, as in host/capacity.py, if it differs from that of other transports.
     options:      what users choose of this transport alone: a frozen dataclass of declared options (base/declared.py).
     """
 
@@ -79,6 +80,7 @@ class Transport:
     any_order: ClassVar[bool] = False
     addressed: ClassVar[bool] = False
     stack: ClassVar[RxeStack | None] = None
+    packet_cost: ClassVar[float | None] = None
     options: ClassVar[type[Any] | None] = None
 
     @classmethod
