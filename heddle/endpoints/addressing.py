@@ -9,11 +9,10 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from heddle.traffic.collectives.pattern import MAX_STEPS, STEP_BITS
+from heddle.traffic.collectives.pattern import MAX_STEPS, OFFSET_BITS, STEP_BITS
 from heddle.traffic.schedule import MAX_MESSAGES, MESSAGE_BITS, Key
 
 EPOCH_BITS: Final = 4  # of an immediate
-OFFSET_BITS: Final = 32
 EPOCH_SHIFT: Final = STEP_BITS + OFFSET_BITS
 
 

@@ -8,6 +8,7 @@ line in TRANSPORTS, CONTROLLERS or the list of patterns.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -63,7 +64,8 @@ def own_options(options: RunOptions) -> dict[str, Any]:
 def plain(options: RunOptions) -> dict[str, Any]:
     """Plain data, with the options of transport, congestion control and collective beside the others."""
     found = asdict(options)
-    del found["own"], found["parameters"]
+    del found["own"], found["parameters"], found["steps"]
+    found |= {"steps": json.loads(options.steps)["parts"]} if options.steps else {}
     return {**found, **own_options(options), **dict(options.parameters)}
 
 

@@ -8,7 +8,7 @@ Out: Traffic of each job, columns only: one iteration of its largest size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,5 +106,6 @@ def _of_job(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traffic:
     connections = connect(
         endpoints, src, dst, np.tile(kinds, many), options.qps, options.source_ports, _spread(job)
     )  # fmt: skip
+    job = replace(job, options=options) if options.steps else job
     said = describe(fabric, endpoints, communicators)
     return Traffic(job, endpoints, addresses(endpoints), connections, volume, said)

@@ -351,8 +351,10 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
     """MachineError when the arrays do not fit into memory: a worker killed by the kernel could not report it."""
     needed, free = 0, machine.free_bytes()
     for each, number in zip(jobs, workers, strict=True):
-        options, ranks = each.plan.options, len(each.plan.endpoints)
-        needed += machine.memory_bytes(options.sizes, ranks, number, each.plan.pattern.in_place)
+        plan, pattern = each.plan, each.plan.pattern
+        width = pattern.element_bytes
+        held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
+        needed += machine.memory_bytes(held, len(plan.endpoints), number, pattern.in_place)
     if needed > free:
         largest = max((each.plan for each in jobs), key=lambda plan: max(plan.options.sizes) * len(plan.endpoints))
         what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"

@@ -19,6 +19,7 @@ from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
 from heddle.traffic.options import NO_CONTROL, RunOptions, describe
+from heddle.traffic.sequence import PartSequence
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
@@ -118,6 +119,7 @@ class RunHead:
             f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
             "#",
             f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *self._steps(),
             *self._fabric(),
             *([f"#window   : {self.in_flight.text()}"] if self.in_flight is not None else []),
             *self._delay(),
@@ -132,7 +134,12 @@ class RunHead:
         what = f"# {o.collective} ({o.algorithm}) over {len(self.ranks)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight is not None and self.in_flight.usual else []
-        return [*lines, *self._fabric(), *more, *self._split(), *_narrow_columns()]
+        return [*lines, *self._steps(), *self._fabric(), *more, *self._split(), *_narrow_columns()]
+
+    def _steps(self) -> list[str]:
+        """A line for each step of an iteration, where it has several."""
+        pattern = self.options.pattern
+        return [f"#step     : {line}" for line in pattern.lines()] if isinstance(pattern, PartSequence) else []
 
     def _fabric(self) -> list[str]:
         """Lines where the fabric was not converged before the run, or its links had faults; warnings have details."""

@@ -47,17 +47,19 @@ def parse_split(text: str) -> str:
 def communicators_of(fabric: Fabric, endpoints: Sequence[Endpoint], split: str) -> Communicators:
     """The ranks by communicator, in the order of colors. split: as `parse_split` returns it."""
     parts = [fabric.part_of[endpoint.first_hop.partition(":")[0]] for endpoint in endpoints]
-    if split == AUTO:
-        colors = parts
-    else:
-        word, value = split.split()
-        colors = [_OPERATIONS[word](rank, int(value)) for rank in range(len(endpoints))]
+    colors = parts if split == AUTO else colors_of(split, len(endpoints))
     groups: dict[int, list[int]] = {}
     for rank, color in enumerate(colors):
         groups.setdefault(color, []).append(rank)
     found = tuple(tuple(groups[color]) for color in sorted(groups))
     _check(fabric, endpoints, parts, split, found)
     return found
+
+
+def colors_of(split: str, ranks: int) -> list[int]:
+    """The color of each rank by an operation. split: as `parse_split` returns it."""
+    word, value = split.split()
+    return [_OPERATIONS[word](rank, int(value)) for rank in range(ranks)]
 
 
 def _check(

@@ -26,6 +26,7 @@ from heddle.traffic.readers import (
     parse_sizes,
     parse_source_ports,
 )
+from heddle.traffic.sequence import PartSequence
 from heddle.traffic.tunables import pairs
 
 Kind = TypeVar("Kind")
@@ -149,6 +150,7 @@ class RunOptions(AdmissionOptions):
 
     own: Mapping[str, Any] = field(default_factory=dict)  # of its transport and congestion control, if not the default
     parameters: tuple[tuple[str, str | int], ...] = ()  # of the collective, those that the user set
+    steps: str = ""  # instead of a collective: parts of an iteration, as text (parts.py)
 
     def of(self, kind: type[Kind]) -> Kind:
         """The options that a transport or a congestion control declares, as its own dataclass."""
@@ -157,7 +159,9 @@ class RunOptions(AdmissionOptions):
 
     @property
     def pattern(self) -> Pattern:
-        """The collective with its parameters; InputError for wrong ones."""
+        """The collective with its parameters, or the parts; InputError for wrong ones."""
+        if self.steps:
+            return PartSequence(steps=self.steps, **dict(self.parameters))  # type: ignore[arg-type]
         return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
 
     def check_live(self, problems: Problems) -> None:

@@ -1,14 +1,21 @@
 """The parts of a job's iteration: collectives among its ranks, transfers and computations, with what each waits for.
 
 In:  parts, as a workload file's `steps`, or an importer of traces, states them.
-Out: tuple[Part, ...], which `run` and `predict` take as one schedule.
+Out: their text, which is an option of a job (`RunOptions.steps`): plain data, for records and workers.
+Times in the text of an option are those of hardware until the job is planned: bound.py multiplies them by k.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from heddle.traffic.collectives.pattern import Pattern
+from heddle.base.declared import options_of
+from heddle.traffic.collectives import Pattern, find_pattern
+from heddle.traffic.collectives.pattern import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +34,57 @@ class Part:
     size_bytes: int = 0
     seconds: float = 0.0
     after: tuple[int, ...] = ()
+
+
+def parts_text(parts: Sequence[Part], note: str = "") -> str:
+    """Parts as text. The type of elements is not in it: a job has one for all its parts. note: as in `steps_text`."""
+    return _dumped({"parts": [_plain(part) for part in parts], "note": note})
+
+
+def steps_text(steps: Sequence[Mapping[str, Any]] | Sequence[Part], note: str = "") -> str:
+    """The option `steps` of a job: parts, or the steps of a file, with times of hardware. note: for the run's head."""
+    plain = [_plain(each) if isinstance(each, Part) else each for each in steps]
+    return _dumped({"steps": plain, "note": note})
+
+
+def _dumped(data: object) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _plain(part: Part) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": part.name, "ranks": part.ranks}
+    if part.pattern is not None:
+        pattern = part.pattern
+        found |= {"collective": pattern.collective, "algorithm": pattern.algorithm, "size": part.size_bytes}
+        values = {each.name: (getattr(pattern, each.name), each.usual) for each in options_of(type(pattern))}
+        parameters = {name: value for name, (value, usual) in values.items() if name != "dtype" and value != usual}
+        found |= {"parameters": parameters} if parameters else {}
+    if part.seconds:
+        found["seconds"] = part.seconds
+    return found | ({"after": part.after} if part.after else {})
+
+
+@lru_cache(maxsize=8)
+def parts_of(text: str, dtype: DType) -> tuple[Part, ...]:
+    """The parts of a text of `parts_text`, with elements of a type."""
+    return tuple(
+        Part(
+            each["name"], tuple(each["ranks"]), pattern_of(each, dtype), each.get("size", 0),
+            each.get("seconds", 0.0), tuple(each.get("after", ())),
+        )
+        for each in json.loads(text)["parts"]
+    )  # fmt: skip
+
+
+def note_of(text: str) -> str:
+    """What a user should know of the parts of a text; empty if nothing."""
+    found: str = json.loads(text)["note"]
+    return found
+
+
+def pattern_of(step: Mapping[str, Any], dtype: DType) -> Pattern | None:
+    """The pattern of a step in plain data; None: it computes. InputError for wrong parameters."""
+    if "collective" not in step:
+        return None
+    parameters = {**step.get("parameters", {}), "dtype": dtype}
+    return find_pattern(step["collective"], step.get("algorithm", ""), **parameters)

@@ -20,6 +20,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.pathdelay import PathDelays
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.admission import Admission
+from heddle.traffic.bound import bound_steps
 from heddle.traffic.collectives import Pattern
 from heddle.traffic.communicators import AUTO, Communicators, check_paths, communicators_of
 from heddle.traffic.flow import Endpoint, Flow
@@ -97,15 +98,15 @@ class Plan:
 
         Every step of the collective and every window of packets waits for the propagation delay.
         """
-        o = self.options
-        data = 2 * sum(o.sizes)
-        # No rank has more steps than a ring, and no chain of ranks is longer.
-        steps = len(o.sizes) * 2 * self.size
+        o, size = self.options, self.pattern.element_bytes
+        chains = [self.pattern.serial(self.size, each // size) for each in o.sizes]
+        data, steps = size * sum(elements for elements, _, _ in chains), sum(steps for _, steps, _ in chains)
         window = self.window * o.qps * self.ib_mtu
         slowest = min(e.rate_bps for e in self.endpoints) * min([1.0, *(share for _, share in o.slow)])
         if self.admission is not None:
             window = min(window, self.admission.budget_bytes)
         each = 8 * data / slowest + self.propagation.rtt_s * (steps + data / window)
+        each += sum(seconds for _, _, seconds in chains)
         return max(600.0, 50 * (o.iters + o.warmup) * each)
 
     def flows(self) -> tuple[Flow, ...]:
@@ -137,6 +138,8 @@ def build_plan(
     size = len(communicators[0])
     _check_slow(endpoints, options)
     options, admission = rounded(pattern, size, options), options.admitted
+    if why := pattern.too_large(size):
+        raise InputError(Problem("", pattern.typed, why, "use fewer or smaller steps"))
     _check_messages(pattern, size, options, admission)
     numbers, delays = QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
@@ -182,6 +185,7 @@ def grouped(
     fabric: Fabric, endpoints: Sequence[Endpoint], options: RunOptions
 ) -> tuple[Pattern, Communicators, RunOptions]:
     """What a job runs, its communicators, and its options, where all that depends on the ranks is known."""
+    options = bound_steps(options, endpoints, fabric.policy.k)
     asked = options.pattern
     pattern = asked.bound(endpoints, options.sizes)
     parameters = tuple((name, getattr(pattern, name)) for name, _ in options.parameters)
@@ -189,7 +193,8 @@ def grouped(
     if not pattern.by_rank:
         communicators = communicators_of(fabric, endpoints, options.split)
     elif options.split != AUTO:
-        why = "is not for a matrix with rows, which name ranks of the whole job"
+        what = "steps" if options.steps else "a matrix with rows"
+        why = f"is not for {what}, which name ranks of the whole job"
         raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
     if found := pattern.unfit(len(communicators[0])):
         why, _, hint = found.partition("; ")

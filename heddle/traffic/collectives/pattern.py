@@ -12,17 +12,16 @@ iteration ends with that credit.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from operator import or_
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, get_args
 
 from heddle.base.declared import Declared
 from heddle.base.problems import did_you_mean
+from heddle.traffic.collectives.known import known
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.ranges import Ranges
+from heddle.traffic.collectives.steps import Buffer, ComputeStep, Piece, ReceiveStep, Reduction, SendStep, Span, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
     from heddle.traffic.flow import Endpoint
 
-Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
-# input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.
-Buffer = Literal["input", "output", "scratch", "credit"]
-Reduction = Literal["sum", "max", "min", "avg"]
+# Those of steps.py, which patterns import from here.
+__all__ = ["Buffer", "ComputeStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
+
 DType = Literal["float32", "bfloat16", "int32"]
 NOTHING: Span = (0, 0)
 STEP_BITS: Final = 16  # of an address, and of an immediate
+OFFSET_BITS: Final = 32  # of an address: a byte of a buffer
 MAX_STEPS: Final = 1 << STEP_BITS
 MAX_RANKS: Final = 1 << 11  # of a communicator
 CREDIT_BYTES: Final = 4
@@ -50,67 +49,6 @@ def read_dtype(typed: str) -> DType:
     if typed != "float" and found is None:
         raise ValueError(f"is not a type of elements here; {did_you_mean(typed, get_args(DType))}")
     return found or "float32"
-
-
-@dataclass(frozen=True, slots=True)
-class SendStep:
-    """Send a range of a buffer to rank `to`, to its element `put` and up.
-
-    It waits for all earlier operations of this rank that write into the range, and for the steps `after`. step: of the
-    receiver's operation.
-    """
-
-    step: int
-    to: int
-    span: Span
-    put: int
-    buffer: Buffer = "input"
-    after: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveStep:
-    """A range of a buffer that rank `source` writes. step: unique among the receives and computations of a rank.
-
-    reduce: combine the data with the old values; empty: replace them. divide: divide the result by this number, after
-    the last receive of this range.
-    """
-
-    step: int
-    source: int
-    span: Span
-    buffer: Buffer = "output"
-    reduce: Reduction | Literal[""] = ""
-    divide: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeStep:
-    """Work that takes `seconds`, after the steps `after`. step: as in ReceiveStep."""
-
-    step: int
-    seconds: float
-    after: tuple[int, ...] = ()
-
-
-Step = SendStep | ReceiveStep | ComputeStep
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements [lo, hi) of a rank's result: a copy from `start` on of one rank's input, or of a reduction of inputs.
-
-    source: that rank; None: the reduction. ranks: of which; empty: all. operation: empty: that of the pattern.
-    buffer: that has the result; empty: `input` in place, else `output`.
-    """
-
-    lo: int
-    hi: int
-    source: int | None
-    start: int
-    ranks: tuple[int, ...] = ()
-    operation: Reduction | Literal[""] = ""
-    buffer: Buffer | Literal[""] = ""
 
 
 @dataclass(frozen=True)
@@ -191,6 +129,25 @@ class Pattern:
 
     def unfit(self, ranks: int) -> str:
         """The reason why this number of ranks is not possible, or `reason; hint`; empty if it is."""
+        return ""
+
+    def held(self, ranks: int, count: int) -> int:
+        """Elements of the largest buffer of a rank."""
+        return count
+
+    def serial(self, ranks: int, count: int) -> tuple[int, int, float]:
+        """Elements, steps and seconds of computations of an iteration in which no two things happen at once, at most.
+
+        No rank has more steps than in a ring, and no chain of ranks is longer.
+        """
+        return 2 * count, 2 * ranks, 0.0
+
+    def computing(self, rank: int) -> float:
+        """Seconds of the computations of a rank in one iteration."""
+        return 0.0
+
+    def too_large(self, ranks: int) -> str:
+        """The reason why the arrays are too large for their addresses in packets; empty if they are not."""
         return ""
 
     def at_once(self, ranks: int) -> int:
@@ -322,53 +279,8 @@ def _derived(pattern: Pattern, ranks: int) -> tuple[NDArray[np.int64], NDArray[n
     count = pattern.whole(ranks, _ALIGN_BYTES * ranks)
     programs = [pattern.program(ranks, rank, count) for rank in range(ranks)]
     routes = {(rank, each.to) for rank, steps in enumerate(programs) for each in _sends(steps)}
-    known = _known(programs)
-    return _pairs(routes), _pairs({(dst, src) for src, dst in routes if not known[src] >> dst & 1})
-
-
-def _known(programs: Sequence[Sequence[Step]]) -> list[int]:
-    """For each rank a bit mask: the ranks that must have begun an iteration before this rank can end it.
-
-    Operations of a rank are looked at in order.
-    """
-    done: list[dict[int, int]] = [{} for _ in programs]  # step -> mask, of the receives and computations so far
-    masks: dict[tuple[int, int], int] = {}  # (receiver, step) -> mask of the message
-    left = [_with_needs(program) for program in programs]
-    moved = True
-    while moved:
-        moved = False
-        for rank, steps in enumerate(left):
-            while steps:
-                each, needs = steps[-1]
-                if isinstance(each, ReceiveStep):
-                    mask = masks.get((rank, each.step), 0 if each.span[0] >= each.span[1] else None)
-                    if mask is None:
-                        break
-                else:
-                    mask = reduce(or_, (done[rank].get(step, 0) for step in needs), 1 << rank)
-                steps.pop()
-                moved = True
-                if isinstance(each, SendStep):
-                    masks[each.to, each.step] = mask
-                else:
-                    done[rank][each.step] = mask
-    return [reduce(or_, found.values(), 0) for found in done]
-
-
-def _with_needs(program: Sequence[Step]) -> list[tuple[Step, list[int]]]:
-    """The operations of a rank, the last one first, each with the steps that it waits for."""
-    written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)
-    found: list[tuple[Step, list[int]]] = []
-    for each in program:
-        needs: list[int] = []
-        if isinstance(each, ReceiveStep):
-            written[each.buffer].add(each.span, each.step)
-        else:
-            needs += each.after
-            if isinstance(each, SendStep):
-                needs += (step for _, step in written[each.buffer].overlapping(each.span))
-        found.append((each, needs))
-    return found[::-1]
+    masks = known(programs)
+    return _pairs(routes), _pairs({(dst, src) for src, dst in routes if not masks[src] >> dst & 1})
 
 
 def chunk_range(index: int, ranks: int, count: int) -> Span:

@@ -130,6 +130,8 @@ def _plain(value: Any) -> str:
 
 def run_commands(options: RunOptions, lab: str) -> list[str]:
     """`./inv run` with every option that is not the default; once for each size where no range has exactly these."""
+    if options.steps:
+        return [f"# its steps are in a workload file: ./inv run --lab {shlex.quote(lab)} --workload FILE"]
     if (sizes := _range_of(options.sizes)) is not None:
         return [_run_command(options, lab, sizes)]
     return [_run_command(options, lab, str(size)) for size in options.sizes]
