@@ -1,4 +1,4 @@
-"""Mutated files of people: fabric files, containerlab topologies, traffic plans and matrices, exact-match tables."""
+"""Mutated files of people: fabric files, containerlab topologies, traffic plans, matrices and traces."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.demand import traffic_of
+from heddle.traffic.traces import Reading, read_trace
 from tests.fuzz.cases import Fuzz
 from tests.fuzz.mutate import damaged, odd_text
 from tests.marks import deep
@@ -27,6 +28,7 @@ TOPOLOGIES: Final = sorted(
 )
 PLANS: Final = sorted([*(ROOT / "traffic").glob("*.yml"), *(ROOT / "tests/golden/forecast").glob("*.yml")])
 MATRICES: Final = sorted((ROOT / "tests/golden/forecast").glob("*.csv"))
+TRACES: Final = sorted((ROOT / "tests/fuzz/corpus/traces").iterdir())
 WORDS: Final = (
     "demo",
     "clos",
@@ -65,11 +67,16 @@ def a_matrix(path: Path) -> None:
     traffic_of(demo(), load_workload(f"{path},qps=1").workload)
 
 
+def a_trace(path: Path) -> None:
+    read_trace([str(path)], Reading(ranks=2))
+
+
 KINDS: Final[tuple[tuple[list[Path], str, Callable[[Path], None]], ...]] = (
     (FABRICS, "x.yml", a_fabric),
     (TOPOLOGIES, "x.clab.yml", a_topology),
     (PLANS, "x.yml", a_plan),
     (MATRICES, "x.csv", a_matrix),
+    *(([trace], trace.name, a_trace) for trace in TRACES),
 )
 
 

@@ -1,0 +1,68 @@
+"""Traces and workload texts of other tools, read as one list of parts.
+
+In:  what a user typed: a file, several, or the prefix of Chakra's file for each rank. Out: Trace. InputError.
+A new format needs its own file and one line here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.traffic.traces import chakra, goal, htsim, simai
+from heddle.traffic.traces.nodes import MOST_RANKS, Reading, Trace
+
+__all__ = ["Reading", "Trace", "is_trace", "read_trace", "trace_files"]
+
+# By the ends of their files' names.
+_FORMATS: Final[Mapping[str, Callable[[Sequence[str], Reading], Trace]]] = {
+    ".et": chakra.read,
+    ".json": chakra.read,
+    ".txt": simai.read,
+    ".goal": goal.read,
+    ".cm": htsim.read,
+    ".tm": htsim.read,
+}
+_PER_RANK: Final = (".et", ".json")  # PREFIX.0.et, PREFIX.1.et and so on
+
+
+def _format(name: str) -> str:
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def is_trace(typed: str) -> bool:
+    """Whether it names a file of one of the formats, by its end."""
+    return _format(typed) in _FORMATS
+
+
+def trace_files(typed: str) -> list[str]:
+    """The files of a name: itself; or, without such a file, those of all ranks: `gpt.0.et` and so on for `gpt.et`."""
+    cut = re.search(r"\.(et|json)(\.gz)?$", typed, re.IGNORECASE)
+    if cut is None or real(typed).is_file():
+        return [typed]
+    names = (f"{typed[: cut.start()]}.{rank}{cut[0]}" for rank in range(MOST_RANKS))
+    found: list[str] = []
+    for name in names:
+        if not real(name).is_file():
+            break
+        found.append(name)
+    return found or [typed]
+
+
+def read_trace(files: Sequence[str], reading: Reading) -> Trace:
+    """The trace of files of one format. InputError."""
+    formats = list(dict.fromkeys(map(_format, files)))
+    if formats[0] not in _FORMATS:
+        hint = did_you_mean(formats[0], _FORMATS)
+        raise InputError(Problem(files[0], "the trace", "has a name with an unknown end", hint))
+    if len(formats) > 1 or (len(files) > 1 and formats[0] not in _PER_RANK):
+        raise InputError(Problem(files[1], "the trace", "has several files", "only Chakra has one file for each rank"))
+    trace = _FORMATS[formats[0]](files, reading)
+    if all(part.pattern is None for part in trace.parts):
+        why = "has no operation that sends" + "".join(f"; {note}" for note in reading.noted())
+        raise InputError(Problem(files[0], "the trace", why))
+    return trace
