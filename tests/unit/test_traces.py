@@ -201,6 +201,17 @@ class TestChakra:
         trace, _ = read(chakra(tmp_path, *[[*nodes, node(99, COLL, [39], comm_type=0, comm_size=64)]] * 2))
         assert [told(each)[3] for each in trace.parts] == [39e-6, 39e-6, 0]
 
+    def test_computations_of_idle_ranks_are_left_out_with_them(self, tmp_path: Path) -> None:
+        busy = [node(1, COMP, micros=5), node(2, COLL, [1], comm_type=0, comm_size=64, pg_name="0")]
+        idle = [node(1, COMP, micros=5), node(2, 0, [1]), node(3, COMP, [2], 5)]
+        (tmp_path / "groups.json").write_text('{"0": [0, 2]}')
+        files = chakra(tmp_path, busy, idle, busy)
+        trace, _ = read(files, groups=str(tmp_path / "groups.json"), skip_idle=True)
+        assert trace.ranks == 2
+        assert sorted(map(told, trace.parts)) == [
+            ("all-reduce", (0, 1), 64, 0, (0, 1)), ("compute", (0,), 0, 5e-6, ()), ("compute", (1,), 0, 5e-6, ()),
+        ]  # fmt: skip
+
     @pytest.mark.parametrize(
         ("ranks", "says"),
         [
@@ -313,6 +324,14 @@ class TestHtsim:
         assert waits[(2, 3), 4] == [((0, 2), 8000, 0)]  # node 2 tells node 3
         assert waits[(3, 0), 4000] == [((2, 3), 4, 0)]
         assert waits[(3, 1), 4000] == [((3,), 0, 2e-6)]
+
+    def test_nodes_without_connections_are_left_out_on_request(self, tmp_path: Path) -> None:
+        text = "Nodes 99\nConnections 2\n7->50 start 5e6 size 8\n9->50 start 0 size 4\n"
+        trace, notes = read(written(tmp_path, "x.cm", text), skip_idle=True)
+        assert (trace.ranks, notes) == (3, ["96 ranks that neither send nor receive are left out"])
+        assert sorted(map(told, trace.parts)) == [
+            ("broadcast", (0, 2), 8, 0, (1,)), ("broadcast", (1, 2), 4, 0, ()), ("compute", (0,), 0, 5e-6, ()),
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("old", "new", "says"),

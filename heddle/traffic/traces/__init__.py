@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -40,11 +42,11 @@ def is_trace(typed: str) -> bool:
 
 
 def trace_files(typed: str) -> list[str]:
-    """The files of a name: itself; or, without such a file, those of all ranks: `gpt.0.et` and so on for `gpt.et`."""
-    cut = re.search(r"\.(et|json)(\.gz)?$", typed, re.IGNORECASE)
+    """The files of a name: itself; or those of all ranks, as `gpt.0.et` and so on for `gpt.et` or `gpt`."""
+    cut = re.fullmatch(r"(.*?)(\.(?:et|json)(?:\.gz)?)?", typed, re.IGNORECASE | re.DOTALL)
     if cut is None or real(typed).is_file():
         return [typed]
-    names = (f"{typed[: cut.start()]}.{rank}{cut[0]}" for rank in range(MOST_RANKS))
+    names = (f"{cut[1]}.{rank}{cut[2] or '.et'}" for rank in range(MOST_RANKS))
     found: list[str] = []
     for name in names:
         if not real(name).is_file():
@@ -65,4 +67,20 @@ def read_trace(files: Sequence[str], reading: Reading) -> Trace:
     if all(part.pattern is None for part in trace.parts):
         why = "has no operation that sends" + "".join(f"; {note}" for note in reading.noted())
         raise InputError(Problem(files[0], "the trace", why))
-    return trace
+    return _busy(trace, reading) if reading.skip_idle else trace
+
+
+def _busy(trace: Trace, reading: Reading) -> Trace:
+    """Without the ranks that neither send nor receive."""
+    busy = sorted({rank for part in trace.parts if part.pattern is not None for rank in part.ranks})
+    number = {rank: place for place, rank in enumerate(busy)}
+    ranks = [tuple(number[rank] for rank in part.ranks if rank in number) for part in trace.parts]
+    place = [*accumulate((bool(each) for each in ranks), initial=0)]  # only computations are left out
+    parts = (
+        replace(part, ranks=own, after=tuple(place[each] for each in part.after))
+        for part, own in zip(trace.parts, ranks, strict=True)
+        if own
+    )
+    if len(busy) < trace.ranks:
+        reading.notes["ranks that neither send nor receive are left out"] += trace.ranks - len(busy)
+    return replace(trace, ranks=len(busy), parts=tuple(parts), storage=min(trace.storage, len(busy)))

@@ -69,7 +69,7 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
         programs.append(_Reader(files[at], rank, ranks, groups, reading).nodes(raw[at]))
     if any(node.peer >= ranks and node.kind in ("read", "write") for nodes in programs for node in nodes):
         reading.notes["rank behind those of the trace is storage"] += reading.storage
-        return Trace(ranks + reading.storage, parts_of(programs, reading, acknowledged=True))
+        return Trace(ranks + reading.storage, parts_of(programs, reading, acknowledged=True), reading.storage)
     return Trace(ranks, parts_of(programs, reading, acknowledged=True))
 
 

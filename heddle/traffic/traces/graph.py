@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Final
 
 from heddle.base.problems import InputError, Problem, Problems
@@ -39,9 +40,11 @@ class _Builder:
         self._programs, self._reading, self._acknowledged = programs, reading, acknowledged
         self._found: list[Part] = []
         self._at: list[str] = []  # file of each part
+        self._turns: list[int] = []  # and its place there
+        self._turn = 0  # of the node at hand
         self._of: dict[_Place, int] = {}  # the part of each node that shares one
         self._used: list[set[int]] = []  # of each rank the nodes for which others wait
-        self._behind: dict[int, _Waits] = {}  # what has ended when a computation has ended
+        self._behind: dict[int, _Waits] = {}  # what has ended when a part has ended, other than at its receiver
 
     def parts(self) -> tuple[Part, ...]:
         orders: list[_Order] = []
@@ -96,7 +99,7 @@ class _Builder:
                 node = self._node(place)
                 if node.size != self._node(other).size:
                     self._reading.notes["receives have another size than their send, whose size counts"] += 1
-                self._of[place] = self._of[other] = self._part(node, (src, dst))
+                self._of[place] = self._of[other] = self._part(node, (src, dst), place[1])
             for place in there[len(here) :]:
                 self._single(problems, self._node(place), "receive", f"from rank {src} with tag {tag} at rank {dst}")
         for (src, dst, tag), here in receives.items():
@@ -137,7 +140,7 @@ class _Builder:
         if len(group.ranks) < 2:
             self._reading.notes["collectives of one rank send nothing"] += 1
             return
-        part = self._part(first, group.ranks)
+        part = self._part(first, group.ranks, same[0][1])
         self._of.update(dict.fromkeys(same, part))
 
     def _single(self, problems: Problems, node: TraceNode, what: str, place: str) -> None:
@@ -147,8 +150,9 @@ class _Builder:
     def _node(self, place: _Place) -> TraceNode:
         return self._programs[place[0]][place[1]]
 
-    def _part(self, node: TraceNode, ranks: tuple[int, ...]) -> int:
+    def _part(self, node: TraceNode, ranks: tuple[int, ...], turn: int) -> int:
         """The number of a new part that sends; -1 if it would send nothing."""
+        self._turn = turn
         pattern = node.pattern or transfer()
         size = self._reading.size(node, pattern, len(ranks))
         return self._add(Part(node.what, ranks, pattern, size), node.where) if size else -1
@@ -159,6 +163,7 @@ class _Builder:
             raise InputError(Problem(where, "the trace", why, "use a shorter trace, or fewer ranks"))
         self._found.append(part)
         self._at.append(where)
+        self._turns.append(self._turn)
         return len(self._found) - 1
 
     def _rank(self, rank: int, order: _Order) -> None:
@@ -167,9 +172,9 @@ class _Builder:
         for number, deps in order:
             every = _NONE.union(*(done[dep] for dep in deps))
             waits = every - _NONE.union(*(self._behind.get(part, _NONE) for part in every))
-            node = self._programs[rank][number]
+            node, self._turn = self._programs[rank][number], number
             found = self._end(node, (rank, number), waits)
-            if node.kind == "compute" and found != waits:
+            if node.kind not in ("nothing", "receive") and found != waits:
                 self._behind.update(dict.fromkeys(found, every))
             if len(found) > _MANY:
                 found = frozenset((self._add(Part("", (rank,), after=tuple(found)), node.where),))
@@ -200,7 +205,7 @@ class _Builder:
     def _file(self, node: TraceNode, rank: int, waits: _Waits) -> _Waits:
         """A write and its answer; or a request, and what is read."""
         ends = (rank, node.peer)
-        part = self._part(node, ends if node.kind == "write" else ends[::-1])
+        part = self._part(node, ends if node.kind == "write" else ends[::-1], self._turn)
         if part < 0:
             return waits
         if node.kind == "write":
@@ -220,12 +225,20 @@ class _Builder:
         self._found[part] = replace(self._found[part], after=self._found[part].after + tuple(waits))
 
     def _sorted(self) -> tuple[Part, ...]:
-        """In an order in which each part follows those that it waits for."""
+        """In the order of the files, where each part follows those that it waits for."""
         found = self._found
+        graph = TopologicalSorter(dict(enumerate(each.after for each in found)))
+        ready: list[tuple[int, int]] = []  # a heap
+        order: list[int] = []
         try:
-            order = list(TopologicalSorter(dict(enumerate(each.after for each in found))).static_order())
+            graph.prepare()
         except CycleError as error:
-            raise InputError(_circle([(self._at[part], found[part].name) for part in error.args[1]])) from None
+            raise InputError(_circle([(self._at[each], found[each].name) for each in error.args[1]])) from None
+        while graph.is_active():
+            for free in graph.get_ready():
+                heappush(ready, (self._turns[free], free))
+            order.append(heappop(ready)[1])
+            graph.done(order[-1])
         users = Counter(before for each in found for before in each.after)
         number: dict[int, int] = {}
         parts: list[Part] = []

@@ -70,7 +70,8 @@ class Reading:
 
     size_scale, time_scale: factors of all sizes and times. ranks: the number that the user wants; None: that of the
     trace. storage: how many ranks are storage, for reads and writes of files. groups: JSON file with the ranks of each
-    communicator. notes: counts what was left out or changed.
+    communicator. skip_idle: ranks that neither send nor receive are left out, and the others numbered again. notes:
+    counts what was left out or changed.
     """
 
     size_scale: Fraction = Fraction(1)
@@ -78,6 +79,7 @@ class Reading:
     ranks: int | None = None
     storage: int = 1
     groups: str = ""
+    skip_idle: bool = False
     notes: Counter[str] = field(default_factory=Counter)
 
     def noted(self) -> list[str]:
@@ -111,10 +113,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace as read."""
+    """A trace as read. ranks: with those of storage, which are the last."""
 
     ranks: int
     parts: tuple[Part, ...]
+    storage: int = 0
 
 
 def transfer() -> Pattern:
