@@ -231,7 +231,8 @@ REPORT: Final[Options] = {
 
 COMPARE: Final[Options] = {
     "a": Option(
-        "a run: an ID or number that ./inv runs lists, last, LAB:ID, or the directory of a run", completion.runs
+        "a run: an ID or number that ./inv runs lists, last, LAB:ID, its directory; or a file of nccl-tests",
+        completion.runs,
     ),
     "b": Option("the run to compare with it", completion.runs),
     "report": "write the comparison and both runs as an HTML file",

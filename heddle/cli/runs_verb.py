@@ -131,6 +131,7 @@ def report(out: Console, runs: Sequence[str] = (), out_: str | None = None, lab:
     group="Results",
     help=words.COMPARE,
     extras=lambda typed: [REPORT] if typed["report"] or typed["out_"] else [],
+    files_in=lambda typed: [word for word in (typed["a"], typed["b"]) if _is_file(word)],
     files_out=["out_"],
     endings_here=[".html"],
     tool=Tool(
@@ -146,8 +147,12 @@ def compare(
     """Compare two runs: settings that differ, ratios B / A, and which differences noise explains.
 
     ./inv compare 3 5 compares two runs of a lab, ./inv compare zone:3 tiny:2 runs of two labs. With --report the
-    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged.
+    comparison and both runs are written as one HTML file. docs/report.md says how noise is judged. A or B can be a
+    file of nccl-tests, its text or its JSON: then the shapes of the curves of busbw are compared (docs/formats.md).
     """
+    if _is_file(a) or _is_file(b):
+        _compare_shapes(out, a, b, lab, report=report or out_ is not None)
+        return
     from heddle.runs.compare import compare as compare_runs
     from heddle.runs.store import open_runs
     from heddle.views.runstext import compare_text
@@ -164,6 +169,30 @@ def compare(
         data |= {"report": name, "bytes": size}
         text += f"\n\nwrote {name}: {format_bytes(size)}, the comparison and {_named(pair)}"
     out.result(data, text)
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word names a file, or was meant to. The record of a run names its directory."""
+    from heddle.base.files import real
+
+    path = real(word)
+    return path.is_file() or (path.suffix in (".json", ".txt", ".log", ".out") and not path.is_dir())
+
+
+def _compare_shapes(out: Console, a: str, b: str, lab: str | None, *, report: bool) -> None:
+    """Compare curves, of which one or both are files."""
+    from heddle.runs.curve import BusbwCurve, shapes_of
+    from heddle.runs.ncclfile import read_curve
+    from heddle.runs.store import open_runs
+    from heddle.views.shapetext import shapes_text
+
+    if report:
+        raise InputError(Problem("", "--report", "is for two runs, and one of these is a file", "leave it out"))
+    one, other = (
+        read_curve(word) if _is_file(word) else BusbwCurve.of_run(open_runs([word], lab)[0]) for word in (a, b)
+    )
+    found = shapes_of(one, other)
+    out.result(found.to_json(), shapes_text(found))
 
 
 def _write(runs: Sequence[StoredRun], comparison: Comparison | None, name: str) -> int:

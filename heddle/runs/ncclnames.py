@@ -27,6 +27,12 @@ def program_name(collective: str) -> str:
     return f"{_BY_COLLECTIVE.get(collective, collective.replace('-', '_'))}_perf"
 
 
+def collective_of(program: str) -> str:
+    """The collective of a program by its name or its path; for one that Heddle does not know, the name itself."""
+    name = program.rpartition("/")[2].removesuffix("_perf")
+    return PROGRAMS.get(name, name.replace("_", "-"))
+
+
 def collective_name(collective: str) -> str:
     """`all-reduce` as NCCL writes it: `AllReduce`."""
     return _NAMES.get(collective) or "".join(word.title() for word in collective.split("-"))
