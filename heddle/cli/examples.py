@@ -97,6 +97,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     "plot": {
         "": "draw the queues of the last run that held most",
         "--port 'ctsw*' --class 3 --out spines.png": "draw class 3 of all spine ports",
+        "run 3 5 --out both.png": "draw two runs side by side: bandwidth, load of each uplink, iterations",
     },
     "perf": {
         "all_reduce -b 64K -e 4M -f 2": "what all_reduce_perf prints, on the running lab",

@@ -187,10 +187,14 @@ WORKSHOP: Final[Options] = {
 }
 
 PLOT: Final[Options] = {
-    "what": Option("what to draw: queues (their depth over time)", "heddle.cli.picture_verbs:WHATS"),
+    "what": Option(
+        "what to draw: queues (their depth over time), or run (bandwidth, uplinks, iterations)",
+        "heddle.cli.picture_verbs:WHATS",
+    ),
+    "runs": Option("with run: up to four, as report takes them; otherwise the last", completion.runs),
     "port": "these ports only: rtsw1:eth3, rtsw1, 'ctsw*' (default: those with the fullest queues)",
     "class": "these classes only: 3,6",
-    "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg)",
+    "out": "file to write: .svg, .png or .pdf (default: LAB-queues.svg, LAB-RUN.svg)",
 }
 
 VM: Final[Options] = {

@@ -1,4 +1,4 @@
-"""The verbs that draw: graph (a lab or a fabric, with link loads), plot (the queues of a run over time)."""
+"""The verbs that draw: graph (a lab or a fabric, with link loads), plot (the queues of a run, or runs side by side)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heddle.views.linkloads import LinkLoad, Usage
     from heddle.views.queuepicture import Panel
 
-WHATS: Final = ("queues",)
+WHATS: Final = ("queues", "run")
 
 
 def _is_picture(typed: Mapping[str, Any]) -> bool:
@@ -100,25 +100,27 @@ def _rows(fabric: Fabric, loads: Sequence[LinkLoad]) -> list[dict[str, Any]]:
 @verb(
     group="Queues",
     help=words.PLOT,
-    positional=["what"],
+    positional=["what", "runs"],
     extras=[PLOT],
-    root=True,
+    root=lambda typed: typed["what"] != "run",
     files_out=["out_"],
     endings_here=[".svg", ".png", ".pdf"],
 )
 def plot(
     out: Console,
     what: str = "queues",
+    runs: Sequence[str] = (),
     port: Sequence[str] = (),
     class_: Sequence[str] = (),
     out_: str | None = None,
     run: str | None = None,
     lab: str | None = None,
 ) -> None:
-    """Draw the fullest queues of a run: depth, thresholds, marks, pauses, controlled rates and faults.
+    """Draw the fullest queues of a run over time; or runs: bandwidth, uplinks, iterations.
 
-    Example: ./inv plot queues --port 'ctsw*' --class 3 --out spines.png. For smaller time steps,
-    record the run with ./inv run --bucket 1ms.
+    ./inv plot queues draws depth, thresholds, marks, pauses, controlled rates and faults. For smaller time steps,
+    record the run with ./inv run --bucket 1ms. ./inv plot run 3 5 draws run 0003 beside run 0005; the lab need not be
+    up.
     """
     from heddle.base.files import real
     from heddle.lab.opening import open_lab
@@ -129,6 +131,16 @@ def plot(
 
     if what not in WHATS:
         raise InputError(Problem("", f"plot {what}", "cannot be drawn", did_you_mean(what, WHATS)))
+    if what == "run":
+        if port or class_:
+            flag = "--port" if port else "--class"
+            raise InputError(Problem("", flag, "chooses queues, and plot run has none to choose", "use plot queues"))
+        _plot_runs(out, [*runs, *([run] if run else [])], lab, out_)
+        return
+    if runs:
+        raise InputError(
+            Problem("", f"plot queues {runs[0]}", "names a run in the place of --run", f"use --run {runs[0]}")
+        )
     kind = picture_kind("--out", out_) if out_ is not None else "svg"
     where = open_lab(lab)
     found = History.of(where).open(run)
@@ -149,6 +161,26 @@ def plot(
     ports = ", ".join(dict.fromkeys(each.label.port for each in shown))
     what = f"run {found.id}, {recorded.what}"
     out.result(data, f"wrote {path}: {what}; {ports}; {series.bucket_s * 1e3:.2g} ms per bucket")
+
+
+def _plot_runs(out: Console, words: Sequence[str], lab: str | None, file: str | None) -> None:
+    """Draw runs side by side."""
+    from heddle.base.files import real
+    from heddle.runs.store import open_runs
+    from heddle.views import graph
+    from heddle.views.runpicture import MOST_RUNS, draw
+    from heddle.views.style import picture_kind
+
+    kind = picture_kind("--out", file) if file is not None else "svg"
+    found = open_runs(words, lab)
+    if len(found) > MOST_RUNS:
+        why = f"are more than the {MOST_RUNS} that one picture can show"
+        raise InputError(Problem("", f"{len(found)} runs", why, "name fewer; ./inv report takes any number"))
+    path = file or f"{'-'.join(each.name for each in found)}.{kind}"
+    graph.write_file(real(path), draw(kind, found), path)
+    rows = [{"run_id": each.id, "lab": each.lab, "path": str(each.path)} for each in found]
+    names = ", ".join(each.what for each in found)
+    out.result({"plot": path, "kind": kind, "runs": rows}, f"wrote {path}: {names}")
 
 
 def _panels(run: str, recorded: Recorded, port: Sequence[str], class_: Sequence[str]) -> list[Panel]:

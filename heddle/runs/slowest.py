@@ -13,46 +13,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from heddle.base.arrays import F64
 from heddle.runs.series import Series
+from heddle.runs.stations import PortWait, Station
 from heddle.runs.timeline import Timeline
 
 STEADY: Final = 0.1  # shares and waits that differ by less are equal
 _HELD: Final = -2  # in place of a QP: the messages that its rank held
 _FEW_FRAMES: Final = 3  # a queue that never held more was not waited in
-
-
-@dataclass(frozen=True, slots=True)
-class Station:
-    """The QP `qp` from rank src to rank dst (SPLIT: all of the connection), or with qp None the rank dst itself.
-
-    share: mean over iterations, 0 to 1. spread: half of the 95 % interval of that mean; 0 for one iteration.
-    """
-
-    src: int
-    dst: int
-    qp: int | None
-    share: float
-    spread: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PortWait:
-    """A switch's egress port, and the packets of data that waited there. Bytes, seconds; marks in packets.
-
-    wait_s: the mean of a byte. high_water: the most bytes that its queue held. paused_s: its gate was closed.
-    """
-
-    port: str
-    wait_s: float
-    high_water: int
-    paused_s: float
-    marks: int
 
 
 def stations(found: Timeline) -> tuple[Station, ...]:

@@ -17,13 +17,13 @@ import numpy as np
 
 from heddle.base.arrays import F64, I64
 from heddle.runs.files import Layout, UnreadableError, read_arrays, undamaged, write_arrays
+from heddle.runs.stations import SPLIT
 
 if TYPE_CHECKING:
     from heddle.endpoints.reports import WorkerReport
     from heddle.traffic.plan import Plan
 
 TIMELINE: Final = "timeline.npz"
-SPLIT: Final = -1  # QP of a message that is split over all QPs of its connection
 _VERSION_OF_TIMELINE: Final = 1
 
 

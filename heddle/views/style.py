@@ -18,6 +18,7 @@ DPI: Final = 150  # of a PNG
 INK: Final = "#1f2933"
 # Colours of plots over time: egress blue and ingress green differ in lightness too. ON_DARK: their pairs on dark pages.
 DEPTH, HELD, MARKED, DROPPED, PAUSES, PAUSED = "#3b74b4", "#5d8f5f", "#d98200", "#b3123c", "#6b3fa0", "#5c6670"
+SERIES_OF_RUNS: Final = (DEPTH, MARKED, HELD, PAUSES, DROPPED, PAUSED)
 FAULT: Final = "#c98b9b"  # times of faults, behind everything else
 QUIET: Final = "#b8c0c9"  # links that carried nothing, or whose load is not known
 ON_DARK: Final[Mapping[str, str]] = {

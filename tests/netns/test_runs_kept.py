@@ -75,6 +75,10 @@ def test_every_verb_that_reads_a_run_reads_the_one_that_is_named(
     assert (now["run_id"], len(now["flows"])) == ("0001", len(first.flows))
     plot = json.loads(inv("plot", "queues", "--out", str(tmp_path / "q.svg"), *words).stdout)
     assert (plot["run_id"], plot["run"]) == ("0001", "all-reduce over 4 ranks, 64 KiB to 128 KiB, 4 QPs")
+    both = inv("plot", "run", "1", "2", "--lab", tiny.name, "--out", str(tmp_path / "r.svg"), "--format", "json")
+    assert [each["run_id"] for each in json.loads(both.stdout)["runs"]] == ["0001", "0002"]
+    picture = (tmp_path / "r.svg").read_text()
+    assert "run 0002: worst " in picture and "3 host4:eth1" in picture and "time of its bytes, % of the run" in picture
     drawn = inv("graph", tiny.name, "--run", "1", "--out", str(tmp_path / "g.svg"), "--format", "json")
     assert json.loads(drawn.stdout)["run_id"] == "0001"
     qpn = min({row.sent.flow.qpn for row in first.flows} - {row.sent.flow.qpn for row in ran[1].flows})

@@ -19,8 +19,9 @@ from heddle.base.version import VERSION
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.rates import Rates
 from heddle.runs.series import Recorded
+from heddle.runs.stations import SPLIT
 from heddle.runs.stored import StoredRun
-from heddle.runs.timeline import SPLIT, Timeline
+from heddle.runs.timeline import Timeline
 from heddle.traffic.flow import Endpoint, Flow
 
 Event = dict[str, Any]

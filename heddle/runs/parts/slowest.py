@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from heddle.base.ethernet import CLASSES
 from heddle.base.tables import some_of
 from heddle.base.units import format_bytes
-from heddle.predict.walk import ports_of
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart
-from heddle.runs.slowest import PortWait, Station, longest, port_waits, slowest, stations
-from heddle.runs.timeline import SPLIT, Timeline
-from heddle.switch.queues.portids import numbered_ports
+from heddle.runs.stations import SPLIT, PortWait, Station
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 
 if TYPE_CHECKING:
     from heddle.runs.measured import MeasuredRun
     from heddle.runs.series import Series
+    from heddle.runs.timeline import Timeline
     from heddle.traffic.flow import Flow, FlowKey
 
 Flows = dict[tuple[int, int], list[tuple["Flow", ...]]]  # (rank, rank) -> the flows of each of its QPs
@@ -74,6 +71,8 @@ class Slowest(RunPart):
     @classmethod
     def of_run(cls, measured: MeasuredRun) -> Slowest | None:
         """From the end of a run; None when no messages were kept, as of iterations with very many."""
+        from heddle.switch.queues.portids import numbered_ports
+
         plan, series, fabric = measured.plan, measured.queues.series, measured.queues.fabric
         flows: Flows = {}
         for qp in plan.qps:
@@ -107,6 +106,9 @@ class Slowest(RunPart):
 
         queues: port -> its row of data in the series, the series, and the bytes of a full frame.
         """
+        from heddle.predict.walk import ports_of
+        from heddle.runs.slowest import longest, port_waits, slowest, stations
+
         found = stations(timeline)
         if not found:
             return None
@@ -137,8 +139,8 @@ class Slowest(RunPart):
             ends = (each.src, nics[each.src], each.dst, nics[each.dst])
             qps.append(SlowQp(*ends, numbers, round(each.share, 4)))
         others = [each.share for each in links if each not in late]
-        median = round(float(np.median(others)), 4) if others else 0.0
-        return cls(ranks, tuple(qps), len(top), len(links), median, longest(waits), limited)
+        middle = round(median(others), 4) if others else 0.0
+        return cls(ranks, tuple(qps), len(top), len(links), middle, longest(waits), limited)
 
     def lines(self) -> list[str]:
         """Two lines of the table's footer, or one."""

@@ -25,7 +25,7 @@ from heddle.views.queuepicture import (
     rates_title,
     shaded,
 )
-from heddle.views.style import DEPTH, DROPPED, FAULT, HELD, INK, MARKED, PAUSED, PAUSES, QUIET
+from heddle.views.style import DEPTH, FAULT, HELD, INK, MARKED, QUIET, SERIES_OF_RUNS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -43,7 +43,6 @@ _UNITS: Final = {
     "pauses": "pause frames",
 }
 _DASH: Final = {"kmin": "dot", "kmax": "dash", "xon": "dot", "xoff": "dash"}
-SERIES_OF_RUNS: Final = (DEPTH, MARKED, HELD, PAUSES, DROPPED, PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
