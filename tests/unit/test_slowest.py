@@ -77,7 +77,7 @@ def test_a_slow_qp_is_named_with_the_port_of_its_path_where_its_packets_waited()
     path = {(2, 3): "rtsw1:eth1 ctsw1:eth2 rtsw2:eth3", (0, 1): "rtsw1:eth9"}
     found = judged(ring({2: 0.95}), queues(rtsw1_eth1=0, ctsw1_eth2=600_000, rtsw2_eth3=20_000, rtsw1_eth9=10**6), path)
     assert [(qp.rank, qp.to_rank, qp.qpns) for qp in found.qps] == [(2, 3, (0x102,))]
-    assert (found.equal, found.connections, found.median) == (1, 4, 0.401)
+    assert (found.equal, found.stations, found.median) == (1, 4, 0.401)
     assert found.waits[0].port == "ctsw1:eth2"
     assert found.waits[0].wait_s == pytest.approx(600_000 * 0.1 / 100_000)  # Little: byte seconds over bytes
     assert found.lines() == [
@@ -93,6 +93,7 @@ def test_two_qps_whose_hashes_collide_are_equal_and_have_one_port() -> None:
     assert [(qp.rank, qp.to_rank) for qp in found.qps] == [(2, 3), (0, 1)]
     assert found.lines()[0].endswith("QP 0x000102 from rank 2 to rank 3, QP 0x000100 from rank 0 to rank 1")
     assert found.lines()[1].startswith("#slowest  : their packets waited longest at rtsw1:eth1 (500 ms on average")
+    assert found.cards()[0][:2] == ("slowest", "2 are equal")
 
 
 def test_a_rank_that_uses_messages_late_is_named_and_not_the_fabric() -> None:
@@ -114,6 +115,11 @@ def test_an_incast_names_the_receiver_and_the_last_port_but_no_sender() -> None:
     assert "waited longest at rtsw1:eth3 (" in second
 
 
+def test_where_messages_are_split_connections_are_counted() -> None:
+    found = replace(judged(ring(), queues(rtsw1_eth3=0), {}), split=True)
+    assert "4 of 4 connections are equal within noise" in found.lines()[0] and not found.waits
+
+
 def test_equal_ports_are_all_named() -> None:
     path = {(2, 3): "rtsw1:eth1 ctsw1:eth2"}
     found = judged(ring({2: 0.95}), queues(rtsw1_eth1=600_000, ctsw1_eth2=590_000), path)
@@ -129,6 +135,7 @@ def test_noise_between_iterations_makes_qps_equal() -> None:
 def test_a_run_that_the_machine_limited_names_nothing() -> None:
     found = judged(ring({2: 0.95}), queues(rtsw1_eth1=0), {}, limited=True)
     assert found.lines() == ["#slowest  : not named: the host CPU was or may have been the bottleneck"]
+    assert not found.cards()
 
 
 def test_overlapping_messages_count_once() -> None:

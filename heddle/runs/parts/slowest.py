@@ -11,7 +11,7 @@ from heddle.base.ethernet import CLASSES
 from heddle.base.tables import some_of
 from heddle.base.units import format_bytes
 from heddle.runs.parts.machine import MachineUse
-from heddle.runs.parts.part import RunPart
+from heddle.runs.parts.part import Card, RunPart
 from heddle.runs.stations import SPLIT, PortWait, Station
 from heddle.wire.layout import DSCP_DATA, LAYOUTS
 
@@ -55,15 +55,16 @@ class Slowest(RunPart):
     """What held a run back. ranks: those that used messages late; else qps: the slowest ones; several are equal within
     noise.
 
-    equal: their number; connections: QPs in all (connections where each message is split). median: the share of the
-    others. waits: the ports on the paths of these QPs, where packets waited longest. limited: the host CPU was or may
+    equal: their number, of `stations` QPs; of connections where each message is split. median: the share of the others.
+    waits: the ports on the paths of these QPs, where packets waited longest. limited: the host CPU was or may
     have been the bottleneck.
     """
 
     ranks: tuple[SlowRank, ...]
     qps: tuple[SlowQp, ...]
     equal: int
-    connections: int
+    stations: int
+    split: bool
     median: float
     waits: tuple[PortWait, ...]
     limited: bool
@@ -140,13 +141,31 @@ class Slowest(RunPart):
             qps.append(SlowQp(*ends, numbers, round(each.share, 4)))
         others = [each.share for each in links if each not in late]
         middle = round(median(others), 4) if others else 0.0
-        return cls(ranks, tuple(qps), len(top), len(links), middle, longest(waits), limited)
+        return cls(
+            ranks,
+            tuple(qps),
+            len(top),
+            len(links),
+            any(each.qp == SPLIT for each in links),
+            middle,
+            longest(waits),
+            limited,
+        )
 
     def lines(self) -> list[str]:
         """Two lines of the table's footer, or one."""
         if self.limited:
             return ["#slowest  : not named: the host CPU was or may have been the bottleneck"]
         return [f"#slowest  : {each}" for each in (self._who(), self._where())]
+
+    def cards(self) -> tuple[Card, ...]:
+        """The same at a glance; none when the host CPU was the bottleneck."""
+        if self.limited:
+            return ()
+        one = self.qps[0]
+        what = f"{self.equal} are equal" if self.equal > 1 else f"rank {one.rank} to rank {one.to_rank}"
+        what = f"rank {self.ranks[0].rank}" if self.ranks else what
+        return (("slowest", what, self._where()),)
 
     def _who(self) -> str:
         one = self.qps[0]
@@ -156,7 +175,7 @@ class Slowest(RunPart):
             return f"{late}: messages had arrived and waited to be used in {self.ranks[0].share:.0%} of the time{by}"
         if self.equal == 1:
             ends = f"rank {one.rank} ({one.nic}), {_qp(one)} to rank {one.to_rank} ({one.to_nic})"
-            others = f", median of the others {self.median:.0%}" if self.connections > 1 else ""
+            others = f", median of the others {self.median:.0%}" if self.stations > 1 else ""
             return f"{ends}: messages under way in {one.share:.0%} of the time{others}"
         to, out = {each.to_nic for each in self.qps}, {each.nic for each in self.qps}
         where = f", all to rank {one.to_rank} ({one.to_nic})" if len(to) == 1 else ""
@@ -164,7 +183,8 @@ class Slowest(RunPart):
         if self.equal <= _NAMED and not where:
             where = ": " + some_of([f"{_qp(each)} from rank {each.rank} to rank {each.to_rank}" for each in self.qps])
         share = f"messages under way in {one.share:.0%} of the time"
-        return f"{self.equal} of {self.connections} QPs are equal within noise, {share}{where}"
+        what = "connections" if self.split else "QPs"
+        return f"{self.equal} of {self.stations} {what} are equal within noise, {share}{where}"
 
     def _where(self) -> str:
         whose = "its" if self.equal == 1 else "their"
