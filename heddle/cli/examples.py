@@ -123,6 +123,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "export": {
         "--json run.json": "write the last run as nccl-tests' JSON, for its analyze_perf_json.py",
+        "3 --perfetto run.json": "write run 0003 over time, for ui.perfetto.dev",
         "3 --csv run.csv -I 1": "write run 0003 as CSV, and print its table with the figures of iterations",
     },
     "report": {

@@ -259,7 +259,17 @@ OUTPUTS: Final[Options] = group(
     },
 )
 
-EXPORT: Final[Options] = {"run": "a run: an ID or number that ./inv runs lists, LAB:ID, or a directory", **OUTPUTS}
+EXPORT: Final[Options] = {
+    "run": "a run: an ID or number that ./inv runs lists, LAB:ID, or a directory",
+    **OUTPUTS,
+    **group(
+        OUTPUT,
+        {
+            "perfetto": Option("write iterations, messages, queues and faults for ui.perfetto.dev", value=_FILE),
+            "otg": Option("write a row for each QP in the columns of Open Traffic Generator", value=_FILE),
+        },
+    ),
+}
 
 # Of `run`, beside the options of a run (traffic/options.py).
 RUN: Final[Options] = {

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from heddle.runs.exports.asked import Asked
     from heddle.runs.stored import StoredRun
 
-FILES: Final = ("json", "csv", "inspector")  # as in runs/exports/
+FILES: Final = ("json", "csv", "inspector")  # of runs/exports/, as `run` writes them
+STORED: Final = (*FILES, "perfetto", "otg")  # as `export` does
 _ON: Final = (0, 1)
 
 
@@ -91,8 +92,7 @@ def _checked(files: Mapping[str, str | None]) -> dict[str, str]:
     from heddle.views.graph import check_target
 
     found: dict[str, str] = {}
-    for name in FILES:
-        typed = files.get(name)
+    for name, typed in files.items():
         if typed is None:
             continue
         check_target(real(typed), typed, f"--{name}")

@@ -11,7 +11,7 @@ from heddle.base.units import format_bytes
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
-from heddle.cli.outputs import FILES, Outputs
+from heddle.cli.outputs import STORED, Outputs
 from heddle.cli.verbs import verb
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _one(names: Sequence[str]) -> str:
     return names[0]
 
 
-@verb(group="Results", help=words.EXPORT, positional=["run"], files_out=FILES)
+@verb(group="Results", help=words.EXPORT, positional=["run"], files_out=STORED)
 def export(
     out: Console,
     run: str | None = None,
@@ -69,6 +69,8 @@ def export(
     json: str | None = None,
     csv: str | None = None,
     inspector: str | None = None,
+    perfetto: str | None = None,
+    otg: str | None = None,
     min_busbw: float | None = None,
     per_iter_timing: int | None = None,
     per_iter_skip: int | None = None,
@@ -82,7 +84,7 @@ def export(
     from heddle.runs.store import open_runs
 
     (found,) = open_runs([run] if run else [], lab)
-    files = {"json": json, "csv": csv, "inspector": inspector}
+    files = {"json": json, "csv": csv, "inspector": inspector, "perfetto": perfetto, "otg": otg}
     result = found.result
     outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, result.options.iters)
     more, table = outputs.write(found), LiveTable(out, outputs)

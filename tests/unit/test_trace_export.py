@@ -14,6 +14,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.fabric.naming import NicNames
 from heddle.runs.exports import otg, perfetto
+from heddle.runs.exports.asked import Asked
 from heddle.runs.measured import FlowRow
 from heddle.runs.parts.faults import FaultSpan, FaultTimes
 from heddle.runs.rates import PacedQp, RateCourse, Rates
@@ -81,7 +82,7 @@ def events_of(content: bytes) -> list[dict[str, Any]]:
 
 
 def test_a_trace_has_iterations_messages_counters_rates_and_faults(kept: StoredRun) -> None:
-    events = events_of(perfetto.written(kept))
+    events = events_of(perfetto.written(kept, Asked()))
     slices = [each for each in events if each["ph"] == "X"]
     assert len(slices) == 12 and slices[0]["name"] == "1 MiB, iteration 1"
     assert all(each["dur"] == pytest.approx(1e6) for each in slices)
@@ -103,17 +104,17 @@ def test_a_trace_has_iterations_messages_counters_rates_and_faults(kept: StoredR
 
 
 def test_a_trace_states_its_time_and_what_is_missing(kept: StoredRun, tmp_path: Path) -> None:
-    about = json.loads(perfetto.written(kept))["otherData"]
+    about = json.loads(perfetto.written(kept, Asked()))["otherData"]
     assert about["k"] == 4000 and "wall time" in about["time"] and about["missing"] == []
     old = keep(tmp_path, 2)
-    assert "timeline.npz is missing" in json.loads(perfetto.written(old))["otherData"]["missing"][0]
+    assert "timeline.npz is missing" in json.loads(perfetto.written(old, Asked()))["otherData"]["missing"][0]
     (old.path / SERIES).unlink()
     with pytest.raises(InputError, match=r"series\.npz is missing"):
-        perfetto.written(StoredRun(old.id, old.lab, old.path))
+        perfetto.written(StoredRun(old.id, old.lab, old.path), Asked())
 
 
 def test_rows_of_otg_have_its_names_and_types_and_no_invented_value(kept: StoredRun) -> None:
-    data = json.loads(otg.written(kept))
+    data = json.loads(otg.written(kept, Asked()))
     rows = data[data["choice"]]
     assert len(rows) == 2
     for row in rows:

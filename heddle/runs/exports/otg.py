@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from heddle.fabric.naming import NicNames
+from heddle.runs.exports.asked import Asked
 from heddle.runs.measured import FlowRow
 from heddle.runs.stored import StoredRun
 
@@ -24,7 +25,7 @@ _COUNTERS: Final[Mapping[str, str]] = {  # column of OTG -> counter of a transpo
 }
 
 
-def written(run: StoredRun) -> bytes:
+def written(run: StoredRun, _asked: Asked) -> bytes:
     """The rows as JSON. InputError for a run without evidence."""
     built = run.fabric.value
     rows = [*otg_rows(run.flows, NicNames() if built is None else NicNames.of(built))]

@@ -16,6 +16,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.units import format_size
 from heddle.base.version import VERSION
+from heddle.runs.exports.asked import Asked
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.rates import Rates
 from heddle.runs.series import Recorded
@@ -30,7 +31,7 @@ _GROUPS: Final = {RANKS: "ranks", MESSAGES: "messages", PORTS: "queues of ports"
 _BUCKETS: Final = 2000  # of a counter
 
 
-def written(run: StoredRun) -> bytes:
+def written(run: StoredRun, _asked: Asked) -> bytes:
     """The trace. InputError for a run that recorded nothing over time."""
     header = run.record.header
     timeline, recorded, rates = run.timeline, run.recorded, run.rates
