@@ -22,8 +22,9 @@ from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
+from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
 from heddle.traffic.collectives import patterns
-from heddle.traffic.matrixrows import NAMED, is_matrix_file, slice_of
+from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 FLAG: Final = "--workload"
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
-_RUNS: Final = ("collective", "algorithm", "matrix")  # what a job runs: from the job, or all from beside `jobs`
+# What a job runs: from the job, or all from beside `jobs`.
+_RUNS: Final = ("collective", "algorithm", "matrix", "steps")
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
@@ -40,8 +42,6 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 # Keys whose value may be a file, whose name is relative to that of the workload.
 _FILES: Final[Mapping[str, Callable[[str], bool]]] = {"matrix": is_matrix_file, "placement": is_rank_file}
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
-_MOST_RANKS: Final = 1 << 20
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
 
@@ -106,7 +106,7 @@ class _Reader:
     def __init__(self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems) -> None:
         self._document, self._typed, self._file, self._problems = document, typed, file, problems
         self._fields = {each.word: each for each in (*option_fields(), *options_of(_When))}
-        self._legal = [*self._fields]
+        self._legal = [*self._fields, "steps", "scale"]
         self.shares = self._flag("share_nics")
 
     def _flag(self, key: str) -> bool:
@@ -138,7 +138,7 @@ class _Reader:
             return
         for name, keys in jobs.items():
             trail = ("jobs", name)
-            if not _NAME.fullmatch(name):
+            if not NAME.fullmatch(name):
                 self._wrong(trail, "is not a name of a job", "use up to 24 letters, digits, - and _")
             elif not isinstance(keys, dict):
                 self._wrong(trail, "is not a group of keys", "write its keys below it, as collective: all-reduce")
@@ -166,9 +166,11 @@ class _Reader:
             if key in self._legal:
                 values[key], places[key] = value, (FLAG, key)
         keys = Keys(name, self._document.where(trail), places)
-        if not values.keys() & {"collective", "matrix"}:
+        above = (*trail, "steps") if "steps" in own else ("steps",)
+        steps = steps_of(self._document, above, keys, values, self._problems, self._beside)
+        if not steps and not values.keys() & {"collective", "matrix"}:
             what = f"job {name}" if name else "the workload"
-            hint = "write collective: all-reduce, or matrix: all-to-all"
+            hint = "write collective: all-reduce, matrix: all-to-all, or steps"
             if len(self._problems.found) == before:  # a key may be misspelt
                 self._problems.add(
                     where=keys.where, what=what, why="names neither a collective nor a matrix", hint=hint
@@ -185,7 +187,11 @@ class _Reader:
             wrong.found += error.problems
         self._problems.found += map(keys.located, wrong.found)
         if len(self._problems.found) == before:
-            yield Job(name, options, slots, when.start_s, when.after, when.repeat, keys)
+            yield Job(name, with_steps(options, steps), slots, when.start_s, when.after, when.repeat, keys)
+
+    def _beside(self, matrix: str) -> str:
+        """The path of a matrix of this file."""
+        return _beside(self._file, matrix) if self._file else matrix
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
         """A matrix is a collective; its file, and that of ranks, is beside that of the workload.
@@ -207,7 +213,7 @@ class _Reader:
             if size and "size" in plain:
                 why = "is already in the file of the matrix"
                 found.append(keys.problem("size", plain["size"], why, "remove it"))
-            plain["matrix"] = _beside(self._file, matrix) if self._file else matrix
+            plain["matrix"] = self._beside(matrix)
 
     def _plain(self, keys: Keys, key: str, value: Any) -> Any:
         """A value of YAML as users type it; None, and an error, for one that has no text."""
@@ -233,17 +239,12 @@ class _Reader:
         if not (isinstance(value, list) or (isinstance(value, str) and ":" in value)):
             return None
         del values["ranks"]
-        found: list[int] = []
-        for each in value if isinstance(value, list) else value.split(","):
-            text = str(each).strip()
-            if text.isdecimal() and text.isascii() and len(text) < 8:
-                found.append(int(text))
-            elif (part := slice_of(text, _MOST_RANKS)) is not None:
-                found += part
-            else:
-                hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
-                self._problems.found.append(keys.problem("ranks", text, "names no NICs", hint))
-                return None
+        try:
+            found = numbers_of(value)
+        except ValueError as error:
+            hint = "write a number, 0:16:2 (from, to, step) or [0, 2, 4]; NICs are numbered from 0"
+            self._problems.found.append(keys.problem("ranks", str(error), "names no NICs", hint))
+            return None
         if not self.shares and len({*found}) < len(found):
             again = next(slot for slot, many in Counter(found).items() if many > 1)
             why = f"names NIC {again} twice, but a NIC has one rank"
@@ -316,7 +317,9 @@ def files_of(typed: str | None) -> list[str]:
     file = typed or ""
     try:
         data = yaml.safe_load(read_regular(real(file), MAX_BYTES))
-        named = [each for group in (data, *(data.get("jobs") or {}).values()) for each in typed_files(group)]
+        jobs = [data, *(data.get("jobs") or {}).values()]
+        groups = [group for job in jobs for group in (job, *(job.get("steps") or ()))]
+        named = [each for group in groups for each in typed_files(group)]
     except Exception:  # load_workload reports the error
         return [file]
     return [file, *dict.fromkeys(_beside(file, name) for name in named)]

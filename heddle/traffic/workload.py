@@ -93,7 +93,9 @@ class Job:
 
     @property
     def runs(self) -> tuple[str, str]:
-        """What it runs, as key and value: `collective`, `all-reduce`; or `matrix`, `shift:4`."""
+        """What it runs, as key and value: `collective`, `all-reduce`; or `matrix`, `shift:4`; or `steps`."""
+        if self.options.steps:
+            return "steps", ""
         matrix = dict(self.options.parameters).get("matrix")
         return ("collective", self.options.collective) if matrix is None else ("matrix", str(matrix))
 

@@ -14,6 +14,7 @@ from heddle.offline.result import ModeResult, Prediction
 from heddle.offline.wires import Wires
 from heddle.traffic.matrixrows import names_bytes
 from heddle.traffic.options import TRANSPORT
+from heddle.traffic.sequence import PartSequence
 from heddle.views.style import WIDTH
 
 _LINKS = 8  # rows in the table of the busiest links
@@ -52,6 +53,10 @@ def _head(result: Prediction) -> Iterator[str]:
     else:
         yield from _wrapped(_job(result.jobs[0]))
     yield from dict.fromkeys(job.split for job in result.jobs if job.split)
+    for job in result.jobs:
+        pattern = job.job.options.pattern
+        for line in pattern.lines() if isinstance(pattern, PartSequence) else ():
+            yield from _wrapped(f"{job.job.name} step: ".lstrip() + line)
     if result.trouble:
         words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
         words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []
@@ -72,8 +77,10 @@ def _job(traffic: Traffic) -> str:
     """What a job runs, on how many ranks, with how many flows."""
     job, options = traffic.job, traffic.job.options
     what = " ".join(job.runs) if job.runs[0] == "matrix" else f"{options.algorithm} {options.collective}"
+    what = "its steps" if options.steps else what
     what += "" if options.transport == TRANSPORT else f" over {options.transport}"
     size = "" if names_bytes(what) else f" of {format_size(max(options.sizes))}"
+    size += " at the busiest rank" * bool(options.steps)
     size += f", the largest of {len(options.sizes)} sizes" if len(options.sizes) > 1 else ""
     count = traffic.connections
     some, qps = ("" if number == 1 else "s" for number in (len(count), count.qps))
