@@ -143,7 +143,7 @@ class _StepsReader:
     def _step(self, number: int, step: Any) -> dict[str, Any]:
         """One step as plain data."""
         trail = (*self._trail, number)
-        found: dict[str, Any] = {"name": ""}
+        found: dict[str, Any] = {"name": "", "through": True}
         if not isinstance(step, dict) or not step:
             self._wrong(trail, "is empty" if not step else "is not a group of keys", _EXAMPLE)
             step = {}

@@ -22,6 +22,7 @@ from heddle.traffic.flow import Sent
 
 if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
+    from heddle.endpoints.ranks import SizeResult
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
@@ -60,7 +61,7 @@ class FlowRow:
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
-    its paths; None where no verdict is possible.
+    its paths; None where no verdict is possible. results: of each size and repetition, what each rank measured.
     """
 
     plan: Plan
@@ -74,6 +75,7 @@ class MeasuredRun:
     queues: QueueRecord
     faults: FaultClock
     proof: PathsResult | None = None
+    results: Sequence[Sequence[Mapping[int, SizeResult]]] = ()
 
     @cached_property
     def timeline(self) -> Timeline:

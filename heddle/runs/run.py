@@ -129,6 +129,10 @@ class _Running:
         self, lab: Lab, name: str, jobs: Sequence[PlannedJob], writers: Sequence[RunWriter], clock: FaultClock
     ) -> None:
         self._lab, self._name, self._jobs, self._writers, self._clock = lab, name, jobs, writers, clock
+        # Of each job, by size: the results of all repetitions.
+        self._results: dict[str, list[list[Results]]] = {
+            each.job.name: [[] for _ in each.plan.options.sizes] for each in jobs
+        }
 
     def run(
         self, netns: Mapping[str, Path], workers: Sequence[int], observer: Observer, table: TableListener | None
@@ -162,7 +166,7 @@ class _Running:
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
                 each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
-                ended_ns, record, clock,
+                ended_ns, record, clock, self._results[each.job.name],
             )  # fmt: skip
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())
@@ -190,6 +194,7 @@ class _Running:
         writer_of = {each.job.name: writer for each, writer in zip(self._jobs, self._writers, strict=True)}
 
         def measured(crew: Crew, number: int, results: Results) -> None:
+            self._results[crew.job.name][number].append(results)
             row = _row(crew.plan, crew.plan.options.sizes[number], results)
             writer_of[crew.job.name].add(number, row)
             if table is not None:

@@ -31,7 +31,8 @@ def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> R
     dtype: DType = dict(options.parameters).get("dtype", "float32")  # type: ignore[assignment]
     problems: list[Problem] = []
     parts: list[Part] = []
-    of_step: list[dict[int, set[int]]] = []  # by step: the parts of a rank, or those that it must wait for instead
+    # By step: the part of a rank. Where a step of a file has none, the parts for which the step waits (`through`).
+    of_step: list[dict[int, set[int]]] = []
     for number, step in enumerate(data["steps"]):
         before: dict[int, set[int]] = {}
         for each in step.get("after", ()):
@@ -47,7 +48,7 @@ def bound_steps(options: RunOptions, endpoints: Sequence[Endpoint], k: int) -> R
         for part in made:
             own |= {rank: {len(parts)} for rank in part.ranks}
             parts.append(replace(part, after=tuple(sorted(_union(before.get(rank, ()) for rank in part.ranks)))))
-        of_step.append(before | own)
+        of_step.append(before | own if step.get("through") else own)
     if not problems and not any(part.pattern is not None for part in parts):
         problems.append(Problem("", STEPS, "have no collective, so no rank sends anything", "add a step that sends"))
     if problems:

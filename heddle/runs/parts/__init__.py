@@ -17,6 +17,7 @@ from heddle.runs.files import reason_of, typed
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
 from heddle.runs.parts.faults import FaultTimes
+from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.part import RunPart, TimeSpan
 from heddle.runs.parts.queues import QueueUse
@@ -29,6 +30,7 @@ P = TypeVar("P", bound=RunPart)
 
 # By the name that each has in records and documents, in the order of the table.
 PARTS: Final[dict[str, type[RunPart]]] = {
+    "ideal": IdealUse,
     "queues": QueueUse,
     "congestion": CongestionUse,
     "admission": AdmissionUse,

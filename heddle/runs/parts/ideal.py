@@ -1,0 +1,138 @@
+"""The ideal of a run: how much longer an iteration took than on NICs alone, and what computations do not hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from heddle.base.tables import Table
+from heddle.runs.parts.part import Card, Figure, RunPart
+
+if TYPE_CHECKING:
+    from heddle.runs.measured import MeasuredRun
+
+_RATIO: Final = "job completion ratio"
+_EXPOSED: Final = "exposed communication"
+
+
+@dataclass(frozen=True, slots=True)
+class IdealSize:
+    """One size: microseconds of an iteration, measured and ideal, and their ratio."""
+
+    size: int
+    time_us: float
+    ideal_us: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedTime:
+    """One rank of the largest size: microseconds of an iteration, and of its computations.
+
+    exposed_us: the rest, in which the rank only communicates or waits. share: of the iteration.
+    """
+
+    rank: int
+    time_us: float
+    computing_us: float
+    exposed_us: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class IdealUse(RunPart):
+    """The sizes of a run against their ideal (offline/ideal.py), and the exposed communication of ranks that compute.
+
+    ranks: empty if no rank computes.
+    """
+
+    sizes: tuple[IdealSize, ...]
+    ranks: tuple[ExposedTime, ...] = ()
+
+    @classmethod
+    def of_run(cls, measured: MeasuredRun) -> Self | None:
+        """From what each rank measured; None if that is not known, or there are too many messages for the ideal."""
+        from heddle.offline.ideal import ideal_seconds
+
+        plan, sizes = measured.plan, []
+        for size, results in zip(plan.options.sizes, measured.results, strict=False):
+            times = [seconds for each in results for rank in each.values() for seconds in rank.iterations]
+            ideal_s = ideal_seconds(plan, size) if times else None
+            if ideal_s:
+                time_s = sum(times) / len(times)
+                sizes.append(IdealSize(size, 1e6 * time_s, 1e6 * ideal_s, time_s / ideal_s))
+        if not sizes:
+            return None
+        return cls(tuple(sizes), tuple(_exposed(measured)))
+
+    @property
+    def largest(self) -> IdealSize:
+        """That of the largest size."""
+        return max(self.sizes, key=lambda each: each.size)
+
+    @property
+    def share(self) -> float:
+        """The mean share of exposed communication over ranks."""
+        return sum(each.share for each in self.ranks) / max(1, len(self.ranks))
+
+    def to_json(self) -> dict[str, Any]:
+        """`ideal` of the run's document."""
+        share = self.share if self.ranks else None
+        return {**asdict(self), "completion_ratio": self.largest.ratio, "exposed_share": share}
+
+    def lines(self) -> list[str]:
+        """The ratio at the largest size; the exposed communication."""
+        size = self.largest
+        ideal = f"{_ms(size.time_us)} an iteration, {_ms(size.ideal_us)} on NICs alone"
+        lines = [f"#ideal    : {_RATIO} {size.ratio:.2f}: {ideal}"]
+        if self.ranks:
+            most, many = max(self.ranks, key=lambda each: each.exposed_us), len(self.ranks)
+            mean = sum(each.exposed_us for each in self.ranks) / many
+            worst = f"most at rank {most.rank}, {_ms(most.exposed_us)}"
+            lines.append(f"#exposed  : {_ms(mean)} an iteration without computation, {self.share:.0%} of it; {worst}")
+        return lines
+
+    def figures(self) -> Sequence[Figure]:
+        """Both."""
+        ratio = Figure(_RATIO, "measured / ideal", self.largest.ratio)
+        return (ratio, Figure(_EXPOSED, "share", self.share)) if self.ranks else (ratio,)
+
+    def cards(self) -> Sequence[Card]:
+        """Both."""
+        ratio = (_RATIO, f"{self.largest.ratio:.2f}", f"{_ms(self.largest.ideal_us)} an iteration on NICs alone")
+        exposed = (_EXPOSED, f"{self.share:.0%}", "of an iteration, mean over ranks")
+        return (ratio, exposed) if self.ranks else (ratio,)
+
+    def table(self) -> Table:
+        """Sizes, or ranks if they compute."""
+        if not self.ranks:
+            sizes = [(f"{s.size:,}", _ms(s.time_us), _ms(s.ideal_us), f"{s.ratio:.2f}") for s in self.sizes]
+            note = "ideal: the same schedule on NICs alone, without queues, losses and acknowledgements"
+            return Table("Against the ideal", (">size (B)", ">iteration", ">ideal", ">ratio"), tuple(sizes), note)
+        rows = [
+            (str(r.rank), _ms(r.time_us), _ms(r.computing_us), _ms(r.exposed_us), f"{r.share:.0%}") for r in self.ranks
+        ]
+        columns = (">rank", ">iteration", ">computing", ">exposed", ">share")
+        note = f"exposed: the rank does not compute. {_RATIO} {self.largest.ratio:.2f} against NICs alone"
+        return Table("Exposed communication", columns, tuple(rows), note)
+
+
+def _exposed(measured: MeasuredRun) -> list[ExposedTime]:
+    """By rank, at the largest size."""
+    plan = measured.plan
+    computing = [1e6 * plan.pattern.computing(rank) for rank in range(len(plan.endpoints))]
+    if not any(computing):
+        return []
+    at = plan.options.sizes.index(max(plan.options.sizes))
+    found = []
+    for rank, each in enumerate(computing):
+        times = [1e6 * s for results in measured.results[at] for s in results[rank].iterations]
+        time_us = sum(times) / len(times)
+        exposed = max(0.0, time_us - each)
+        found.append(ExposedTime(rank, time_us, each, exposed, exposed / time_us if time_us else 0.0))
+    return found
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
