@@ -22,7 +22,7 @@ from heddle.traffic.flow import Sent
 
 if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
-    from heddle.endpoints.ranks import SizeResult
+    from heddle.endpoints.journal import SizeResult
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget

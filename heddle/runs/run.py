@@ -166,7 +166,7 @@ class _Running:
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
                 each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
-                ended_ns, record, clock, self._results[each.job.name],
+                ended_ns, record, clock, results=self._results[each.job.name],
             )  # fmt: skip
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heddle.endpoints.ranks import SizeResult
+from heddle.endpoints.journal import SizeResult
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.offline.ideal import ideal_seconds
