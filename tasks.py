@@ -20,6 +20,7 @@ from heddle.cli.exec_verb import exec_
 from heddle.cli.fabric_verbs import validate, down, render
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
+from heddle.cli.tuner_verb import tuner
 from heddle.cli.exec_verb import launch
 from heddle.cli.fault_verb import fault
 from heddle.cli.capture_verb import capture

@@ -103,6 +103,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "all_reduce -b 64K -e 4M -f 2": "what all_reduce_perf prints, on the running lab",
         "alltoall_perf -b 1M -e 1M -n 10 -J out.json": "the same with JSON",
     },
+    "tuner": {
+        "all-reduce --size 64K:1M:x4 --qps 1,4": "rings against trees, with 1 and 4 QPs: four runs",
+        "--csv measured.csv --fabric tiny": "also write the measurements; preset tiny is there for these runs only",
+    },
     "fault": {
         "down rtsw1:eth1": "take a link down, and wait until all routes avoid it",
         "undrain ctsw1": "let traffic use a switch again that was drained",

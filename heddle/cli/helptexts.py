@@ -318,3 +318,25 @@ PERF: Final[Options] = {
     ),
     **{name: option for name, option in RUN.items() if name not in ("workload", "interference")},
 }
+
+TUNER: Final[Options] = {
+    "collective": Option("what to measure", "heddle.runs.tuning:COLLECTIVES", listed="one of", group="What runs"),
+    **group(
+        "What is varied",
+        {
+            "algorithm": Option(
+                "ring, tree, as NCCL calls them (default: all that NCCL has); commas", ("ring", "tree")
+            ),
+            "channels": "numbers of channels, with commas (default: channels are not varied)",
+            "qps": "numbers of queue pairs per connection, with commas (default: 1,4)",
+        },
+    ),
+    **{name: RUN[name] for name in ("lab", "fabric", "runtime", "set")},
+    **group(
+        OUTPUT,
+        {
+            "conf": Option("the tuner file to write", value=_FILE),
+            "csv": Option("write the measurements, for the plugin's optimize_config.py", value=_FILE),
+        },
+    ),
+}

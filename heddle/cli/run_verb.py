@@ -146,7 +146,8 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return [*([typed["fabric"]] if typed["fabric"] else []), *typed_files(typed), *files_of(typed.get("workload"))]
 
 
-def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
+def packages_of(typed: Mapping[str, Any]) -> Sequence[str]:
+    """Those of the runtime; a running lab may be one of containers."""
     return packages.for_runtime((typed["runtime"] or "netns") if typed["fabric"] else "containerlab")
 
 
@@ -154,7 +155,7 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
     group="Traffic",
     help=helptexts.RUN,
     options="heddle.endpoints.runoptions:option_fields",
-    packages=_packages,
+    packages=packages_of,
     root=True,
     files_in=files_in,
     files_out=FILES,
@@ -211,7 +212,7 @@ def options_of_perf() -> list[OptionField]:
     group="Traffic",
     help=helptexts.PERF,
     options="heddle.cli.run_verb:options_of_perf",
-    packages=_packages,
+    packages=packages_of,
     root=True,
     files_in=files_in,
     files_out=FILES,

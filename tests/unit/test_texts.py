@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 import tasks
-from heddle.cli import capture_live, nccltests
+from heddle.cli import capture_live, nccltests, tuner_verb
 from heddle.cli.argv import parse
 from heddle.cli.endings import EXIT_CODES
 from heddle.cli.program import commands_in, help_rows
@@ -114,6 +114,8 @@ _OF_RUN: Final = {
 }
 WRITTEN: Final = {
     **{(verb, flag): value for verb in nccltests.VERBS for flag, value in _OF_RUN.items()},
+    ("tuner", "--window"): _OF_RUN["--window"],
+    ("tuner", "--qps"): tuner_verb._QPS,
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
     ("bench", "--runs"): f"{order.RUNS}",

@@ -1,0 +1,220 @@
+"""The best algorithm, channels and QPs for each size of a collective on one fabric, for NCCL's example tuner plugin.
+
+In:  finished runs of one collective that differ in these settings. Out: choices with their margin and whether noise
+explains it; `nccl_tuner.conf`; the CSV of measurements that the plugin's scripts/optimize_config.py reads
+(NVIDIA/nccl, plugins/tuner/example).
+Only algorithms of NCCL are measured: an all-reduce by rings and trees, all else by rings. A chain through all ranks is
+NCCL's ring of a broadcast and a reduce. Protocols are not modelled; a line needs one, and the plugin takes any other
+word for `simple`. A line has no QPs: it is NCCL_IB_QPS_PER_CONNECTION of the whole job, so one number is chosen.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import log
+from statistics import fmean
+from typing import Any, Final
+
+from heddle.base.units import emulated_words
+from heddle.runs.compare import Verdict, judged
+from heddle.runs.results import RunResult
+from heddle.runs.runtable import SizeRow
+
+COLLECTIVES: Final[Mapping[str, str]] = {
+    "all-reduce": "allreduce", "all-gather": "allgather", "reduce-scatter": "reducescatter",
+    "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+# Heddle's algorithms -> NCCL's (src/graph/tuning.cc: a broadcast and a reduce have only rings there).
+ALGORITHMS: Final[Mapping[str, Mapping[str, str]]] = {
+    "all-reduce": {"ring": "ring", "tree": "tree"},
+    "all-gather": {"ring": "ring"},
+    "reduce-scatter": {"ring": "ring"},
+    "broadcast": {"chain": "ring"},
+    "reduce": {"chain": "ring"},
+}
+ANY: Final = -1  # channels that were not varied, and what a line matches always
+_PROTOCOL: Final = "simple"
+_CSV: Final = (
+    "collective", "size_bytes", "algorithm", "protocol", "channels", "nodes", "ranks", "pipeOps", "regBuff",
+    "bandwidth_gbps", "latency_us",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TunerSetting:
+    """What is varied. algorithm: NCCL's word."""
+
+    algorithm: str
+    channels: int
+    qps: int
+
+    @property
+    def text(self) -> str:
+        """`tree, 2 channels, 4 QPs`."""
+        channels = "" if self.channels == ANY else f", {self.channels} channel{'' if self.channels == 1 else 's'}"
+        return f"{self.algorithm}{channels}, {self.qps} QP{'' if self.qps == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True)
+class TunerPoint:
+    """One setting at one size. doubt: why its time may be that of the machine."""
+
+    setting: TunerSetting
+    row: SizeRow
+    doubt: str
+
+
+@dataclass(frozen=True, slots=True)
+class TunerChoice:
+    """The fastest setting of a size, and the next one. margin: how much longer that takes, as a share."""
+
+    size: int
+    best: TunerPoint
+    second: TunerPoint | None
+    verdict: Verdict
+    why: str
+
+    @property
+    def margin(self) -> float | None:
+        """The share; None with one setting."""
+        return None if self.second is None else self.second.row.time_us / self.best.row.time_us - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """All measurements of one collective. nodes: hosts of a communicator; ranks: of it."""
+
+    collective: str
+    lab: str
+    fabric: str
+    hashing: str
+    k: int
+    nodes: int
+    ranks: int
+    points: tuple[TunerPoint, ...]
+
+    @classmethod
+    def of(cls, results: Mapping[TunerSetting, RunResult]) -> Tuning:
+        """From the runs of all settings."""
+        first = next(iter(results.values()))
+        members = first.communicators[0] if first.communicators else tuple(range(len(first.ranks)))
+        nodes = len({first.ranks[rank].host for rank in members})
+        points = [
+            TunerPoint(setting, row, _doubt(result, row.size))
+            for setting, result in results.items()
+            for row in result.rows
+        ]
+        return cls(
+            first.options.collective, first.lab, first.fabric, first.ecmp, first.k, nodes, len(members), tuple(points)
+        )
+
+    @property
+    def qps(self) -> int:
+        """The number of QPs with the smallest geometric mean of the best times of all sizes."""
+
+        def cost(qps: int) -> tuple[float, int]:
+            best = [min(each.row.time_us for each in group if each.setting.qps == qps) for group in self._sizes()]
+            return round(fmean(map(log, best)), 9), qps
+
+        return min(sorted({each.setting.qps for each in self.points}), key=cost)
+
+    def _sizes(self) -> list[list[TunerPoint]]:
+        """The points of each size, the fastest first."""
+        sizes = sorted({each.row.size for each in self.points})
+        by_time = sorted(self.points, key=lambda each: each.row.time_us)
+        return [[each for each in by_time if each.row.size == size] for size in sizes]
+
+    def best(self) -> list[TunerChoice]:
+        """The best setting of each size over all that was varied."""
+        return [_choice(group) for group in self._sizes()]
+
+    def lines(self) -> list[TunerChoice]:
+        """The best algorithm and channels of each size with the chosen number of QPs."""
+        return [_choice([each for each in group if each.setting.qps == self.qps]) for group in self._sizes()]
+
+    def conf(self) -> str:
+        """`nccl_tuner.conf`."""
+        return "\n".join([*self._head(), *self._ranges()]) + "\n"
+
+    def _head(self) -> Iterator[str]:
+        varied = [sorted({str(getattr(each.setting, name)) for each in self.points}) for name in ("algorithm", "qps")]
+        channels = sorted({each.setting.channels for each in self.points})
+        named = "the default" if channels == [ANY] else ", ".join(map(str, channels))
+        yield "# Tuner file for NCCL's example plugin, measured by Heddle on an emulated fabric, not on hardware."
+        yield f"# Fabric {self.fabric}, hashing {self.hashing}: {self.nodes} nodes, {self.ranks} ranks."
+        yield f"# k = {self.k}: {emulated_words(self.k)}."
+        algorithms, qps = (", ".join(each) for each in varied)
+        yield f"# Measured: {COLLECTIVES[self.collective]}; {algorithms}; channels: {named}; QPs: {qps}."
+        yield f"# These lines are for NCCL_IB_QPS_PER_CONNECTION={self.qps}."
+        yield "# Protocols are not modelled. A line needs one, so each has simple."
+        yield "# A line ends halfway to the next measured size. A size without a line: no difference beyond noise."
+        yield "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
+
+    def _ranges(self) -> list[str]:
+        """A line for each range of sizes with the same choice."""
+        choices = self.lines()
+        ends = [*((low.size + high.size) // 2 for low, high in pairwise(choices)), choices[-1].size]
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        found: list[tuple[int, int, TunerSetting | None]] = []
+        for choice, low, high in zip(choices, begins, ends, strict=True):
+            setting = choice.best.setting if choice.verdict == "differs" else None
+            if found and found[-1][2] == setting:
+                found[-1] = (found[-1][0], high, setting)
+            else:
+                found.append((low, high, setting))
+        about = f"{self.nodes},{self.ranks},{ANY},{ANY}"
+        name = COLLECTIVES[self.collective]
+        return [
+            f"{name},{low},{high},{each.algorithm},{_PROTOCOL},{each.channels},{about}"
+            for low, high, each in found
+            if each is not None
+        ]
+
+    def csv(self) -> str:
+        """The measurements with the chosen number of QPs: the script takes the best row, and a line has no QPs."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(_CSV)
+        for each in (point for group in self._sizes() for point in group if point.setting.qps == self.qps):
+            row, setting = each.row, each.setting
+            table.writerow([
+                COLLECTIVES[self.collective], row.size, setting.algorithm, _PROTOCOL, setting.channels, self.nodes,
+                self.ranks, ANY, ANY, f"{row.busbw:.6g}", round(row.time_us, 3),
+            ])  # fmt: skip
+        return text.getvalue()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of the verb, without the names of files."""
+        return {
+            "collective": self.collective, "lab": self.lab, "fabric": self.fabric, "hashing": self.hashing,
+            "nodes": self.nodes, "ranks": self.ranks, "qps": self.qps,
+            "measured": [
+                {**asdict(each.setting), "size": each.row.size, "time_us": each.row.time_us, "busbw": each.row.busbw,
+                 "doubt": each.doubt}
+                for each in self.points
+            ],
+            "best": [
+                {"size": each.size, **asdict(each.best.setting), "margin": each.margin, "verdict": each.verdict,
+                 "why": each.why}
+                for each in self.best()
+            ],
+            "emulated": {"k": self.k, "means": emulated_words(self.k)},
+        }  # fmt: skip
+
+
+def _doubt(result: RunResult, size: int) -> str:
+    causes = [cause for cause in result.doubts if cause.size in (None, size)]
+    return "the host CPU was or may have been the bottleneck" if causes else ""
+
+
+def _choice(group: Sequence[TunerPoint]) -> TunerChoice:
+    """The first of some points, in order of time, against the second."""
+    best, second = group[0], group[1] if len(group) > 1 else None
+    if second is None:
+        return TunerChoice(best.row.size, best, None, "unknown", "only one setting was measured")
+    verdict, why = judged(best.row, second.row, doubt=best.doubt or second.doubt)
+    return TunerChoice(best.row.size, best, second, verdict, why.removesuffix(": repeat A or B"))

@@ -1,0 +1,112 @@
+"""NCCL's tuner file and its measurements: what is chosen, what noise explains, and what the plugin can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.cli.tuner_verb import _wanted
+from heddle.host.saturation import Cause
+from heddle.runs.parts.machine import MachineUse
+from heddle.runs.results import RunResult
+from heddle.runs.runtable import size_row
+from heddle.runs.tuning import ANY, TunerSetting, Tuning
+from heddle.views.tunertext import tuning_text
+from tests.unit import run_samples as samples
+from tests.unit.run_samples import having
+
+SIZES = (1 << 16, 1 << 18, 1 << 20)
+RING, TREE = (TunerSetting(each, ANY, 1) for each in ("ring", "tree"))
+RING_4, TREE_4 = (replace(each, qps=4) for each in (RING, TREE))
+
+
+def measured(times_ms: Mapping[TunerSetting, tuple[float, float, float]], machine: MachineUse | None = None) -> Tuning:
+    """Runs with a time for each size, in which iterations differ by 0.2 %."""
+
+    def run(times: tuple[float, float, float]) -> RunResult:
+        rows = [
+            size_row(size, 3, 1.5, [3 * ms / 1e3] * 4, 0, [[ms / 1e3 * (1 + each / 1000) for each in (-1, 0, 1)]] * 4)
+            for size, ms in zip(SIZES, times, strict=True)
+        ]
+        return having(replace(samples.result(), rows=tuple(rows)), machine=machine)
+
+    return Tuning.of({setting: run(times) for setting, times in times_ms.items()})
+
+
+def as_the_plugin_reads(conf: str) -> list[list[str]]:
+    """Lines of fields, by the rules of plugin.c: 8 to 10 fields, at most 255 letters a line, # at the beginning."""
+    assert max(map(len, conf.splitlines())) < 255
+    found = [line.split(",") for line in conf.splitlines() if line and not line.startswith("#")]
+    assert {len(each) for each in found} <= {8, 9, 10}
+    return found
+
+
+def test_each_size_gets_its_best_algorithm_and_ranges_meet_halfway() -> None:
+    found = measured({RING: (20, 40, 100), TREE: (10, 30, 150)})
+    assert as_the_plugin_reads(found.conf()) == [
+        ["allreduce", "0", "655360", "tree", "simple", "-1", "4", "4", "-1", "-1"],
+        ["allreduce", "655361", "1048576", "ring", "simple", "-1", "4", "4", "-1", "-1"],
+    ]
+    assert [(each.best.setting.algorithm, each.verdict) for each in found.best()] == [
+        ("tree", "differs"), ("tree", "differs"), ("ring", "differs"),
+    ]  # fmt: skip
+    assert [round(each.margin or 0, 3) for each in found.best()] == [1.0, 0.333, 0.5]
+    assert "k = 4000" in found.conf() and "not on hardware" in found.conf() and "Fabric tiny" in found.conf()
+
+
+def test_a_size_where_noise_explains_the_difference_gets_no_line() -> None:
+    found = measured({RING: (20, 40, 100), TREE: (10, 40.5, 150)})
+    assert [each[1:4] for each in as_the_plugin_reads(found.conf())] == [
+        ["0", "163840", "tree"], ["655361", "1048576", "ring"],
+    ]  # fmt: skip
+    assert "no difference beyond noise" in tuning_text(found)
+
+
+def test_the_file_is_for_one_number_of_qps_and_so_are_its_measurements() -> None:
+    found = measured({RING: (20, 40, 90), TREE: (10, 30, 150), RING_4: (20, 40, 50), TREE_4: (12, 33, 60)})
+    assert (found.qps, found.best()[0].best.setting) == (4, TREE)
+    assert "NCCL_IB_QPS_PER_CONNECTION=4" in found.conf() and "NCCL_IB_QPS_PER_CONNECTION=4" in tuning_text(found)
+    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    # The columns that optimize_config.py takes from each row, and what it finds in them.
+    assert {"collective", "algorithm", "protocol", "pipeOps", "regBuff"} <= rows[0].keys()
+    numbers = ("size_bytes", "channels", "nodes", "ranks", "bandwidth_gbps", "latency_us")
+    assert [float(rows[0][each]) for each in numbers] == [65536, -1, 4, 4, 0.008192, 12000]
+    best = {row["size_bytes"]: row["algorithm"] for row in sorted(rows, key=lambda row: -float(row["latency_us"]))}
+    assert best == {"65536": "tree", "262144": "tree", "1048576": "ring"} and len(rows) == 6
+
+
+def test_what_the_host_may_have_limited_is_not_chosen() -> None:
+    use = MachineUse(0.9, 0.9, 0, 0, 0, 1, 1, unreliable=(Cause("processor", SIZES[2], None, sure=True, text="busy"),))
+    found = measured({RING: (20, 40, 100), TREE: (10, 30, 150)}, use)
+    assert [each[1:4] for each in as_the_plugin_reads(found.conf())] == [["0", "655360", "tree"]]
+    assert "not known at 1 MiB: the host CPU was or may have been the bottleneck" in tuning_text(found)
+
+
+def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
+    found = _wanted("broadcast", (), (), ("1,4", "16"), {"iters": 3})
+    assert [(each.text, options.algorithm, options.qps, options.iters) for each, options in found.items()] == [
+        ("ring, 1 QP", "chain", 1, 3), ("ring, 4 QPs", "chain", 4, 3), ("ring, 16 QPs", "chain", 16, 3),
+    ]  # fmt: skip
+    assert [each.algorithm for each in _wanted("all-reduce", (), (), ("1",), {})] == ["ring", "tree"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("all-reduc", (), (), ()), "did you mean all-reduce?"),
+        (("all-reduce", ("direct",), (), ()), "--algorithm direct is not an algorithm that NCCL has"),
+        (("broadcast", ("tree",), (), ()), "hint: use ring"),
+        (("all-reduce", (), (), ("1,x",)), "--qps x is not a whole number of 1 or more"),
+        (("all-reduce", (), (), (",".join(map(str, range(1, 18))),)), "are 34 runs, and 32 is the most"),
+    ],
+)
+def test_what_a_tuner_file_cannot_have_is_refused(typed: Any, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        _wanted(*typed, {})
+    assert said in str(error.value)
