@@ -108,5 +108,5 @@ def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
 )
 def test_what_a_tuner_file_cannot_have_is_refused(typed: Any, said: str) -> None:
     with pytest.raises(InputError) as error:
-        _wanted(*typed, {})
+        _wanted(typed[0], typed[1], typed[2], typed[3], {})
     assert said in str(error.value)
