@@ -24,6 +24,7 @@ from heddle.cli.tuner_verb import tuner
 from heddle.cli.exec_verb import launch
 from heddle.cli.fault_verb import fault
 from heddle.cli.capture_verb import capture
+from heddle.cli.craft_verb import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.hashing_verb import hashing
 from heddle.cli.predict_verb import predict

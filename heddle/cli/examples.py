@@ -52,6 +52,13 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "rtsw1:eth1 --live --filter roce": "print each packet with the path of its QP and the depth of its queue",
         "--read two.pcapng": "check its ICRCs; list queue pairs, gaps, retransmissions, marks, pauses",
     },
+    "craft": {
+        "host1 host3": "send a right RDMA WRITE, and show its ACK and its path",
+        "host1 host3 --icrc wrong": "the same with a wrong ICRC: nothing answers",
+        "host1 host3 --psn 9 --fields": "a gap in the PSNs, with every field of the packet and of the NAK",
+        "host1 host3 --opcode RC_RDMA_READ_REQUEST --length 9000": "read 9000 bytes from the other host",
+        "--list": "list all opcodes and fields",
+    },
     "run": {
         "--collective all-reduce --size 64K:1M:x2": "run a ring all-reduce of several sizes",
         "-b 64K -e 1M -f 2 -n 10": "the same sizes, ten times each, as nccl-tests is started",

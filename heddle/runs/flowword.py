@@ -40,7 +40,7 @@ def made_up(fabric: Fabric, word: str) -> Flow:
         values[key] = _number(word, text, key)
     if len(names) != 2:
         raise InputError(Problem("", f"--explain {word}", f"names {len(names)} ends of a flow, not two", _HINT))
-    (src, src_ip), (dst, dst_ip) = (_nic(fabric, word, name) for name in names)
+    (src, src_ip), (dst, dst_ip) = (nic_named(fabric, f"--explain {word}", name) for name in names)
     if src.ref == dst.ref:
         raise InputError(Problem("", f"--explain {word}", "has the same NIC at both ends", _HINT))
     return Flow(
@@ -49,18 +49,18 @@ def made_up(fabric: Fabric, word: str) -> Flow:
     )  # fmt: skip
 
 
-def _nic(fabric: Fabric, word: str, name: str) -> tuple[Port, str]:
-    """A host's NIC, the first when none is named, and its address."""
+def nic_named(fabric: Fabric, typed: str, name: str) -> tuple[Port, str]:
+    """A host's NIC, the first when none is named, and its address. typed: for the InputError when there is none."""
     host, _, port = name.partition(":")
     node = fabric.by_name.get(host)
     if node is None or node.role is Role.SWITCH:
         hint = did_you_mean(host, [each.name for each in fabric.hosts])
-        raise InputError(Problem("", f"--explain {word}", f"names {host}, which is not a host of this lab", hint))
+        raise InputError(Problem("", typed, f"names {host}, which is not a host of this lab", hint))
     nics = fabric.nics_of[host]
     ports = [(each, str(each.address.ip)) for each in nics if each.address and port in ("", each.name)]
     if not ports:
         why = f"names {name}, which is not a port with an address"
-        raise InputError(Problem("", f"--explain {word}", why, f"{host} has {', '.join(p.name for p in nics)}"))
+        raise InputError(Problem("", typed, why, f"{host} has {', '.join(p.name for p in nics)}"))
     return ports[0]
 
 

@@ -16,6 +16,7 @@ from heddle.testing.assertions import (
     assert_paths_agree,
     assert_reliable,
 )
+from heddle.testing.calls import craft
 from heddle.testing.pool import LeftoverWarning
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "assert_no_wrong",
     "assert_paths_agree",
     "assert_reliable",
+    "craft",
 ]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
     from heddle.lab.queues import QueueRow, QueuesResult
     from heddle.proof.verdict import PathsResult
+    from heddle.runs.craft import Crafted
     from heddle.runs.results import RunResult
     from heddle.runs.together import WorkloadResult
 
@@ -72,6 +73,15 @@ def _check_names(arguments: Collection[str]) -> None:
     ]
     if problems:
         raise InputError(*problems)
+
+
+def craft(
+    lab: Lab | str | None, src: str, dst: str, *, responder: bool = True, wait: float = 1.0, **fields: Any
+) -> Crafted:
+    """Send packets made by hand from `src` to `dst`: craft(lab, "host1", "host3", icrc="wrong"). See docs/craft.md."""
+    from heddle.runs.craft import craft as send
+
+    return send(lab, src, dst, responder=responder, wait=wait, **fields)
 
 
 class PathsCall:

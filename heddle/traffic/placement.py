@@ -108,7 +108,7 @@ def is_rank_file(placement: str) -> bool:
 
 def place(fabric: Fabric, options: RunOptions, used: Collection[str] = ()) -> tuple[Endpoint, ...]:
     """Rank -> NIC. used: NICs of other jobs, which a placement in free hosts avoids."""
-    bare = {port.ref: why for port in fabric.nics if (why := _no_nic(fabric, port))}
+    bare = {port.ref: why for port in fabric.nics if (why := no_nic(fabric, port))}
     every = [port for port in fabric.nics if port.ref not in bare]
     placement = options.placement
     if is_order(placement):
@@ -130,7 +130,7 @@ def place(fabric: Fabric, options: RunOptions, used: Collection[str] = ()) -> tu
         why = f"gives {ranks} of the two ranks that a collective needs"
         few = Problem("", asked, why, _ADDRESSES if bare else hint)
         raise InputError(*_as_problems(bare), few)  # the reason first
-    return tuple(_endpoint(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
+    return tuple(endpoint_at(fabric, rank, port) for rank, port in enumerate(nics[:ranks]))
 
 
 def _ground(fabric: Fabric, nics: Sequence[Port], used: Collection[str]) -> _Ground:
@@ -165,7 +165,7 @@ def _shuffled(values: Sequence[Each], seed: int | tuple[int, ...]) -> list[Each]
     return [values[at] for at in np.random.default_rng(seed).permutation(len(values)).tolist()]
 
 
-def _no_nic(fabric: Fabric, port: Port) -> str:
+def no_nic(fabric: Fabric, port: Port) -> str:
     """The reason that a host's port cannot have a rank; empty when it can. In fabrics of shapes all ports can."""
     peer = fabric.by_name[port.peer_node]
     gateway = peer.port(port.peer_port)
@@ -271,10 +271,10 @@ class _Lines:
         return rank, own[slot if len(own) > 1 else 0]
 
 
-def _endpoint(fabric: Fabric, rank: int, port: Port) -> Endpoint:
+def endpoint_at(fabric: Fabric, rank: int, port: Port) -> Endpoint:
     gateway = fabric.by_name[port.peer_node].port(port.peer_port)
     if port.address is None or gateway.address is None:
-        raise ValueError(f"{port.ref} has no address")  # _no_nic checked this
+        raise ValueError(f"{port.ref} has no address")  # no_nic checked this
     return Endpoint(
         rank, port.node, port.name, str(port.address.ip), port.mac,
         str(gateway.address.ip), gateway.router_mac, gateway.ref, port.rate_bps, port.mtu,

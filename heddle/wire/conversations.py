@@ -32,7 +32,7 @@ _WITHIN: Final = frozenset(code for code, name in wire.OPCODE_NAMES.items() if "
 _FULL: Final = frozenset(code for code, name in wire.OPCODE_NAMES.items() if name.endswith(("_FIRST", "_MIDDLE")))
 _UNKNOWN: Final = 1 << 32  # bytes of a READ whose length the capture does not have: any number of responses is right
 _MTUS: Final = (256, 512, 1024, 2048, 4096)  # of a path: the payload of full packets
-_NAK_REASONS: Final = {
+NAK_REASONS: Final = {
     0x60: "sequence", 0x61: "invalid request", 0x62: "access", 0x63: "operation", 0x64: "invalid RD request",
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ class QpConversation:
 
     def _answer(self, kind: str, syndrome: int) -> None:
         if kind == "RoCE NAK":
-            self.naks[_NAK_REASONS.get(syndrome, f"reserved {syndrome:#04x}")] += 1
+            self.naks[NAK_REASONS.get(syndrome, f"reserved {syndrome:#04x}")] += 1
         elif kind == "RoCE RNR":
             self.rnrs += 1
         elif kind == "RoCE ACK":

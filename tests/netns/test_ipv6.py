@@ -19,6 +19,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import link_down
 from heddle.lab.rehash import set_hashing
 from heddle.runs.store import paths_of
+from heddle.testing import craft
 from tests.conftest import Borrow
 from tests.machine import until
 from tests.marks import deep
@@ -75,6 +76,13 @@ def test_routes_are_read_as_ip_shows_them(six: Lab) -> None:
     # Left out: what IPv6 has for every interface.
     assert not any(prefix.is_link_local or prefix.is_multicast for prefix in fib.routes)
     assert all(hop.port != "lo" for hops in fib.routes.values() for hop in hops)
+
+
+def test_packets_by_hand_are_answered_and_their_path_is_proven(six: Lab) -> None:
+    for psn, ttl, kind in ((0, 64, "RoCE ACK"), (9, 64, "RoCE NAK"), (0, 1, "ICMPv6")):
+        done = craft(six, "host1", "host3", psn=psn, ttl=ttl, wait=0.5)
+        assert [each.what.kind for each in done.answers] == [kind]
+        assert done.proof is not None and done.proof.agree == (kind != "ICMPv6")
 
 
 def test_a_nic_makes_itself_known_to_its_switch_before_it_sends(six: Lab) -> None:
