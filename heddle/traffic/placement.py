@@ -272,6 +272,7 @@ class _Lines:
 
 
 def endpoint_at(fabric: Fabric, rank: int, port: Port) -> Endpoint:
+    """The endpoint of a rank at a port that `no_nic` has found fit."""
     gateway = fabric.by_name[port.peer_node].port(port.peer_port)
     if port.address is None or gateway.address is None:
         raise ValueError(f"{port.ref} has no address")  # no_nic checked this
