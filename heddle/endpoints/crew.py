@@ -153,8 +153,8 @@ class Crew:
 
     @property
     def sizes(self) -> int | None:
-        """How many sizes it measures, with all repetitions; None in the background."""
-        return None if self.job.in_background else len(self.plan.options.sizes) * self.job.repeat
+        """How many measurements it makes, with all repetitions; None in the background."""
+        return None if self.job.in_background else len(self.plan.passes) * self.job.repeat
 
     def allow(self) -> None:
         """Give it the whole time limit from now on."""
@@ -246,7 +246,7 @@ class Crews:
 
         Returns the reports of each job's workers. The step `run` begins here, and the caller ends it. before_stop:
         called when all jobs have ended, while their NICs still receive. on_size: called with a job and the number of
-        a size, when that was checked and before the next one begins.
+        a measurement (`Plan.passes`), when that was checked and before the next one begins.
         """
         works = {crew: self._work(crew, observer, before_stop, on_size) for crew in self.crews}
         reports: dict[Crew, list[WorkerReport]] = {}
@@ -282,9 +282,10 @@ class Crews:
             yield
         crew.began_ns, self._moved = time.monotonic_ns(), True
         crew.allow()
-        sizes, last, number = crew.plan.options.sizes, crew.sizes, 0
-        while number != last and not (last is None and number and self._others_ended()):
-            size, before = sizes[number % len(sizes)], machine.read()
+        passes, last, number = crew.plan.passes, crew.sizes, 0
+        whole = len(passes) // len(crew.plan.options.sizes)  # measurements of a size
+        while number != last and not (last is None and number and not number % whole and self._others_ended()):
+            (size, _), before = passes[number % len(passes)], machine.read()
             crew.tell({"go": True})
             uses = yield from crew.all(lambda message: message.use)
             crew.phases.append(Phase.between(size, before, machine.read(), uses))
@@ -295,7 +296,7 @@ class Crews:
             else:
                 self._steps += 1
                 observer.advance("run", self._steps)
-            on_size(crew, (number - 1) % len(sizes), _merged((yield from crew.all(_results))))
+            on_size(crew, (number - 1) % len(passes), _merged((yield from crew.all(_results))))
         crew.ended_ns, self._moved = time.monotonic_ns(), True
         crew.deadline = NEVER
         while not all(each.ended_ns for each in self.crews):

@@ -26,6 +26,7 @@ from heddle.endpoints.expected import Expected
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.pace import Pace
+from heddle.endpoints.rankarrays import RankArrays
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.schedule import (
@@ -98,15 +99,15 @@ class Rank:
         self._wants = wants
         self._pace: Pace[tuple[int, Key]] | None = Pace(bytes_per_s) if bytes_per_s else None
         self._epoch = -1  # of the whole run
-        self._size_index = -1  # of the whole run
-        self._sizes = repeat * len(options.sizes) or math.inf  # that it runs through
+        self._passes = options.passes(pattern)
+        self._size_index = -1  # of the whole run; a size that is measured in place, too, counts twice
+        self._sizes = repeat * len(self._passes) or math.inf  # that it runs through
         self._iteration = 0
         self._staged: dict[tuple[int, Key], _Staged] = {}
         self._early: list[tuple[int, Key]] = []  # complete messages of the next epoch
         self._schedules: dict[int, Schedule] = {}  # element count -> operations
         self._input: Numbers = np.empty(0, np.float32)
-        # Used by epochs in turn: if packets of the last epoch were lost, a neighbour needs its bytes again.
-        self._buffers: list[dict[Buffer, NDArray[np.uint8]]] = []
+        self._arrays = RankArrays(pattern, self._elements, rank, {}, (), in_place=pattern.in_place)
         self._expected = Expected((), self._elements, None)
         self._wrong = 0  # errors of this size, before its last iteration
         self._missing = 0
@@ -117,7 +118,7 @@ class Rank:
         self._needs: list[int] = []
         self._began = 0.0
         self._ends: list[float] = []  # of the timed iterations of this size
-        self.journal = RankJournal.of(ranks, len(options.sizes))
+        self.journal = RankJournal.of(ranks, len(self._passes))
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
         if destinations is not None:
@@ -128,7 +129,7 @@ class Rank:
     @property
     def size(self) -> int:
         """The current size, or the one finished last, in bytes."""
-        return self._options.sizes[self._size_index % len(self._options.sizes)]
+        return self._passes[self._size_index % len(self._passes)][0]
 
     @property
     def computes(self) -> bool:
@@ -143,14 +144,15 @@ class Rank:
             return
         count = self._count(self._size_index)
         buffers = self._schedule(self._size_index).buffers
-        self._buffers = [{name: np.zeros(size, np.uint8) for name, size in buffers.items()} for _ in range(2)]
-        self._input = self._elements.input(self.rank, len(self._array("input", 0)))
         pieces = self._pattern.result(self._ranks, self.rank, count)
         pieces = [replace(piece, buffer=self._pattern.buffer_of(piece)) for piece in pieces]
+        in_place = self._passes[self._size_index % len(self._passes)][1]
+        self._arrays = RankArrays(self._pattern, self._elements, self.rank, buffers, pieces, in_place=in_place)
+        self._input = self._elements.input(self.rank, len(self._arrays.numbers("input", 0, unchanged=True)))
         self._expected = Expected(pieces, self._elements, self._totals.get(self.size))
         self._wrong = 0
         if self._destinations is not None:
-            self._destinations.keep([array for each in self._buffers for array in each.values()])
+            self._destinations.keep([*self._arrays])
         self._iteration = 0
 
     def begin(self) -> None:
@@ -178,14 +180,9 @@ class Rank:
         self.results.append(self._result(self._wrong + last))
         self.journal.end(self._epoch - self._options.iters + 1, self.size, self._began, self._ends)
 
-    def _array(self, name: Buffer, epoch: int) -> Numbers:
-        """A buffer of an epoch, by element; empty if the rank has none of that name."""
-        found = self._buffers[epoch & 1].get(name)
-        return np.empty(0, self._elements.stored) if found is None else found.view(self._elements.stored)
-
     def _results(self) -> dict[Buffer, Numbers]:
         """The buffers with the result."""
-        return {name: self._array(name, self._epoch) for name in self._expected.buffers}
+        return {name: self._arrays.numbers(name, self._epoch) for name in self._expected.buffers}
 
     def _result(self, wrong: int) -> SizeResult:
         lengths = tuple(np.diff([self._began, *self._ends]).tolist())
@@ -263,8 +260,7 @@ class Rank:
         after = self._schedule_of(self._epoch + 1)
         if self._destinations is not None and after is not None:
             self._destinations.expect(self._epoch + 1, after)
-        source = self._array("input", self._epoch)
-        self._elements.begin(self._input, self._epoch, source)
+        source = self._arrays.begin(self._input, self._epoch)
         self._expected.copy_own(self.rank, source, self._results())
         self._needs = [len(action.needs) for action in schedule.actions]
         self._missing = schedule.operations
@@ -288,7 +284,7 @@ class Rank:
         """Reduce or copy a complete message into its buffer."""
         receive = self._schedule(self._size_index).receives[key]
         staged = self._staged.pop((self._epoch, key))
-        part = self._buffers[self._epoch & 1][receive.buffer][receive.lo : receive.hi]
+        part = self._arrays.bytes_of(receive.buffer, self._epoch)[receive.lo : receive.hi]
         if receive.reduce:
             old, new = part.view(self._elements.stored), staged.data.view(self._elements.stored)
             self._elements.combine(old, new, receive.reduce, self._divisors.of(receive))
@@ -339,7 +335,8 @@ class Rank:
                 return (action.key,)
             heapq.heappush(self._computing, (self._clock() + action.seconds, action.key))
             return ()
-        data = self._buffers[self._epoch & 1][action.buffer][action.lo : action.hi]
+        source = self._arrays.bytes_of(action.buffer, self._epoch, unchanged=not action.needs)
+        data = source[action.lo : action.hi]
         va = address_of(self._epoch, action.key[0], action.put)
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn
@@ -360,8 +357,7 @@ class Rank:
         return self._schedule(size) if 0 <= size < self._sizes else None
 
     def _count(self, size_index: int) -> int:
-        sizes = self._options.sizes
-        return sizes[size_index % len(sizes)] // self._pattern.element_bytes
+        return self._passes[size_index % len(self._passes)][0] // self._pattern.element_bytes
 
     def _schedule(self, size_index: int) -> Schedule:
         count, chunk = self._count(size_index), self._options.chunk

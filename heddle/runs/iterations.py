@@ -13,7 +13,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heddle.runs.runtable import SizeRow
+    from heddle.runs.runtable import Figures, SizeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class IterationStats:
         return 100 * self.stdev_us / self.avg_us if self.avg_us > 0 else 0.0
 
 
-def slowest_us(row: SizeRow) -> tuple[float, ...]:
+def slowest_us(row: SizeRow | Figures) -> tuple[float, ...]:
     """Of each iteration, the time of its slowest rank; empty for a run of an older Heddle, which has no such times."""
     return tuple(max(ranks) for ranks in zip(*row.rank_us, strict=True))
 

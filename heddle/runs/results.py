@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import JsonValue
@@ -85,7 +86,7 @@ class RunOutcome(RunParts):
     @property
     def wrong(self) -> int:
         """Wrong elements over all sizes and ranks."""
-        return sum(row.wrong for row in self.rows)
+        return sum(each.wrong for row in self.rows for each in row.all)
 
     @property
     def largest(self) -> SizeRow:
@@ -128,8 +129,8 @@ class RunResult(RunHead, RunOutcome):
 
     @property
     def busbw(self) -> float:
-        """The average over sizes, GB/s, as in the last line of nccl-tests."""
-        return sum(row.busbw for row in self.rows) / len(self.rows)
+        """The average over all measurements, GB/s, as in the last line of nccl-tests."""
+        return fmean(each.busbw for row in self.rows for each in row.all)
 
     def counted(self, line: Literal["packets", "order"]) -> list[tuple[Column, list[int]]]:
         """The transport's columns that a line of the table shows, each with the number of every QP that is not 0."""
@@ -173,7 +174,7 @@ class RunResult(RunHead, RunOutcome):
     def table(self, short: bool = False) -> str:
         """The whole table in nccl-tests' text format, with Heddle's own lines after `#`.
 
-        short: without the ranks and the in-place columns (which are never measured here), 80 columns wide.
+        short: without the ranks, and with the columns of one measurement only, 80 columns wide.
         """
         lines = [*self.lines(short), *(self.row(row, short) for row in self.rows), *self.foot(short)]
         return "\n".join(lines) + "\n"

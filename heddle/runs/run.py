@@ -40,7 +40,7 @@ from heddle.runs.measured import MeasuredRun, flow_rows
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.reordering import reordering
 from heddle.runs.results import RunResult
-from heddle.runs.runtable import RunHead, SizeRow, size_row
+from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
 from heddle.runs.together import WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
 from heddle.switch.pfc import control as pfc
@@ -192,11 +192,18 @@ class _Running:
     ) -> tuple[Crews, list[list[WorkerReport]], int]:
         """The packets of all jobs; with the time of the last report (CLOCK_MONOTONIC)."""
         writer_of = {each.job.name: writer for each, writer in zip(self._jobs, self._writers, strict=True)}
+        found: dict[Crew, list[Figures]] = {}  # of the current size
 
         def measured(crew: Crew, number: int, results: Results) -> None:
-            self._results[crew.job.name][number].append(results)
-            row = _row(crew.plan, crew.plan.options.sizes[number], results)
-            writer_of[crew.job.name].add(number, row)
+            plan = crew.plan
+            whole = len(plan.passes) // len(plan.options.sizes)
+            if not number % whole:
+                self._results[crew.job.name][number // whole].append(results)
+            found.setdefault(crew, []).append(_figures(plan, number, results))
+            if len(found[crew]) < whole:
+                return
+            row = SizeRow.of(plan.passes[number][0], *found.pop(crew))
+            writer_of[crew.job.name].add(number // whole, row)
             if table is not None:
                 table.row(row)
 
@@ -336,7 +343,9 @@ def payload_bytes(plan: Plan) -> int:
 def total_packets(plan: Plan) -> int:
     """Estimated number of data packets that all ranks send in the whole run."""
     o, pattern = plan.options, plan.pattern
-    each = sum(pattern.volume(plan.size, size // pattern.element_bytes) for size in o.sizes) * pattern.element_bytes
+    each = (
+        sum(pattern.volume(plan.size, size // pattern.element_bytes) for size, _ in plan.passes) * pattern.element_bytes
+    )
     return each * (o.iters + o.warmup) * len(plan.communicators) // max(1, payload_bytes(plan))
 
 
@@ -357,9 +366,9 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
     needed, free = 0, machine.free_bytes()
     for each, number in zip(jobs, workers, strict=True):
         plan, pattern = each.plan, each.plan.pattern
-        width = pattern.element_bytes
+        width, in_place = pattern.element_bytes, all(placed for _, placed in plan.passes)
         held = [width * pattern.held(plan.size, size // width) for size in plan.options.sizes]
-        needed += machine.memory_bytes(held, len(plan.endpoints), number, pattern.in_place)
+        needed += machine.memory_bytes(held, len(plan.endpoints), number, in_place)
     if needed > free:
         largest = max((each.plan for each in jobs), key=lambda plan: max(plan.options.sizes) * len(plan.endpoints))
         what = f"--size {max(largest.options.sizes)} on {len(largest.endpoints)} ranks"
@@ -367,9 +376,9 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
         raise MachineError(Problem("", what, why, "lower --size or --ranks"))
 
 
-def _row(plan: Plan, size: int, results: Results) -> SizeRow:
-    """One line of the table from what each rank measured."""
-    factor = plan.pattern.busbw_factor(plan.size)
+def _figures(plan: Plan, number: int, results: Results) -> Figures:
+    """One of `Plan.passes` from what each rank measured."""
+    size, factor = plan.passes[number][0], plan.pattern.busbw_factor(plan.size)
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
-    return size_row(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
+    return figures(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)

@@ -27,14 +27,46 @@ _COLUMNS: Final = (
 )
 WIDE: Final = 118  # columns of the whole table
 _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
+_NOT_MEASURED: Final = ("    N/A", *["   N/A"] * 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One measurement of a size: microseconds per iteration, GB/s, wrong elements over all ranks.
+
+    iteration_us: of each timed iteration, the mean over ranks, whose mean is time_us; empty in older runs.
+    rank_us: the same times of each rank, by its number; empty in older runs.
+    """
+
+    time_us: float
+    algbw: float
+    busbw: float
+    wrong: int
+    iteration_us: tuple[float, ...] = ()
+    rank_us: tuple[tuple[float, ...], ...] = ()
+
+    def again(self, other: Figures) -> Figures:
+        """With one more repetition: the mean over all iterations."""
+        share = len(other.iteration_us) / (len(self.iteration_us) + len(other.iteration_us))
+        time_us = self.time_us * (1 - share) + other.time_us * share
+        faster = self.time_us / time_us
+        return Figures(
+            time_us, self.algbw * faster, self.busbw * faster, self.wrong + other.wrong,
+            (*self.iteration_us, *other.iteration_us),
+            tuple((*mine, *more) for mine, more in zip(self.rank_us, other.rank_us, strict=True)),
+        )  # fmt: skip
+
+    def columns(self) -> tuple[str, ...]:
+        """Its four columns."""
+        return _number(self.time_us, 7), _number(self.algbw, 6), _number(self.busbw, 6), _count(self.wrong, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """One line of the table: bytes, microseconds per iteration, GB/s, wrong elements over all ranks.
+    """One line of the table: bytes, and the fields of Figures. in_place: of a second measurement, in place.
 
-    iteration_us: of each timed iteration, the mean over ranks, whose mean is time_us; empty in older runs.
-    rank_us: the same times of each rank, by its number; empty in older runs.
+    Without that, `RunHead.sides` knows whether the only measurement was in place. rank_us: of the first measurement,
+    the times of the iterations of each rank, by its number; empty in older runs.
     """
 
     size: int
@@ -44,17 +76,28 @@ class SizeRow:
     wrong: int
     iteration_us: tuple[float, ...] = ()
     rank_us: tuple[tuple[float, ...], ...] = ()
+    in_place: Figures | None = None
+
+    @classmethod
+    def of(cls, size: int, first: Figures, second: Figures | None = None) -> SizeRow:
+        """One or two measurements."""
+        return cls(
+            size, first.time_us, first.algbw, first.busbw, first.wrong, first.iteration_us, first.rank_us, second
+        )
+
+    @property
+    def first(self) -> Figures:
+        """The first measurement, or the only one."""
+        return Figures(self.time_us, self.algbw, self.busbw, self.wrong, self.iteration_us, self.rank_us)
+
+    @property
+    def all(self) -> tuple[Figures, ...]:
+        """Both measurements, or the only one."""
+        return (self.first,) if self.in_place is None else (self.first, self.in_place)
 
     def again(self, other: SizeRow) -> SizeRow:
-        """This size with one more repetition: the mean over all iterations."""
-        share = len(other.iteration_us) / (len(self.iteration_us) + len(other.iteration_us))
-        time_us = self.time_us * (1 - share) + other.time_us * share
-        faster = self.time_us / time_us
-        return SizeRow(
-            self.size, time_us, self.algbw * faster, self.busbw * faster, self.wrong + other.wrong,
-            (*self.iteration_us, *other.iteration_us),
-            tuple((*mine, *more) for mine, more in zip(self.rank_us, other.rank_us, strict=True)),
-        )  # fmt: skip
+        """This size with one more repetition."""
+        return SizeRow.of(self.size, *(one.again(more) for one, more in zip(self.all, other.all, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -87,19 +130,31 @@ class RunHead:
     def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.
 
-        narrow: 80 columns, without the in-place columns, which are never measured here.
+        narrow: 80 columns, unless there are two measurements of a size.
         """
-        return self._short() if short else self._long(narrow)
+        return self._short() if short else self._long(narrow and not self._twice)
 
     def row(self, row: SizeRow, narrow: bool = False) -> str:
         """The line of one size, in the same columns."""
         pattern = self.options.pattern
+        narrow = narrow and not self._twice
         wide = (10, 9) if narrow else (12, 12)
         sizes = f"{row.size:{wide[0]}d}  {self.count(row):{wide[1]}d}"
         head = f"{sizes}  {pattern.printed_type:>8s}  {pattern.redop:>6s}  {pattern.printed_root:6d}"
-        figures = (_number(row.time_us, 7), _number(row.algbw, 6), _number(row.busbw, 6), _count(row.wrong, 6))
-        in_place = () if narrow else ("    N/A", *["   N/A"] * 3)
-        return "  ".join([head, *figures, *in_place])
+        sides = (row.first,) if narrow else self.sides(row)
+        columns = (_NOT_MEASURED if each is None else each.columns() for each in sides)
+        return "  ".join([head, *(text for four in columns for text in four)])
+
+    def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:
+        """What was measured out of place, and what in place."""
+        if self.options.pattern.placed(self.options.in_place) == (True,):
+            return None, row.first
+        return row.first, row.in_place
+
+    @property
+    def _twice(self) -> bool:
+        """Whether each size is measured both out of place and in place."""
+        return len(self.options.pattern.placed(self.options.in_place)) > 1
 
     def count(self, row: SizeRow) -> int:
         """Elements of a size as nccl-tests counts them: of a chunk, where a rank has one for each rank."""
@@ -134,7 +189,8 @@ class RunHead:
         what = f"# {o.collective} ({o.algorithm}) over {len(self.ranks)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight is not None and self.in_flight.usual else []
-        return [*lines, *self._steps(), *self._fabric(), *more, *self._split(), *_narrow_columns()]
+        columns = _wide_columns() if self._twice else _narrow_columns()
+        return [*lines, *self._steps(), *self._fabric(), *more, *self._split(), *columns]
 
     def _steps(self) -> list[str]:
         """A line for each step of an iteration, where it has several."""
@@ -176,16 +232,16 @@ def degraded_line(when: str, fabric: FabricReading) -> str:
     return f"#fabric   : degraded {when} this run ({what}): do not compare it with a converged fabric"
 
 
-def size_row(
+def figures(
     size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int,
     iterations: Sequence[Sequence[float]] = (),
-) -> SizeRow:  # fmt: skip
-    """One row from each rank's seconds for `iters` iterations. iterations: each rank's seconds of each of them."""
+) -> Figures:  # fmt: skip
+    """One measurement from each rank's seconds for `iters` iterations. iterations: each rank's seconds of each."""
     time_s = sum(seconds) / len(seconds) / iters
     algbw = size / time_s / 1e9
     each = tuple(round(sum(ranks) / len(ranks) * 1e6, 3) for ranks in zip(*iterations, strict=True))
     of_ranks = tuple(tuple(round(time * 1e6, 1) for time in times) for times in iterations)
-    return SizeRow(size, time_s * 1e6, algbw, algbw * factor, wrong, each, of_ranks)
+    return Figures(time_s * 1e6, algbw, algbw * factor, wrong, each, of_ranks)
 
 
 def _step(sizes: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
-from heddle.traffic.collectives.pattern import MAX_RANKS
+from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.readers import (
     ELEMENT_BYTES,
@@ -88,6 +88,10 @@ class RunOptions(AdmissionOptions):
         "iterations before the measurement", _WHAT, value="N", short="-w", least=0, most=1_000,
         hint="the default is 1",
     )] = 1  # fmt: skip
+    in_place: Annotated[InPlace, Declared(
+        "whether the result replaces the input: on, off, both one after the other, or auto (as the algorithm works)",
+        _WHAT, value="WHERE", unlike="is not one of auto, off, on and both",
+    )] = "auto"  # fmt: skip
     qps: Annotated[int, Declared(
         "queue pairs per connection, 1 to 128", _TRANSPORT, value="N", least=1, most=MAX_QPS,
         hint="the default is 1; NCCL's limit for a connection is 128",
@@ -163,6 +167,10 @@ class RunOptions(AdmissionOptions):
         if self.steps:
             return PartSequence(steps=self.steps, **dict(self.parameters))  # type: ignore[arg-type]
         return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
+
+    def passes(self, pattern: Pattern) -> tuple[tuple[int, bool], ...]:
+        """All measurements, in their order: bytes, and whether they are in place."""
+        return tuple((size, placed) for size in self.sizes for placed in pattern.placed(self.in_place))
 
     def check_live(self, problems: Problems) -> None:
         """Report what a run cannot do, but a prediction can."""

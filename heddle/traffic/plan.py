@@ -88,6 +88,11 @@ class Plan:
         return max(qp.window for qp in self.qps)
 
     @property
+    def passes(self) -> tuple[tuple[int, bool], ...]:
+        """All measurements: bytes, and whether they are in place."""
+        return self.options.passes(self.pattern)
+
+    @property
     def size(self) -> int:
         """The number of ranks of each communicator."""
         return len(self.communicators[0])
@@ -99,7 +104,7 @@ class Plan:
         Every step of the collective and every window of packets waits for the propagation delay.
         """
         o, size = self.options, self.pattern.element_bytes
-        chains = [self.pattern.serial(self.size, each // size) for each in o.sizes]
+        chains = [self.pattern.serial(self.size, each // size) for each, _ in self.passes]
         data, steps = size * sum(elements for elements, _, _ in chains), sum(steps for _, steps, _ in chains)
         window = self.window * o.qps * self.ib_mtu
         slowest = min(e.rate_bps for e in self.endpoints) * min([1.0, *(share for _, share in o.slow)])
@@ -196,6 +201,9 @@ def grouped(
         what = "steps" if options.steps else "a matrix with rows"
         why = f"is not for {what}, which name ranks of the whole job"
         raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
+    if options.in_place == "on" and not pattern.replaces:
+        why = f"is not possible for {options.collective}: a rank would receive into data that it has not sent yet"
+        raise InputError(Problem("", "--in-place on", why, "leave --in-place out, or use both, which gives N/A"))
     if found := pattern.unfit(len(communicators[0])):
         why, _, hint = found.partition("; ")
         raise InputError(Problem("", asked.typed, why, hint or "choose another value, or other --ranks"))

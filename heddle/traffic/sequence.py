@@ -49,6 +49,7 @@ class PartSequence(Pattern):
 
     collective = STEPS
     algorithm = "list"
+    replaces = False
     steps: str = ""
 
     @property

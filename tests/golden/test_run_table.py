@@ -12,7 +12,7 @@ from heddle.cli.console import Console
 from heddle.cli.run_verb import LiveTable
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.results import RunResult
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import Figures, SizeRow
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
 
@@ -55,7 +55,21 @@ def test_rows_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, caps
     assert (names[:10], names[-6:], units[:10]) == ("#     size", "#wrong", "#      (B)")
     rows = (first, second, third, fourth)
     assert {len(line) for line in rows} == {len(names)} == {80}
-    assert [line.split()[:9] for line in rows] == [finished().row(row).split()[:9] for row in ROWS]
+    wide = [finished().row(row).split() for row in ROWS]
+    assert [line.split() for line in rows] == [line[:5] + line[9:] for line in wide], "all-reduce works in place"
+
+
+def test_both_measurements_of_a_size_are_in_the_row_and_in_the_average() -> None:
+    run = finished()
+    row = SizeRow.of(64, Figures(10.0, 6.4, 12.8, 1, (10.0,)), Figures(20.0, 3.2, 6.4, 2, (20.0,)))
+    both = replace(run, options=replace(run.options, in_place="both"), rows=(row.again(row),))
+    assert both.row(both.rows[0]).split()[5:] == ["10.00", "6.40", "12.80", "2", "20.00", "3.20", "6.40", "4"]
+    assert both.busbw == pytest.approx(9.6) and both.wrong == 6
+    assert "in-place" in both.table(short=True) and both.lines(narrow=True) == both.lines()
+    assert both.to_json()["results"][0]["in_place"]["time_us"] == 20.0
+    gathered = replace(run, options=replace(run.options, collective="all-gather", algorithm="ring"))
+    assert gathered.sides(ROWS[0]) == (ROWS[0].first, None)
+    assert run.sides(ROWS[0]) == (None, ROWS[0].first)
 
 
 def test_parts_that_are_printed_one_by_one_are_the_finished_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,10 @@ from typing import Literal
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.endpoints.runoptions import run_options
 from heddle.lab.lab import Lab
+from heddle.runs.run import run
 from heddle.traffic.collectives import patterns
 from tests.conftest import FabricLab
 from tests.netns.test_forecast_live import compare
@@ -28,3 +31,16 @@ def test_results_paths_and_loads_are_right(
     compare(
         lab, lab.fabric.policy.routing.ecmp, tmp_path, 2, None, fastpath, collective=collective, algorithm=algorithm
     )
+
+
+@pytest.mark.parametrize(("collective", "fastpath"), [("all-gather", "on"), ("reduce-scatter", "off")])
+def test_both_columns_are_measured(collective: str, fastpath: str, lab: Lab) -> None:
+    done = run(
+        lab,
+        run_options(collective=collective, size="64K:128K:x2", iters=2, in_place="both", fastpath=fastpath),
+        Silent(),
+    )
+    assert done.wrong == 0 and [row.size for row in done.rows] == [1 << 16, 1 << 17]
+    for row in done.rows:
+        out, inside = done.sides(row)
+        assert out and inside and out.time_us > 0 < inside.time_us and len(inside.iteration_us) == 2

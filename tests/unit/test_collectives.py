@@ -32,6 +32,7 @@ from heddle.traffic.collectives.pattern import (
     MAX_STEPS,
     ComputeStep,
     DType,
+    InPlace,
     ReceiveStep,
     Reduction,
     SendStep,
@@ -113,11 +114,14 @@ class Exchange:
         return [sum(result.wrong for result in rank.results) for rank in self.ranks]
 
 
-def exchanged(pattern: Pattern, ranks: int, choose: Callable[[Sequence[int]], int], lost: int = 0) -> Exchange:
+def exchanged(
+    pattern: Pattern, ranks: int, choose: Callable[[Sequence[int]], int], lost: int = 0, in_place: InPlace = "auto"
+) -> Exchange:
     given = tuple((each.name, getattr(pattern, each.name)) for each in fields(pattern))
     size = pattern.whole(ranks, 40 * ranks) * pattern.element_bytes
     chosen = {"collective": pattern.collective, "algorithm": pattern.algorithm, "parameters": given}
-    options = RunOptions(**chosen, sizes=(size, size), iters=4, warmup=1, chunk=128)  # type: ignore[arg-type]
+    measured = {"sizes": (size, size), "iters": 4, "warmup": 1, "chunk": 128, "in_place": in_place}
+    options = RunOptions(**chosen, **measured)  # type: ignore[arg-type]
     exchange = Exchange(options, ranks, lost)
     exchange.run(choose)
     return exchange
@@ -138,6 +142,25 @@ def test_results_are_right_whichever_rank_runs_ahead(pattern: Pattern, ranks: in
     for each in variants(pattern, ranks):
         for order in orders:
             assert exchanged(each, ranks, order).wrong() == [0] * ranks
+
+
+@pytest.mark.parametrize("pattern", ALL)
+def test_results_are_right_in_place_and_out_of_place_where_the_input_stays(pattern: Pattern) -> None:
+    for each in variants(pattern, 4):
+        exchange = exchanged(each, 4, lambda to: len(to) // 2, in_place="both")
+        assert exchange.wrong() == [0] * 4
+        assert len(exchange.ranks[0].results) == (4 if each.replaces else 2)
+    for placed in pattern.placed("both"):
+        for rank in exchanged(pattern, 4, lambda to: 0, in_place="on" if placed else "off").ranks:
+            arrays, epoch = rank._arrays, rank._epoch
+            given, (found, *_) = arrays.numbers("input", epoch, unchanged=True), [*rank._results().values(), ()]
+            if len(given) and len(found) and (pieces := rank._expected._pieces):
+                own = pattern.in_place or any(piece.source == rank.rank for piece in pieces)
+                assert np.shares_memory(given, found) == (placed and own)
+            if not placed:
+                began = np.empty_like(given)
+                rank._elements.begin(rank._input, epoch, began)
+                assert (given == began).all(), "no message is written into the input"
 
 
 @pytest.mark.parametrize("operation", get_args(Reduction))
@@ -372,6 +395,19 @@ def test_a_parameter_is_a_flag_of_its_collectives() -> None:
     assert run_options(collective="reduce", op="max", root=2).parameters == (("operation", "max"), ("root", 2))
     with pytest.raises(InputError, match="--root 2 is not for --collective all-reduce"):
         run_options(root=2)
+
+
+def test_patterns_that_would_overwrite_data_before_it_is_sent_are_not_run_in_place() -> None:
+    tiny = load_fabric("tiny").fabric
+    for collective in ("all-to-all", "send-recv", "permutation", "matrix"):
+        with pytest.raises(InputError, match=rf"--in-place on is not possible for {collective}"):
+            build_plan(tiny, run_options(collective=collective, in_place="on"))
+        both = build_plan(tiny, run_options(collective=collective, in_place="both"))
+        assert [placed for _, placed in both.passes] == [False]
+    assert build_plan(tiny, run_options(size="64K:128K:x2", in_place="both")).passes == (
+        (65536, False), (65536, True), (131072, False), (131072, True),
+    )  # fmt: skip
+    assert [run_options().passes(find_pattern(each))[0][1] for each in ("reduce", "gather")] == [True, False]
 
 
 def test_a_root_that_is_no_rank_and_an_inexact_sum_are_refused() -> None:

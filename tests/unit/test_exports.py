@@ -20,8 +20,9 @@ from heddle.runs.exports.asked import Asked
 from heddle.runs.exports.sizes import COLUMNS
 from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import size_row
+from heddle.runs.runtable import SizeRow, figures
 from heddle.runs.stored import StoredRun
+from heddle.traffic.collectives.pattern import InPlace
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
 from tests.unit.kept_runs import keep, with_rows
@@ -49,13 +50,13 @@ PER_ITER = (
 )  # fmt: skip
 
 
-def record(qps: int = 1) -> RunRecord:
+def record(qps: int = 1, in_place: InPlace = "off") -> RunRecord:
     """Four ranks, of which rank 2 is the slowest in every iteration."""
-    options = RunOptions(sizes=(1 << 16, 1 << 18), qps=qps, iters=3)
+    options = RunOptions(sizes=(1 << 16, 1 << 18), qps=qps, iters=3, in_place=in_place)
     rows = []
     for at, size in enumerate(options.sizes):
         times = [[(10 + rank * (rank < 3) + each + 5 * at) * 1e-3 for each in range(3)] for rank in range(4)]
-        rows.append(size_row(size, 3, 1.5, [sum(each) for each in times], at, times))
+        rows.append(SizeRow.of(size, figures(size, 3, 1.5, [sum(each) for each in times], at, times)))
     return with_rows(samples.record(options), *rows)
 
 
@@ -81,6 +82,19 @@ def test_the_json_has_the_keys_of_nccl_tests_in_their_order_and_their_types(run:
     assert (small["size"], small["count"], small["root"], small["in_place"]) == (65536, 16384, "    -1", None)
     assert (large["out_of_place"]["nwrong"], found["out_of_bounds"]) == (1.0, {"count": 1, "okay": "false"})
     assert found["average_bus_bandwidth"]["okay"] == "unchecked"
+
+
+def test_what_was_measured_in_place_is_there_as_such(tmp_path: Path) -> None:
+    (row, _) = json.loads(exported(keep(tmp_path, 8, record(in_place="auto")), "json"))["results"]
+    assert row["out_of_place"] is None and "out_of_place_per_iter" not in row
+    assert row["in_place"]["time"] > 0 and len(row["in_place_per_iter"]["per_process_max_times_us"]) == 4
+    measured = record(in_place="both")
+    rows = [SizeRow.of(each.size, each.first, each.first) for each in measured.measured]
+    both = keep(tmp_path, 9, with_rows(measured, *rows))
+    (row, _) = json.loads(exported(both, "json"))["results"]
+    assert row["in_place"] == row["out_of_place"] and row["in_place_per_iter"] == row["out_of_place_per_iter"]
+    small, _ = csv.DictReader(io.StringIO(exported(both, "csv")))
+    assert float(small["in_place_time_us"]) == float(small["time_us"])
 
 
 def test_times_of_iterations_are_those_of_each_rank_and_of_the_slowest(run: StoredRun) -> None:

@@ -14,7 +14,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
 from heddle.runs.run import payload_bytes, total_packets
-from heddle.runs.runtable import SizeRow, size_row
+from heddle.runs.runtable import SizeRow, figures
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import chunk_range
@@ -165,7 +165,7 @@ def test_queueing_and_pauses_alone_never_look_like_loss(demo: Fabric) -> None:
 def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
     factor = find_pattern("all-reduce", "ring").busbw_factor(4)
     assert factor == 1.5
-    row = size_row(4_000_000, 2, factor, [1.0, 1.2, 1.0, 0.8], wrong=0)
+    row = figures(4_000_000, 2, factor, [1.0, 1.2, 1.0, 0.8], wrong=0)
     assert row.time_us == pytest.approx(500_000)
     assert row.algbw == pytest.approx(0.008)
     assert row.busbw == pytest.approx(0.012)

@@ -21,7 +21,7 @@ from heddle.runs.exports.asked import Asked
 from heddle.runs.iterations import slowest_us, stats_of
 from heddle.runs.ncclnames import program_name
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import RunHead, SizeRow
+from heddle.runs.runtable import Figures, RunHead, SizeRow
 from heddle.runs.stored import StoredRun
 
 _VERSION: Final = 3
@@ -112,29 +112,31 @@ def _devices(head: RunHead) -> list[dict[str, Any]]:
 
 
 def _result(head: RunHead, row: SizeRow, skip: int) -> dict[str, Any]:
-    pattern = head.options.pattern
+    pattern, (out, inside) = head.options.pattern, head.sides(row)
     return {
         "size": row.size,
         "count": head.count(row),
         "type": pattern.printed_type,
         "redop": pattern.redop,
         "root": f"{pattern.printed_root:6d}",
-        "out_of_place": {
-            "time": _six(row.time_us), "alg_bw": _six(row.algbw), "bus_bw": _six(row.busbw), "nwrong": float(row.wrong),
-        },
-        **_iterations("out_of_place_per_iter", row, skip),
-        "in_place": None,
+        **_side("out_of_place", out, skip),
+        **_side("in_place", inside, skip),
         "actual_iterations": len(row.iteration_us) or head.options.iters,
         "experiment_name": "",
     }  # fmt: skip
 
 
-def _iterations(name: str, row: SizeRow, skip: int) -> dict[str, Any]:
-    """Times and statistics of the iterations, if the run has them."""
+def _side(name: str, row: Figures | None, skip: int) -> dict[str, Any]:
+    """One measurement, with times and statistics of its iterations if the run has them; null if it was not made."""
+    if row is None:
+        return {name: None}
+    figures = {
+        "time": _six(row.time_us), "alg_bw": _six(row.algbw), "bus_bw": _six(row.busbw), "nwrong": float(row.wrong),
+    }  # fmt: skip
     times = slowest_us(row)
     stats = stats_of(times, skip)
     if stats is None:
-        return {}
+        return {name: figures}
     found = {
         "skipped_iterations": stats.skipped,
         "min_us": stats.min_us, "max_us": stats.max_us, "avg_us": _six(stats.avg_us), "p50_us": stats.p50_us,
@@ -142,7 +144,7 @@ def _iterations(name: str, row: SizeRow, skip: int) -> dict[str, Any]:
         "times_us": list(times),
     }  # fmt: skip
     each = {"per_process_max_times_us": [list(rank) for rank in row.rank_us]} if len(row.rank_us) > 1 else {}
-    return {name: {**found, **each}}
+    return {name: figures, f"{name}_per_iter": {**found, **each}}
 
 
 def _truth(value: bool) -> str:

@@ -45,10 +45,16 @@ def _run(record: RunRecord) -> Mapping[str, Any]:
 
 def _size(record: RunRecord, row: SizeRow, skip: int) -> Mapping[str, Any]:
     pattern, stats = record.header.options.pattern, stats_of(slowest_us(row), skip)
+    # The same columns in every file: those of the first measurement, and of a second one.
+    second = {} if (found := row.in_place) is None else {
+        "in_place_time_us": round(found.time_us, 3), "in_place_algbw_gbs": f"{found.algbw:.6g}",
+        "in_place_busbw_gbs": f"{found.busbw:.6g}", "in_place_wrong": found.wrong,
+    }  # fmt: skip
     return {
         "size_bytes": row.size, "count": record.header.count(row), "type": pattern.printed_type,
         "redop": pattern.redop, "root": pattern.printed_root, "time_us": round(row.time_us, 3),
         "algbw_gbs": f"{row.algbw:.6g}", "busbw_gbs": f"{row.busbw:.6g}", "wrong": row.wrong,
         "iterations": len(row.iteration_us) or record.header.options.iters,
+        **second,
         **({} if stats is None else {name: round(getattr(stats, name), 3) for name in _STATS}),
     }  # fmt: skip

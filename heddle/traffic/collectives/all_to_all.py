@@ -35,6 +35,7 @@ class StaggeredAllToAll(EveryPairPattern):
 
     collective = "all-to-all"
     algorithm = "staggered"
+    replaces = False
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:

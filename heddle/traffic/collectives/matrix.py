@@ -41,6 +41,7 @@ class PairMatrix(Pattern):
 
     collective = "matrix"
     algorithm = "direct"
+    replaces = False
     once = True
 
     matrix: Annotated[str, Declared(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "ComputeStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
 
 DType = Literal["float32", "bfloat16", "int32"]
+InPlace = Literal["auto", "off", "on", "both"]
 NOTHING: Span = (0, 0)
 STEP_BITS: Final = 16  # of an address, and of an immediate
 OFFSET_BITS: Final = 32  # of an address: a byte of a buffer
@@ -55,14 +56,16 @@ def read_dtype(typed: str) -> DType:
 class Pattern:
     """A collective with one algorithm, and its parameters. dtype: type of an element.
 
-    in_place: the result is in the buffer `input`, otherwise in `output`. by_chunk: nccl-tests prints as `count` the
-    elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has one transfer
-    in an iteration, and `pair_labels` are the numbers of its elements.
+    in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
+    replaces: it can also be in one array with the input (endpoints/rankarrays.py). by_chunk: nccl-tests prints as
+    `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
+    one transfer in an iteration, and `pair_labels` are the numbers of its elements.
     """
 
     collective: ClassVar[str]
     algorithm: ClassVar[str]
     in_place: ClassVar[bool] = False
+    replaces: ClassVar[bool] = True
     by_chunk: ClassVar[bool] = False
     once: ClassVar[bool] = False
 
@@ -112,6 +115,12 @@ class Pattern:
     def added(self, ranks: int) -> int:
         """The most inputs that are added up in one element of a result."""
         return ranks if self.redop in ("sum", "avg") else 1
+
+    def placed(self, asked: InPlace) -> tuple[bool, ...]:
+        """Whether each measurement of a size is in place. auto: as the operations are."""
+        if asked == "both":
+            return (False, True) if self.replaces else (False,)
+        return (self.in_place if asked == "auto" else asked == "on",)
 
     # what a pattern states
 

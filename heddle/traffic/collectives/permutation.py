@@ -39,6 +39,7 @@ class RandomPermutation(Pattern):
 
     collective = "permutation"
     algorithm = "random"
+    replaces = False
 
     seed: Annotated[int, Declared(
         "seed of the permutation", GROUP, value="N", least=0, most=(1 << 31) - 1, hint="the default is 0",
