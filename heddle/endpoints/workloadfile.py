@@ -41,7 +41,9 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
 }
 # Keys whose value may be a file, whose name is relative to that of the workload.
-_FILES: Final[Mapping[str, Callable[[str], bool]]] = {"matrix": is_matrix_file, "placement": is_rank_file}
+_FILES: Final[Mapping[str, Callable[[str], bool]]] = {
+    "matrix": is_matrix_file, "counts": is_matrix_file, "placement": is_rank_file,
+}  # fmt: skip
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
 
@@ -194,13 +196,15 @@ class _Reader:
         return _beside(self._file, matrix) if self._file else matrix
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
-        """A matrix is a collective; its file, and that of ranks, is beside that of the workload.
+        """A matrix is a collective; its file, and those of ranks and shares, are beside that of the workload.
 
         size: the job itself has one.
         """
         found, matrix, placement = self._problems.found, plain.get("matrix"), plain.get("placement", "")
         if self._file and is_rank_file(placement) and "placement" not in self._typed:
             plain["placement"] = _beside(self._file, placement)
+        if self._file and is_matrix_file(counts := plain.get("counts", "")) and "counts" not in self._typed:
+            plain["counts"] = _beside(self._file, counts)
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":

@@ -198,7 +198,7 @@ def grouped(
     if not pattern.by_rank:
         communicators = communicators_of(fabric, endpoints, options.split)
     elif options.split != AUTO:
-        what = "steps" if options.steps else "a matrix with rows"
+        what = "steps" if options.steps else "rows"
         why = f"is not for {what}, which name ranks of the whole job"
         raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
     if options.in_place == "on" and not pattern.replaces:

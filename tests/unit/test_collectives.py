@@ -53,7 +53,13 @@ def variants(pattern: Pattern, ranks: int) -> list[Pattern]:
     if pattern.unfit(ranks):
         return []
     cells = [f"{(r * 7) % ranks},{(r * 7 + 1 + r % 3) % ranks},{40 * r + 40}" for r in range(ranks)]
-    values = {"root": ranks - 1, "seed": 7, "matrix": ";".join(cells if ranks in (5, 8) else ["1,0,52", "0,1,7"])}
+    counts = ";".join(f"{r},{(r + 1 + r % 2) % ranks},{r + 1}" for r in range(ranks - 1))
+    values = {
+        "root": ranks - 1,
+        "seed": 7,
+        "counts": counts,
+        "matrix": ";".join(cells if ranks in (5, 8) else ["1,0,52", "0,1,7"]),
+    }
     more: dict[str, Any] = {each.name: values[each.name] for each in fields(pattern) if each.name in values}
     return [pattern, replace(pattern, **more)] if more else [pattern]
 
@@ -241,7 +247,7 @@ def test_steps_that_may_be_received_at_once_do_not_wait_for_each_other(pattern: 
 def test_ranks_of_a_ring_and_an_all_to_all_need_no_credits_and_others_one_a_connection() -> None:
     needed = {name: len(find_pattern(name).credits(8)) for name in dict.fromkeys(name for name, _ in patterns())}
     assert {name for name, many in needed.items() if not many} == {
-        "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v",
     }  # fmt: skip
     assert {needed[name] for name in ("incast", "gather", "scatter", "broadcast", "reduce")} == {7}
     assert needed["send-recv"] == needed["permutation"] == 8 and needed["matrix"] == 1
@@ -261,6 +267,49 @@ def test_rounds_are_those_of_nccl_and_wait_for_what_they_need() -> None:
     root = build_schedule(find_pattern("incast"), 4, 0, 400, 200)
     assert all(set(s.needs) == {(r, i) for r in (1, 2, 3) for i in (0, 1)} for s in root.sends), "a credit of all data"
     assert [s.needs for s in build_schedule(find_pattern("incast"), 4, 2, 400, 200).sends] == [(), ()]
+
+
+def test_an_uneven_all_to_all_sends_its_shares_of_a_chunk(tmp_path: Path) -> None:
+    equal, skewed = find_pattern("all-to-all-v", counts="skew:0:1"), find_pattern("all-to-all-v", counts="skew:3:5")
+    assert equal.volume(8, 8000) == find_pattern("all-to-all").volume(8, 8000)
+    for ranks in (2, 5, 16):
+        count = skewed.whole(ranks, 100_000)
+        came = np.bincount(
+            np.concatenate(
+                [[*range(ranks)], *([to for to, _ in skewed.sent_by(ranks, r, count)] for r in range(ranks))]
+            )
+        )
+        assert (came == ranks).all()
+        got = sorted(max(piece.hi for piece in skewed.result(ranks, rank, count)) for rank in range(ranks))
+        assert got[-1] == count and got[-1] / got[0] == pytest.approx(5, rel=0.01)
+    rows = find_pattern("all-to-all-v", counts="0,1,3;1,2,1;2,0,3")
+    assert [list(rows.sent_by(3, rank, 36)) for rank in range(3)] == [
+        [(1, 12), (2, 1)],
+        [(2, 4), (0, 1)],
+        [(0, 12), (1, 1)],
+    ]
+    assert list(find_pattern("all-to-all-v", counts="0,1,999;1,0,1").sent_by(2, 1, 16)) == [(0, 1)], "pairs stay"
+    file = tmp_path / "c.csv"
+    file.write_text("src,dst,bytes\nhost1,1:4,2\n1:4,host1,1\n")
+    plan = build_plan(
+        load_fabric("tiny").fabric, run_options(collective="all-to-all-v", counts=str(file), size="64K:128K:x2")
+    )
+    assert dict(plan.options.parameters) == {"counts": "0,1,2;0,2,2;0,3,2;1,0,1;2,0,1;3,0,1"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("skew:1:0", "has a skew of 0"),
+        ("skew:x", "is neither skew:SEED:MAX nor rows"),
+        ("shift:1", "is neither skew:SEED:MAX nor rows"),
+        ("0,0,3", "has one rank at both ends"),
+        ("0,1,0", "sends nothing"),
+    ],
+)
+def test_wrong_shares_are_refused(typed: str, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        build_plan(load_fabric("tiny").fabric, run_options(collective="all-to-all-v", counts=typed))
 
 
 def test_trees_are_those_of_nccl_and_messages_pass_them_without_waiting_for_each_other() -> None:

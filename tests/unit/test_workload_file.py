@@ -243,7 +243,7 @@ def test_a_prediction_has_no_limits_of_runs(tmp_path: Path) -> None:
 
 def test_a_matrix_by_rank_belongs_to_the_whole_job_and_a_named_one_to_each_communicator(tmp_path: Path) -> None:
     rows = of(tmp_path, "matrix: 0,15,64K\nsplit: MOD 2\n")
-    with pytest.raises(InputError, match=r"w.yml:2  split: MOD 2 is not for a matrix with rows"):
+    with pytest.raises(InputError, match=r"w.yml:2  split: MOD 2 is not for rows"):
         traffic_of(ZONE, rows)
     named = traffic_of(ZONE, of(tmp_path, "matrix: shift:1\nsplit: MOD 2\nsize: 64K\n"))[0]
     assert named.split.startswith("2 communicators of 8 ranks")

@@ -13,6 +13,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_gather_direct import DirectAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
+from heddle.traffic.collectives.all_to_all_v import StaggeredAllToAllV
 from heddle.traffic.collectives.broadcast import ChainBroadcast
 from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
 from heddle.traffic.collectives.direct import DirectAllReduce
@@ -47,6 +48,7 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     TreeBroadcast,
     ChainReduce,
     StaggeredAllToAll,
+    StaggeredAllToAllV,
     DirectGather,
     DirectScatter,
     DirectIncast,
