@@ -30,8 +30,7 @@ from heddle.dashboard.reading import LiveReading, LiveSource
 from heddle.lab.daemons import ESTABLISHED
 from heddle.runs.ncclnames import collective_name
 from heddle.switch.pfc import control as pfc
-from heddle.traffic.collectives import find_pattern
-from heddle.traffic.collectives.pattern import chunk_range
+from heddle.traffic.collectives import Pattern
 
 if TYPE_CHECKING:
     from heddle.base.arrays import I64
@@ -267,7 +266,6 @@ COLLECTIVE_LABELS: Final = (*_OF_JOB, "collective", "message_size", "algo_proto"
 P2P_LABELS: Final = (*_OF_JOB, "p2p_operation", "message_size")
 _OPERATIONS: Final = ("Send", "Recv")
 _PAIR: Final = 2
-_AS_SENDS: Final = frozenset({"all-to-all", "incast"})  # NCCL has them as sends and receives of a chunk
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")  # powers of 1024 there
 _ALL: Final = "all"
 
@@ -304,22 +302,17 @@ def inspector_families(runs: Iterable[RunRecord]) -> Iterator[Metric]:
         for row in run.outcome.rows if run.outcome else ():
             named = (collective_name(o.collective), message_size(row.size), f"{o.algorithm.title()}_simple")
             whole.add((*job, *named), row)
-            if ranks == _PAIR and o.collective in _AS_SENDS:
-                message = message_size(sent_bytes(o.collective, o.algorithm, row.size))
+            if ranks == _PAIR and o.pattern.as_sends:
+                message = message_size(sent_bytes(o.pattern, row.size))
                 for operation in _OPERATIONS:
                     single.add((*job, operation, message), row)
     yield from whole.families()
     yield from single.families()
 
 
-def sent_bytes(collective: str, algorithm: str, size: int) -> int:
-    """Bytes of the one message between two ranks, in an all-to-all or an incast of this size.
-
-    The bus bandwidth of both is (n-1)/n x size / time: for two ranks it is that of this message.
-    """
-    pattern = find_pattern(collective, algorithm)
-    low, high = chunk_range(1, _PAIR, pattern.whole(_PAIR, size // pattern.element_bytes))
-    return (high - low) * pattern.element_bytes
+def sent_bytes(pattern: Pattern, size: int) -> int:
+    """Bytes of the one message between two ranks; the bus bandwidth of such patterns is that of this message."""
+    return pattern.longest(_PAIR, pattern.whole(_PAIR, size // pattern.element_bytes)) * pattern.element_bytes
 
 
 def _ranks(run: RunRecord) -> int:

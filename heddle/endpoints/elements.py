@@ -13,13 +13,15 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle.traffic.collectives.bases import EXACT
 from heddle.traffic.collectives.pattern import DType, Pattern, Reduction
 
 Numbers = NDArray[Any]  # float32 or int32
 INPUT_VALUES: Final = 256  # inputs are 0 to 255
 EPOCH_VALUES: Final = 31  # inputs differ between epochs, so that a stale array cannot pass the check
-_HALF_EXACT: Final = 256  # whole numbers up to this one are exact in bfloat16
-_STORED: Final[Mapping[DType, type[np.generic]]] = {"float32": np.float32, "bfloat16": np.uint16, "int32": np.int32}
+_STORED: Final[Mapping[DType, type[np.generic]]] = {
+    "float32": np.float32, "bfloat16": np.uint16, "float16": np.float16, "int32": np.int32,
+}  # fmt: skip
 _COMBINE: Final[Mapping[Reduction, Callable[..., Numbers]]] = {
     "sum": np.add,
     "avg": np.add,
@@ -53,13 +55,13 @@ class Elements:
 
     @classmethod
     def of(cls, pattern: Pattern, ranks: int) -> Self:
-        """Those of a pattern. In bfloat16 inputs are so small that the sum of all is exact."""
+        """Those of a pattern. In types of two bytes inputs are so small that the sum of all is exact."""
         operation: Reduction = "max" if pattern.redop == "none" else pattern.redop
-        if pattern.dtype != "bfloat16":
+        if pattern.dtype not in EXACT:
             return cls(pattern.dtype, operation, ranks)
-        most = _HALF_EXACT // pattern.added(ranks)
+        most = EXACT[pattern.dtype] // pattern.added(ranks)
         more = min(EPOCH_VALUES - 1, max(1, most // 4))
-        return cls(pattern.dtype, operation, ranks, max(1, most - more) + 1, more + 1)
+        return cls(pattern.dtype, operation, ranks, min(INPUT_VALUES, max(1, most - more) + 1), more + 1)
 
     @property
     def stored(self) -> type[np.generic]:
@@ -100,7 +102,7 @@ class Elements:
 
     def coded(self, numbers: Numbers) -> Numbers:
         """As they are in memory."""
-        return _halved(numbers) if self.dtype == "bfloat16" else numbers
+        return _halved(numbers) if self.dtype == "bfloat16" else numbers.astype(self.stored, copy=False)
 
     def combine(self, old: Numbers, new: Numbers, operation: Reduction, divide: int) -> None:
         """Reduce new values into old ones, and divide by a number. Whole numbers are rounded down, as NCCL does it."""

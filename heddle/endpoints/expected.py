@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from heddle.endpoints.elements import EPOCH_VALUES, INPUT_VALUES, Elements, Numbers
 from heddle.traffic.collectives import Piece
+from heddle.traffic.collectives.bases import EXACT
 from heddle.traffic.collectives.pattern import Buffer, Reduction
 
 _EXACT: Final = 1 << 24  # whole numbers up to this one are exact in float32
@@ -83,8 +84,8 @@ class Expected:
         self._pieces = tuple(pieces)
         self._elements, self._total = elements, total
         self.buffers: tuple[Buffer, ...] = tuple(dict.fromkeys(piece.buffer or "input" for piece in pieces))
-        # Sums of blocks are exact for whole numbers only, and are not of stored bfloat16.
-        by_block = elements.dtype != "bfloat16" and all(self._operation(piece) != "avg" for piece in pieces)
+        # Sums of blocks are exact for whole numbers only, and not in types of two bytes.
+        by_block = elements.dtype not in EXACT and all(self._operation(piece) != "avg" for piece in pieces)
         self._blocks = {name: self._blocks_of(name) for name in self.buffers} if by_block else {}
 
     def _blocks_of(self, name: Buffer) -> _Blocks:

@@ -66,7 +66,7 @@ class RunOptions(AdmissionOptions):
     """
 
     collective: Annotated[str, Declared(
-        "the collective (incast: all ranks send to rank 0)", _WHAT, words=_collectives, listed="one of",
+        "the collective", _WHAT, words=_collectives, listed="one of",
     )] = "all-reduce"  # fmt: skip
     # Empty: the collective's default.
     algorithm: Annotated[str, Declared(

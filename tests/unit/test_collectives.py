@@ -247,7 +247,7 @@ def test_steps_that_may_be_received_at_once_do_not_wait_for_each_other(pattern: 
 def test_ranks_of_a_ring_and_an_all_to_all_need_no_credits_and_others_one_a_connection() -> None:
     needed = {name: len(find_pattern(name).credits(8)) for name in dict.fromkeys(name for name, _ in patterns())}
     assert {name for name, many in needed.items() if not many} == {
-        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v",
+        "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "all-to-all-v", "barrier",
     }  # fmt: skip
     assert {needed[name] for name in ("incast", "gather", "scatter", "broadcast", "reduce")} == {7}
     assert needed["send-recv"] == needed["permutation"] == 8 and needed["matrix"] == 1
@@ -365,11 +365,11 @@ def test_parameters_are_checked_together_and_fields_of_the_pattern() -> None:
     assert (pattern.root, pattern.redop, pattern.printed_root, pattern.printed_type) == (3, "max", 3, "int32")
     assert [each.name for each in options_of(type(pattern))] == ["dtype", "operation", "root"]
     with pytest.raises(InputError) as caught:
-        find_pattern("broadcast", root=-1, operation="max", dtype="float16")
+        find_pattern("broadcast", root=-1, operation="max", dtype="float8")
     assert [str(each).partition("\n")[0] for each in caught.value.problems] == [
         "--root -1 is outside 0 to 1048575",
         "--operation max is not a parameter of broadcast",
-        "--datatype float16 is not a type of elements here",
+        "--datatype float8 is not a type of elements here",
     ]
 
 
@@ -465,5 +465,8 @@ def test_a_root_that_is_no_rank_and_an_inexact_sum_are_refused() -> None:
         build_plan(tiny, RunOptions("broadcast", parameters=(("root", 4),)))
     assert "not exact in bfloat16" in find_pattern("all-reduce", dtype="bfloat16").unfit(129)
     assert not find_pattern("all-reduce", dtype="bfloat16", operation="max").unfit(129)
+    assert not find_pattern("all-reduce", dtype="half").unfit(1024)
+    assert "not exact in float16: 1024 are" in find_pattern("all-reduce", dtype="float16").unfit(1025)
+    assert find_pattern("all-reduce", dtype="float16").printed_type == "half"
     plan = build_plan(tiny, RunOptions("all-gather", parameters=(("dtype", "bfloat16"),), sizes=(1000,)))
     assert plan.options.sizes == (960,), "chunks are multiples of 16 bytes"

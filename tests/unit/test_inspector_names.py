@@ -64,7 +64,7 @@ def test_labels_are_those_of_nvidias_dashboard_and_one_bucket_is_one_sample() ->
 @pytest.mark.parametrize(
     ("collective", "algorithm", "ranks", "sends"),
     [("incast", "direct", 2, True), ("all-to-all", "staggered", 2, True), ("incast", "direct", 3, False),
-     ("all-reduce", "ring", 2, False)],
+     ("gather", "direct", 2, True), ("scatter", "direct", 2, True), ("all-reduce", "ring", 2, False)],
 )  # fmt: skip
 def test_a_send_is_measured_alone_between_two_ranks_only(
     collective: str, algorithm: str, ranks: int, sends: bool

@@ -14,6 +14,7 @@ from heddle.traffic.collectives.all_gather import RingAllGather
 from heddle.traffic.collectives.all_gather_direct import DirectAllGather
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll
 from heddle.traffic.collectives.all_to_all_v import StaggeredAllToAllV
+from heddle.traffic.collectives.barrier import DisseminationBarrier
 from heddle.traffic.collectives.broadcast import ChainBroadcast
 from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
 from heddle.traffic.collectives.direct import DirectAllReduce
@@ -53,6 +54,7 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     DirectScatter,
     DirectIncast,
     NextSendRecv,
+    DisseminationBarrier,
     RandomPermutation,
     PairMatrix,
 )

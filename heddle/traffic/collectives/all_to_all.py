@@ -35,6 +35,7 @@ class StaggeredAllToAll(EveryPairPattern):
 
     collective = "all-to-all"
     algorithm = "staggered"
+    as_sends = True
     replaces = False
     by_chunk = True
 

@@ -54,10 +54,11 @@ class StaggeredAllToAllV(StaggeredAllToAll):
     collective = "all-to-all-v"
     algorithm = "staggered"
     once = True
+    as_sends = False  # its bus bandwidth is not that of its longest message
 
     counts: Annotated[str, Declared(
-        "shares of the pairs: skew:SEED:MAX (the busiest receiver gets MAX times the data of the idlest), "
-        "or rows as 0,1,3;1,0,1 or a .csv file of them (the largest number stands for a whole chunk)", GROUP,
+        "shares of pairs: skew:SEED:MAX (MAX: the busiest receiver's data / the idlest one's), "
+        "or rows as 0,1,3;1,0,1, or a .csv file of them", GROUP,
         reads=read_counts, typed="skew:0:4", words=["skew", "skew:"],
     )] = "skew:0:4"  # fmt: skip
 
@@ -120,8 +121,9 @@ class StaggeredAllToAllV(StaggeredAllToAll):
         """By the length of the data, or of a credit."""
         import numpy as np
 
-        found = _laid(self.counts, ranks, count // ranks)[0][pairs[:, 0], pairs[:, 1]]
-        return np.where(found > 0, found, CREDIT_BYTES // self.element_bytes)
+        at = pairs[:, 0], pairs[:, 1]
+        data, length = _shares(self.counts, ranks)[0][at] > 0, _laid(self.counts, ranks, count // ranks)[0][at]
+        return np.where(data, length, CREDIT_BYTES // self.element_bytes)
 
 
 @lru_cache(maxsize=8)

@@ -5,19 +5,19 @@ In, out: as for Pattern (pattern.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from heddle.base.declared import Declared
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.pattern import Pattern, Piece, ReceiveStep, Reduction, Span
+from heddle.traffic.collectives.pattern import DType, Pattern, Piece, ReceiveStep, Reduction, Span
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BF16_RANKS: Final = 128  # whole numbers up to 256 are exact: two for each rank
+EXACT: Final[Mapping[DType, int]] = {"bfloat16": 256, "float16": 2048}  # whole numbers up to this one are exact
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class ReducingPattern(Pattern):
 
     def unfit(self, ranks: int) -> str:
         """A sum that is not exact, so that its check would need a tolerance."""
-        if self.dtype == "bfloat16" and self.operation in ("sum", "avg") and ranks > BF16_RANKS:
-            return f"has sums of {ranks} ranks, which are not exact in bfloat16: {BF16_RANKS} are"
+        most = EXACT.get(self.dtype, 2 * ranks) // 2  # two for each rank
+        if self.operation in ("sum", "avg") and ranks > most:
+            return f"has sums of {ranks} ranks, which are not exact in {self.dtype}: {most} are"
         return super().unfit(ranks)
 
     def reduced(self, step: int, source: int, span: Span, ranks: int, *, last: bool) -> ReceiveStep:

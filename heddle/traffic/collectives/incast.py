@@ -28,6 +28,7 @@ class DirectIncast(RootedPattern):
 
     collective = "incast"
     algorithm = "direct"
+    as_sends = True
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:

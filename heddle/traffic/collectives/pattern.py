@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Those of steps.py, which patterns import from here.
 __all__ = ["Buffer", "ComputeStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
 
-DType = Literal["float32", "bfloat16", "int32"]
+DType = Literal["float32", "bfloat16", "float16", "int32"]
 InPlace = Literal["auto", "off", "on", "both"]
 NOTHING: Span = (0, 0)
 STEP_BITS: Final = 16  # of an address, and of an immediate
@@ -40,16 +40,17 @@ OFFSET_BITS: Final = 32  # of an address: a byte of a buffer
 MAX_STEPS: Final = 1 << STEP_BITS
 MAX_RANKS: Final = 1 << 11  # of a communicator
 CREDIT_BYTES: Final = 4
-ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "int32": 4}
+ELEMENT_SIZES: Final[Mapping[DType, int]] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
+_PRINTED: Final[Mapping[str, str]] = {"float32": "float", "float16": "half"}  # by nccl-tests
 _ALIGN_BYTES: Final = 16
 
 
 def read_dtype(typed: str) -> DType:
-    """A type of elements; also `float`, as nccl-tests names float32. ValueError for others."""
-    found: DType | None = next((each for each in get_args(DType) if each == typed), None)
-    if typed != "float" and found is None:
+    """A type of elements; also `float` and `half`, as nccl-tests names two of them. ValueError for others."""
+    found: DType | None = next((each for each in get_args(DType) if typed in (each, _PRINTED.get(each))), None)
+    if found is None:
         raise ValueError(f"is not a type of elements here; {did_you_mean(typed, get_args(DType))}")
-    return found or "float32"
+    return found
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Pattern:
     in_place: the operations, and so the result, are in the buffer `input`, otherwise the result is in `output`.
     replaces: it can also be in one array with the input (endpoints/rankarrays.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
-    one transfer in an iteration, and `pair_labels` are the numbers of its elements.
+    one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
+    sends and receives, one for each pair.
     """
 
     collective: ClassVar[str]
@@ -68,6 +70,7 @@ class Pattern:
     replaces: ClassVar[bool] = True
     by_chunk: ClassVar[bool] = False
     once: ClassVar[bool] = False
+    as_sends: ClassVar[bool] = False
 
     dtype: Annotated[DType, Declared(
         "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),
@@ -82,7 +85,7 @@ class Pattern:
     @property
     def printed_type(self) -> str:
         """The type of an element, as nccl-tests prints it."""
-        return "float" if self.dtype == "float32" else self.dtype
+        return _PRINTED.get(self.dtype, self.dtype)
 
     @property
     def redop(self) -> Reduction | Literal["none"]:

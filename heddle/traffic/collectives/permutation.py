@@ -39,6 +39,7 @@ class RandomPermutation(Pattern):
 
     collective = "permutation"
     algorithm = "random"
+    as_sends = True
     replaces = False
 
     seed: Annotated[int, Declared(

@@ -28,6 +28,7 @@ class DirectScatter(RootedPattern):
 
     collective = "scatter"
     algorithm = "direct"
+    as_sends = True
     by_chunk = True
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:

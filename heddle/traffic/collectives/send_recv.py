@@ -19,6 +19,7 @@ class NextSendRecv(Pattern):
 
     collective = "send-recv"
     algorithm = "next"
+    as_sends = True
     replaces = False
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
