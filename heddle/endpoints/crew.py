@@ -133,10 +133,9 @@ class Crew:
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
-        order = [rank for members in plan.communicators for rank in members]
         for index in range(workers):
             # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
-            ranks = tuple(order[index::workers])
+            ranks = tuple(rank for together in plan.processes[index::workers] for rank in together)
             member = _Member(_named(plan, ranks))
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
@@ -359,8 +358,8 @@ def _merged(results: Sequence[Results]) -> dict[int, SizeResult]:
 
 
 def worker_count(plan: Plan) -> int:
-    """The number of workers of a job: one per CPU, but at most one per rank."""
-    return min(len(os.sched_getaffinity(0)), len(plan.endpoints))
+    """The number of workers of a job: one per CPU, but at most one per rank, or per host with copies inside it."""
+    return min(len(os.sched_getaffinity(0)), len(plan.processes))
 
 
 @contextmanager

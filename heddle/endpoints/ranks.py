@@ -13,7 +13,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,7 +66,7 @@ class Rank:
 
     totals: for each size the reduction of all inputs, if the pattern reduces. wants: with admission. bytes_per_s: the
     rate at which a slow rank processes messages; it applies them and sends what depends on them later. 0: at once.
-    repeat: how often it runs through all sizes; 0: again and again.
+    repeat: how often it runs through all sizes; 0: again and again. inside: peers whose messages come by no NIC.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Rank:
         wants: Wants | None = None,
         bytes_per_s: float = 0.0,
         repeat: int = 1,
+        inside: Set[int] = frozenset(),
     ) -> None:
         self.rank = rank
         self.results: list[SizeResult] = []
@@ -106,6 +107,7 @@ class Rank:
         self._staged: dict[tuple[int, Key], _Staged] = {}
         self._early: list[tuple[int, Key]] = []  # complete messages of the next epoch
         self._schedules: dict[int, Schedule] = {}  # element count -> operations
+        self._inside, self._announced = inside, dict[int, Schedule]()  # the same with receives by the NIC only
         self._input: Numbers = np.empty(0, np.float32)
         self._arrays = RankArrays(pattern, self._elements, rank, {}, (), in_place=pattern.in_place)
         self._expected = Expected((), self._elements, None)
@@ -122,7 +124,7 @@ class Rank:
         self.size_done = True  # waits for `next_size` and `begin`
         self.finished = False
         if destinations is not None:
-            destinations.expect(0, self._schedule(0))
+            destinations.expect(0, self._by_nic(self._schedule(0)))
 
     # called by the worker
 
@@ -259,7 +261,7 @@ class Rank:
         schedule = self._schedule(self._size_index)
         after = self._schedule_of(self._epoch + 1)
         if self._destinations is not None and after is not None:
-            self._destinations.expect(self._epoch + 1, after)
+            self._destinations.expect(self._epoch + 1, self._by_nic(after))
         source = self._arrays.begin(self._input, self._epoch)
         self._expected.copy_own(self.rank, source, self._results())
         self._needs = [len(action.needs) for action in schedule.actions]
@@ -270,7 +272,7 @@ class Rank:
             self._began, self._ends = self._clock(), []
         self.journal.begin(schedule, self._iteration, timed=self._iteration >= self._options.warmup)
         if self._wants is not None:
-            self._wants.begin(self._epoch, schedule)
+            self._wants.begin(self._epoch, self._by_nic(schedule))
         self._beginning = True
         for index in [index for index, needs in enumerate(self._needs) if needs == 0]:
             self._done(*self._start(schedule, index))
@@ -290,10 +292,11 @@ class Rank:
             self._elements.combine(old, new, receive.reduce, self._divisors.of(receive))
         else:
             part[:] = staged.data
-        self.journal.used(self._epoch, key, len(staged.data), staged.at, self._clock())
+        if receive.peer not in self._inside:
+            self.journal.used(self._epoch, key, len(staged.data), staged.at, self._clock())
         if staged.used is not None:
             staged.used()
-        if self._wants is not None:
+        if self._wants is not None and receive.peer not in self._inside:
             self._wants.used(self._epoch, key)
         self._applied.add(key)
         self._done(key)
@@ -341,7 +344,8 @@ class Rank:
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn
         imm = announced_by(self._epoch, action.key)
-        self.journal.posted(self._epoch, action, turn, self._clock())
+        if action.peer not in self._inside:
+            self.journal.posted(self._epoch, action, turn, self._clock())
         self._links[action.peer].post(data, va, self._peer_keys[action.peer], imm, turn)
         return ()
 
@@ -365,6 +369,15 @@ class Rank:
         if found is None:
             found = build_schedule(self._pattern, self._ranks, self.rank, count, chunk)
             self._schedules[count] = found
+        return found
+
+    def _by_nic(self, schedule: Schedule) -> Schedule:
+        """Without the receives from peers inside the host."""
+        if not self._inside:
+            return schedule
+        if (found := self._announced.get(id(schedule))) is None:  # `_schedules` keeps it alive
+            receives = {key: each for key, each in schedule.receives.items() if each.peer not in self._inside}
+            found = self._announced[id(schedule)] = replace(schedule, receives=receives)
         return found
 
     def _receive_at(self, schedule: Schedule, step: int, offset: int) -> Receive | None:

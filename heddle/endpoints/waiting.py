@@ -45,7 +45,7 @@ def waiting_text(plan: Plan, rank: int, waits: Waits, ends: Mapping[tuple[int, i
     more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
     return (
         f"waits for {waits.missing} of {waits.messages} messages, the first (step {waits.key[0]}, message"
-        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which}{more})"
+        f" {waits.key[1]}) from rank {peer.rank} on {peer.nic} ({which or 'inside the host'}{more})"
     )
 
 

@@ -32,6 +32,7 @@ from heddle.endpoints.congestion.controlled import congestion_of
 from heddle.endpoints.elements import Elements
 from heddle.endpoints.fastpath import library
 from heddle.endpoints.fastpath.fastloop import FastLoop
+from heddle.endpoints.insidehost import InsideHost
 from heddle.endpoints.loops import NicError, NicLoop
 from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
@@ -87,6 +88,7 @@ class Worker:
         patience_s = transport.patience_s()
         self._stillness = Stillness(patience_s) if patience_s is not None else None
         self._ranks: dict[int, Rank] = {}
+        self._inside = InsideHost(task.plan.inside_bps, self._ranks)
         # The reduction of all ranks' inputs, for each size: computed before the start, since it takes long.
         options, pattern = task.plan.options, task.plan.pattern
         elements, reduces = Elements.of(pattern, task.plan.size), pattern.redop != "none"
@@ -140,10 +142,13 @@ class Worker:
             for rank in (each for each in members if each in paths):
                 mode = plan.options.qp_mode
                 links = {number[peer]: loop.link(rank, found, mode) for peer, found in paths[rank].items()}
+                inside = {number[peer] for peer in members if peer != rank and plan.inside(rank, peer)}
+                links |= {peer: self._inside.link(rank, members[peer]) for peer in inside}
                 self._ranks[rank] = Rank(
                     plan.options, plan.pattern, plan.size, number[rank], keys[rank], links, own, self._totals,
                     destinations=loop.destinations(rank), wants=loop.wants(rank),
                     bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8, repeat=self._repeat,
+                    inside=inside,
                 )  # fmt: skip
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
@@ -160,7 +165,8 @@ class Worker:
             rest = 0.0 if self._turning else _LAST_S if self._owes else _LONG_S if self._began is None else _SIZE_S
             for rank in self._slow:
                 rank.advance()
-            until = min([time.monotonic() + rest, *(rank.due for rank in self._slow)])
+            self._inside.advance()
+            until = min([time.monotonic() + rest, self._inside.due, *(rank.due for rank in self._slow)])
             try:
                 if self._stillness is not None and self._stillness.changed(time.monotonic(), self._packets):
                     send(

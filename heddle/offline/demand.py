@@ -103,8 +103,13 @@ def _of_job(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traffic:
     pairs, kinds, volume = of_pattern(pattern, size, count, cut)
     check_memory(job, len(endpoints), many * len(pairs), len(volume.wire))
     src, dst = groups[:, pairs].reshape(-1, 2).T
+    kinds = np.tile(kinds, many)
+    if options.inside_gbps(pattern):
+        hosts = np.unique([end.host for end in endpoints], return_inverse=True)[1]
+        out = hosts[src] != hosts[dst]
+        src, dst, kinds = src[out], dst[out], kinds[out]
     connections = connect(
-        endpoints, src, dst, np.tile(kinds, many), options.qps, options.source_ports, _spread(job)
+        endpoints, src, dst, kinds, options.qps, options.source_ports, _spread(job)
     )  # fmt: skip
     job = replace(job, options=options) if options.steps else job
     said = describe(fabric, endpoints, communicators)

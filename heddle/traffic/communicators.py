@@ -17,6 +17,7 @@ from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
 
 if TYPE_CHECKING:
+    from heddle.traffic.collectives import Pattern
     from heddle.traffic.flow import Endpoint
 
 AUTO: Final = "auto"
@@ -94,6 +95,24 @@ def check_paths(fabric: Fabric, endpoints: Sequence[Endpoint], pairs: Iterable[S
             here, there, part = endpoints[src].nic, endpoints[dst].nic, fabric.area or "part"
             why = f"sends from {here} to {there}, but there is no path between their {part}s"
             raise InputError(Problem("", what, why, f"send between ranks of one {part}"))
+
+
+def hosted(pattern: Pattern, endpoints: Sequence[Endpoint], found: Communicators, split: str) -> Pattern:
+    """The pattern with the host of each rank. InputError where that differs between communicators and matters."""
+    each = [pattern.hosted([endpoints[rank].host for rank in ranks]) for ranks in found]
+    if any(other != each[0] for other in each):
+        why = "makes communicators with other numbers of ranks on a host, or in another order"
+        raise InputError(Problem("", f"--split {split}", why, "place the same ranks on each"))
+    return each[0]
+
+
+def between_hosts(endpoints: Sequence[Endpoint], pairs: Iterable[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """The pairs of ranks on different hosts. InputError if there are none."""
+    found = [(src, dst) for src, dst in pairs if endpoints[src].host != endpoints[dst].host]
+    if not found:
+        why, hint = "puts all ranks on one host, so no NIC sends", "use several hosts, or --nvlink-rate 0"
+        raise InputError(Problem("", f"--ranks {len(endpoints)}", why, hint))
+    return found
 
 
 def describe(fabric: Fabric, endpoints: Sequence[Endpoint], found: Communicators) -> str:

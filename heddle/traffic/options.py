@@ -144,6 +144,11 @@ class RunOptions(AdmissionOptions):
         "split ranks into parallel communicators, as NCCL_TESTS_SPLIT: 'MOD 2', 'AND 0x1'; auto: one per plane",
         _PLACES, words=(AUTO,), reads=parse_split, typed=AUTO,
     )] = AUTO  # fmt: skip
+    nvlink: Annotated[int | None, Declared(
+        "Gb/s on hardware of a rank's copies inside its host (default: 3600 where the algorithm needs them, "
+        "else 0: ranks use their NICs)", _PLACES, word="nvlink_rate", value="GBPS", least=0, most=100_000,
+        hint="3600 is a GPU of the Hopper generation, 450 GB/s in each direction",
+    )] = None  # fmt: skip
     congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc")] = NO_CONTROL
     # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
     faults: Annotated[tuple[str, ...], Declared(
@@ -167,6 +172,10 @@ class RunOptions(AdmissionOptions):
         if self.steps:
             return PartSequence(steps=self.steps, **dict(self.parameters))  # type: ignore[arg-type]
         return find_pattern(self.collective, self.algorithm, **dict(self.parameters))
+
+    def inside_gbps(self, pattern: Pattern) -> int:
+        """Gb/s on hardware between ranks of one host; 0: they use their NICs."""
+        return pattern.inside_gbps if self.nvlink is None else self.nvlink
 
     def passes(self, pattern: Pattern) -> tuple[tuple[int, bool], ...]:
         """All measurements, in their order: bytes, and whether they are in place."""

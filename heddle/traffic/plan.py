@@ -22,7 +22,7 @@ from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.admission import Admission
 from heddle.traffic.bound import bound_steps
 from heddle.traffic.collectives import Pattern
-from heddle.traffic.communicators import AUTO, Communicators, check_paths, communicators_of
+from heddle.traffic.communicators import AUTO, Communicators, between_hosts, check_paths, communicators_of, hosted
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.inflight import InFlight, Propagation, delay_between, windows_of
 from heddle.traffic.options import RunOptions
@@ -72,10 +72,27 @@ class Plan:
     in_flight: InFlight  # of each connection
     admission: Admission | None = None
     control: Control | None = None  # congestion control
+    inside_bps: float = 0.0  # of copies between ranks of one host, emulated; 0: they use their NICs
     pattern: Pattern = field(init=False)  # that of the options
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pattern", self.options.pattern)
+        hosts = [self.endpoints[rank].host for rank in self.communicators[0]]
+        object.__setattr__(self, "pattern", self.options.pattern.hosted(hosts))
+
+    def inside(self, src: int, dst: int) -> bool:
+        """Whether one rank copies to the other inside their host."""
+        return self.inside_bps > 0 and self.endpoints[src].host == self.endpoints[dst].host
+
+    @property
+    def processes(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that must run in one process: each one alone, or all of a host. By communicator, then rank."""
+        order = [rank for members in self.communicators for rank in members]
+        if not self.inside_bps:
+            return tuple((rank,) for rank in order)
+        hosts: dict[str, list[int]] = {}
+        for rank in order:
+            hosts.setdefault(self.endpoints[rank].host, []).append(rank)
+        return tuple(map(tuple, hosts.values()))
 
     @property
     def ip_version(self) -> int:
@@ -149,8 +166,11 @@ def build_plan(
     numbers, delays = QpNumbers(endpoints, before_first or qpn_before_first), PathDelays(fabric)
     qps = []
     pairs = pattern.peers(size)
-    connections = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
-    if pattern.by_rank:
+    connections: Sequence[Sequence[int]] = np.array(communicators)[:, pairs].reshape(-1, 2).tolist()
+    inside_bps = options.inside_gbps(pattern) * 1e9 / fabric.policy.k
+    if inside_bps:
+        connections = between_hosts(endpoints, connections)
+    if pattern.by_rank or inside_bps:
         check_paths(fabric, endpoints, connections, pattern.typed)
     delays_ns = [delay_between(delays, endpoints[src], endpoints[dst]) for src, dst in connections]
     left_out_ns = 0
@@ -170,13 +190,13 @@ def build_plan(
             flow = _flow(endpoints[src], endpoints[dst], sport, peer, job)
             psn, window = numbers.psn(src, own), windows[index]
             qps.append(Qp(flow, index, own, psn, window, delay_s, rtt_s, answer_sport, sports))
-    fan_in = int(np.bincount(pairs[:, 1]).max())
+    fan_in = int(np.bincount([dst for _, dst in connections]).max())
     slowest = replace(propagation, most_ns=propagation.most_ns + more_ns)
     timeout_s = ack_timeout(fabric, options, slowest, fan_in * in_flight.connection)
     policy = fabric.policy
     return Plan(
         fabric.name, policy.k, policy.ib_mtu, timeout_s, options, endpoints, tuple(qps), communicators, propagation,
-        in_flight, admission,
+        in_flight, admission, inside_bps=inside_bps,
     )  # fmt: skip
 
 
@@ -193,14 +213,16 @@ def grouped(
     options = bound_steps(options, endpoints, fabric.policy.k)
     asked = options.pattern
     pattern = asked.bound(endpoints, options.sizes)
+    apart = pattern.inside_gbps and options.inside_gbps(pattern) and options.split == AUTO
     parameters = tuple((name, getattr(pattern, name)) for name, _ in options.parameters)
     communicators: Communicators = (tuple(range(len(endpoints))),)
-    if not pattern.by_rank:
+    if not pattern.by_rank and not apart:
         communicators = communicators_of(fabric, endpoints, options.split)
-    elif options.split != AUTO:
+    elif options.split != AUTO and pattern.by_rank:
         what = "steps" if options.steps else "rows"
         why = f"is not for {what}, which name ranks of the whole job"
         raise InputError(Problem("", f"--split {options.split}", why, "leave --split out"))
+    pattern = hosted(pattern, endpoints, communicators, options.split)
     if options.in_place == "on" and not pattern.replaces:
         why = f"is not possible for {options.collective}: a rank would receive into data that it has not sent yet"
         raise InputError(Problem("", "--in-place on", why, "leave --in-place out, or use both, which gives N/A"))

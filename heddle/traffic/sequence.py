@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from heddle.base.units import format_size
 from heddle.traffic.collectives import Pattern, Piece
-from heddle.traffic.collectives.pattern import OFFSET_BITS, ComputeStep, ReceiveStep, SendStep, Span, Step
+from heddle.traffic.collectives.pattern import OFFSET_BITS, ComputeStep, DType, ReceiveStep, SendStep, Span, Step
 from heddle.traffic.parts import Part, note_of, parts_of
 
 STEPS: Final = "steps"
@@ -51,11 +51,21 @@ class PartSequence(Pattern):
     algorithm = "list"
     replaces = False
     steps: str = ""
+    hosts: tuple[str, ...] = ()  # of each rank, where that matters to a part
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """All parts."""
-        return parts_of(self.steps, self.dtype)
+        return _hosted(self.steps, self.dtype, self.hosts)
+
+    def hosted(self, hosts: Sequence[str]) -> PartSequence:
+        """With the host of each rank."""
+        return replace(self, hosts=tuple(hosts))
+
+    def unfit(self, ranks: int) -> str:
+        """The first part that its ranks do not fit."""
+        found = ((part.pattern, part.pattern.unfit(len(part.ranks))) for part in self.parts if part.pattern is not None)
+        return next((f"have {each.algorithm} {each.collective}, which {why}" for each, why in found if why), "")
 
     @property
     def note(self) -> str:
@@ -140,6 +150,15 @@ class PartSequence(Pattern):
         """More bytes than an address can number."""
         size, most = self.held(ranks, 0) * self.element_bytes, 1 << OFFSET_BITS
         return f"need {size:,} bytes of one rank's memory; the limit is {most:,}" if size > most else ""
+
+
+@lru_cache(maxsize=4)
+def _hosted(steps: str, dtype: DType, hosts: tuple[str, ...]) -> tuple[Part, ...]:
+    found = []
+    for part in parts_of(steps, dtype):
+        on = [hosts[rank] for rank in part.ranks] if hosts else []
+        found.append(part if part.pattern is None or not on else replace(part, pattern=part.pattern.hosted(on)))
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,8 @@ from heddle.endpoints.runoptions import run_options
 from heddle.lab.lab import Lab
 from heddle.runs.run import run
 from heddle.traffic.collectives import patterns
-from tests.conftest import FabricLab
+from heddle.traffic.collectives.hosts import RailPattern
+from tests.conftest import Borrow, FabricLab
 from tests.netns.test_forecast_live import compare
 
 pytestmark = pytest.mark.root
@@ -23,13 +24,33 @@ def lab(fabric_lab: FabricLab) -> Lab:
     return fabric_lab(racks=2, ctsw=2, hosts_per_rack=2, link={"host": "20mbit", "fabric": "20mbit"})
 
 
+@pytest.fixture(scope="module")
+def rails(borrow: Borrow) -> Lab:
+    """Two hosts with two NICs each; no link joins the planes of their rails."""
+    return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "planes=2", "link.host=20mbit", "link.fabric=20mbit")
+
+
 @pytest.mark.parametrize("fastpath", ["on", "off"])
-@pytest.mark.parametrize(("collective", "algorithm"), list(patterns()))
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [name for name, each in patterns().items() if not isinstance(each, RailPattern)]
+)
 def test_results_paths_and_loads_are_right(
     collective: str, algorithm: str, fastpath: Literal["on", "off"], lab: Lab, tmp_path: Path
 ) -> None:
     compare(
         lab, lab.fabric.policy.routing.ecmp, tmp_path, 2, None, fastpath, collective=collective, algorithm=algorithm
+    )
+
+
+@pytest.mark.parametrize("fastpath", ["on", "off"])
+@pytest.mark.parametrize(
+    ("collective", "algorithm"), [name for name, each in patterns().items() if isinstance(each, RailPattern)]
+)
+def test_ranks_copy_inside_their_host_and_send_along_their_rail(
+    collective: str, algorithm: str, fastpath: Literal["on", "off"], rails: Lab, tmp_path: Path
+) -> None:
+    compare(
+        rails, rails.fabric.policy.routing.ecmp, tmp_path, 2, None, fastpath, collective=collective, algorithm=algorithm
     )
 
 

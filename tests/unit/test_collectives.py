@@ -61,7 +61,9 @@ def variants(pattern: Pattern, ranks: int) -> list[Pattern]:
         "matrix": ";".join(cells if ranks in (5, 8) else ["1,0,52", "0,1,7"]),
     }
     more: dict[str, Any] = {each.name: values[each.name] for each in fields(pattern) if each.name in values}
-    return [pattern, replace(pattern, **more)] if more else [pattern]
+    found = [pattern, replace(pattern, **more)] if more else [pattern]
+    turns = [f"host{rank % max(2, ranks // 4)}" for rank in range(ranks)]  # as placement cyclic, four ranks a host
+    return [*found, *(other for other in [found[-1].hosted(turns)] if other != found[-1] and not other.unfit(ranks))]
 
 
 class Exchange:
@@ -70,9 +72,8 @@ class Exchange:
     now: the clock of all ranks. lost: the number of the message that arrives as zeros, without credits.
     """
 
-    def __init__(self, options: RunOptions, ranks: int, lost: int) -> None:
+    def __init__(self, options: RunOptions, pattern: Pattern, ranks: int, lost: int) -> None:
         self.now, self.data, self.lost = 0.0, 0, lost
-        pattern = options.pattern
         elements = Elements.of(pattern, ranks)
         totals = {s: elements.total(s // pattern.element_bytes) for s in options.sizes if pattern.redop != "none"}
         keys = {rank: rank for rank in range(ranks)}
@@ -123,12 +124,12 @@ class Exchange:
 def exchanged(
     pattern: Pattern, ranks: int, choose: Callable[[Sequence[int]], int], lost: int = 0, in_place: InPlace = "auto"
 ) -> Exchange:
-    given = tuple((each.name, getattr(pattern, each.name)) for each in fields(pattern))
+    given = tuple((each.name, getattr(pattern, each.name)) for each in options_of(type(pattern)))
     size = pattern.whole(ranks, 40 * ranks) * pattern.element_bytes
     chosen = {"collective": pattern.collective, "algorithm": pattern.algorithm, "parameters": given}
     measured = {"sizes": (size, size), "iters": 4, "warmup": 1, "chunk": 128, "in_place": in_place}
     options = RunOptions(**chosen, **measured)  # type: ignore[arg-type]
-    exchange = Exchange(options, ranks, lost)
+    exchange = Exchange(options, pattern, ranks, lost)
     exchange.run(choose)
     return exchange
 

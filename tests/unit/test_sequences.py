@@ -42,7 +42,7 @@ def planned(*parts: Part, **more: Any) -> Plan:
 def exchanged(plan: Plan, seed: int = 0, lost: int = 0) -> Exchange:
     """Two sizes of four iterations in small messages, delivered in a random order."""
     options = replace(plan.options, chunk=128, sizes=plan.options.sizes * 2)
-    exchange, dice = Exchange(options, 4, lost), random.Random(seed)
+    exchange, dice = Exchange(options, options.pattern, 4, lost), random.Random(seed)
     exchange.run(lambda to: dice.randrange(len(to)))
     return exchange
 

@@ -20,11 +20,13 @@ from heddle.traffic.collectives.broadcast_tree import TreeBroadcast
 from heddle.traffic.collectives.direct import DirectAllReduce
 from heddle.traffic.collectives.gather import DirectGather
 from heddle.traffic.collectives.halving_doubling import HalvingDoublingAllReduce
+from heddle.traffic.collectives.hierarchical import HierarchicalAllReduce
 from heddle.traffic.collectives.incast import DirectIncast
 from heddle.traffic.collectives.matrix import PairMatrix
 from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import RandomPermutation
+from heddle.traffic.collectives.rail_aligned import RailAlignedAllToAll
 from heddle.traffic.collectives.reduce import ChainReduce
 from heddle.traffic.collectives.reduce_scatter import RingReduceScatter
 from heddle.traffic.collectives.reduce_scatter_direct import DirectReduceScatter
@@ -41,6 +43,7 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     HalvingDoublingAllReduce,
     TreeAllReduce,
     DirectAllReduce,
+    HierarchicalAllReduce,
     RingAllGather,
     DirectAllGather,
     RingReduceScatter,
@@ -49,6 +52,7 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     TreeBroadcast,
     ChainReduce,
     StaggeredAllToAll,
+    RailAlignedAllToAll,
     StaggeredAllToAllV,
     DirectGather,
     DirectScatter,

@@ -61,7 +61,8 @@ class Pattern:
     replaces: it can also be in one array with the input (endpoints/rankarrays.py). by_chunk: nccl-tests prints as
     `count` the elements of a chunk, one of the array's `ranks` parts (common.cu prints `paramcount`). once: a pair has
     one transfer in an iteration, and `pair_labels` are the numbers of its elements. as_sends: NCCL carries it out as
-    sends and receives, one for each pair.
+    sends and receives, one for each pair. inside_gbps: by default, ranks of one host copy at this rate, in Gb/s on
+    hardware, and its packets stay within rails; 0: ranks of one host use their NICs.
     """
 
     collective: ClassVar[str]
@@ -71,6 +72,7 @@ class Pattern:
     by_chunk: ClassVar[bool] = False
     once: ClassVar[bool] = False
     as_sends: ClassVar[bool] = False
+    inside_gbps: ClassVar[int] = 0
 
     dtype: Annotated[DType, Declared(
         "type of an element", GROUP, word="datatype", reads=read_dtype, typed="float32", words=get_args(DType),
@@ -124,6 +126,10 @@ class Pattern:
         if asked == "both":
             return (False, True) if self.replaces else (False,)
         return (self.in_place if asked == "auto" else asked == "on",)
+
+    def hosted(self, hosts: Sequence[str]) -> Pattern:
+        """With the host of each rank, where its operations depend on that."""
+        return self
 
     # what a pattern states
 
