@@ -15,7 +15,7 @@ from heddle.cli.tuner_verb import _wanted
 from heddle.host.saturation import Cause
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
-from heddle.runs.runtable import size_row
+from heddle.runs.runtable import SizeRow, figures
 from heddle.runs.tuning import ANY, TunerSetting, Tuning
 from heddle.views.tunertext import tuning_text
 from tests.unit import run_samples as samples
@@ -31,7 +31,12 @@ def measured(times_ms: Mapping[TunerSetting, tuple[float, float, float]], machin
 
     def run(times: tuple[float, float, float]) -> RunResult:
         rows = [
-            size_row(size, 3, 1.5, [3 * ms / 1e3] * 4, 0, [[ms / 1e3 * (1 + each / 1000) for each in (-1, 0, 1)]] * 4)
+            SizeRow.of(
+                size,
+                figures(
+                    size, 3, 1.5, [3 * ms / 1e3] * 4, 0, [[ms / 1e3 * (1 + each / 1000) for each in (-1, 0, 1)]] * 4
+                ),
+            )
             for size, ms in zip(SIZES, times, strict=True)
         ]
         return having(replace(samples.result(), rows=tuple(rows)), machine=machine)
