@@ -227,7 +227,10 @@ class _StepsReader:
             if size > MOST_SIZE:
                 self._wrong((*trail, "size"), "is above 1 TiB")
         own = pattern.collective == "matrix" and names_bytes(found["parameters"].get("matrix", ""))
-        if not own and size < 1:
+        if own and self._scale != 1:
+            hint = "write a name as shift:4, and its bytes as size"
+            self._wrong((*trail, "matrix"), "has bytes of its own, which scale does not change", hint)
+        elif not own and size < 1:
             self._wrong((*trail, "size") if "size" in step else trail, "needs a size", "write size: 4M")
         elif not own and not int(size * self._scale):
             self._wrong((*trail, "size"), f"is scaled down to 0 bytes by {self._scale}", "use a larger scale")

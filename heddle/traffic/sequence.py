@@ -23,7 +23,7 @@ from heddle.traffic.parts import Part, note_of, parts_of
 
 STEPS: Final = "steps"
 _ALIGN: Final = 16  # elements
-_SHOWN: Final = 12  # steps that a table names
+_SHOWN: Final = 16  # steps that a table names
 
 
 class _Placed(NamedTuple):
@@ -80,7 +80,9 @@ class PartSequence(Pattern):
             if first.pattern is None:
                 what = f"compute for {1e3 * first.seconds:.4g} ms"
             else:
-                what = f"{first.pattern.algorithm} {first.pattern.collective} of {format_size(first.size_bytes)}"
+                pattern = first.pattern
+                size = pattern.whole(len(first.ranks), first.size_bytes // pattern.element_bytes)
+                what = f"{pattern.algorithm} {pattern.collective} of {format_size(size * pattern.element_bytes)}"
             yield f"{first.name}: {what}, {many}" if first.name else f"{what}, {many}"
         if len(together) > _SHOWN:
             yield f"and {len(together) - _SHOWN} more"

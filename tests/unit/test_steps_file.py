@@ -44,7 +44,7 @@ jobs:
       - {compute: 8us, name: forward}
       - {collective: all-reduce, groups: DIV 4, name: tp, op: max}
       - {collective: send-recv, size: 128K, groups: [[0, 4], [1, 5]], with: tp}
-      - {matrix: "0,3,4K", ranks: 2:6}
+      - {matrix: "shift:1", ranks: 2:6}
       - {collective: broadcast, root: 1, ranks: [7, 6], after: [forward]}
       - {compute: 4us, after: []}
 """
@@ -65,6 +65,12 @@ def test_steps_become_parts_and_each_waits_for_the_one_before_unless_it_says_oth
     assert [p.ranks for p in found[1:7]] == [(0, 1, 2, 3), (4, 5, 6, 7), (0, 4), (1, 5), (2, 3, 4, 5), (7, 6)]
     assert {p.pattern.dtype for p in found if p.pattern} == {"bfloat16"}
     assert [p.pattern.redop for p in found if p.pattern][:2] == ["max", "max"]
+    plan = build_plan(ZONE, of(tmp_path, STEPS).jobs[0].options, endpoints=of(tmp_path, STEPS).endpoints(ZONE)[0])
+    assert isinstance(plan.pattern, PartSequence)
+    assert [*plan.pattern.lines()][1::4] == [
+        "tp: ring all-reduce of 16 KiB, 2 groups of 4 ranks", "compute for 8 ms, 8 ranks",
+    ]  # fmt: skip
+    assert [*plan.pattern.lines()][-1] == "sizes and times are those of the file x 1/4"
     # Ranks 2 and 3 of the matrix are not in a send-recv: there they wait for what that waits for.
     assert [p.after for p in found] == [(), (0,), (0,), (0,), (0,), (0, 1, 2, 3, 4), (0,), ()]
 
@@ -75,14 +81,13 @@ def test_a_rank_waits_for_the_last_step_in_which_it_was_where_it_had_no_part_in_
 
 
 def test_a_prediction_has_the_bytes_of_the_plan_and_shipped_files_of_matrices_are_found(tmp_path: Path) -> None:
-    workload = of(tmp_path, STEPS.replace('"0,3,4K"', "cells.csv"))
+    workload = of(tmp_path, STEPS.replace('"shift:1"', "cells.csv").replace("scale: 1/4", ""))
     assert files_of(str(tmp_path / "w.yml")) == [str(tmp_path / name) for name in ("w.yml", "cells.csv")]
     (tmp_path / "cells.csv").write_text("src,dst,bytes\n0,3,4K\n")
     job, endpoints = workload.jobs[0], workload.endpoints(ZONE)[0]
     plan, (traffic,) = build_plan(ZONE, job.options, endpoints=endpoints), traffic_of(ZONE, workload)
     payload = int(traffic.volume.payload.sum(axis=1)[traffic.connections.kind].sum())
     assert payload == plan.pattern.volume(8, 0) * 2
-    assert [*plan.pattern.lines()][-1] == "sizes and times are those of the file x 1/4"  # type: ignore[attr-defined]
 
 
 WRONG = [
@@ -99,6 +104,7 @@ WRONG = [
     ("{collective: broadcast, size: 1M, op: max}", "steps[1].op: max is not a key of this step"),
     ("{collective: gather, size: 1M, datatype: int32}", "steps[1].datatype: int32 is not of one step"),
     ("{collective: gather, matrix: shift:1}", "steps[1].matrix: shift:1 does not go together with collective"),
+    ("{matrix: shift:1, size: 4, bytes: 3}", "steps[1].bytes: 3 is not a key of this step"),
     ("{}", "steps[1] is empty"),
     ("7", "steps[1]: 7 is not a group of keys"),
     ("{size: 4M}", "steps[1] names nothing to do"),
@@ -135,6 +141,7 @@ def test_an_error_names_the_step_with_its_line(tmp_path: Path, step: str, why: s
         ("collective: gather\nsteps: [{compute: 1us}]", "w.yml:1  collective: gather does not go together with steps"),
         ("root: 2\nsteps: [{compute: 1us}]", "w.yml:1  root: 2 does not go together with steps"),
         ("scale: 1/0\nsteps: [{compute: 1us}]", "w.yml:1  scale: 1/0 is not a factor"),
+        ("scale: 1/2\nsteps: [{matrix: '0,1,4K'}]", "w.yml:2  steps[0].matrix: 0,1,4K has bytes of its own"),
         ("scale: 1/2\ncollective: gather", "w.yml:1  scale: 1/2 is for a job with steps"),
         ("steps: [{compute: 1us}]", "steps have no collective, so no rank sends anything"),
         ("scale: 1/1000\nsteps: [{collective: gather, size: 100}]", "is scaled down to 0 bytes by 1/1000"),

@@ -111,7 +111,7 @@ def test_plans_are_found_by_name_path_and_keys() -> None:
     with pytest.raises(InputError, match="did you mean qps"):
         load_workload("all-reduce-1qp,qpss=8")
     # A path still works and words mean what they meant.
-    path, name = (load_workload(typed).workload.jobs[0] for typed in (str(TRAFFIC / "checkpoint.yml"), "checkpoint"))
+    path, name = (load_workload(typed).workload.jobs[0] for typed in (str(TRAFFIC / "hot-rack.yml"), "hot-rack"))
     assert path.options == name.options
     assert load_workload("ring").workload.jobs[0].options.algorithm == "ring"
     # A misspelt name is hinted.
@@ -120,8 +120,8 @@ def test_plans_are_found_by_name_path_and_keys() -> None:
     with pytest.raises(InputError, match=r"files of traffic/: .*two-tenants"):
         load_workload("qqq")
     # Problems name the file of a plan.
-    with pytest.raises(InputError, match=r"traffic/checkpoint\.yml:\d+  ranks: 16"):
-        traffic_of(load_fabric("tiny").fabric, load_workload("checkpoint").workload)
+    with pytest.raises(InputError, match=r"traffic/moe\.yml:\d+  ranks: 16"):
+        traffic_of(load_fabric("tiny").fabric, load_workload("moe").workload)
     # Shells offer the names.
     import tasks
 
