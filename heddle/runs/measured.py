@@ -22,7 +22,6 @@ from heddle.traffic.flow import Sent
 
 if TYPE_CHECKING:
     from heddle.endpoints.countercolumn import Column
-    from heddle.endpoints.journal import SizeResult
     from heddle.endpoints.reports import WorkerReport
     from heddle.endpoints.transports.protocol import Transport
     from heddle.host.capacity import PacketBudget
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from heddle.lab.runfaults import FaultClock
     from heddle.proof.evidence import Evidence
     from heddle.proof.verdict import PathsResult
+    from heddle.runs.runtable import SizeRow
     from heddle.runs.series import QueueRecord
     from heddle.runs.timeline import Timeline
     from heddle.traffic.plan import Plan
@@ -61,7 +61,7 @@ class FlowRow:
 class MeasuredRun:
     """A run after its last packet. began_ns, ended_ns: the first barrier, and the reports of all workers
     (CLOCK_MONOTONIC). phases: one per size. budget: computed before the run. queues: recorded while it ran. proof: of
-    its paths; None where no verdict is possible. results: of each size and repetition, what each rank measured.
+    its paths; None where no verdict is possible. sizes: the rows of the table.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class MeasuredRun:
     queues: QueueRecord
     faults: FaultClock
     proof: PathsResult | None = None
-    results: Sequence[Sequence[Mapping[int, SizeResult]]] = ()
+    sizes: Sequence[SizeRow] = ()
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -129,10 +129,6 @@ class _Running:
         self, lab: Lab, name: str, jobs: Sequence[PlannedJob], writers: Sequence[RunWriter], clock: FaultClock
     ) -> None:
         self._lab, self._name, self._jobs, self._writers, self._clock = lab, name, jobs, writers, clock
-        # Of each job, by size: the results of all repetitions.
-        self._results: dict[str, list[list[Results]]] = {
-            each.job.name: [[] for _ in each.plan.options.sizes] for each in jobs
-        }
 
     def run(
         self, netns: Mapping[str, Path], workers: Sequence[int], observer: Observer, table: TableListener | None
@@ -166,7 +162,7 @@ class _Running:
         for number, (each, writer, crew) in enumerate(zip(jobs, self._writers, crews.crews, strict=True)):
             measured = MeasuredRun(
                 each.plan, each.transport, reports[number], rows[number], crew.phases, each.budget, crews.began_ns,
-                ended_ns, record, clock, results=self._results[each.job.name],
+                ended_ns, record, clock, sizes=writer.rows,
             )  # fmt: skip
             times = FaultTimes.of_run(measured)
             asked = replace(evidence, requested=() if times is None else times.outages())
@@ -197,8 +193,6 @@ class _Running:
         def measured(crew: Crew, number: int, results: Results) -> None:
             plan = crew.plan
             whole = len(plan.passes) // len(plan.options.sizes)
-            if not number % whole:
-                self._results[crew.job.name][number // whole].append(results)
             found.setdefault(crew, []).append(_figures(plan, number, results))
             if len(found[crew]) < whole:
                 return

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from heddle.endpoints.journal import SizeResult
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.offline.ideal import ideal_seconds
 from heddle.runs.parts.ideal import IdealUse
+from heddle.runs.runtable import size_row
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
@@ -68,9 +68,10 @@ def test_propagation_and_computations_add_to_the_path_of_steps() -> None:
 
 
 def measured(plan: Plan, *seconds: float) -> Any:
-    """A run in which each rank measured these seconds for each iteration."""
-    results = {rank: SizeResult(0, 2 * s, 0, (s, s)) for rank, s in enumerate(seconds)}
-    return SimpleNamespace(plan=plan, results=[[results]])
+    """A run in which each rank measured these seconds for each iteration, at every size."""
+    each = [[s, s] for s in seconds]
+    rows = [size_row(size, 2, 1.0, [2 * s for s in seconds], 0, each) for size in plan.options.sizes]
+    return SimpleNamespace(plan=plan, sizes=rows)
 
 
 def test_a_run_has_its_ratio_and_the_time_of_each_rank_that_no_computation_hides() -> None:
@@ -93,8 +94,7 @@ def test_a_run_has_its_ratio_and_the_time_of_each_rank_that_no_computation_hides
 
 def test_a_plain_collective_has_a_ratio_for_each_size_and_nothing_exposed() -> None:
     plan = planned(sizes=(65536, MIB))
-    results = {rank: SizeResult(0, 1.0, 0, (1.0,)) for rank in range(4)}
-    found = IdealUse.of_run(SimpleNamespace(plan=plan, results=[[results], [results, results]]))  # type: ignore[arg-type]
+    found = IdealUse.of_run(measured(plan, 1.0, 1.0, 1.0, 1.0))
     assert found is not None and [each.size for each in found.sizes] == [65536, MIB]
     assert len(found.lines()) == 1 and not found.ranks and len(found.table().rows) == 2
-    assert IdealUse.of_run(SimpleNamespace(plan=plan, results=())) is None  # type: ignore[arg-type]
+    assert IdealUse.of_run(SimpleNamespace(plan=plan, sizes=())) is None  # type: ignore[arg-type]

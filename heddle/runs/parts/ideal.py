@@ -55,13 +55,10 @@ class IdealUse(RunPart):
         """From what each rank measured; None if that is not known, or there are too many messages for the ideal."""
         from heddle.offline.ideal import ideal_seconds
 
-        plan, sizes = measured.plan, []
-        for size, results in zip(plan.options.sizes, measured.results, strict=False):
-            times = [seconds for each in results for rank in each.values() for seconds in rank.iterations]
-            ideal_s = ideal_seconds(plan, size) if times else None
-            if ideal_s:
-                time_s = sum(times) / len(times)
-                sizes.append(IdealSize(size, 1e6 * time_s, 1e6 * ideal_s, time_s / ideal_s))
+        sizes = []
+        for row in measured.sizes:
+            if ideal_s := ideal_seconds(measured.plan, row.size):
+                sizes.append(IdealSize(row.size, row.time_us, 1e6 * ideal_s, row.time_us / (1e6 * ideal_s)))
         if not sizes:
             return None
         return cls(tuple(sizes), tuple(_exposed(measured)))
@@ -120,14 +117,12 @@ class IdealUse(RunPart):
 
 def _exposed(measured: MeasuredRun) -> list[ExposedTime]:
     """By rank, at the largest size."""
-    plan = measured.plan
-    computing = [1e6 * plan.pattern.computing(rank) for rank in range(len(plan.endpoints))]
+    pattern, largest = measured.plan.pattern, max(measured.sizes, key=lambda row: row.size)
+    computing = [1e6 * pattern.computing(rank) for rank in range(len(largest.rank_us))]
     if not any(computing):
         return []
-    at = plan.options.sizes.index(max(plan.options.sizes))
     found = []
-    for rank, each in enumerate(computing):
-        times = [1e6 * s for results in measured.results[at] for s in results[rank].iterations]
+    for rank, (each, times) in enumerate(zip(computing, largest.rank_us, strict=True)):
         time_us = sum(times) / len(times)
         exposed = max(0.0, time_us - each)
         found.append(ExposedTime(rank, time_us, each, exposed, exposed / time_us if time_us else 0.0))
