@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,15 @@ class Elements:
     def coded(self, numbers: Numbers) -> Numbers:
         """As they are in memory."""
         return _halved(numbers) if self.dtype == "bfloat16" else numbers.astype(self.stored, copy=False)
+
+    def merge(
+        self, old: NDArray[np.uint8], new: NDArray[np.uint8], operation: Reduction | Literal[""], divide: int = 1
+    ) -> None:
+        """Bytes of a message, or of another buffer: copy them, or reduce them into the old ones."""
+        if operation:
+            self.combine(old.view(self.stored), new.view(self.stored), operation, divide)
+        else:
+            old[:] = new
 
     def combine(self, old: Numbers, new: Numbers, operation: Reduction, divide: int) -> None:
         """Reduce new values into old ones, and divide by a number. Whole numbers are rounded down, as NCCL does it."""

@@ -33,9 +33,9 @@ from heddle.traffic.schedule import (
     Compute,
     Divisors,
     Key,
+    Local,
     Receive,
     Schedule,
-    Send,
     build_schedule,
 )
 
@@ -287,11 +287,7 @@ class Rank:
         receive = self._schedule(self._size_index).receives[key]
         staged = self._staged.pop((self._epoch, key))
         part = self._arrays.bytes_of(receive.buffer, self._epoch)[receive.lo : receive.hi]
-        if receive.reduce:
-            old, new = part.view(self._elements.stored), staged.data.view(self._elements.stored)
-            self._elements.combine(old, new, receive.reduce, self._divisors.of(receive))
-        else:
-            part[:] = staged.data
+        self._elements.merge(part, staged.data, receive.reduce, self._divisors.of(receive))
         if receive.peer not in self._inside:
             self.journal.used(self._epoch, key, len(staged.data), staged.at, self._clock())
         if staged.used is not None:
@@ -302,7 +298,7 @@ class Rank:
         self._done(key)
 
     def _done(self, *keys: Key) -> None:
-        """Receives or computations are done: start what waited for them."""
+        """Receives, computations or local steps are done: start what waited for them."""
         schedule, done = self._schedule(self._size_index), [*keys]
         while done:
             self._missing -= 1
@@ -331,15 +327,19 @@ class Rank:
             self.size_done = True
 
     def _start(self, schedule: Schedule, index: int) -> Sequence[Key]:
-        """Pass a message to the QPs to its peer, or begin a computation; return it if it takes no time."""
+        """Pass a message to the QPs to its peer, or begin a computation; return what takes no time."""
         action = schedule.actions[index]
-        if not isinstance(action, Send):
+        if isinstance(action, Compute):
             if not action.seconds:
                 return (action.key,)
             heapq.heappush(self._computing, (self._clock() + action.seconds, action.key))
             return ()
         source = self._arrays.bytes_of(action.buffer, self._epoch, unchanged=not action.needs)
         data = source[action.lo : action.hi]
+        if isinstance(action, Local):
+            into = self._arrays.bytes_of(action.into, self._epoch)
+            self._elements.merge(into[action.put : action.put + len(data)], data, action.reduce)
+            return (action.key,)
         va = address_of(self._epoch, action.key[0], action.put)
         # Turns follow the order of the steps, not of arrivals: so each QP has the same messages in every run.
         turn = self._sent[action.peer] + action.turn

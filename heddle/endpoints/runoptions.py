@@ -26,7 +26,7 @@ _OWNERS: Final[Mapping[str, Mapping[str, Any]]] = {"transport": TRANSPORTS, "cc"
 
 def own_fields() -> Iterator[tuple[str, str, OptionField]]:
     """The word that chooses an owner, its name, and each of the options that it declares."""
-    for (collective, _), pattern in patterns().items():
+    for (collective, _), pattern in patterns(of_files=True).items():
         yield from (("collective", collective, each) for each in options_of(type(pattern)))
     for word, owners in _OWNERS.items():
         for name, kind in owners.items():

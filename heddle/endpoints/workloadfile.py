@@ -24,6 +24,7 @@ from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
 from heddle.traffic.collectives import patterns
+from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 FLAG: Final = "--workload"
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 # What a job runs: from the job, or all from beside `jobs`.
-_RUNS: Final = ("collective", "algorithm", "matrix", "steps")
+_RUNS: Final = ("collective", "algorithm", "matrix", "msccl", "steps")
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
@@ -42,7 +43,7 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 # Keys whose value may be a file, whose name is relative to that of the workload.
 _FILES: Final[Mapping[str, Callable[[str], bool]]] = {
-    "matrix": is_matrix_file, "counts": is_matrix_file, "placement": is_rank_file,
+    "matrix": is_matrix_file, "counts": is_matrix_file, "msccl": is_msccl_file, "placement": is_rank_file,
 }  # fmt: skip
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
@@ -170,7 +171,7 @@ class _Reader:
         keys = Keys(name, self._document.where(trail), places)
         above = (*trail, "steps") if "steps" in own else ("steps",)
         steps = steps_of(self._document, above, keys, values, self._problems, self._beside)
-        if not steps and not values.keys() & {"collective", "matrix"}:
+        if not steps and not values.keys() & {"collective", "matrix", "msccl"}:
             what = f"job {name}" if name else "the workload"
             hint = "write collective: all-reduce, matrix: all-to-all, or steps"
             if len(self._problems.found) == before:  # a key may be misspelt
@@ -205,6 +206,9 @@ class _Reader:
             plain["placement"] = _beside(self._file, placement)
         if self._file and is_matrix_file(counts := plain.get("counts", "")) and "counts" not in self._typed:
             plain["counts"] = _beside(self._file, counts)
+        if program := plain.get("msccl"):
+            plain.setdefault("collective", "msccl")
+            plain["msccl"] = self._beside(program)
         if matrix is None:
             return
         if plain.setdefault("collective", "matrix") != "matrix":

@@ -20,7 +20,7 @@ from heddle.endpoints.connections import part_sizes
 from heddle.endpoints.transports import TRANSPORTS
 from heddle.offline.columns import Cutting
 from heddle.traffic.plan import Plan
-from heddle.traffic.schedule import Key, Schedule, Send, build_schedule
+from heddle.traffic.schedule import Key, Local, Schedule, Send, build_schedule
 from heddle.wire.layout import LAYOUTS
 
 _ITERATIONS: Final = 3  # that are timed: those after them overlap as they do
@@ -97,8 +97,10 @@ class Simulation:
             self._begin(_At(at.iteration + 1, at.rank), now)
 
     def _start(self, at: _At, index: int, now: float) -> Sequence[Key]:
-        """Begin a computation or a message; return a computation that takes no time."""
+        """Begin a computation or a message; return what takes no time."""
         action, links = self._schedules[at.rank].actions[index], self._links
+        if isinstance(action, Local):
+            return (action.key,)
         if not isinstance(action, Send):
             if not action.seconds:
                 return (action.key,)

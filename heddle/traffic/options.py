@@ -43,13 +43,15 @@ _BY_NUMBERS: Final = SourcePorts()
 
 
 def _collectives(_: object) -> Sequence[str]:
-    return list(dict.fromkeys(collective for collective, _ in patterns()))
+    return list(dict.fromkeys(collective for collective, _ in patterns(of_files=True)))
 
 
 def _algorithms(typed: Any) -> Sequence[str]:
     """Of the typed collective; for `--help` of all collectives."""
     wanted = typed.value_of("--collective") or "all-reduce"
-    return list(dict.fromkeys(each for collective, each in patterns() if typed.in_help or collective == wanted))
+    return list(
+        dict.fromkeys(each for collective, each in patterns(of_files=True) if typed.in_help or collective == wanted)
+    )
 
 
 def as_tuples(value: Any) -> Any:

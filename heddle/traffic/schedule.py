@@ -16,6 +16,7 @@ from typing import Final, Literal
 from heddle.traffic.collectives.pattern import (
     Buffer,
     ComputeStep,
+    LocalStep,
     Pattern,
     ReceiveStep,
     Reduction,
@@ -86,14 +87,31 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """All operations of one rank for one size. actions: its sends and computations, in order.
+class Local:
+    """Copy or reduce bytes [lo, hi) of a buffer into another, from byte `put` on, once all of `needs` are done."""
 
-    waiting: receive or computation -> indices of the actions that wait for it. messages: peer -> number of messages to
-    it. buffers: bytes of each buffer.
+    key: Key
+    lo: int
+    hi: int
+    put: int
+    needs: tuple[Key, ...]
+    buffer: Buffer
+    into: Buffer
+    reduce: Reduction | Literal[""]
+
+
+Action = Send | Compute | Local
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """All operations of one rank for one size. actions: its sends, computations and local steps, in order.
+
+    waiting: receive, computation or local step -> indices of the actions that wait for it. messages: peer -> number of
+    messages to it. buffers: bytes of each buffer.
     """
 
-    actions: tuple[Send | Compute, ...]
+    actions: tuple[Action, ...]
     receives: dict[Key, Receive]
     waiting: dict[Key, tuple[int, ...]]
     messages: Mapping[int, int]
@@ -106,7 +124,7 @@ class Schedule:
 
     @property
     def operations(self) -> int:
-        """The number of operations that an iteration waits for: receives and computations."""
+        """The number of operations that an iteration waits for: all but sends."""
         return len(self.receives) + len(self.actions) - sum(self.messages.values())
 
 
@@ -115,7 +133,7 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
     program = pattern.operations(ranks, rank, count)
     size, width = pattern.element_bytes, chunk // pattern.element_bytes
     receives: dict[Key, Receive] = {}
-    actions: list[Send | Compute] = []
+    actions: list[Action] = []
     messages: Counter[int] = Counter()
     buffers: Counter[Buffer] = Counter()
     for piece in pattern.result(ranks, rank, count):
@@ -123,7 +141,7 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
         buffers[at] = max(buffers[at], piece.hi * size)
         if piece.source == rank:
             buffers["input"] = max(buffers["input"], (piece.start + piece.hi - piece.lo) * size)
-    before: dict[int, ReceiveStep | ComputeStep] = {}  # by step
+    before: dict[int, ReceiveStep | ComputeStep | LocalStep] = {}  # by step
     written: defaultdict[Buffer, Ranges] = defaultdict(Ranges)  # by receives so far, with their steps
     for each in program:
         if isinstance(each, ComputeStep):
@@ -142,14 +160,20 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
             before[each.step] = each
             written[each.buffer].add(each.span, each.step)
             continue
+        if isinstance(each, LocalStep):
+            put, needs = each.put * size, tuple(_all(each, before, width))
+            buffers[each.into] = max(buffers[each.into], put + (hi - lo) * size)
+            actions.append(Local((each.step, 0), lo * size, hi * size, put, needs, each.buffer, each.into, each.reduce))
+            before[each.step] = each
+            continue
         # Whole steps are searched first, since there are far more messages than steps.
         whole = _all(each, before, width)
         partly = written[each.buffer].overlapping(each.span)
         for key, start, end in _pieces(each.step, each.span, width):
-            needs = dict.fromkeys((*whole, *(need for t in partly for need in _messages_in(t, start, end, width))))
+            waits = dict.fromkeys((*whole, *(need for t in partly for need in _messages_in(t, start, end, width))))
             put = (each.put + start - lo) * size
             turn = messages[each.to]
-            actions.append(Send(key, each.to, start * size, end * size, put, tuple(needs), turn, each.buffer))
+            actions.append(Send(key, each.to, start * size, end * size, put, tuple(waits), turn, each.buffer))
             messages[each.to] += 1
     waiting: dict[Key, list[int]] = {}
     for index, action in enumerate(actions):
@@ -164,8 +188,10 @@ def messages_of(elements: int, chunk: int, element_bytes: int) -> int:
     return -(-elements * element_bytes // chunk)
 
 
-def _all(each: SendStep | ComputeStep, before: Mapping[int, ReceiveStep | ComputeStep], width: int) -> list[Key]:
-    """Every message or computation of the steps `after`."""
+def _all(
+    each: SendStep | ComputeStep | LocalStep, before: Mapping[int, ReceiveStep | ComputeStep | LocalStep], width: int
+) -> list[Key]:
+    """Every message, computation or local step of the steps `after`."""
     found: list[Key] = []
     for step in each.after:
         t = before.get(step)

@@ -18,7 +18,16 @@ from typing import Final, NamedTuple
 
 from heddle.base.units import format_size
 from heddle.traffic.collectives import Pattern, Piece
-from heddle.traffic.collectives.pattern import OFFSET_BITS, ComputeStep, DType, ReceiveStep, SendStep, Span, Step
+from heddle.traffic.collectives.pattern import (
+    OFFSET_BITS,
+    ComputeStep,
+    DType,
+    LocalStep,
+    ReceiveStep,
+    SendStep,
+    Span,
+    Step,
+)  # fmt: skip
 from heddle.traffic.parts import Part, note_of, parts_of
 
 STEPS: Final = "steps"
@@ -173,6 +182,8 @@ def _room(pattern: Pattern | None, ranks: int, count: int) -> tuple[int, int]:
         for each in pattern.program(ranks, rank, count):
             steps = max(steps, each.step + 1)
             end = max(end, 0 if isinstance(each, ComputeStep) else each.span[1])
+            if isinstance(each, LocalStep):
+                end = max(end, each.put + each.span[1] - each.span[0])
         for piece in pattern.result(ranks, rank, count):
             end = max(end, piece.hi, 0 if piece.source is None else piece.start + piece.hi - piece.lo)
     return steps, -(-end // _ALIGN) * _ALIGN
@@ -230,6 +241,9 @@ def _moved(placed: _Placed, pattern: Pattern, place: int, begins: tuple[int, ...
         after = (*begins, *(number + step for number in each.after))
         if isinstance(each, ComputeStep):
             yield replace(each, step=each.step + step, after=after)
+        elif isinstance(each, LocalStep):
+            put = each.put + placed.at
+            yield replace(each, step=each.step + step, span=moved(each.span), put=put, after=after)
         else:
             yield replace(
                 each, step=each.step + step, to=ranks[each.to], span=moved(each.span), put=each.put + placed.at,

@@ -93,11 +93,11 @@ class Job:
 
     @property
     def runs(self) -> tuple[str, str]:
-        """What it runs, as key and value: `collective`, `all-reduce`; or `matrix`, `shift:4`; or `steps`."""
+        """What it runs, as key and value: `collective`, `all-reduce`; `matrix`, `shift:4`; `msccl`, a file; `steps`."""
         if self.options.steps:
             return "steps", ""
-        matrix = dict(self.options.parameters).get("matrix")
-        return ("collective", self.options.collective) if matrix is None else ("matrix", str(matrix))
+        of_files = [(key, str(value)) for key, value in self.options.parameters if key in ("matrix", "msccl")]
+        return of_files[0] if of_files else ("collective", self.options.collective)
 
     @property
     def in_background(self) -> bool:

@@ -15,6 +15,7 @@ from heddle.traffic.collectives import patterns
 from heddle.traffic.collectives.hosts import RailPattern
 from tests.conftest import Borrow, FabricLab
 from tests.netns.test_forecast_live import compare
+from tests.unit.test_msccl import all_pairs
 
 pytestmark = pytest.mark.root
 
@@ -65,3 +66,9 @@ def test_both_columns_are_measured(collective: str, fastpath: str, lab: Lab) -> 
     for row in done.rows:
         out, inside = done.sides(row)
         assert out and inside and out.time_us > 0 < inside.time_us and len(inside.iteration_us) == 2
+
+
+def test_a_program_of_a_file_has_right_results_paths_and_loads(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "p.xml"
+    file.write_text(all_pairs(4))
+    compare(lab, lab.fabric.policy.routing.ecmp, tmp_path, 2, None, "on", collective="msccl", msccl=str(file))

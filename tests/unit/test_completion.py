@@ -23,7 +23,7 @@ def offered(*typed: str) -> list[str]:
 
 
 def test_values_of_verbs_are_offered() -> None:
-    assert offered("run", "--collective", "") == list(dict.fromkeys(name for name, _ in patterns()))
+    assert offered("run", "--collective", "") == list(dict.fromkeys(name for name, _ in patterns(of_files=True)))
     assert offered("run", "--collective", "incast", "--algorithm", "") == ["direct"]
     assert offered("run", "--qp-mode", "") == ["split", "round-robin"]
     assert offered("run", "--fabric", "") == presets()
@@ -63,7 +63,7 @@ def test_values_of_verbs_are_offered() -> None:
     assert offered("up", "zone", "--set", "link.host=") == []
     # A value behind an equals sign is offered with its flag.
     assert offered("run", "--collective=") == [
-        f"--collective={name}" for name in dict.fromkeys(name for name, _ in patterns())
+        f"--collective={name}" for name in dict.fromkeys(name for name, _ in patterns(of_files=True))
     ]
     assert offered("up", "--runtime=c") == [f"--runtime={name}" for name in RUNTIMES]
 

@@ -80,7 +80,9 @@ def test_limits_causes_and_names_are_those_of_the_code() -> None:
     for collective, algorithm in patterns():
         assert f"| `{collective}` | `{algorithm}` |" in page("collectives")
     parameters = re.findall(r"^\| `([a-z]+)` \|", page("collectives").partition("## Parameters")[2], re.MULTILINE)
-    assert set(parameters) == {each.name for kind in patterns().values() for each in options_of(type(kind))}
+    assert set(parameters) == {
+        each.name for kind in patterns(of_files=True).values() for each in options_of(type(kind))
+    }
     # The names of the document exist.
     document = samples.result().to_json()
     assert "unreliable" in document

@@ -11,7 +11,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.offline.ideal import ideal_seconds
 from heddle.runs.parts.ideal import IdealUse
-from heddle.runs.runtable import size_row
+from heddle.runs.runtable import SizeRow, figures
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
@@ -70,7 +70,8 @@ def test_propagation_and_computations_add_to_the_path_of_steps() -> None:
 def measured(plan: Plan, *seconds: float) -> Any:
     """A run in which each rank measured these seconds for each iteration, at every size."""
     each = [[s, s] for s in seconds]
-    rows = [size_row(size, 2, 1.0, [2 * s for s in seconds], 0, each) for size in plan.options.sizes]
+    total = [2 * s for s in seconds]
+    rows = [SizeRow.of(size, figures(size, 2, 1.0, total, 0, each)) for size in plan.options.sizes]
     return SimpleNamespace(plan=plan, sizes=rows)
 
 

@@ -23,6 +23,7 @@ from heddle.traffic.collectives.halving_doubling import HalvingDoublingAllReduce
 from heddle.traffic.collectives.hierarchical import HierarchicalAllReduce
 from heddle.traffic.collectives.incast import DirectIncast
 from heddle.traffic.collectives.matrix import PairMatrix
+from heddle.traffic.collectives.msccl import MscclProgram
 from heddle.traffic.collectives.parameters import Value, checked
 from heddle.traffic.collectives.pattern import Pattern, Piece
 from heddle.traffic.collectives.permutation import RandomPermutation
@@ -62,17 +63,20 @@ _KINDS: Final[tuple[type[Pattern], ...]] = (
     RandomPermutation,
     PairMatrix,
 )
+# Those that cannot run without a user's file.
+_OF_FILES: Final[tuple[type[Pattern], ...]] = (MscclProgram,)
 _PATTERNS: Final[Mapping[tuple[str, str], Pattern]] = {(kind.collective, kind.algorithm): kind() for kind in _KINDS}
 
 
-def patterns() -> Mapping[tuple[str, str], Pattern]:
-    """All patterns by (collective, algorithm), with their default parameters."""
-    return _PATTERNS
+def patterns(*, of_files: bool = False) -> Mapping[tuple[str, str], Pattern]:
+    """All patterns by (collective, algorithm), with their default parameters. of_files: also those that need a file."""
+    more = {(kind.collective, kind.algorithm): kind() for kind in _OF_FILES if of_files}
+    return {**_PATTERNS, **more} if of_files else _PATTERNS
 
 
 def usual_algorithm(collective: str) -> str:
     """The default algorithm of a collective; empty for an unknown collective."""
-    return next((a for c, a in _PATTERNS if c == collective), "")
+    return next((a for c, a in patterns(of_files=True) if c == collective), "")
 
 
 def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> Pattern:
@@ -80,14 +84,15 @@ def find_pattern(collective: str, algorithm: str = "", **parameters: Value) -> P
 
     algorithm: empty for the default of the collective.
     """
-    names = sorted({c for c, _ in _PATTERNS})
+    every = patterns(of_files=True)
+    names = sorted({c for c, _ in every})
     if collective not in names:
         raise InputError(
             Problem("", f"--collective {collective}", "is not a supported collective", did_you_mean(collective, names))
         )
-    found = _PATTERNS.get((collective, algorithm or usual_algorithm(collective)))
+    found = every.get((collective, algorithm or usual_algorithm(collective)))
     if found is None:
-        legal = sorted(a for c, a in _PATTERNS if c == collective)
+        legal = sorted(a for c, a in every if c == collective)
         raise InputError(
             Problem(
                 "", f"--algorithm {algorithm}", f"is not an algorithm of {collective}", did_you_mean(algorithm, legal)

@@ -21,7 +21,17 @@ from heddle.base.declared import Declared
 from heddle.base.problems import did_you_mean
 from heddle.traffic.collectives.known import known
 from heddle.traffic.collectives.parameters import GROUP
-from heddle.traffic.collectives.steps import Buffer, ComputeStep, Piece, ReceiveStep, Reduction, SendStep, Span, Step
+from heddle.traffic.collectives.steps import (
+    Buffer,
+    ComputeStep,
+    LocalStep,
+    Piece,
+    ReceiveStep,
+    Reduction,
+    SendStep,
+    Span,
+    Step,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from heddle.traffic.flow import Endpoint
 
 # Those of steps.py, which patterns import from here.
-__all__ = ["Buffer", "ComputeStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
+__all__ = ["Buffer", "ComputeStep", "LocalStep", "Piece", "ReceiveStep", "Reduction", "SendStep", "Span", "Step"]
 
 DType = Literal["float32", "bfloat16", "float16", "int32"]
 InPlace = Literal["auto", "off", "on", "both"]

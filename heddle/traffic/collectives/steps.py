@@ -52,7 +52,23 @@ class ComputeStep:
     after: tuple[int, ...] = ()
 
 
-Step = SendStep | ReceiveStep | ComputeStep
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """Copy or reduce a range of a buffer into another one of the same rank, from its element `put` on.
+
+    It waits for the steps `after` only. step: as in ReceiveStep, and above those of all messages. reduce: as there.
+    """
+
+    step: int
+    span: Span
+    put: int
+    buffer: Buffer
+    into: Buffer
+    reduce: Reduction | Literal[""] = ""
+    after: tuple[int, ...] = ()
+
+
+Step = SendStep | ReceiveStep | ComputeStep | LocalStep
 
 
 @dataclass(frozen=True, slots=True)
