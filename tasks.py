@@ -21,7 +21,7 @@ from heddle.cli.fabric_verbs import validate, down, render
 from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
-from heddle.cli.exec_verb import launch
+from heddle.cli.launch_verb import launch
 from heddle.cli.fault_verb import fault
 from heddle.cli.capture_verb import capture
 from heddle.cli.craft_verb import craft

@@ -188,7 +188,7 @@ def paths(subject: Subject) -> Found:
         result = paths_of(subject.lab)
     except InputError as error:  # a run that failed or cannot be read is no evidence about the lab
         raise NothingError(first_line(error.problems[0])) from None
-    wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.qpn}: {p.why}" for p in result.flows if p.why]
+    wrong = [f"{p.flow.src} to {p.flow.dst}, QP {p.flow.label}: {p.why}" for p in result.flows if p.why]
     if not result.agree and not wrong:
         wrong = list(result.notes)
     return f"{result.source_names} agree on {len(result.flows)} {result.units} of the last run", wrong

@@ -40,6 +40,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "'host*' ip -br address": "run a command on all hosts; each line starts with its node",
     },
     "launch": {
+        "--ranks 4 -- python3 traffic/programs/ring.py": "run a program on four ranks, over TCP",
+        "--ranks 4 --time-limit 60s -- sh traffic/programs/iperf3.sh -t 5": "three clients of iperf3 send to rank 0",
         "host1 host3 -- ib_write_bw --tclass=98": "write from host1 to host3 by soft-RoCE, in the lossless class",
         "host1 host3 --place vm -- ib_send_bw -s 65536 -n 100 --tclass=98": (
             "100 messages of 64 KiB, in the VM, whose kernel has rxe"

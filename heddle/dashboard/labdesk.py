@@ -244,8 +244,8 @@ class LabDesk:
                 with closing(LiveSource(open_lab(name))) as source:
                     reading = source.read(every=True)
                 self._scraped[name] = self._scraped.get(name, 0) + 1
-            kept = History.of(source.lab).newest(1)
-            run = next((each.record for each in kept if not each.damage and each.record.outcome), None)
+            kept = (each.record for each in History.of(source.lab).newest(1) if not each.damage)
+            run = next((each for each in kept if each.outcome and not each.header.launch), None)
         except (HeddleError, OSError):
             reading = None  # heddle_lab_up is 0
         readings = self._scraped.get(name, 0) + (watch.readings if watch else 0)

@@ -179,16 +179,17 @@ def run_json(kept: StoredRun) -> dict[str, Any]:
         return {"id": kept.id, "what": f"cannot be read: {kept.damage}", "ok": False}
     record = kept.record
     o, rows = record.header.options, record.measured
-    sizes = " to ".join(format_size(size) for size in dict.fromkeys((o.sizes[0], o.sizes[-1])))
+    sizes = " to ".join(format_size(size) for size in dict.fromkeys((*o.sizes[:1], *o.sizes[-1:])))
+    what = f"{o.collective} ({o.algorithm}), {len(record.header.ranks)} ranks, {sizes}, QPs {o.qps}"
     done = record.outcome
     failed = "interrupted" if record.interrupted else (record.failure[0].partition("\n")[0] if record.failure else "")
     return {
         "id": kept.id,
         "when": record.header.when,
-        "what": f"{o.collective} ({o.algorithm}), {len(record.header.ranks)} ranks, {sizes}, QPs {o.qps}",
+        "what": f"{record.header.work}, {len(record.header.ranks)} ranks" if record.header.launch else what,
         "ecmp": record.header.ecmp,
         "seconds": record.seconds,
-        "ok": done is not None and not done.wrong,
+        "ok": done is not None and not done.wrong and not done.exit_code,
         "why": failed,
         "wrong": done.wrong if done else None,
         "agree": done.proof.agree if done and done.proof else None,

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from heddle.base.arrays import I32, U32
 from heddle.fabric.model import Fabric
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import PROTOCOL_SHIFT, Flow
+from heddle.wire.layout import PROTO_UDP
 
 _IPV6_WORDS: Final = 4
 
@@ -24,7 +25,7 @@ _IPV6_WORDS: Final = 4
 class FlowArrays:
     """Flows as columns, each of shape (flows,) and dtype uint32; IPv6 addresses have shape (flows, 4).
 
-    label: the IPv6 flow label of the packets; zero if not given.
+    qpn: as Flow.qpn. label: the IPv6 flow label of the packets; zero if not given.
     """
 
     src: U32
@@ -43,6 +44,13 @@ class FlowArrays:
 
     def __len__(self) -> int:
         return len(self.sport)
+
+    @property
+    def protocol(self) -> U32:
+        """IPPROTO_UDP or IPPROTO_TCP of each flow."""
+        found = self.qpn >> np.uint32(PROTOCOL_SHIFT)
+        found[found == 0] = PROTO_UDP
+        return found
 
     @property
     def ipv6(self) -> bool:

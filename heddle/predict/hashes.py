@@ -41,7 +41,7 @@ _IPV6_WORDS: Final = 4
 
 
 def kernel_hash(flows: FlowArrays, seed: Seed, policy: int, chosen: int = FIELDS_5_TUPLE) -> U32:
-    """fib_multipath_hash() or rt6_multipath_hash() for forwarded UDP packets, before the shift by one.
+    """fib_multipath_hash() or rt6_multipath_hash() for forwarded UDP and TCP packets, before the shift by one.
 
     policy: 0 (addresses; for IPv6 also flow label and protocol), 1 (5-tuple), 2 (as 0, for packets without an inner IP
     packet), or 3 with `chosen` fields, a mask of FIELD_*: they are hashed, and the result is hashed again. ValueError
@@ -126,7 +126,7 @@ def flow_keys(flows: FlowArrays, policy: int, chosen: int = FIELDS_5_TUPLE) -> U
         chosen = FIELDS_5_TUPLE
     words = np.zeros((len(flows), _KEYS_WORDS[6 if flows.ipv6 else 4]), dtype="<u4")
     if chosen & FIELD_PROTO:
-        words[:, 0] = IPPROTO_UDP << 16  # byte 2: basic.ip_proto
+        words[:, 0] = flows.protocol << np.uint32(16)  # byte 2: basic.ip_proto
     if chosen & FIELD_LABEL and flows.ipv6 and len(flows.label):
         # ip6_flowlabel() is in network order, the dissector's label in host order.
         words[:, 1] = flows.label.byteswap() if policy == POLICY_L3 else flows.label

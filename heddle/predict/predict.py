@@ -111,7 +111,9 @@ def rules_for(forwarding: Forwarding, hashing: Mapping[str, SwitchHashing], addr
     """The rules of all switches, and the tables that steer packets to these addresses."""
     rules = {name: rule_of(hashing[name]) for name in forwarding.switches}
     seeds = {name: hashing[name].seed for name in forwarding.switches}
-    return FabricRules.of(forwarding.switches, rules, seeds, _steering(forwarding, hashing, addresses))
+    steering = _steering(forwarding, hashing, addresses)
+    kernel = np.array([hashing[name].kernel_seed for name in forwarding.switches], dtype=np.uint32)
+    return replace(FabricRules.of(forwarding.switches, rules, seeds, steering), kernel_seed=kernel)
 
 
 def _steering(

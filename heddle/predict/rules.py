@@ -16,12 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle.base.arrays import I32, I64, U32
-from heddle.base.problems import Problem
+from heddle.base.problems import CheckError, Problem
 from heddle.fabric.hashmodes import BY_PROGRAM, MODES, POLICY_CUSTOM, POLICY_L4, SPREADING
 from heddle.fabric.policy import FIELDS_5_TUPLE, Udf
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import Forwarding
-from heddle.predict.hashes import POLICIES, e_ecmp_words, jhash2, kernel_hash, udf_values
+from heddle.predict.hashes import (
+    FIELD_LABEL,
+    POLICIES,
+    POLICY_INNER,
+    POLICY_L3,
+    e_ecmp_words,
+    jhash2,
+    kernel_hash,
+    udf_values,
+)
+from heddle.traffic.flow import PROTOCOL_SHIFT
 
 FAN: Final = -2  # instead of a port id: any of the group's members
 NO_PORT: Final = -1
@@ -45,6 +55,13 @@ class HashingRule:
     def by_program(self) -> bool:
         """Whether the kernel uses the program's value: it does so with policy 1 only."""
         return self.policy == POLICY_L4 and (self.mode in BY_PROGRAM or self.resilient)
+
+    @property
+    def labels(self) -> bool:
+        """Whether the kernel hashes the flow label of IPv6 packets."""
+        return self.policy in (POLICY_L3, POLICY_INNER) or (
+            self.policy == POLICY_CUSTOM and bool(self.fields & FIELD_LABEL)
+        )
 
     def words(self, flows: FlowArrays) -> U32 | None:
         """The words that the program hashes, (flows, 4) or (flows, 10); None if they differ within one flow."""
@@ -172,13 +189,17 @@ def steering_like(forwarding: Forwarding, slices: I32 | None = None) -> Steering
 
 @dataclass(frozen=True)
 class FabricRules:
-    """The rule of each switch of a Forwarding. kind (switches,): index into rules; seed (switches,): uint32."""
+    """The rule of each switch of a Forwarding. kind (switches,): index into rules; seed (switches,): uint32.
+
+    kernel_seed (switches,): of packets that are not RoCEv2; only for fabrics that run.
+    """
 
     switches: tuple[str, ...]
     rules: tuple[HashingRule, ...]
     kind: I32
     seed: U32
     steering: SteeringTables | None = None
+    kernel_seed: U32 = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
 
     @classmethod
     def of(
@@ -217,6 +238,15 @@ class FabricRules:
         self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays,
         here: I32, group: I32, destination: I32, slices: I32 | None,
     ) -> I32:  # fmt: skip
+        if len(others := np.flatnonzero(flows.qpn >> np.uint32(PROTOCOL_SHIFT))):
+            found = np.empty(len(here), dtype=np.int32)
+            found[others] = self._by_kernel(rule, forwarding, flows.take(others), here[others], group[others])
+            if len(rest := np.setdiff1d(np.arange(len(here)), others)):
+                found[rest] = self._by(
+                    rule, forwarding, flows.take(rest), here[rest], group[rest], destination[rest],
+                    None if slices is None else slices[rest],
+                )  # fmt: skip
+            return found
         if rule.mode in SPREADING:
             return np.full(len(here), FAN, dtype=np.int32)
         steered = np.full(len(here), NO_PORT, dtype=np.int32)
@@ -230,6 +260,23 @@ class FabricRules:
         rest = np.flatnonzero(~live)
         steered[rest] = self._hashed(rule, forwarding, flows.take(rest), here[rest], group[rest], destination[rest])
         return steered
+
+    def _by_kernel(self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32) -> I32:
+        """The choice for TCP, and for UDP other than RoCEv2: always by the kernel's own hash.
+
+        CheckError where it cannot be computed.
+        """
+        seed, switch = self.kernel_seed[here], self.switches[int(here[0])]
+        if not seed.all():
+            switch = self.switches[int(here[np.flatnonzero(seed == 0)[0]])]
+            why = "hashes TCP with a random seed that Linux does not show: fib_multipath_hash_seed is 0"
+            raise CheckError(Problem("", switch, why, set_hint("seed", 1)))
+        if flows.ipv6 and rule.labels:
+            why = "hashes the IPv6 flow label of TCP, which the sender may change at any time"
+            raise CheckError(
+                Problem("", switch, why, "use ./inv hashing flow --set policy=l4, and start the program again")
+            )
+        return forwarding.choose(group, kernel_hash(flows, seed, rule.policy, rule.fields) >> np.uint32(1))
 
     def _hashed(
         self, rule: HashingRule, forwarding: Forwarding, flows: FlowArrays, here: I32, group: I32, destination: I32

@@ -25,7 +25,8 @@ from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attribut
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.forwarding import NOWHERE
-from heddle.predict.hashes import IPPROTO_UDP
+from heddle.traffic.flow import PROTOCOL_SHIFT
+from heddle.wire.layout import PROTO_TCP, ROCE_PORT
 
 MAX_PACKETS: Final = 256  # of one `send`: they fit into a socket's buffer
 ROUTED: Final = {4: "10.1.0.0/16", 6: "fd01::/32"}  # the prefixes of trial destinations
@@ -44,7 +45,7 @@ _PATIENCE_S: Final = 2.0
 
 
 def some_flows(count: int, version: int, seed: int) -> FlowArrays:
-    """Flows to ROUTED with random ports; the same seed gives the same flows."""
+    """Flows to ROUTED with random ports, RoCEv2 and TCP in turn; the same seed gives the same flows."""
     chance = np.random.default_rng(seed)
 
     def addresses(base: Sequence[int]) -> U32:
@@ -56,7 +57,9 @@ def some_flows(count: int, version: int, seed: int) -> FlowArrays:
 
     sport = chance.integers(0xC000, 0x10000, count).astype(np.uint32)
     qpn = chance.integers(2, 1 << 24, count).astype(np.uint32)
-    dport = np.full(count, 4791, dtype=np.uint32)
+    dport = np.full(count, ROCE_PORT, dtype=np.uint32)
+    dport[1::2] = qpn[1::2] & 0xFFFF
+    qpn[1::2] = PROTO_TCP << PROTOCOL_SHIFT | dport[1::2]
     return FlowArrays(addresses(_SOURCES[version]), addresses(_DESTINATIONS[version]), sport, dport, qpn)
 
 
@@ -119,13 +122,13 @@ class Trial:
         """The kernel's answer (RTM_GETROUTE) for each flow: the number of the port, -1 for an error."""
         bits = 128 if flows.ipv6 else 32
         head = RTMSG.pack(socket.AF_INET6 if flows.ipv6 else socket.AF_INET, bits, bits, 0, 0, 0, 0, 0, 0)
-        tail = attribute(RTA_IIF, struct.pack("=I", self._index["in"])) + attribute(RTA_IP_PROTO, bytes([17]))
+        iif = attribute(RTA_IIF, struct.pack("=I", self._index["in"]))
         questions = [
             b"".join((
-                head, attribute(RTA_DST, dst), attribute(RTA_SRC, src), tail,
+                head, attribute(RTA_DST, dst), attribute(RTA_SRC, src), iif, attribute(RTA_IP_PROTO, bytes([protocol])),
                 attribute(RTA_SPORT, struct.pack("!H", sport)), attribute(RTA_DPORT, struct.pack("!H", dport)),
             ))
-            for src, dst, sport, dport in flows.rows()
+            for (src, dst, sport, dport), protocol in zip(flows.rows(), flows.protocol.tolist(), strict=True)
         ]  # fmt: skip
         with RouteSocket(Path("/proc/thread-self/ns/net")) as netlink:
             answers = netlink.ask(RTM_GETROUTE, questions)
@@ -144,8 +147,8 @@ class Trial:
         ):
             seen.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
             wire.bind(("far-in", 0))
-            for number, row in enumerate(flows.rows()):
-                wire.send(_frame(number, *row))
+            for number, (row, protocol) in enumerate(zip(flows.rows(), flows.protocol.tolist(), strict=True)):
+                wire.send(_frame(number, *row, protocol))
             while (found == NOWHERE).any() and (left := deadline - time.monotonic()) > 0:
                 seen.settimeout(left)
                 try:
@@ -175,14 +178,14 @@ def trial(ports: int) -> Iterator[Trial]:
         yield Trial(ports)
 
 
-def _frame(number: int, src: bytes, dst: bytes, sport: int, dport: int) -> bytes:
-    """A whole packet that ends with its number."""
+def _frame(number: int, src: bytes, dst: bytes, sport: int, dport: int, protocol: int) -> bytes:
+    """A whole packet that ends with its number. With another protocol than UDP, its ports are those that are hashed."""
     payload = _MARK + struct.pack("!H", number)
     udp = struct.pack("!HHHH", sport, dport, 8 + len(payload), 0)
     if len(src) == 16:
-        head = struct.pack("!IHBB", 6 << 28, 8 + len(payload), IPPROTO_UDP, 64) + src + dst
+        head = struct.pack("!IHBB", 6 << 28, 8 + len(payload), protocol, 64) + src + dst
         return _MAC + bytes(6) + struct.pack("!H", _ETHERTYPES[6]) + head + udp + payload
-    head = struct.pack("!BBHHHBBH", 0x45, 0, 28 + len(payload), 0, 0x4000, 64, IPPROTO_UDP, 0) + src + dst
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 28 + len(payload), 0, 0x4000, 64, protocol, 0) + src + dst
     total = sum(struct.unpack("!10H", head))
     total = (total & 0xFFFF) + (total >> 16)
     total = (total & 0xFFFF) + (total >> 16)

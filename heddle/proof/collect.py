@@ -94,6 +94,40 @@ def collect_after(
     return Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
 
 
+def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: LabPart = NO_PART) -> Evidence:
+    """The same after a program: its flows are those that the switches counted since `before`, when no more move.
+
+    Its hosts do not report what they sent: that is what the first switch counted.
+    """
+    _wait_until_quiet(lab)
+    flows = counted_flows(lab.fabric, lab.snapshot(LabPart.COUNTERS).counters, before.counters)
+    asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, flows)
+    now = lab.snapshot(PARTS | more, keep_errors=True)
+    counts: Counter[tuple[FlowKey, str]] = Counter()
+    sizes: Counter[tuple[FlowKey, str]] = Counter()
+    for name, table in now.counters.items():
+        for row in table.since(before.counters[name]).flows:
+            counts[row.key, name] += row.packets
+            sizes[row.key, name] += row.bytes
+    at = [(flow.key, flow.first_hop.partition(":")[0]) for flow in flows]
+    sent = [Sent(flow, counts[where], sizes[where]) for flow, where in zip(flows, at, strict=True)]
+    return Evidence.of(before, now, sent, asked.paths, (), seconds, asked.choices)
+
+
+def counted_flows(
+    fabric: Fabric, counters: Mapping[str, SwitchCounters], before: Mapping[str, SwitchCounters]
+) -> list[Flow]:
+    """The flows between NICs that switches counted since `before`, RoCEv2 or not, in the order of their ends."""
+    keys = {row.key for name, table in counters.items() for row in table.since(before[name]).flows}
+    places = {address: at for at, address in enumerate(fabric.nic_at)}
+    known = sorted(
+        (key for key in keys if key[0] in places and key[1] in places),
+        key=lambda key: (places[key[0]], places[key[1]], key[2], key[3]),
+    )
+    ends = ((key, fabric.nic_at[key[0]], fabric.nic_at[key[1]]) for key in known)
+    return [Flow.counted(key, src.node, dst.node, src.peer_ref) for key, src, dst in ends]
+
+
 def _wait_until_quiet(lab: RunningLab) -> None:
     """Wait until counters stop: a killed run leaves packets in slow ports, which must not count for the next run."""
     deadline = time.monotonic() + _patience(lab.fabric)

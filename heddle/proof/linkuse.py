@@ -18,7 +18,6 @@ from heddle.fabric.wiring import ports_above
 from heddle.lab.snapshot import Snapshot
 from heddle.proof.evidence import Evidence
 from heddle.traffic.flow import Flow
-from heddle.wire.layout import DSCP_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
                 cell[0] += row.packets
                 cell[1] += row.bytes
                 cell[2] += 1
-    number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
+    numbers = sorted({fabric.policy.queues.class_of_dscp[sent.flow.dscp] for sent in evidence.sent})
     totals = {f"{name}:{row.port}": row for name, table in evidence.counters.items() for row in table.ports}
     above = ports_above(fabric, nics_of(fabric, [sent.flow for sent in evidence.sent]))
     states = _states(fabric, evidence.before)
@@ -146,8 +145,8 @@ def links_of(fabric: Fabric, evidence: Evidence) -> list[LinkUse]:
         total = totals.get(port.ref)
         others = (total.packets - packets, total.bytes - size) if total else (0, 0)
         # Counted before the queue, so what the queue dropped was counted and not sent.
-        dropped = evidence.tally(port.ref, number)
-        packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
+        for dropped in (evidence.tally(port.ref, number) for number in numbers):
+            packets, size = max(0, packets - dropped.refused), max(0, size - dropped.refused_bytes)
         counts = (packets, size, count, *others)
         links.append(_link(fabric, switch_node, port, above, counts, evidence.seconds, states.get(port.ref, "")))
     return links

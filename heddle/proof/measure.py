@@ -234,6 +234,18 @@ class Behind:
     mixed: frozenset[str]
 
     @classmethod
+    def by_class(
+        cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], classes: Sequence[int]
+    ) -> dict[int, Behind]:
+        """The same for the flows of each class, by its number. classes: of each flow."""
+        found = {}
+        for number in sorted({*classes}):
+            rows = [at for at, each in enumerate(classes) if each == number]
+            part = replace(evidence, sent=tuple(evidence.sent[at] for at in rows))
+            found[number] = cls.of(part, [measured[at] for at in rows], peers, number)
+        return found
+
+    @classmethod
     def of(cls, evidence: Evidence, measured: Sequence[Measured], peers: Mapping[str, str], number: int) -> Behind:
         """From the counters of a run. number: the class of the flows.
 

@@ -52,7 +52,7 @@ from heddle.predict.walk import MAX_HOPS, element
 from heddle.proof.standin import FEW, MANY, Standins
 from heddle.switch.hashing.hashing import SwitchHashing, pin_dir
 from heddle.traffic.flow import Flow
-from heddle.wire.layout import DSCP_DATA, ECN_CE, TOS_DATA
+from heddle.wire.layout import ECN_CE, TOS_DATA
 
 Path = tuple[str, ...]
 Chooser = Literal["kernel", "program", "packet", "route", "arithmetic"]
@@ -152,9 +152,12 @@ class _Switch:
             indexes = {name: index for index, name in names.items()}
             found: dict[int, tuple[Ports, Chooser]] = {}
             values: dict[int, int] = {}  # row -> hash of the program, if the kernel uses it
-            spread = set(range(len(arrivals))) if self._hashing.mode in SPREADING else set()
+            # The program leaves all packets but RoCEv2 to the kernel.
+            own = [at for at, arrival in enumerate(arrivals) if self._flows[arrival.row].has_qp]
+            spread = set(own) if self._hashing.mode in SPREADING else set()
             if programmed(self._hashing.mode, self._hashing.options) and not spread:
-                for at, (steered, value) in enumerate(self._run(arrivals, indexes)):
+                runs = self._run([arrivals[at] for at in own], indexes)
+                for at, (steered, value) in zip(own, runs, strict=True):
                     if steered is None:
                         spread.add(at)
                     elif steered:
@@ -315,7 +318,7 @@ class _Switch:
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
     def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
-        """`ip route get DST from SRC iif PORT tos T ipproto udp sport S dport D`, as struct rtmsg and attributes.
+        """`ip route get DST from SRC iif PORT tos T ipproto P sport S dport D`, as struct rtmsg and attributes.
 
         asked: a flow to look up instead of the one that arrives.
         """
@@ -323,11 +326,11 @@ class _Switch:
         family = socket.AF_INET6 if ":" in flow.dst_ip else socket.AF_INET
         bits = 128 if family == socket.AF_INET6 else 32
         return (
-            RTMSG.pack(family, bits, bits, DSCP_DATA << 2, 0, 0, 0, 0, flags)
+            RTMSG.pack(family, bits, bits, flow.dscp << 2, 0, 0, 0, 0, flags)
             + attribute(RTA_DST, socket.inet_pton(family, flow.dst_ip))
             + attribute(RTA_SRC, socket.inet_pton(family, flow.src_ip))
             + attribute(RTA_IIF, struct.pack("=I", indexes.get(self._routers.get(arrival.port, ""), 0)))
-            + attribute(RTA_IP_PROTO, bytes([socket.IPPROTO_UDP]))
+            + attribute(RTA_IP_PROTO, bytes([flow.protocol]))
             + attribute(RTA_SPORT, struct.pack("!H", flow.sport))
             + attribute(RTA_DPORT, struct.pack("!H", flow.dport))
         )

@@ -62,7 +62,7 @@ class QpSelection:
 
     def _has(self, result: PathsResult, proof: FlowProof) -> bool:
         return (
-            (not self.numbers or any(low <= proof.flow.qpn <= high for low, high in self.numbers))
+            (not self.numbers or any(low <= proof.flow.number <= high for low, high in self.numbers))
             and (not self.nics or not self.nics.isdisjoint(result.nics_of(proof)))
             and (not self.ends or not self.ends.isdisjoint(_ports(proof)))
         )
@@ -72,7 +72,7 @@ class QpSelection:
         given = {flag for flag, _ in self.words}
         lines = []
         if "--qp" in given:
-            lines.append(f"QP numbers: {_ranges(proof.flow.qpn for proof in result.flows)}")
+            lines.append(f"QP numbers: {_ranges(proof.flow.number for proof in result.flows)}")
         if "--host" in given:
             names = (name for proof in result.flows for name in result.ends(proof))
             lines.append(f"hosts with QPs: {_several(names)}")

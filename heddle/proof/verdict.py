@@ -13,6 +13,7 @@ On a kernel that chooses differently from our arithmetic (selftest.py), the resu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -34,7 +35,6 @@ from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
 from heddle.traffic.flow import Flow, Sent
-from heddle.wire.layout import DSCP_DATA
 
 Path = tuple[str, ...]
 
@@ -85,7 +85,7 @@ class FlowProof:
     def to_json(self) -> dict[str, Any]:
         """One row of `paths`."""
         row = {
-            "src": self.flow.src, "dst": self.flow.dst, "qpn": self.flow.qpn, "sport": self.flow.sport,
+            "src": self.flow.src, "dst": self.flow.dst, **self._number(), "sport": self.flow.sport,
             "predicted": None if self.predicted is None else list(self.predicted),
             "oracle": list(self.oracle), "measured": list(self.measured),
             "packets": self.sent.packets, "counted": list(self.counted),
@@ -93,6 +93,10 @@ class FlowProof:
             "spread": self.spread,
         }  # fmt: skip
         return {**row, "by_port": dict(self.by_port)} if self.spread else row
+
+    def _number(self) -> dict[str, Any]:
+        flow = self.flow
+        return {"qpn": flow.qpn} if flow.has_qp else {"protocol": flow.label.split()[0], "dport": flow.dport}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,11 @@ class PathsResult:
 
     @property
     def units(self) -> str:
-        """What `flows` are: `QPs`; or `source ports of 4 QPs`, where hosts spray over several ports of each QP."""
+        """What `flows` are: `QPs`; `source ports of 4 QPs`, where hosts spray over several ports of each; `flows`, if
+        some have no QP.
+        """
+        if not all(each.flow.has_qp for each in self.flows):
+            return "flows"
         qps = len({(each.flow.src_ip, each.flow.dst_ip, each.flow.qpn) for each in self.flows})
         sprays = len(self.flows) > qps and len({each.flow.key for each in self.flows}) == len(self.flows)
         return f"source ports of {qps} QP{'' if qps == 1 else 's'}" if sprays else "QPs"
@@ -218,21 +226,22 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
-    number = fabric.policy.queues.class_of_dscp[DSCP_DATA]
-    behind = Behind.of(evidence, measured, peers, number)
+    classes = [fabric.policy.queues.class_of_dscp[flow.dscp] for flow in wanted]
+    behind = Behind.by_class(evidence, measured, peers, classes)
     addresses = _host_addresses(fabric)
     proofs = tuple(
-        _proof(sent, own, asked, seen, (behind, peers), addresses)
-        for sent, own, asked, seen in zip(flows, predicted, evidence.oracle, measured, strict=True)
+        _proof(sent, own, asked, seen, (behind[number], peers), addresses)
+        for sent, own, asked, seen, number in zip(flows, predicted, evidence.oracle, measured, classes, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, (behind, number), sum(not sent.packets for sent in flows))
+    notes = _notes(evidence, misses, behind, sum(not sent.packets for sent in flows))
     notes += _prediction_notes(trusted, proofs)
     notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
     # Packets that were sent under two rules prove neither rule, even if the counts agree with both.
     agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
-    found = _result(fabric, agree, proofs, links, behind.lost, notes, (_sources(trusted, "counters"), trusted))
+    lost = sum((Counter(each.lost) for each in behind.values()), Counter[str]())
+    found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
     return replace(found, delivery=Arrivals.of(proofs), choices=evidence.choices)
 
 
@@ -335,7 +344,8 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, addresses: Mapping[str,
     return ""
 
 
-def _notes(evidence: Evidence, misses: int, changes: tuple[Behind, int], idle: int) -> tuple[str, ...]:
+def _notes(evidence: Evidence, misses: int, behind: Mapping[int, Behind], idle: int) -> tuple[str, ...]:
+    """behind: by the number of the class."""
     notes: list[str] = []
     if idle:
         notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
@@ -344,14 +354,14 @@ def _notes(evidence: Evidence, misses: int, changes: tuple[Behind, int], idle: i
     elif evidence.changed:
         notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
     notes += (*evidence.requested, *evidence.unplanned)
-    behind, number = changes
-    for port, count in sorted(behind.lost.items()):
-        drops = evidence.class_drops(port, number)
-        dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"
-        notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
-    for port, count in sorted(behind.copied.items()):
-        copies = evidence.tally(port, number).copies
-        notes.append(f"{count} packets came twice after {port}; its link copied {copies} of class {number}")
+    for number, changes in behind.items():
+        for port, count in sorted(changes.lost.items()):
+            drops = evidence.class_drops(port, number)
+            dropped = f"{evidence.drops[port]}" if drops is None else f"{drops} of class {number}"
+            notes.append(f"{count} packets were lost after {port}; its queue dropped {dropped}")
+        for port, count in sorted(changes.copied.items()):
+            copies = evidence.tally(port, number).copies
+            notes.append(f"{count} packets came twice after {port}; its link copied {copies} of class {number}")
     if evidence.backlog_drops:
         notes.append(
             f"this machine dropped {evidence.backlog_drops} packets before a switch received them: "

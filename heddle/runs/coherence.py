@@ -13,11 +13,13 @@ from heddle.fabric.model import Fabric
 from heddle.kernel.fib import Fib
 from heddle.lab.snapshot import NodeSnapshot, Snapshot
 from heddle.proof.evidence import Evidence
+from heddle.switch.counters import QPNS
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.hashing.steering import MAX_MEMBERS
-from heddle.traffic.flow import Flow
+from heddle.traffic.flow import PROTOCOL_SHIFT, Flow
+from heddle.wire.layout import PROTO_TCP, PROTO_UDP
 
-_PORTS, _QPNS, _U32 = 1 << 16, 1 << 24, 1 << 32
+_PORTS, _U32 = 1 << 16, 1 << 32
 _WEIGHTS = 1 << 16  # of a next hop (struct nexthop_grp)
 
 
@@ -57,7 +59,8 @@ def _flow(flow: Flow, ports: set[str], hosts: set[str], version: int) -> Iterato
     for address in (flow.src_ip, flow.dst_ip):
         if not _is_address(address, version):
             yield f"address {address}"
-    if not (0 <= flow.sport < _PORTS and 0 <= flow.dport < _PORTS and 0 <= flow.qpn < _QPNS):
+    numbered = flow.qpn < QPNS or flow.qpn in (each << PROTOCOL_SHIFT | flow.dport for each in (PROTO_TCP, PROTO_UDP))
+    if not (0 <= flow.sport < _PORTS and 0 <= flow.dport < _PORTS and flow.qpn >= 0 and numbered):
         yield f"UDP port or QP number of QP {flow.qpn}"
 
 

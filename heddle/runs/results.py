@@ -69,8 +69,8 @@ class RunOutcome(RunParts):
     """The measured part of a finished run, as it is stored. proof: None where no verdict was possible.
 
     counters: of the transport, summed over all queue pairs. icrc_errors, stray: None where the hosts' own stack does
-    not report them. fabric_state: before and after the run. span_s: of a job, from when to when it ran, in seconds
-    after the first barrier of all jobs.
+    not report them. fabric_state: before and after the run. exit_code: of a program. span_s: of a job, from when to
+    when it ran, in seconds after the first barrier of all jobs.
     """
 
     rows: tuple[SizeRow, ...]
@@ -81,6 +81,7 @@ class RunOutcome(RunParts):
     warnings: tuple[str, ...] = ()
     proof: ProofSummary | None = None
     fabric_state: FabricState | None = None
+    exit_code: int | None = None
     span_s: tuple[float, float] | None = None
 
     @property

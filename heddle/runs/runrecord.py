@@ -27,6 +27,7 @@ from heddle.traffic.options import RunOptions, as_tuples
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
 _OF_EVERY_RUN: Final = frozenset(each.name for each in fields(RunOptions))
+_OF_PROGRAMS: Final = ("ranks", "placement", "sizes")
 RUN_FORMAT: Final = 1  # format of a run's directory; increased by every change that an older Heddle cannot read
 
 
@@ -70,6 +71,8 @@ class RunRecord:
         options = data["header"]["options"]
         del options["own"]
         options |= own_options(self.header.options)
+        if self.header.launch:
+            data["header"]["options"] = {name: options[name] for name in _OF_PROGRAMS}
         if (outcome := data["outcome"]) is not None:
             outcome |= outcome.pop("parts")  # a key for each part
         return {"format": RUN_FORMAT, "heddle": data["heddle"], "id": data["id"], **data}
@@ -128,6 +131,10 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
         yield str(error.problems[0]).partition("\n")[0]
     if not ID.fullmatch(record.id):
         yield f"its ID is {record.id[:20]!r}"
+    if header.launch:
+        if "--" not in header.launch[:-1] or not header.ranks or record.seconds < 0:
+            yield "it has no program or no ranks"
+        return
     if not (rows if record.interrupted else record.outcome is None or rows):
         yield "it has no result rows"
     if not options.sizes or not header.ranks:

@@ -8,6 +8,7 @@ fabric file, 1/k of the hardware's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,7 @@ _COLUMNS: Final = (
     "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
 )
 WIDE: Final = 118  # columns of the whole table
+_INTERPRETER: Final = re.compile(r"python[0-9.]*|(ba|da)?sh")
 _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
 _NOT_MEASURED: Final = ("    N/A", *["   N/A"] * 3)
 
@@ -106,7 +108,8 @@ class RunHead:
 
     when: UTC, ISO 8601. fabric: preset, file or lab name. qps: queue pairs of all connections together.
     communicators: ranks that run the collective together, each in order. job, workload: of a run that was a job of a
-    workload; beside: the other jobs of that run, in words. Of the table only: split, a text about the communicators,
+    workload; beside: the other jobs of that run, in words. launch: of a program, the words after `./inv launch`; it has
+    no sizes, no table, and as `qps` the number of its flows. Of the table only: split, a text about the communicators,
     where there are several; propagation; before, the fabric before the run; in_flight.
     """
 
@@ -122,10 +125,19 @@ class RunHead:
     job: str = ""
     workload: str = ""
     beside: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
     split: str = ""
     propagation: Propagation | None = None
     before: FabricReading | None = None
     in_flight: InFlight | None = None
+
+    @property
+    def work(self) -> str:
+        """`all-reduce/ring`, or the name of the program, of a script that of its file."""
+        if not self.launch:
+            return f"{self.options.collective}/{self.options.algorithm}"
+        names = [word.rpartition("/")[2] for word in self.launch[self.launch.index("--") + 1 :]]
+        return names[1] if _INTERPRETER.fullmatch(names[0]) and len(names) > 1 else names[0]
 
     def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.

@@ -23,7 +23,7 @@ from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import PathsResult, prove
 from heddle.runs.measured import FlowRow, write_evidence
-from heddle.runs.results import RunOutcome, RunResult
+from heddle.runs.results import ProofSummary, RunOutcome, RunResult
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
@@ -142,6 +142,14 @@ class RunWriter:
         for _, courses in result.courses.values():
             courses.write(self.draft.path)
         return replace(result, run_id=self.draft.finish(self._record(result.outcome)).id)
+
+    def finish_program(self, outcome: RunOutcome, evidence: Evidence) -> RunRecord:
+        """Store the run of a program; returns its record, with its ID and the verdict on the paths of its flows."""
+        write_evidence(self.draft.path, [FlowRow(sent, 0, {}) for sent in evidence.sent], evidence)
+        self.head = replace(self.head, qps=len(evidence.sent))
+        proof = self.proof(evidence)
+        outcome = replace(outcome, proof=None if proof is None else ProofSummary.of(proof))
+        return self.draft.finish(self._record(outcome))
 
     def failed(self, error: HeddleError) -> None:
         """Keep a failed run, so that `last` does not link to an older, successful one."""

@@ -1,6 +1,6 @@
-# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH120, PTH208, S606
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH115, PTH120, PTH208, S606, SIM105
 # os calls, since importing pathlib would double the start-up time; and becoming a command is the purpose here.
-"""Run commands inside nodes: a helper process of the netns runtime, standard library only so that it starts quickly.
+"""Run commands inside nodes: a helper process of Heddle, standard library only so that it starts quickly.
 
 A node is a network namespace and a *path space*: its own directories, bound over /etc/frr, /run/frr and /var/log/frr,
 so that FRR and vtysh run unmodified, many times on one machine. Each process that enters gets its own path space, in a
@@ -9,6 +9,7 @@ mount namespace that ends with the process: nothing must be kept alive, and noth
     python -I -S enter.py one JOB          enter one node and become its command
     python -I -S enter.py many PID < jobs  run the commands of many nodes, each node's in order, nodes in parallel,
                                            while process PID, the caller, is running
+    python -I -S enter.py ranks JOB        run the ranks of a program in one host, see `ranks`
 
 A job is JSON: {"node", "netns", "mounts": [[source, target, read_only], ...], "env": {name: value}, "commands":
 [[argv...], ...]}. With "root" the node has its own view of all files: {"view": its root, "places": [[source, place],
@@ -22,12 +23,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 
 CLONE_NEWNET = 0x40000000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
+CLONE_NEWPID = 0x20000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 32, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG = 1
 
@@ -230,6 +233,112 @@ def many(jobs: list) -> dict:  # type: ignore[type-arg]
     return failed
 
 
+def ranks(job: dict) -> int:  # type: ignore[type-arg]
+    """Run a program's ranks in one host. Its processes have a namespace of their own, which ends with its first one.
+
+    So no process can stay behind, not even one that has left its parent. More keys of the job: "ranks": [{"env", "out",
+    "err"}, ...] with descriptors; "argv"; "user": {"uid", "gid", "groups"} or null; "control", a descriptor: each byte
+    is a signal for all processes, and its end is the end of all; "status": gets a line for each rank, `NUMBER STATUS`
+    as of waitpid(2), and `left COUNT` in the end: the processes that the ranks left behind.
+    """
+    try:
+        enter(job)
+        check(libc.unshare(CLONE_NEWPID), "unshare")
+    except OSError as error:
+        os.write(job["status"], f"cannot enter {job['node']}: {error}\n".encode())
+        return 125
+    pid = os.fork()
+    if pid == 0:
+        os._exit(first_process(job))
+    os.closerange(3, 1 << 16)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def first_process(job: dict) -> int:  # type: ignore[type-arg]
+    """Start the ranks and wait for them. When this process ends, the kernel ends all others of its namespace."""
+    try:
+        mount("proc", "/proc", "proc")  # of this namespace: /proc/self is right for programs
+    except OSError:
+        pass  # a container may forbid it; then /proc has the numbers of outside
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running = {start_rank(job, each): number for number, each in enumerate(job["ranks"])}
+    for each in job["ranks"]:
+        os.close(each["out"])
+        os.close(each["err"])
+    poll = select.poll()
+    poll.register(job["control"], select.POLLIN)
+    poll.register(woken, select.POLLIN)
+    while running:
+        ready = {fd for fd, _ in poll.poll()}
+        if woken in ready:
+            os.read(woken, 1024)
+        if job["control"] in ready:
+            numbers = os.read(job["control"], 64)
+            if not numbers:
+                return 0
+            for number in numbers:
+                signal_all(number)
+        while (ended := reaped()) is not None:
+            if (at := running.pop(ended[0], None)) is not None:
+                os.write(job["status"], f"{at} {ended[1]}\n".encode())
+    os.write(job["status"], f"left {others()}\n".encode())
+    return 0
+
+
+def start_rank(job: dict, rank: dict) -> int:  # type: ignore[type-arg]
+    """Fork one rank; its process ID."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        become_rank(job, rank)
+    except OSError as error:
+        os.write(2, f"cannot start a rank on {job['node']}: {error}\n".encode())
+    os._exit(126)
+
+
+def become_rank(job: dict, rank: dict) -> None:  # type: ignore[type-arg]
+    """Become the program, with the rank's streams and environment and the user's rights."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    for target, fd in enumerate((nothing, rank["out"], rank["err"])):
+        os.dup2(fd, target)
+    os.closerange(3, 1 << 16)
+    os.environ.update(rank["env"])
+    os.get_exec_path()  # execvp imports a module, and the user may not read the files of root's Python
+    if user := job["user"]:
+        os.setgroups(user["groups"])
+        os.setgid(user["gid"])
+        os.setuid(user["uid"])
+    become(job["argv"])
+
+
+def reaped() -> tuple[int, int] | None:
+    """A process that has ended, and its status; None if there is none."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def signal_all(number: int) -> None:
+    """Send a signal to all processes of this namespace but this one; a stopped one handles it when it goes on."""
+    for each in (number, signal.SIGCONT):
+        try:
+            os.kill(-1, each)
+        except ProcessLookupError:
+            return
+
+
+def others() -> int:
+    """The number of other processes in this namespace."""
+    return sum(name.isdigit() for name in os.listdir("/proc")) - 1 if os.readlink("/proc/self") == "1" else 0
+
+
 def die_with(parent: int) -> None:
     """End this process when its parent ends: a killed `up` must not leave helpers that create more objects."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -241,6 +350,8 @@ def main() -> None:
     """Run the command for one node or for many."""
     if sys.argv[1] == "one":
         one(json.loads(sys.argv[2]))
+    if sys.argv[1] == "ranks":
+        sys.exit(ranks(json.loads(sys.argv[2])))
     die_with(int(sys.argv[2]))
     print(json.dumps(many(json.load(sys.stdin))))
 

@@ -33,7 +33,7 @@ from heddle.runtimes.netns_topology import OWN, READ_ONLY, NodeDef, Topology, kn
 
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
-_HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
+HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
 _BATCH_LINE: Final = re.compile(r"Command failed -:(\d+)")
 _WORKERS: Final = 4  # per-node batches wait for the kernel's single rtnl lock; more workers would only queue
 # ip keeps what it opens for each `netns NAME` until it ends, two files a link: under the usual limit of 1,024 open
@@ -130,7 +130,7 @@ class NetnsRuntime:
             # 250 switches take half a minute on two cores, 12 take more than a minute in a VM on a busy machine.
             patience, called = 120 + 10 * len(jobs), f"{lab}: the start of {len(jobs)} nodes"
             stdin = json.dumps(jobs)
-            done = run([*_HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
+            done = run([*HELPER, "many", str(os.getpid())], stdin=stdin, timeout=patience, called=called)
             for line in _failures(json.loads(done.out), {job["node"]: job for job in jobs}):
                 observer.warn(line)
         observer.end("start", f"{len(jobs)} nodes")
@@ -141,7 +141,7 @@ class NetnsRuntime:
 
     def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
         """The argument list that runs argv in the node; MachineError when the node is stopped."""
-        return [*_HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))]
+        return [*HELPER, "one", json.dumps(self._job_of(lab, topology, node, argv))]
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""

@@ -1,8 +1,9 @@
 """Packets by egress port of a lab's switches: create, read (in bulk) and clear the maps of the BPF program `count`.
 
 In:  a Fabric whose lab is up.
-Out: SwitchCounters by switch: a row for each (port, source, destination, UDP source port, destination QP), a row for
-each port, and misses. Packets are counted when they are enqueued at the port. Bytes run from the Ethernet header to the
+Out: SwitchCounters by switch: a row for each (port, source, destination, source port, destination QP), a row for each
+port, and misses. TCP and other UDP between hosts has rows too; Flow.qpn has what stands for the QP.
+Packets are counted when they are enqueued at the port. Bytes run from the Ethernet header to the
 ICRC. All switches share one set of maps; bpf/count.c defines their layouts.
 """
 
@@ -23,19 +24,20 @@ from heddle.kernel.libbpf import Map, loaded
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER, numbered_ports
 
-CountKey = tuple[str, str, int, int]  # source, destination, UDP source port, destination QP
-FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, UDP source port, QP, source, destination
+CountKey = tuple[str, str, int, int]  # source, destination, source port, destination QP
+FLOW_KEY: Final = struct.Struct("=2HI16s16s")  # port number, source port, QP, source, destination
 _FLOW_COUNT: Final = struct.Struct("=2Q")
 _PORT_COUNT: Final = struct.Struct("=5Q")
 _address: Final = cache(from_ipv6)
 _LEAST_ROWS: Final = 1 << 16  # of a lab
 _ROWS_A_SWITCH: Final = 1 << 16  # at most, on average: 1 MB of kernel memory for an empty map
+QPNS: Final = 1 << 24  # QP numbers have 24 bits
 _QPS: Final = 128  # per connection: the maximum in traffic/options.py
 
 
 @dataclass(frozen=True, slots=True)
 class FlowCount:
-    """RoCEv2 packets of one 5-tuple and destination QP that left by one port."""
+    """Packets of one 5-tuple and destination QP that left by one port. qpn: as Flow.qpn."""
 
     port: str
     src: str
@@ -64,7 +66,7 @@ class PortCount:
 
 @dataclass(frozen=True, slots=True)
 class SwitchCounters:
-    """All counters of a switch at one moment, or the difference of two readings. misses: RoCEv2 packets that were not
+    """All counters of a switch at one moment, or the difference of two readings. misses: packets that were not
     recorded because the map was full.
     """
 
@@ -157,8 +159,9 @@ def read_counters(fabric: Fabric, switches: Collection[str] | None = None) -> di
     rows = zip(FLOW_KEY.iter_unpack(keys), _FLOW_COUNT.iter_unpack(values), strict=True)
     for (number, sport, qpn, src, dst), (packets, size) in rows:
         if number in names:
-            switch, port = names[number]
-            flows[switch].append(FlowCount(port, _address(src), _address(dst), sport, qpn, packets, size))
+            (switch, port), ends = names[number], (_address(src), _address(dst))
+            if qpn < QPNS or fabric.nic_at.keys() >= {*ends}:  # others are of routing protocols, from switch to switch
+                flows[switch].append(FlowCount(port, *ends, sport, qpn, packets, size))
     with _map(fabric, "ports") as cells:
         _, values = cells.items()
         cpus = cells.value_size // _PORT_COUNT.size

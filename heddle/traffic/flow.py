@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from heddle.wire.layout import ROCE_PORT
+from heddle.wire.layout import DSCP_DATA, PROTO_TCP, PROTO_UDP, ROCE_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,17 @@ class Endpoint:
         return f"{self.host}:{self.port}"
 
 
-FlowKey = tuple[str, str, int, int]  # source address, destination address, UDP source port, destination QP
+FlowKey = tuple[str, str, int, int]  # source address, destination address, source port, number (Flow.qpn)
 NO_RANK: Final = -1
+PROTOCOL_SHIFT: Final = 24  # of Flow.qpn: a QP number has 24 bits, so this part of it is 0
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The data direction of one QP: its 5-tuple, the destination's QP number, and its two ends.
+    """The data direction of one QP: its 5-tuple, the destination's QP number, and its two ends. Or one direction of a
+    TCP connection, or UDP packets other than RoCEv2.
 
+    qpn: the destination's QP. Of other flows protocol << 24 | destination port, as the counters number them.
     src, dst: hosts. first_hop: the switch port where its packets enter the fabric, `rtsw1:eth5`. src_rank, dst_rank:
     within its job; NO_RANK for a flow that does not belong to a run. job: its name, if its run has several.
     """
@@ -61,10 +64,42 @@ class Flow:
     dst_rank: int = NO_RANK
     job: str = ""
 
+    @classmethod
+    def counted(cls, key: FlowKey, src: str, dst: str, first_hop: str) -> Flow:
+        """A flow that counters have, and its ends."""
+        qpn = key[3]
+        return cls(src, dst, *key, first_hop, qpn & 0xFFFF if qpn >> PROTOCOL_SHIFT else ROCE_PORT)
+
     @property
     def key(self) -> FlowKey:
         """The key of counters: the QP and the 5-tuple. The other two fields are the same for all RoCEv2 packets."""
         return self.src_ip, self.dst_ip, self.sport, self.qpn
+
+    @property
+    def has_qp(self) -> bool:
+        """Whether it is RoCEv2."""
+        return not self.qpn >> PROTOCOL_SHIFT
+
+    @property
+    def protocol(self) -> int:
+        """IPPROTO_UDP or IPPROTO_TCP."""
+        return self.qpn >> PROTOCOL_SHIFT or PROTO_UDP
+
+    @property
+    def number(self) -> int:
+        """The destination's QP, or its port if it has none."""
+        return self.qpn if self.has_qp else self.dport
+
+    @property
+    def label(self) -> str:
+        """`17`, the QP; `TCP 5201`, the protocol and the destination port of a flow without one."""
+        protocol = "" if self.has_qp else "TCP " if self.protocol == PROTO_TCP else "UDP "
+        return f"{protocol}{self.number}"
+
+    @property
+    def dscp(self) -> int:
+        """Of its packets, unless its program sets another one."""
+        return DSCP_DATA if self.has_qp else 0
 
     def to_json(self) -> dict[str, Any]:
         """The first columns of a run's `flows`."""

@@ -106,8 +106,8 @@ def is_rank_file(placement: str) -> bool:
     return "/" in placement or placement.endswith(".txt")
 
 
-def place(fabric: Fabric, options: RunOptions, used: Collection[str] = ()) -> tuple[Endpoint, ...]:
-    """Rank -> NIC. used: NICs of other jobs, which a placement in free hosts avoids."""
+def place(fabric: Fabric, options: RunOptions, used: Collection[str] = (), least: int = 2) -> tuple[Endpoint, ...]:
+    """Rank -> NIC. used: NICs of other jobs, which a placement in free hosts avoids. least: ranks that are needed."""
     bare = {port.ref: why for port in fabric.nics if (why := no_nic(fabric, port))}
     every = [port for port in fabric.nics if port.ref not in bare]
     placement = options.placement
@@ -125,7 +125,7 @@ def place(fabric: Fabric, options: RunOptions, used: Collection[str] = ()) -> tu
             hint += f", or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(*_as_problems(bare), Problem("", f"--ranks {ranks}", why, hint))
-    if ranks < 2:
+    if ranks < least:
         hint = "use a fabric with two hosts or more"
         why = f"gives {ranks} of the two ranks that a collective needs"
         few = Problem("", asked, why, _ADDRESSES if bare else hint)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from heddle.base.tables import many
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.proof.linkuse import nics_of
@@ -198,10 +199,12 @@ def describe_run(run: RunHead) -> str:
     from heddle.base.units import format_size
 
     options = run.options
+    if run.launch:
+        return f"{run.work} on {many(len(run.ranks), 'rank')}, ECMP {run.ecmp}"
     sizes = [format_size(size) for size in options.sizes]
     size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    many = len(run.communicators)
-    parts = f" in {many} communicators" if many > 1 else ""
+    splits = len(run.communicators)
+    parts = f" in {splits} communicators" if splits > 1 else ""
     qps, iters = options.qps, options.iters
     job = f"job {run.job} of {run.workload}: " if run.job else ""
     return (

@@ -57,7 +57,7 @@ def now_text(now: Now, chosen: QpSelection | None = None, rows: int | None = _RO
     """How many QPs of the last run moved, where to, and their current paths. chosen, rows: as in paths_text."""
     selection = chosen or QpSelection()
     lines = [
-        f"  {' to '.join(now.result.ends(proof))}, QP {proof.flow.qpn}: {' '.join(was)} -> "
+        f"  {' to '.join(now.result.ends(proof))}, QP {proof.flow.label}: {' '.join(was)} -> "
         + (" ".join(proof.expected) or "no path")
         for proof, was, wanted in zip(now.result.flows, now.was, selection.mask(now.result), strict=True)
         if wanted and not proof.spread and not spreads(was) and proof.expected != was
@@ -188,17 +188,17 @@ def _flows(result: PathsResult, flows: Sequence[FlowProof], rows: int | None) ->
     shown = [*wrong[:rows], *right[:rows]]
     ends = [_ends(result, proof) for proof in shown]
     widths = [max([_END, *(len(each[side]) for each in ends)]) for side in (0, 1)]
+    widths.append(max([8, *(len(proof.flow.label) for proof in shown)]))
     lines = [_row_text(("from", "to", "QPN", "sport", "packets", "path"), widths)] if flows else []
     for proof, (src, dst) in zip(shown, ends, strict=True):
         f = proof.flow
         rest = proof.why or " ".join(proof.measured or proof.expected)
-        cells = (src, dst, str(f.qpn), str(f.sport), f"{proof.sent.packets:,}", rest)
+        cells = (src, dst, f.label, str(f.sport), f"{proof.sent.packets:,}", rest)
         lines += _wrapped(_row_text(cells, widths), "  " if proof.why else "    ")
         lines += _disagreement(proof) if proof.why else []
     if len(shown) < len(flows):
-        lines.append(
-            f"{len(shown)} of {len(flows)} QPs are shown; --all shows all, and --qp, --host, --port select some"
-        )
+        count = f"{len(shown)} of {len(flows)} {result.units}"
+        lines.append(f"{count} are shown; --all shows all, and --qp, --host, --port select some")
     return lines
 
 
@@ -210,7 +210,7 @@ def _ends(result: PathsResult, proof: FlowProof) -> tuple[str, str]:
 
 def _row_text(cells: tuple[str, str, str, str, str, str], widths: Sequence[int]) -> str:
     src, dst, qpn, sport, packets, rest = cells
-    return f"{src:<{widths[0]}} {dst:<{widths[1]}} {qpn:>8} {sport:>5} {packets:>9}  {rest}".rstrip()
+    return f"{src:<{widths[0]}} {dst:<{widths[1]}} {qpn:>{widths[2]}} {sport:>5} {packets:>9}  {rest}".rstrip()
 
 
 def _disagreement(proof: FlowProof) -> list[str]:

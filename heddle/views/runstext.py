@@ -51,9 +51,10 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
         "state": run.record.state,
         "why": list(run.record.failure),
         "when": header.when, "seconds": run.record.seconds, "fabric": header.fabric,
-        "collective": options.collective, "algorithm": options.algorithm, "ranks": len(header.ranks),
-        "sizes": list(options.sizes), "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters,
-        "transport": options.transport, "hashing": header.ecmp,
+        "ranks": len(header.ranks), "hashing": header.ecmp, **({"launch": list(header.launch)} if header.launch else {
+            "collective": options.collective, "algorithm": options.algorithm, "sizes": list(options.sizes),
+            "qps": options.qps, "qp_mode": options.qp_mode, "iters": options.iters, "transport": options.transport,
+        }),
         "emulated": {"k": header.k}, "heddle": run.record.heddle,
         **({"job": header.job, "workload": header.workload} if header.job else {}),
     }  # fmt: skip
@@ -61,9 +62,14 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
         measured = run.record.rows
         return row | ({"measured": [asdict(each) for each in measured]} if measured else {})
     proof = outcome.proof
+    figures: dict[str, Any] = {"exit_code": outcome.exit_code, "warnings": list(outcome.warnings)}
+    if not header.launch:
+        figures = {
+            "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.limited,
+            "unreliable": [asdict(cause) for cause in outcome.doubts],
+        }  # fmt: skip
     return {
-        **row, "busbw": outcome.largest.busbw, "wrong": outcome.wrong, "machine_limited": outcome.limited,
-        "unreliable": [asdict(cause) for cause in outcome.doubts],
+        **row, **figures,
         "agree": proof.agree if proof else None,
         "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
     }  # fmt: skip
@@ -100,6 +106,8 @@ def _reasons(run: StoredRun) -> list[str]:
         said = f"{run.id} partial: {'; '.join(run.record.failure)}, so busbw is of size {_size(largest.size)}"
     elif run.record.outcome is None:
         said = f"{run.id} failed: {'; '.join(each.partition(chr(10))[0] for each in run.record.failure)}"
+    elif run.record.outcome.exit_code:
+        said = f"{run.id} exit code {run.record.outcome.exit_code}: {run.record.outcome.warnings[0]}"
     else:
         return []
     return textwrap.wrap(said, WIDTH, subsequent_indent="     ")
@@ -111,8 +119,9 @@ def _cells(run: StoredRun) -> tuple[str, ...]:
         return (run.id, *[UNKNOWN] * (len(_HEADER) - 3), "error", size)
     header, options = run.record.header, run.record.header.options
     when = header.when.removesuffix("Z").replace("T", " ")[5:16]
-    what = f"{header.job}: " * bool(header.job) + f"{options.collective}/{options.algorithm}"
-    setup = (run.id, when, what, str(len(header.ranks)), _sizes(options.sizes), str(options.qps), header.ecmp)
+    what = f"{header.job}: " * bool(header.job) + header.work
+    sizes, qps = ("-", "-") if header.launch else (_sizes(options.sizes), str(options.qps))
+    setup = (run.id, when, what, str(len(header.ranks)), sizes, qps, header.ecmp)
     return (*setup, *_results(run), size)
 
 
@@ -125,6 +134,8 @@ def _results(run: StoredRun) -> tuple[str, str, str]:
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
     agree = UNKNOWN if outcome.proof is None else "yes" if outcome.proof.agree else "NO"
+    if record.header.launch:
+        return ("-", "-", agree)
     return (f"{outcome.largest.busbw:.4g}{'*' if _limited(run) else ''}", str(outcome.wrong), agree)
 
 

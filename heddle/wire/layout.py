@@ -16,6 +16,7 @@ ROCE_PORT: Final = 4791
 ETHERTYPE_IPV4: Final = 0x0800
 ETHERTYPE_IPV6: Final = 0x86DD
 ETHERTYPE_ROCE_V1: Final = 0x8915
+PROTO_TCP: Final = 6
 PROTO_UDP: Final = 17
 IPV4_NO_OPTIONS: Final = 0x45  # version 4, five words
 

@@ -82,7 +82,7 @@ class UnitLab:
         from heddle.runs.store import History
 
         records = (each.record for each in History.of(self.lab).runs() if not each.damage)
-        return [record for record in records if record.outcome is not None]
+        return [record for record in records if record.outcome is not None and not record.header.launch]
 
     def last_run(self, **options: Fact) -> RunRecord:
         """The last run, or the last one with these facts: last_run(qps=16). NotDoneError when there is none."""

@@ -85,6 +85,34 @@ def test_counting_is_by_flow_and_port_and_tells_roce_from_the_rest(objects: Path
         assert misses == 0
 
 
+@pytest.mark.parametrize("flow", [FLOW, FLOW6], ids=["IPv4", "IPv6"])
+def test_tcp_and_udp_that_hosts_send_are_counted_by_5_tuple(objects: Path, flow: Flow) -> None:
+    frame, at = roce_frame(flow, payload=100), 23 if flow is FLOW else 20  # where the protocol is
+    ends = tuple(ip_address(each if ":" in each else f"::ffff:{each}").packed for each in (flow.src_ip, flow.dst_ip))
+    l4 = 34 if flow is FLOW else 54
+    tcp = frame[:at] + b"\x06" + frame[at + 1 :]
+    udp = frame[: l4 + 2] + struct.pack("!H", 5201) + frame[l4 + 4 :]
+    icmp = frame[:at] + b"\x01" + frame[at + 1 :]
+    if flow is FLOW:
+        fragment = udp[:20] + b"\x20\x00" + udp[22:]
+    else:
+        fragment = udp[:at] + b"\x2c" + udp[at + 1 : l4] + b"\x11\0\0\x01\0\0\0\x07" + udp[l4:]
+    with loaded(objects / "count.o") as made:
+        program, flows = made.program("count"), made.map("flows", 40, 16)
+        for each in (tcp, tcp[: l4 + 20], udp, fragment, icmp):  # the second one is as short as an ACK
+            run_on(program, each)  # the switch itself sends it
+        assert flows.items() == (b"", b"")
+        for each in (tcp, tcp[: l4 + 20], udp, fragment, icmp):
+            run_on(program, each, ifindex=1, counted=True)
+        keys, values = flows.items()
+        rows = dict(zip(struct.iter_unpack("=2HI16s16s", keys), struct.iter_unpack("=2Q", values), strict=True))
+        assert rows == {
+            (TEST_PORT, 51234, 6 << 24 | 4791, *ends): (2, len(tcp) + l4 + 20),
+            (TEST_PORT, 51234, 17 << 24 | 5201, *ends): (1, len(udp)),
+            (TEST_PORT, 0, 17 << 24, *ends): (1, len(fragment)),
+        }
+
+
 def test_a_full_map_is_counted_as_misses_not_forgotten(objects: Path) -> None:
     with loaded(objects / "count.o", {"flows": 8}) as made:
         for q in range(20):

@@ -174,6 +174,7 @@ def test_a_fresh_run_and_a_stored_one_are_judged_on_the_same_fabric_with_the_sam
     assert set(json.loads((stored.path / RECORD).read_text())["header"]) == {
         "lab", "fabric", "when", "k", "ecmp", "options", "ranks", "qps", "communicators", "job", "workload",
         "beside",
+        "launch",
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
  *
- * Packets by egress port: the measured part of every path proof.
+ * Packets by egress port: the measured part of every path proof, of RoCEv2, TCP and UDP.
  *
  * At clsact egress of every port of a switch, before the port's queue: a packet is counted when it is enqueued.
  * Bytes are skb->len: from the Ethernet header to the ICRC.
@@ -10,10 +10,13 @@
  */
 #include "roce.h"
 
+#define IPPROTO_TCP 6
+#define IPPROTO_FRAGMENT 44 /* IPv6's header of a fragment */
+
 struct flow_key {
 	__u16 port;
-	__u16 sport; /* UDP source port; host byte order, like port and qpn */
-	__u32 qpn; /* destination QP */
+	__u16 sport; /* source port; host byte order, like port and qpn */
+	__u32 qpn; /* RoCEv2: destination QP, 24 bits. Other TCP and UDP: protocol << 24 | destination port */
 	__u32 saddr[4]; /* network byte order; IPv4 as ::ffff:a.b.c.d */
 	__u32 daddr[4];
 };
@@ -60,6 +63,55 @@ static __attribute__((noinline)) struct flow_count *first_of(const struct flow_k
 	return bpf_map_lookup_elem(&flows, key);
 }
 
+/* Read the flow of a forwarded TCP or UDP packet. 0: it is something else, or the switch itself sends it (BGP).
+ * A fragment has the ports 0: the kernel does not hash those of the first one either (__skb_flow_dissect). */
+static __attribute__((noinline)) int other_flow(struct __sk_buff *skb, struct flow_key *key)
+{
+	struct ipv6 ip;
+	struct ipv4 *ip4 = (struct ipv4 *)&ip;
+	__u32 protocol, ports = 0, l4, whole = 1;
+
+	if (!key || !skb->ingress_ifindex)
+		return 0;
+	if (skb->protocol == htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(*ip4)))
+			return 0;
+		key->saddr[0] = key->saddr[1] = 0;
+		key->daddr[0] = key->daddr[1] = 0;
+		key->saddr[2] = key->daddr[2] = htonl(0xffff);
+		key->saddr[3] = ip4->saddr;
+		key->daddr[3] = ip4->daddr;
+		protocol = ip4->protocol;
+		whole = !(ip4->fragment & htons(IP_FRAGMENT));
+		l4 = ETH_HLEN + (ip4->version_ihl & 0xf) * 4;
+	} else if (skb->protocol == htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+			return 0;
+		__builtin_memcpy(key->saddr, ip.saddr, sizeof(ip.saddr));
+		__builtin_memcpy(key->daddr, ip.daddr, sizeof(ip.daddr));
+		protocol = ip.next_header;
+		l4 = ETH_HLEN + sizeof(ip);
+		if (protocol == IPPROTO_FRAGMENT) {
+			__u8 next = 0;
+
+			if (bpf_skb_load_bytes(skb, l4, &next, sizeof(next)))
+				return 0;
+			protocol = next;
+			whole = 0;
+		}
+	} else {
+		return 0;
+	}
+	if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
+		return 0;
+	if (whole && bpf_skb_load_bytes(skb, l4, &ports, sizeof(ports)))
+		return 0;
+	ports = ntohl(ports);
+	key->sport = ports >> 16;
+	key->qpn = protocol << 24 | (ports & 0xffff);
+	return 1;
+}
+
 SEC("tc")
 int count(struct __sk_buff *skb)
 {
@@ -67,22 +119,24 @@ int count(struct __sk_buff *skb)
 	struct port_count *port = bpf_map_lookup_elem(&ports, &number);
 	__u64 bytes = skb->len;
 	struct flow_count *row;
-	struct flow_key key;
+	struct flow_key key = {};
 	struct roce flow = {};
 
 	if (!port)
 		return TC_ACT_UNSPEC;
 	port->packets += 1;
 	port->bytes += bytes;
-	if (!roce_flow(skb, &flow))
+	if (roce_flow(skb, &flow)) {
+		port->roce_packets += 1;
+		port->roce_bytes += bytes;
+		key.sport = ntohs((__u16)flow.ports);
+		key.qpn = flow.qpn;
+		__builtin_memcpy(key.saddr, flow.saddr, sizeof(key.saddr));
+		__builtin_memcpy(key.daddr, flow.daddr, sizeof(key.daddr));
+	} else if (!other_flow(skb, &key)) {
 		return TC_ACT_UNSPEC;
-	port->roce_packets += 1;
-	port->roce_bytes += bytes;
+	}
 	key.port = number;
-	key.sport = ntohs((__u16)flow.ports);
-	key.qpn = flow.qpn;
-	__builtin_memcpy(key.saddr, flow.saddr, sizeof(key.saddr));
-	__builtin_memcpy(key.daddr, flow.daddr, sizeof(key.daddr));
 	row = bpf_map_lookup_elem(&flows, &key);
 	if (!row)
 		row = first_of(&key);

@@ -9,7 +9,7 @@ mode, so a change of mode is a few map writes and at most three sysctls: see reh
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,10 @@ PINS: Final = BPFFS / "heddle"
 
 @dataclass(frozen=True, slots=True)
 class SwitchHashing:
-    """A switch's current hashing. seed: the one that this mode uses, 32 bits. policy, fields: the sysctls."""
+    """A switch's current hashing. seed: the one that this mode uses for RoCEv2, 32 bits. policy, fields: the sysctls.
+
+    kernel_seed: by which the kernel hashes all other packets; 0 if it is random, or not known.
+    """
 
     switch: str
     mode: str
@@ -37,6 +40,7 @@ class SwitchHashing:
     fields: int
     options: HashOptions = DEFAULT_OPTIONS
     steering: Steering = NO_STEERING
+    kernel_seed: int = field(default=0, compare=False)
 
     @property
     def by_program(self) -> bool:
@@ -46,14 +50,16 @@ class SwitchHashing:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         words = {name: getattr(self, name) for name in ("switch", "mode", "seed", "policy", "fields")}
-        return {**words, "options": self.options.to_json(), "steering": self.steering.to_json()}
+        more = {"options": self.options.to_json(), "steering": self.steering.to_json()}
+        return {**words, **more, "kernel_seed": self.kernel_seed}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SwitchHashing:
         """What `to_json` wrote."""
         seed, policy, fields = (int(data[key]) for key in ("seed", "policy", "fields"))
         options, steering = HashOptions.from_json(data["options"]), Steering.from_json(data["steering"])
-        return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering)
+        kernel_seed = int(data.get("kernel_seed", 0))  # an older run has none, and no flows that need it
+        return cls(str(data["switch"]), str(data["mode"]), seed, policy, fields, options, steering, kernel_seed)
 
 
 def hashing_of(
@@ -65,7 +71,7 @@ def hashing_of(
     policy = kernel_policy(mode, options, fabric.policy.ip_version)
     fields = options.fields if policy == POLICY_CUSTOM else FIELDS_5_TUPLE
     seed = seed or node.hash_seed or 1
-    return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options))
+    return SwitchHashing(node.name, mode, seed, policy, fields, options, steering_of(fabric, node, options), seed)
 
 
 def pin_dir(lab: str, switch: str) -> Path:
@@ -121,5 +127,5 @@ def hashing_in(tables: Tables, switch: str, names: Mapping[int, str]) -> SwitchH
         path = sysctl_path(name)
         values.append(int(path.read_text()) if path.exists() else 0)
     policy, fields, kernel_seed = values
-    found = SwitchHashing(switch, rule.mode, rule.seed, policy, fields, rule.options, rule.steering)
+    found = SwitchHashing(switch, rule.mode, rule.seed, policy, fields, rule.options, rule.steering, kernel_seed)
     return found if found.by_program else replace(found, seed=kernel_seed)

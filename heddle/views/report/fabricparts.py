@@ -169,6 +169,6 @@ def _flow(proof: PathsResult, each: FlowProof) -> tuple[str, ...]:
     src, dst = proof.ends(each)
     predicted = "-" if each.predicted is None else " ".join(each.predicted)
     return (
-        src, dst, str(each.flow.qpn), str(each.flow.sport), counted(each.sent.packets), predicted,
+        src, dst, each.flow.label, str(each.flow.sport), counted(each.sent.packets), predicted,
         " ".join(each.oracle) or "-", " ".join(each.measured) or "-", each.why or "agree",
     )  # fmt: skip

@@ -39,16 +39,18 @@ def summary(run: StoredRun) -> Values:
             ("wrong elements", counted(wrong), "every array was checked" if not wrong else "the result is wrong"),
         ]  # fmt: skip
     if outcome is not None:
-        cards += _counted(outcome)
+        if outcome.exit_code is not None:
+            cards.append(("exit code", str(outcome.exit_code), "of the first rank that failed; 0 if none did"))
+        cards += _counted(outcome, "flows" if record.header.launch else "QPs")
     return {"cards": cards, "doubts": _doubts(run), "failure": "\n".join(record.failure)}
 
 
-def _counted(outcome: RunOutcome) -> list[Card]:
+def _counted(outcome: RunOutcome, units: str) -> list[Card]:
     cards: list[Card] = []
     if (proof := outcome.proof) is not None:
         names = " and ".join(filter(None, (", ".join(proof.sources[:-1]), proof.sources[-1])))
-        said = f"{names} agree" if proof.agree else f"{proof.unproven} QPs are not proven"
-        cards.append(("paths", f"{proof.qps - proof.unproven} of {proof.qps} QPs proven", said))
+        said = f"{names} agree" if proof.agree else f"{proof.unproven} {units} are not proven"
+        cards.append(("paths", f"{proof.qps - proof.unproven} of {proof.qps} {units} proven", said))
         cards.append(
             (
                 "MMR of the uplinks",

@@ -17,6 +17,7 @@ from heddle.traffic.readers import parse_sizes
 from heddle.views.report.section import Values
 
 if TYPE_CHECKING:
+    from heddle.runs.runtable import RunHead
     from heddle.runs.stored import StoredRun
 
 
@@ -24,7 +25,8 @@ def parameters(run: StoredRun) -> Values:
     """Tables of all of them."""
     header, outcome, around = run.record.header, run.record.outcome, run.surroundings.value
     words = {each.name: each.word for each in option_fields()}
-    options = [(words.get(name, name), value_text(value)) for name, value in plain(header.options).items()]
+    chosen = {"launch": shlex.join(header.launch)} if header.launch else plain(header.options)
+    options = [(words.get(name, name), value_text(value)) for name, value in chosen.items()]
     tables = [
         _run_table(run),
         Table("Options of the run", ("option", "value"), tuple(options)),
@@ -70,7 +72,7 @@ def _run_table(run: StoredRun) -> Table:
         ("k", f"{header.k}: {emulated_words(header.k)}"),
         ("hashing", header.ecmp),
         ("ranks", ", ".join(f"{rank.host}:{rank.port}" for rank in header.ranks)),
-        ("queue pairs", f"{header.qps:,}"),
+        ("flows" if header.launch else "queue pairs", f"{header.qps:,}"),
         ("Heddle", run.record.heddle),
     )
     return Table("The run", ("what", "value"), rows)
@@ -85,12 +87,18 @@ def reproduce(run: StoredRun) -> Values:
     if around is not None:
         live += _hashing(around.hashing, around.fabric.policy.routing.hash.to_json())
         live += _queues(around.queues, len(around.fabric.nodes))
-    lines = [f"./inv up {shlex.quote(file)}", *live, *run_commands(header.options, header.lab), "./inv paths"]
+    lines = [f"./inv up {shlex.quote(file)}", *live, *_commands(header), "./inv paths"]
     import yaml
 
     text = yaml.safe_dump(dict(spec), sort_keys=False, default_flow_style=None, width=100) if spec else ""
     note = "" if around is not None else f"The fabric file is not here: {run.surroundings.why}."
     return {"commands": "\n".join(lines), "file": file if spec else "", "yaml": text, "note": note}
+
+
+def _commands(header: RunHead) -> list[str]:
+    if header.launch:
+        return [shlex.join(["./inv", "launch", "--lab", header.lab, *header.launch])]
+    return run_commands(header.options, header.lab)
 
 
 def _hashing(live: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,277 @@
+"""Run a program: a process for each rank in the network of its host, from the first to the last one's end.
+
+In:  a lab, seats (programs.py), the command.
+Out: ProgramEnd. Each line that a rank prints is passed on, with the rank. The first rank that fails ends the others.
+runtimes/enter.py starts the processes of a host in a namespace of processes: with its first process, all of them end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from heddle.base.problems import CheckError, InputError, MachineError, Problem, trouble
+from heddle.base.process import find_program
+from heddle.base.tables import many
+from heddle.base.userfiles import caller, give_to_caller
+from heddle.endpoints.programs import Seat, by_host, environment, hosts_file
+from heddle.lab.lab import Lab
+from heddle.runtimes.netns import HELPER
+
+Stream = Literal["out", "err"]
+Show = Callable[[Seat, Stream, str], None]
+Mount = tuple[str, str, bool]  # source, target, read only
+TIMED_OUT: Final = 124  # the exit code of timeout(1)
+_PATIENCE_S: Final = 5.0  # between SIGTERM and SIGKILL
+_KILLED_S: Final = 10.0  # for a process that was killed: it may be in a system call
+_LINE: Final = 1 << 16  # bytes; a longer line is passed on in parts
+_NAMES, _RESOLVER = Path("/etc/hosts"), Path("/etc/resolv.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """code: of the first rank that failed, 128 + n after signal n; 0 if none did. codes: of each rank, None where it
+    was ended. failed: that first rank; late: those that ran when the time limit came. left: host -> processes that its
+    ranks had left behind. seconds: from the start of the first to the end of the last.
+    """
+
+    code: int
+    codes: tuple[int | None, ...]
+    failed: Seat | None
+    late: tuple[Seat, ...]
+    left: Mapping[str, int]
+    seconds: float
+
+    def sentences(self, program: str, limit_s: float | None) -> list[str]:
+        """What went wrong, a sentence each."""
+        found = []
+        count = sum(code is None for code in self.codes)
+        others = f"; {many(count, 'other rank')} {'was' if count == 1 else 'were'} ended" if count else ""
+        if self.failed is not None:
+            how = f"was ended by signal {self.code - 128}" if self.code > 128 else f"ended with exit code {self.code}"
+            found.append(f"{self.failed.text}: {program} {how}{others}")
+        if self.late:
+            names = ", ".join(seat.text for seat in self.late)
+            found.append(f"{names}: {program} ran longer than the limit of {limit_s:g} s, and was ended")
+        for host, count in self.left.items():
+            were = "was" if count == 1 else "were"
+            found.append(f"{host}: {many(count, 'process')} stayed behind the ranks, and {were} ended")
+        return found
+
+
+def check_command(argv: Sequence[str]) -> None:
+    """InputError when there is no such program: before anything starts."""
+    program = argv[0]
+    if "/" in program:
+        if not os.access(program, os.X_OK) or Path(program).is_dir():
+            why = "is not a program" if Path(program).exists() else "does not exist"
+            hint = f"name its interpreter: -- python3 {program}" if Path(program).is_file() else "name another program"
+            raise InputError(Problem("", program, why, hint))
+    elif find_program(program) is None:
+        hint = "install it on this machine, or name it by its path: hosts use this machine's programs"
+        raise InputError(Problem("", program, "is not in PATH", hint))
+
+
+def run_ranks(
+    lab: Lab, every: Sequence[Seat], argv: Sequence[str], show: Show, limit_s: float | None = None
+) -> ProgramEnd:
+    """Run the program until all ranks have ended, one has failed, or the time is up. No process stays behind.
+
+    The ranks run as the user who called sudo, with this process's environment and working directory. CheckError when a
+    host cannot be entered. After Ctrl-C all processes are ended, and KeyboardInterrupt goes on.
+    """
+    with ExitStack() as stack:
+        spot = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-")))
+        spot.chmod(0o711)  # the user of the ranks passes through it
+        shared = spot / "shared"
+        shared.mkdir(mode=0o700)
+        give_to_caller(shared)
+        mounts = []
+        # Without a resolv.conf each look-up of an unknown name waits for a name server that the fabric does not have.
+        for file, text in ((_NAMES, hosts_file(lab.fabric, every)), (_RESOLVER, "# no name server: see /etc/hosts\n")):
+            if file.exists():
+                (spot / file.name).write_text(text)
+                mounts.append((str(spot / file.name), str(file), True))
+        run = _Running(stack, show, len(every), str(shared))
+        try:
+            for host, mine in by_host(every).items():
+                run.start(host, str(lab.handle(host).netns), mounts, mine, every, argv)
+            run.wait(limit_s)
+        finally:
+            run.end()
+    return run.result()
+
+
+class _Running:
+    """The processes of a program while they run."""
+
+    def __init__(self, stack: ExitStack, show: Show, ranks: int, shared: str) -> None:
+        self._show, self._shared = show, shared
+        self._poll = stack.enter_context(selectors.DefaultSelector())
+        self._helpers: dict[str, subprocess.Popen[bytes]] = {}
+        self._controls: dict[str, int] = {}
+        self._text: dict[tuple[int, Stream], bytes] = {}
+        self._codes: list[int | None] = [None] * ranks
+        self._ending = False
+        self._seats: dict[int, Seat] = {}
+        self._failed: Seat | None = None
+        self._late: tuple[Seat, ...] = ()
+        self._left: dict[str, int] = {}
+        self._began = time.monotonic()
+        self._ended = self._began
+
+    def start(
+        self,
+        host: str,
+        netns: str,
+        mounts: Sequence[Mount],
+        mine: Sequence[Seat],
+        every: Sequence[Seat],
+        argv: Sequence[str],
+    ) -> None:
+        """Start the ranks of one host."""
+        user = caller()
+        given: list[int] = []
+
+        def pipe(read: bool = True) -> tuple[int, int]:
+            """Our end, and that of the helper."""
+            ends = os.pipe2(os.O_CLOEXEC)
+            own, other = ends if read else ends[::-1]
+            given.append(other)
+            return own, other
+
+        rows = []
+        for seat in mine:
+            self._seats[seat.rank] = seat
+            row: dict[str, object] = {"env": environment(seat, every)}
+            for stream in ("out", "err"):
+                own, row[stream] = pipe()
+                self._listen(own, seat, stream)
+            rows.append(row)
+        own, status = pipe()
+        self._poll.register(own, selectors.EVENT_READ, (host, mine))
+        self._controls[host], control = pipe(read=False)
+        job = {
+            "node": host, "netns": netns, "mounts": mounts, "argv": list(argv),
+            "ranks": rows, "status": status, "control": control, "env": {},
+            "user": None if user is None else {
+                "uid": user.pw_uid, "gid": user.pw_gid, "groups": os.getgrouplist(user.pw_name, user.pw_gid),
+            },
+        }  # fmt: skip
+        if user is not None:
+            job["env"] = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+        # One thread, as torchrun: many ranks share the processors.
+        env = {"OMP_NUM_THREADS": "1", **os.environ, "SHARED_DIR": self._shared}
+        try:
+            self._helpers[host] = subprocess.Popen(
+                [*HELPER, "ranks", json.dumps(job)], env=env, pass_fds=given, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise trouble(error, host) from None
+        finally:
+            for fd in given:
+                os.close(fd)
+
+    def _listen(self, fd: int, seat: Seat, stream: Literal["out", "err"]) -> None:
+        self._text[seat.rank, stream] = b""
+        self._poll.register(fd, selectors.EVENT_READ, (seat, stream))
+
+    def wait(self, limit_s: float | None) -> None:
+        """Pass on what the ranks print until all have ended, one has failed, or the time is up."""
+        until = None if limit_s is None else self._began + limit_s
+        while self._poll.get_map() and self._failed is None:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                self._late = tuple(seat for rank, seat in sorted(self._seats.items()) if self._codes[rank] is None)
+                return
+            self._step(left)
+        if self._failed is None and (lost := [seat for seat in self._seats.values() if self._codes[seat.rank] is None]):
+            why = "ended without an exit code: the process that starts the ranks of its host was killed"
+            raise CheckError(Problem("", lost[0].text, why, "the kernel's log says why: dmesg"))
+
+    def _step(self, seconds: float | None) -> None:
+        for key, _ in self._poll.select(seconds):
+            data = os.read(key.fd, _LINE)
+            first, second = key.data
+            if not data:
+                self._poll.unregister(key.fileobj)
+                os.close(key.fd)
+            if isinstance(first, Seat):
+                self._print(first, second, data)
+            else:
+                for line in data.decode(errors="replace").splitlines():
+                    self._report(first, second, line)
+
+    def _print(self, seat: Seat, stream: Literal["out", "err"], data: bytes) -> None:
+        """Whole lines; the rest at its end."""
+        text = self._text[seat.rank, stream] + data
+        lines = text.split(b"\n")
+        rest = lines.pop()
+        if not data or len(rest) >= _LINE:
+            lines, rest = [*lines, *([rest] if rest else [])], b""
+        self._text[seat.rank, stream] = rest
+        for line in lines:
+            self._show(seat, stream, line.decode(errors="replace").rstrip("\r"))
+
+    def _report(self, host: str, mine: Sequence[Seat], line: str) -> None:
+        """A line of a host's first process: `NUMBER STATUS`, `left COUNT`, or an error."""
+        word, _, number = line.partition(" ")
+        if word == "left":
+            if int(number) and not self._ending:
+                self._left[host] = int(number)
+        elif word.isdigit():
+            code = os.waitstatus_to_exitcode(int(number))
+            seat, code = mine[int(word)], 128 - code if code < 0 else code
+            if self._ending:
+                return  # not by itself
+            self._codes[seat.rank] = code
+            if code and self._failed is None:
+                self._failed = seat
+        else:
+            raise CheckError(Problem("", host, line, "run ./inv down, then ./inv up, to recreate the lab"))
+
+    def end(self) -> None:
+        """End what still runs: SIGTERM, and SIGKILL where that is not enough. What it prints meanwhile is passed on."""
+        self._ended, self._ending = time.monotonic(), True
+        try:
+            if any(helper.poll() is None for helper in self._helpers.values()):
+                self._signal(signal.SIGTERM)
+                until = time.monotonic() + _PATIENCE_S
+                while self._poll.get_map() and (left := until - time.monotonic()) > 0:
+                    self._step(left)
+        finally:
+            for fd in self._controls.values():
+                os.close(fd)  # the first process of the host ends, and the kernel ends all others
+            for key in list(self._poll.get_map().values()):
+                os.close(key.fd)
+            for host, helper in self._helpers.items():
+                try:
+                    helper.wait(_KILLED_S)
+                except subprocess.TimeoutExpired:
+                    helper.kill()
+                    why = "does not end: one is in a system call that cannot be interrupted"
+                    raise MachineError(Problem("", f"a program on {host}", why)) from None
+
+    def _signal(self, number: int) -> None:
+        for fd in self._controls.values():
+            with suppress(BrokenPipeError):
+                os.write(fd, bytes([number]))
+
+    def result(self) -> ProgramEnd:
+        """Of all ranks."""
+        code = TIMED_OUT if self._late else 0
+        if self._failed is not None:
+            code = self._codes[self._failed.rank] or 0
+        left = {host: self._left[host] for host in self._helpers if host in self._left}
+        return ProgramEnd(code, tuple(self._codes), self._failed, self._late, left, self._ended - self._began)

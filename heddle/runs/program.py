@@ -1,0 +1,114 @@
+"""Run a program on the ranks of a running lab, and store it as a run whose flows can be proven.
+
+In:  a Lab, ProgramOptions, the command, an observer, and a function that gets each printed line.
+Out: ProgramResult: how it ended, the run's record, and the verdict on the paths of all flows that the switches counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from heddle.base import owners, state
+from heddle.base.events import Observer
+from heddle.endpoints.programruns import ProgramEnd, Show, check_command, run_ranks
+from heddle.endpoints.programs import ProgramOptions, Seat, seats
+from heddle.lab import health
+from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
+from heddle.lab.lab import Lab
+from heddle.lab.rehash import label
+from heddle.proof.collect import collect_before, collect_program
+from heddle.runs.results import RunOutcome
+from heddle.runs.runrecord import RunRecord
+from heddle.runs.runtable import RunHead
+from heddle.runs.writer import recording, writing
+from heddle.switch.pfc import control as pfc
+from heddle.traffic.options import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """A program that ended. faults: what went wrong, a sentence each."""
+
+    end: ProgramEnd
+    record: RunRecord
+    faults: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What became of it, for the end of its output."""
+        proof = None if self.record.outcome is None else self.record.outcome.proof
+        said = "its paths cannot be judged; ./inv paths says why"
+        if proof is not None:
+            flows = f"{proof.qps} flow{'' if proof.qps == 1 else 's'}"
+            found = f"the paths of {flows} are proven" if proof.agree else f"{proof.unproven} of {flows} are not proven"
+            said = f"{found}; ./inv paths shows them"
+        if proof is not None and not proof.qps:
+            said = "no packet passed a switch"
+        return [f"run {self.record.id}: {self.end.seconds:.3g} s; {said}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without what the ranks printed."""
+        proof = None if self.record.outcome is None else self.record.outcome.proof
+        return {
+            "lab": self.record.header.lab, "run_id": self.record.id, "launch": list(self.record.header.launch),
+            "exit_code": self.end.code, "exit_codes": list(self.end.codes), "seconds": round(self.end.seconds, 3),
+            "faults": list(self.faults), "flows": proof.qps if proof else None, "agree": proof.agree if proof else None,
+        }  # fmt: skip
+
+
+def run_program(
+    lab: Lab, options: ProgramOptions, argv: Sequence[str], observer: Observer, show: Show
+) -> ProgramResult:
+    """Run it. InputError before anything starts for ranks that have no place, and for a command that is not there.
+
+    A program that fails is a result. The lab is locked meanwhile. After Ctrl-C nothing is stored.
+    """
+    check_command(argv)
+    every = seats(lab.fabric, options)
+    work = f"launch ({argv[0].rpartition('/')[2]} on {len(every)} rank{'' if len(every) == 1 else 's'})"
+    with owners.lock(lab.name, work=work):
+        health.check_ports(lab)
+        if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+            observer.warn("the PFC agent and its keeper did not run, and were restarted")
+        with writing(lab, _head(lab, options, every, argv)) as writer:
+            before = collect_before(lab, state_parts(lab))
+            fabric_before = FabricReading.of(lab, before)
+            if not fabric_before.converged:
+                observer.warn(f"the fabric is degraded: {fabric_before.text()}")
+            bucket_ns, began_ns = writer.head.options.bucket_ns, time.monotonic_ns()
+            with recording(lab, bucket_ns, work, [writer.draft.path]) as queues:
+                with queues.during(lambda: began_ns):
+                    end = run_ranks(lab, every, argv, show, options.limit_s)
+                evidence = collect_program(lab, before, end.seconds, state_parts(lab))
+                queues.finish(began_ns)
+            moved = tuple(dict.fromkeys([*evidence.changed, *evidence.switched]))
+            fabric = FabricState(fabric_before, FabricReading.of(lab, evidence.after), moved)
+            faults = end.sentences(argv[0], options.limit_s)
+            outcome = RunOutcome(
+                parts={}, rows=(), icrc_errors=None, stray=None, exit_code=end.code, fabric_state=fabric,
+                warnings=(*faults, *fabric.warnings(), *queues.remarks),
+            )  # fmt: skip
+            record = writer.finish_program(outcome, evidence)
+    return ProgramResult(end, record, (*faults, *fabric.warnings()))
+
+
+def _head(lab: Lab, options: ProgramOptions, every: Sequence[Seat], argv: Sequence[str]) -> RunHead:
+    record = state.read_record(lab.name)
+    words = ["--ranks", str(options.ranks)]
+    words += [] if options.per_host is None else ["--per-host", str(options.per_host)]
+    words += [] if options.placement == "block" else ["--placement", options.placement]
+    words += [] if options.limit_s is None else ["--time-limit", f"{options.limit_s:g}s"]
+    return RunHead(
+        lab=lab.name,
+        fabric=(record.source if record else "") or lab.fabric.name,
+        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        k=lab.fabric.policy.k,
+        ecmp=label(lab),
+        options=RunOptions(ranks=options.ranks, placement=options.placement, sizes=()),
+        ranks=tuple(seat.end for seat in every),
+        qps=0,
+        launch=(*words, "--", *argv),
+    )
