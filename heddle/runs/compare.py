@@ -122,9 +122,7 @@ def _refused(a: StoredRun, b: StoredRun, why: str, hint: str) -> InputError:
 
 def _rows(run: StoredRun) -> dict[int, SizeRow]:
     rows = run.record.measured
-    if run.record.header.launch:
-        hint = "./inv report shows several runs on one page"
-        raise InputError(Problem("", run.what, "is a program's: it has no figures to compare", hint))
+    run.check_sizes()
     if not rows:
         first = run.record.why_not_done
         hint = f"./inv runs {run.lab} lists runs that came to their end"

@@ -14,6 +14,7 @@ from typing import Any
 
 from heddle.base import owners, state
 from heddle.base.events import Observer
+from heddle.base.tables import many
 from heddle.endpoints.programruns import ProgramEnd, Show, check_command, run_ranks
 from heddle.endpoints.programs import ProgramOptions, Seat, seats
 from heddle.lab import health
@@ -42,7 +43,7 @@ class ProgramResult:
         proof = None if self.record.outcome is None else self.record.outcome.proof
         said = "its paths cannot be judged; ./inv paths says why"
         if proof is not None:
-            flows = f"{proof.qps} flow{'' if proof.qps == 1 else 's'}"
+            flows = many(proof.qps, "flow")
             found = f"the paths of {flows} are proven" if proof.agree else f"{proof.unproven} of {flows} are not proven"
             said = f"{found}; ./inv paths shows them"
         if proof is not None and not proof.qps:
@@ -68,12 +69,13 @@ def run_program(
     """
     check_command(argv)
     every = seats(lab.fabric, options)
-    work = f"launch ({argv[0].rpartition('/')[2]} on {len(every)} rank{'' if len(every) == 1 else 's'})"
+    head = _head(lab, options, every, argv)
+    work = f"launch ({head.work} on {many(len(every), 'rank')})"
     with owners.lock(lab.name, work=work):
         health.check_ports(lab)
         if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
             observer.warn("the PFC agent and its keeper did not run, and were restarted")
-        with writing(lab, _head(lab, options, every, argv)) as writer:
+        with writing(lab, head) as writer:
             before = collect_before(lab, state_parts(lab))
             fabric_before = FabricReading.of(lab, before)
             if not fabric_before.converged:

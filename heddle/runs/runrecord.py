@@ -61,7 +61,8 @@ class RunRecord:
     @property
     def why_not_done(self) -> str:
         """The first line of the reason why it failed or was interrupted."""
-        return self.failure[0].partition("\n")[0] if self.failure else "no reason is known"
+        unknown = "it is a program's" if self.header.launch else "no reason is known"
+        return self.failure[0].partition("\n")[0] if self.failure else unknown
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; format, Heddle's version and ID come first, for human readers."""

@@ -141,16 +141,23 @@ class StoredRun:
     @property
     def result(self) -> RunResult:
         """Its table and its document as after the run, except for what only a running lab has. InputError for a run
-        that failed or was interrupted.
+        that failed or was interrupted, and of a program.
         """
         from heddle.runs.results import RunResult
 
+        self.check_sizes()
         head, outcome = self.record.header, self.record.outcome
         if outcome is None:
             how = "was interrupted" if self.record.interrupted else "failed"
             raise self.unusable(f"it {how}: {self.record.why_not_done}")
         flows = self.flows if self.measured.value is not None else ()
         return RunResult(**{**vars(head), **vars(outcome)}, flows=flows, run_id=self.id)
+
+    def check_sizes(self) -> None:
+        """InputError for the run of a program."""
+        if self.record.header.launch:
+            hint = "./inv paths and ./inv report show it"
+            raise InputError(Problem("", self.what, "is a program's: it has no sizes and no bandwidth", hint))
 
     @property
     def flows(self) -> tuple[FlowRow, ...]:

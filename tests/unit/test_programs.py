@@ -201,8 +201,10 @@ def test_a_program_that_failed_says_so_and_is_not_compared(kept: Callable[..., S
         {"zone": [run]}, limits(), []
     )
     assert not run_json(run)["ok"]
-    with pytest.raises(InputError, match="has no figures to compare"):
+    with pytest.raises(InputError, match="is a program's: it has no sizes"):
         compare(run, StoredRun("0002", "zone", run.path / "other"))
+    with pytest.raises(InputError, match="is a program's: it has no sizes"):  # export, and the table of a run
+        _ = run.result
 
 
 @pytest.mark.parametrize(
