@@ -334,5 +334,6 @@ def test_every_transport_delivers_under_every_control(kind: str, name: str, loss
 
 def test_windows_have_an_acknowledgement_for_each_packet() -> None:
     for name in CONTROLLERS:
-        parameters = _planned("rc", congestion=name)[1].parameters()
-        assert parameters["ack_every"] == (1 if CONTROLLERS[name].windowed else 8)
+        for transport in ("rc", "scapy"):
+            parameters = _planned(transport, congestion=name)[1].parameters()
+            assert parameters["ack_every"] == (1 if CONTROLLERS[name].windowed else 8)

@@ -30,7 +30,9 @@ class Scapy(Transport):
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """Parameters for a plan, with the largest window of its QPs."""
-        return cls(ScapyParams(plan.ib_mtu, plan.window, _ACK_EVERY, plan.timeout_s, plan.options.retries))
+        # A window that follows delays needs an acknowledgement for each packet.
+        every = 1 if plan.control is not None and plan.control.windowed else _ACK_EVERY
+        return cls(ScapyParams(plan.ib_mtu, plan.window, every, plan.timeout_s, plan.options.retries))
 
     def sender(self, qp: QpInfo) -> QpEnd:
         """A requester."""
@@ -44,5 +46,5 @@ class Scapy(Transport):
         from heddle.endpoints.transports.scapyqp import ScapyQp
 
         window = qp.window or self.params.window
-        params = replace(self.params, window=window, ack_every=min(_ACK_EVERY, max(1, window // 4)))
+        params = replace(self.params, window=window, ack_every=min(self.params.ack_every, max(1, window // 4)))
         return ScapyQp(params, qp, memory, role=role)
