@@ -57,16 +57,17 @@ def events_of(content: bytes) -> list[dict[str, Any]]:
     times = [each["ts"] for each in events if each["ph"] != "M"]
     assert times == sorted(times) and min(times) >= 0
     assert {each["ph"] for each in events[: len(events) - len(times)]} == {"M"}, "names come first"
-    stacks: dict[tuple[int, int], list[float]] = defaultdict(list)
+    stacks: dict[tuple[int, int], list[int]] = defaultdict(list)
     begun: dict[tuple[int, str, int], float] = {}
     for each in events:
         assert isinstance(each["pid"], int) and isinstance(each["tid"], int) and each["name"]
         if each["ph"] == "X":
             stack = stacks[each["pid"], each["tid"]]
-            while stack and stack[-1] <= each["ts"]:
+            begin, length = round(1000 * each["ts"]), round(1000 * each["dur"])  # ns, as readers have them
+            while stack and stack[-1] <= begin:
                 stack.pop()
-            assert each["dur"] >= 0 and (not stack or each["ts"] + each["dur"] <= stack[-1]), "slices nest"
-            stack.append(each["ts"] + each["dur"])
+            assert length >= 0 and (not stack or begin + length <= stack[-1]), "slices nest"
+            stack.append(begin + length)
         elif each["ph"] in "be":
             key = each["pid"], each["cat"], each["id"]
             if each["ph"] == "b":
@@ -101,6 +102,14 @@ def test_a_trace_has_iterations_messages_counters_rates_and_faults(kept: StoredR
     assert [(each["ts"], each["name"]) for each in events if each["ph"] == "i"] == [
         (1e6, "fault begins: rtsw1:eth1 down"), (2e6, "fault ends: rtsw1:eth1 down"),
     ]  # fmt: skip
+
+
+def test_an_iteration_ends_where_the_next_one_begins(kept: StoredRun) -> None:
+    its = timeline(ring()).iterations
+    odd = np.cumsum(np.full(len(its.rank), 0.1234567896))
+    rows = replace(its, rank=np.zeros(len(odd), np.int64), begin_s=odd, end_s=odd + 0.1234567896)
+    replace(timeline(ring()), iterations=rows).write(kept.path)
+    assert len([each for each in events_of(perfetto.written(kept, Asked())) if each["ph"] == "X"]) == len(odd)
 
 
 def test_a_trace_states_its_time_and_what_is_missing(kept: StoredRun, tmp_path: Path) -> None:

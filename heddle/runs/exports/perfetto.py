@@ -76,7 +76,7 @@ def _ranks(timeline: Timeline, ends: Sequence[Endpoint]) -> Iterator[Event]:
     for rank, size, _, begin, end in zip(*(values.tolist() for values in vars(its).values()), strict=True):
         number = seen[rank, size] = seen.get((rank, size), 0) + 1
         yield {
-            "ph": "X", "pid": RANKS, "tid": rank, "ts": _us(begin), "dur": _us(end - begin),
+            "ph": "X", "pid": RANKS, "tid": rank, "ts": _us(begin), "dur": round(_us(end) - _us(begin), 3),
             "name": f"{format_size(size)}, iteration {number}", "cat": "iteration", "args": {"size": size},
         }  # fmt: skip
 
