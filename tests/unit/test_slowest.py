@@ -81,7 +81,7 @@ def test_a_slow_qp_is_named_with_the_port_of_its_path_where_its_packets_waited()
     assert found.waits[0].port == "ctsw1:eth2"
     assert found.waits[0].wait_s == pytest.approx(600_000 * 0.1 / 100_000)  # Little: byte seconds over bytes
     assert found.lines() == [
-        "#slowest  : rank 2 (host3:eth1), QP 0x000102 to rank 3 (host4:eth1): messages under way in 95% of the time, "
+        "#slowest  : rank 2 (host3:eth1), QP 0x000102 to rank 3 (host4:eth1): busy 95% of the time, "
         "median of the others 40%",
         "#slowest  : its packets waited longest at ctsw1:eth2 (600 ms on average, high-water 1.2 MB, paused 14 ms)",
     ]
@@ -91,7 +91,7 @@ def test_two_qps_whose_hashes_collide_are_equal_and_have_one_port() -> None:
     path = {(0, 1): "rtsw1:eth1", (2, 3): "rtsw1:eth1", (1, 2): "rtsw1:eth2"}
     found = judged(ring({0: 0.9, 2: 0.92}), queues(rtsw1_eth1=500_000, rtsw1_eth2=400), path)
     assert [(qp.rank, qp.to_rank) for qp in found.qps] == [(2, 3), (0, 1)]
-    assert found.lines()[0].endswith("QP 0x000102 from rank 2 to rank 3, QP 0x000100 from rank 0 to rank 1")
+    assert found.lines()[0].endswith("QP 0x000102 (rank 2 to 3), QP 0x000100 (rank 0 to 1)")
     assert found.lines()[1].startswith("#slowest  : their packets waited longest at rtsw1:eth1 (500 ms on average")
     assert found.cards()[0][:2] == ("slowest", "2 are equal")
 
@@ -100,8 +100,8 @@ def test_a_rank_that_uses_messages_late_is_named_and_not_the_fabric() -> None:
     found = judged(ring(hold={2: 0.5}), queues(rtsw1_eth1=0), {})
     assert [(rank.rank, rank.nic) for rank in found.ranks] == [(2, "host3:eth1")]
     assert found.lines() == [
-        "#slowest  : rank 2 (host3:eth1): messages had arrived and waited to be used in 50% of the time, such as those "
-        "of QP 0x000101 from rank 1",
+        "#slowest  : rank 2 (host3:eth1): messages that had arrived waited for it 50% of the time, as of QP "
+        "0x000101 from rank 1",
         "#slowest  : its packets waited at no port of a switch",
     ]
 
@@ -110,7 +110,7 @@ def test_an_incast_names_the_receiver_and_the_last_port_but_no_sender() -> None:
     rows = [(rank, 0, 0.0, 0.9, 0.901) for rank in range(1, RANKS)]
     found = judged(rows, queues(rtsw1_eth3=129_000), {(rank, 0): "rtsw1:eth3" for rank in range(1, RANKS)})
     first, second = found.lines()
-    assert first.endswith("3 of 3 QPs are equal within noise, messages under way in 90% of the time, "
+    assert first.endswith("3 of 3 QPs are equal within noise, busy 90% of the time, "
                           "all to rank 0 (host1:eth1)")  # fmt: skip
     assert "waited longest at rtsw1:eth3 (" in second
 

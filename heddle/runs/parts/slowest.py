@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Flows = dict[tuple[int, int], list[tuple["Flow", ...]]]  # (rank, rank) -> the flows of each of its QPs
 _KEPT: Final = 64  # QPs that are equal: the record has no more
-_NAMED: Final = 3  # the line has no more
+_NAMED: Final = 2  # the line has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +171,18 @@ class Slowest(RunPart):
         one = self.qps[0]
         if self.ranks:
             late = some_of([f"rank {each.rank} ({each.nic})" for each in self.ranks])
-            by = f", such as those of {_qp(one)} from rank {one.rank}"
-            return f"{late}: messages had arrived and waited to be used in {self.ranks[0].share:.0%} of the time{by}"
+            share, by = f"{self.ranks[0].share:.0%}", f"as of {_qp(one)} from rank {one.rank}"
+            return f"{late}: messages that had arrived waited for it {share} of the time, {by}"
         if self.equal == 1:
             ends = f"rank {one.rank} ({one.nic}), {_qp(one)} to rank {one.to_rank} ({one.to_nic})"
             others = f", median of the others {self.median:.0%}" if self.stations > 1 else ""
-            return f"{ends}: messages under way in {one.share:.0%} of the time{others}"
+            return f"{ends}: busy {one.share:.0%} of the time{others}"
         to, out = {each.to_nic for each in self.qps}, {each.nic for each in self.qps}
         where = f", all to rank {one.to_rank} ({one.to_nic})" if len(to) == 1 else ""
         where = f", all of rank {one.rank} ({one.nic})" if len(out) == 1 and not where else where
         if self.equal <= _NAMED and not where:
-            where = ": " + some_of([f"{_qp(each)} from rank {each.rank} to rank {each.to_rank}" for each in self.qps])
-        share = f"messages under way in {one.share:.0%} of the time"
+            where = ": " + some_of([f"{_qp(each)} (rank {each.rank} to {each.to_rank})" for each in self.qps])
+        share = f"busy {one.share:.0%} of the time"
         what = "connections" if self.split else "QPs"
         return f"{self.equal} of {self.stations} {what} are equal within noise, {share}{where}"
 
