@@ -250,8 +250,8 @@ def test_help_lists_what_a_table_has(monkeypatch: pytest.MonkeyPatch, capsys: py
     for name, said in {
         "run": [
             f"; one of {', '.join(TRANSPORTS)} (default: rc)",
-            f"; one of {', '.join(dict.fromkeys(collective for collective, _ in patterns()))} (default",
-            f"; one of {', '.join(dict.fromkeys(algorithm for _, algorithm in patterns()))}",
+            f"; one of {', '.join(dict.fromkeys(collective for collective, _ in patterns(of_files=True)))} (default",
+            f"; one of {', '.join(dict.fromkeys(algorithm for _, algorithm in patterns(of_files=True)))}",
         ],
         "hashing": ["; one of flow, e-ecmp, flowlet"],
         "up": [f"; presets: {', '.join(presets())}\n"],
