@@ -17,6 +17,7 @@ from heddle.base.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from heddle.runs.exports.asked import Asked
+    from heddle.runs.runtable import TableLook
     from heddle.runs.stored import StoredRun
 
 FILES: Final = ("json", "csv", "inspector")  # of runs/exports/, as `run` writes them
@@ -26,12 +27,16 @@ _ON: Final = (0, 1)
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files by their format, as typed; whether figures of iterations are printed; what is asked of the figures."""
+    """Files by their format, as typed; whether figures of iterations are printed; what is asked of the figures.
+
+    plain: the table is printed without Heddle's own lines.
+    """
 
     files: Mapping[str, str] = field(default_factory=dict)
     per_iter: bool = False
     skip: int = 0
     min_busbw: float | None = None
+    plain: bool = False
 
     @classmethod
     def of(
@@ -57,6 +62,13 @@ class Outputs:
     def announced(self) -> list[str]:
         """The line of nccl-tests about its JSON file."""
         return [f"# Writing JSON output to {self.files['json']}"] if "json" in self.files else []
+
+    @property
+    def look(self) -> TableLook:
+        """For the table."""
+        from heddle.runs.runtable import TableLook
+
+        return TableLook(self.per_iter, self.skip, self.plain)
 
     @property
     def asked(self) -> Asked:

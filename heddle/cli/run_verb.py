@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
@@ -89,12 +89,12 @@ class LiveTable:
         """Print all lines up to the names of the columns."""
         self._head = head
         self._narrow = narrow_terminal()
-        self._print(*self._outputs.announced, *head.lines(narrow=self._narrow))
+        self._print(*self._outputs.announced, *head.lines(narrow=self._narrow, look=self._outputs.look))
 
     def row(self, row: SizeRow) -> None:
         """Print one line."""
         if self._head is not None:
-            self._print(self._head.row(row, narrow=self._narrow))
+            self._print(self._head.row(row, narrow=self._narrow, look=self._outputs.look))
 
     def end(self, result: RunResult, more: Sequence[str] = ()) -> None:
         """Print the trailer, and more lines; with JSON the whole result. The exit code is 1 for wrong elements, and
@@ -103,7 +103,7 @@ class LiveTable:
         if self._lost is not None:
             raise self._lost
         below = self._outputs.asked.below(result.rows)
-        lines = [*result.foot(), *more, *(f"#below    : {each}" for each in below)]
+        lines = [*result.foot(plain=self._outputs.plain), *more, *(f"#below    : {each}" for each in below)]
         self._out.result({**result.to_json(), **self._outputs.to_json(below)}, "\n".join(lines))
         self._out.exit_code = 1 if result.wrong or below else 0
 
@@ -122,7 +122,7 @@ class LiveTable:
         (record,) = records
         why = "; ".join(record.failure)
         kept = [f"#run      : {record.id}; ./inv runs lists the runs of {record.header.lab}"] if lasting else []
-        self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.header.options.collective}")
+        self._print(self._head.emulated_line(), *kept, f"# Collective test {why}: {record.header.program}")
 
     def _print(self, *lines: str) -> None:
         if self._lost is None:
@@ -239,13 +239,14 @@ def perf(
 ) -> None:
     """Run a program of nccl-tests by its name and with its flags: ./inv perf all_reduce -b 64K -e 16M -f 2.
 
-    Sizes and iterations have the defaults of ./inv run. Flags without a meaning here are accepted, with a note on
+    It prints the table without Heddle's own lines, except those that say what to trust. Sizes and iterations have the
+    defaults of ./inv run. Flags without a meaning here are accepted, with a note on
     stderr. docs/formats.md lists them.
     """
     named = {**options, "collective": _collective_of(program)}
     wanted = _wanted(out, None, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, named)
     files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
-    outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters)
+    outputs = replace(Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters), plain=True)
     _run(out, wanted, _Where(lab, fabric, set_, runtime), outputs)
 
 

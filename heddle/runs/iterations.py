@@ -1,7 +1,6 @@
 """Statistics of the iterations of a size, as `-I 1` of nccl-tests prints them (src/util.cu, 2.19).
 
-In:  a row of a run, with the time of each iteration at each rank. Out: IterationStats, in microseconds.
-The time of an iteration is that of its slowest rank.
+In:  the time of each iteration, which is that of its slowest rank. Out: IterationStats, in microseconds.
 """
 
 from __future__ import annotations
@@ -10,10 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from heddle.runs.runtable import Figures, SizeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +28,6 @@ class IterationStats:
     def cv_pct(self) -> float:
         """The deviation in percent of the mean."""
         return 100 * self.stdev_us / self.avg_us if self.avg_us > 0 else 0.0
-
-
-def slowest_us(row: SizeRow | Figures) -> tuple[float, ...]:
-    """Of each iteration, the time of its slowest rank; empty for a run of an older Heddle, which has no such times."""
-    return tuple(max(ranks) for ranks in zip(*row.rank_us, strict=True))
 
 
 def stats_of(times_us: Sequence[float], skip: int = 0) -> IterationStats | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -180,34 +180,35 @@ class RunResult(RunHead, RunOutcome):
         lines = [*self.lines(short), *(self.row(row, short) for row in self.rows), *self.foot(short)]
         return "\n".join(lines) + "\n"
 
-    def foot(self, short: bool = False) -> list[str]:
-        """The table's part below its rows."""
-        lines = self._foot()
-        if self.run_id and not short:
+    def foot(self, short: bool = False, plain: bool = False) -> list[str]:
+        """The table's part below its rows. plain: of Heddle's own lines only those that say what to trust."""
+        lines = self._foot(plain)
+        if self.run_id and not short and not plain:
             lines.insert(-1, f"#run      : {self.run_id}; ./inv runs lists the runs of {self.lab}")
         return lines
 
-    def _foot(self) -> list[str]:
-        events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
-        events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
-        lines = [
+    def _foot(self, plain: bool) -> list[str]:
+        return [
             *self._job_lines(),
             *(f"{MARK} {line}" for part in self.parts.values() for line in part.doubt_lines()),
             *self._fabric_since(),
             f"# Out of bounds values : {self.wrong} {'FAILED' if self.wrong else 'OK'}",
             f"# Avg bus bandwidth    : {self.busbw:g}",
             self.emulated_line(),
+            *([] if plain else self._own_foot()),
+            f"# Collective test concluded: {self.program}",
         ]
+
+    def _own_foot(self) -> Iterator[str]:
+        """What was counted beside the data, and warnings."""
+        events: list[tuple[int | None, str]] = [(sum(v), column.text) for column, v in self.counted("packets")]
+        events += [(self.icrc_errors, "with a wrong ICRC"), (self.stray, "stray")]
         if any(count for count, _ in events):
-            lines.append(
-                "#packets  : " + ", ".join(f"{'-' if count is None else count} {text}" for count, text in events)
-            )
+            yield "#packets  : " + ", ".join(f"{'-' if count is None else count} {text}" for count, text in events)
         for part in self.parts.values():
-            lines += part.lines()
-        lines += self._order()
-        lines.extend(f"#warning  : {w}" for w in self.warnings)
-        lines.append(f"# Collective test concluded: {self.options.collective}")
-        return lines
+            yield from part.lines()
+        yield from self._order()
+        yield from (f"#warning  : {w}" for w in self.warnings)
 
     def _job_lines(self) -> list[str]:
         """One line about a job of several: queues, drops and the verdict on paths are of all of them."""

@@ -9,6 +9,7 @@ fabric file, 1/k of the hardware's.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,8 @@ from typing import Final
 
 from heddle.base.units import emulated_words
 from heddle.lab.fabricstate import FabricReading
+from heddle.runs.iterations import stats_of
+from heddle.runs.ncclnames import program_name
 from heddle.traffic.communicators import Communicators
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import InFlight, Propagation
@@ -24,12 +27,29 @@ from heddle.traffic.sequence import PartSequence
 
 _COLUMNS: Final = (
     "#       size         count      type   redop    root     time   algbw   busbw  #wrong",
-    "#        (B)    (elements)                              (us)  (GB/s)  (GB/s)        ",
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)        ",
 )
 WIDE: Final = 118  # columns of the whole table
 _INTERPRETER: Final = re.compile(r"python[0-9.]*|(ba|da)?sh")
 _IN_PLACE: Final = ("     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        ")
+_ITERATIONS: Final = ("    i_min    i_max    i_p99    i_cv%", "     (us)     (us)     (us)      (%)")
 _NOT_MEASURED: Final = ("    N/A", *["   N/A"] * 3)
+_NO_ITERATIONS: Final = ("    N/A",) * 4
+_VERSION: Final = "# nccl-tests version 2.19.6 nccl-headers=0 nccl-library=0 (its format; measured by Heddle, emulated)"
+
+
+@dataclass(frozen=True, slots=True)
+class TableLook:
+    """How a table is printed. per_iter: with the figures of iterations (`-I 1`); skip: leading ones that these leave
+    out (`-K`). plain: without Heddle's own lines above the columns.
+    """
+
+    per_iter: bool = False
+    skip: int = 0
+    plain: bool = False
+
+
+_USUAL: Final = TableLook()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +82,24 @@ class Figures:
         """Its four columns."""
         return _number(self.time_us, 7), _number(self.algbw, 6), _number(self.busbw, 6), _count(self.wrong, 6)
 
+    @property
+    def slowest_us(self) -> tuple[float, ...]:
+        """Of each iteration, the time of its slowest rank."""
+        return tuple(max(ranks) for ranks in zip(*self.rank_us, strict=True))
+
+    def iteration_columns(self, skip: int) -> tuple[str, ...]:
+        """The four columns of `-I 1`."""
+        stats = stats_of(self.slowest_us, skip)
+        if stats is None:
+            return _NO_ITERATIONS
+        return tuple(_number(each, 7) for each in (stats.min_us, stats.max_us, stats.p99_us, stats.cv_pct))
+
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
     """One line of the table: bytes, and the fields of Figures. in_place: of a second measurement, in place.
 
-    Without that, `RunHead.sides` knows whether the only measurement was in place. rank_us: of the first measurement,
-    the times of the iterations of each rank, by its number; empty in older runs.
+    Without that, `RunHead.sides` knows whether the only measurement was in place.
     """
 
     size: int
@@ -83,9 +114,8 @@ class SizeRow:
     @classmethod
     def of(cls, size: int, first: Figures, second: Figures | None = None) -> SizeRow:
         """One or two measurements."""
-        return cls(
-            size, first.time_us, first.algbw, first.busbw, first.wrong, first.iteration_us, first.rank_us, second
-        )
+        one = (first.time_us, first.algbw, first.busbw, first.wrong, first.iteration_us, first.rank_us)
+        return cls(size, *one, second)
 
     @property
     def first(self) -> Figures:
@@ -139,23 +169,25 @@ class RunHead:
         names = [word.rpartition("/")[2] for word in self.launch[self.launch.index("--") + 1 :]]
         return names[1] if _INTERPRETER.fullmatch(names[0]) and len(names) > 1 else names[0]
 
-    def lines(self, short: bool = False, narrow: bool = False) -> list[str]:
+    def lines(self, short: bool = False, narrow: bool = False, look: TableLook = _USUAL) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.
 
-        narrow: 80 columns, unless there are two measurements of a size.
+        narrow: 80 columns, unless there are two measurements of a size, or figures of iterations.
         """
-        return self._short() if short else self._long(narrow and not self._twice)
+        return self._short() if short else self._long(self._narrow(narrow, look), look)
 
-    def row(self, row: SizeRow, narrow: bool = False) -> str:
+    def row(self, row: SizeRow, narrow: bool = False, look: TableLook = _USUAL) -> str:
         """The line of one size, in the same columns."""
         pattern = self.options.pattern
-        narrow = narrow and not self._twice
+        narrow = self._narrow(narrow, look)
         wide = (10, 9) if narrow else (12, 12)
         sizes = f"{row.size:{wide[0]}d}  {self.count(row):{wide[1]}d}"
-        head = f"{sizes}  {pattern.printed_type:>8s}  {pattern.redop:>6s}  {pattern.printed_root:6d}"
-        sides = (row.first,) if narrow else self.sides(row)
-        columns = (_NOT_MEASURED if each is None else each.columns() for each in sides)
-        return "  ".join([head, *(text for four in columns for text in four)])
+        columns = [f"{sizes}  {pattern.printed_type:>8s}  {pattern.redop:>6s}  {pattern.printed_root:6d}"]
+        for each in (row.first,) if narrow else self.sides(row):
+            columns += _NOT_MEASURED if each is None else each.columns()
+            if look.per_iter:
+                columns += _NO_ITERATIONS if each is None else each.iteration_columns(look.skip)
+        return "  ".join(columns)
 
     def sides(self, row: SizeRow) -> tuple[Figures | None, Figures | None]:
         """What was measured out of place, and what in place."""
@@ -168,6 +200,9 @@ class RunHead:
         """Whether each size is measured both out of place and in place."""
         return len(self.options.pattern.placed(self.options.in_place)) > 1
 
+    def _narrow(self, wanted: bool, look: TableLook) -> bool:
+        return wanted and not self._twice and not look.per_iter
+
     def count(self, row: SizeRow) -> int:
         """Elements of a size as nccl-tests counts them: of a chunk, where a rank has one for each rank."""
         pattern = self.options.pattern
@@ -178,22 +213,43 @@ class RunHead:
         """The line with the scale, which is in every table."""
         return f"#emulated : k = {self.k}: {emulated_words(self.k)}"
 
-    def _long(self, narrow: bool) -> list[str]:
-        o = self.options
+    @property
+    def program(self) -> str:
+        """The name of nccl-tests' program: `all_reduce_perf`."""
+        return program_name(self.options.collective)
+
+    def _long(self, narrow: bool, look: TableLook) -> list[str]:
         return [
-            f"# Collective test starting: {o.collective}",
-            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {_step(o.sizes)} "
-            f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0",
+            *self._start(look),
+            *_rank_lines(self.ranks, self.communicators),
             "#",
-            f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(o)),
+            *([] if look.plain else self._own()),
+            *(_narrow_columns() if narrow else _wide_columns(look)),
+        ]
+
+    def _start(self, look: TableLook) -> list[str]:
+        """The lines above the ranks, as nccl-tests has them."""
+        o = self.options
+        skipped = f"; summary skips first {look.skip} iterations" if look.skip else ""
+        return [
+            _VERSION,
+            f"# Collective test starting: {self.program}",
+            f"# nThread 1 nGpus 1 minBytes {o.sizes[0]} maxBytes {o.sizes[-1]} step: {_step(o.sizes)} "
+            f"warmup iters: {o.warmup} iters: {o.iters} agg iters: 1 validation: 1 graph: 0 unalign: 0",
+            *([f"# Per-Iteration Report: wall time; i_* uses max over process rows{skipped}"] if look.per_iter else []),
+            "#",
+            "# Using devices",
+        ]
+
+    def _own(self) -> list[str]:
+        """The lines that nccl-tests does not have."""
+        return [
+            f"# {self.lab}: ecmp {self.ecmp}; " + ", ".join(describe(self.options)),
             *self._steps(),
             *self._fabric(),
             *([f"#window   : {self.in_flight.text()}"] if self.in_flight is not None else []),
             *self._delay(),
             *self._split(),
-            *_rank_lines(self.ranks, self.communicators),
-            "#",
-            *(_narrow_columns() if narrow else _wide_columns()),
         ]
 
     def _short(self) -> list[str]:
@@ -201,7 +257,7 @@ class RunHead:
         what = f"# {o.collective} ({o.algorithm}) over {len(self.ranks)} ranks, {o.placement} placement; "
         lines = [f"{what}{o.qps} QPs ({o.qp_mode}), UDP source ports {o.source_ports.mode}"]
         more = [f"#window   : {self.in_flight.text()}"] if self.in_flight is not None and self.in_flight.usual else []
-        columns = _wide_columns() if self._twice else _narrow_columns()
+        columns = _wide_columns(_USUAL) if self._twice else _narrow_columns()
         return [*lines, *self._steps(), *self._fabric(), *more, *self._split(), *columns]
 
     def _steps(self) -> list[str]:
@@ -227,10 +283,13 @@ class RunHead:
         return [f"#split    : {self.split}; bandwidths are per communicator"] if self.split else []
 
 
-def _wide_columns() -> list[str]:
+def _wide_columns(look: TableLook) -> list[str]:
     """The names of the columns, as in nccl-tests."""
-    names = (left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True))
-    return [f"# {'':58s}{'out-of-place':>24s}{'in-place':>34s}", *names]
+    if not look.per_iter:
+        names = [left + right for left, right in zip(_COLUMNS, _IN_PLACE, strict=True)]
+        return [f"# {'':61s}out-of-place{'':23s}in-place", *names]
+    four = [left + more + right + more for left, more, right in zip(_COLUMNS, _ITERATIONS, _IN_PLACE, strict=True)]
+    return [f"# {'':64s}out-of-place (+ per-iteration){'':32s}in-place (+ per-iteration)", *four]
 
 
 def _narrow_columns() -> list[str]:
@@ -265,13 +324,17 @@ def _step(sizes: Sequence[int]) -> str:
 
 
 def _rank_lines(endpoints: Sequence[Endpoint], communicators: Communicators) -> list[str]:
-    """One line per rank; above 16 ranks only the first, the last and a count. Group: its communicator."""
-    group = {rank: f" Group {place:2d}" for place, ranks in enumerate(communicators) for rank in ranks}
-    shown = [
-        f"#  Rank {e.rank:2d}{group[e.rank] if len(communicators) > 1 else ''} on {e.host:>10s} device {e.port} "
-        f"[{e.ip}] behind {e.first_hop}"
-        for e in endpoints
-    ]
+    """One line per rank; above 16 ranks only the first, the last and a count. Group: its communicator.
+
+    device: the number of the NIC at its host. A rank has no process of its own and no PCI device: these are 0.
+    """
+    group = {rank: place for place, ranks in enumerate(communicators) for rank in ranks}
+    seen: Counter[str] = Counter()
+    shown = []
+    for e in endpoints:
+        place = f"Rank {e.rank:2d} Group {group.get(e.rank, 0):2d} Pid {0:6d} on {e.host:>10s} device {seen[e.host]:2d}"
+        shown.append(f"#  {place} [0000:00:00] {e.port} {e.ip} behind {e.first_hop}")
+        seen[e.host] += 1
     return shown if len(shown) <= 16 else [*shown[:4], f"#  ... {len(shown) - 5} more ranks", shown[-1]]
 
 

@@ -12,7 +12,7 @@ from heddle.cli.console import Console
 from heddle.cli.run_verb import LiveTable
 from heddle.lab.fabricstate import FabricReading, FabricState
 from heddle.runs.results import RunResult
-from heddle.runs.runtable import Figures, SizeRow
+from heddle.runs.runtable import Figures, SizeRow, TableLook, figures
 from heddle.traffic.options import RunOptions
 from tests.unit import run_samples as samples
 
@@ -42,6 +42,18 @@ def test_a_finished_table(golden: Callable[[str, str], None]) -> None:
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     names = next(line for line in text.splitlines() if "#wrong" in line)
     assert {len(line) for line in rows} == {len(names)}, "every row ends where the names of the columns end"
+
+
+def test_a_table_with_figures_of_iterations(golden: Callable[[str, str], None]) -> None:
+    look = TableLook(per_iter=True, skip=1, plain=True)
+    times = [[(20.0 + rank + 10 * each) / 1e3 for each in range(4)] for rank in range(4)]
+    rows = (SizeRow.of(65536, figures(65536, 4, 1.5, [sum(each) for each in times], 0, times)), ROWS[1])
+    both = replace(rows[0], size=1 << 20, in_place=rows[0].first)
+    head = finished()
+    text = "\n".join([*head.lines(look=look), *(head.row(row, look=look) for row in (*rows, both))])
+    golden("runs/iterations.log", text + "\n")
+    assert len({len(line) for line in text.splitlines()[-5:]}) == 1, "names, units and rows end together"
+    assert head.foot(plain=True) == [line for line in head.foot() if line.startswith(("# ", "#UNRELIABLE", "#emul"))]
 
 
 def test_rows_fit_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from heddle.endpoints.runoptions import typed_options
 from heddle.runs.exports.asked import Asked
-from heddle.runs.iterations import slowest_us, stats_of
-from heddle.runs.ncclnames import program_name
+from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import Figures, RunHead, SizeRow
 from heddle.runs.stored import StoredRun
@@ -42,7 +41,7 @@ def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "start_time": began.strftime(_TIME),
-        "args": [program_name(head.options.collective), *_arguments(head)],
+        "args": [head.program, *_arguments(head)],
         "env": [f"HEDDLE_EMULATED_K={head.k}", f"HEDDLE_LAB={head.lab}", f"HEDDLE_RUN={record.id}"],
         "nccl_version": 0,
         "config": _config(head, skip),
@@ -112,39 +111,43 @@ def _devices(head: RunHead) -> list[dict[str, Any]]:
 
 
 def _result(head: RunHead, row: SizeRow, skip: int) -> dict[str, Any]:
-    pattern, (out, inside) = head.options.pattern, head.sides(row)
+    pattern = head.options.pattern
+    out_of_place, in_place = head.sides(row)
     return {
         "size": row.size,
         "count": head.count(row),
         "type": pattern.printed_type,
         "redop": pattern.redop,
         "root": f"{pattern.printed_root:6d}",
-        **_side("out_of_place", out, skip),
-        **_side("in_place", inside, skip),
+        **_side("out_of_place", out_of_place, skip),
+        **_side("in_place", in_place, skip),
         "actual_iterations": len(row.iteration_us) or head.options.iters,
         "experiment_name": "",
     }  # fmt: skip
 
 
-def _side(name: str, row: Figures | None, skip: int) -> dict[str, Any]:
-    """One measurement, with times and statistics of its iterations if the run has them; null if it was not made."""
-    if row is None:
+def _side(name: str, figures: Figures | None, skip: int) -> dict[str, Any]:
+    """The measurement out of place, or in place; with the times and statistics of its iterations, if it has them."""
+    if figures is None:
         return {name: None}
-    figures = {
-        "time": _six(row.time_us), "alg_bw": _six(row.algbw), "bus_bw": _six(row.busbw), "nwrong": float(row.wrong),
+    found: dict[str, Any] = {
+        name: {
+            "time": _six(figures.time_us), "alg_bw": _six(figures.algbw), "bus_bw": _six(figures.busbw),
+            "nwrong": float(figures.wrong),
+        }
     }  # fmt: skip
-    times = slowest_us(row)
+    times = figures.slowest_us
     stats = stats_of(times, skip)
     if stats is None:
-        return {name: figures}
-    found = {
+        return found
+    each = {"per_process_max_times_us": [list(rank) for rank in figures.rank_us]} if len(figures.rank_us) > 1 else {}
+    found[f"{name}_per_iter"] = {
         "skipped_iterations": stats.skipped,
         "min_us": stats.min_us, "max_us": stats.max_us, "avg_us": _six(stats.avg_us), "p50_us": stats.p50_us,
         "p95_us": stats.p95_us, "p99_us": stats.p99_us, "stdev_us": _six(stats.stdev_us), "cv_pct": _six(stats.cv_pct),
-        "times_us": list(times),
+        "times_us": list(times), **each,
     }  # fmt: skip
-    each = {"per_process_max_times_us": [list(rank) for rank in row.rank_us]} if len(row.rank_us) > 1 else {}
-    return {name: figures, f"{name}_per_iter": {**found, **each}}
+    return found
 
 
 def _truth(value: bool) -> str:

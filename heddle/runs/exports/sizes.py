@@ -1,7 +1,7 @@
 """A run as CSV: one row for each size, always the same columns, with the settings that tell runs apart.
 
 In:  a stored run. Out: CSV with a header. Times are microseconds; bandwidths are GB/s of 10^9 bytes, emulated, and `k`
-is their scale. A figure that the run does not have is empty.
+is their scale. A figure that the run does not have is empty. Figures of iterations are of the first measurement.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from heddle.runs.exports.asked import Asked
-from heddle.runs.iterations import slowest_us, stats_of
+from heddle.runs.iterations import stats_of
 from heddle.runs.runrecord import RunRecord
-from heddle.runs.runtable import SizeRow
+from heddle.runs.runtable import Figures, SizeRow
 from heddle.runs.stored import StoredRun
 
 _STATS: Final = ("min_us", "max_us", "avg_us", "p50_us", "p95_us", "p99_us", "cv_pct")
@@ -44,17 +44,20 @@ def _run(record: RunRecord) -> Mapping[str, Any]:
 
 
 def _size(record: RunRecord, row: SizeRow, skip: int) -> Mapping[str, Any]:
-    pattern, stats = record.header.options.pattern, stats_of(slowest_us(row), skip)
-    # The same columns in every file: those of the first measurement, and of a second one.
-    second = {} if (found := row.in_place) is None else {
-        "in_place_time_us": round(found.time_us, 3), "in_place_algbw_gbs": f"{found.algbw:.6g}",
-        "in_place_busbw_gbs": f"{found.busbw:.6g}", "in_place_wrong": found.wrong,
-    }  # fmt: skip
+    head, pattern, stats = record.header, record.header.options.pattern, stats_of(row.first.slowest_us, skip)
+    out_of_place, in_place = head.sides(row)
     return {
-        "size_bytes": row.size, "count": record.header.count(row), "type": pattern.printed_type,
-        "redop": pattern.redop, "root": pattern.printed_root, "time_us": round(row.time_us, 3),
-        "algbw_gbs": f"{row.algbw:.6g}", "busbw_gbs": f"{row.busbw:.6g}", "wrong": row.wrong,
-        "iterations": len(row.iteration_us) or record.header.options.iters,
-        **second,
+        "size_bytes": row.size, "count": head.count(row), "type": pattern.printed_type,
+        "redop": pattern.redop, "root": pattern.printed_root,
+        **_side("", out_of_place), **_side("in_place_", in_place),
+        "iterations": len(row.iteration_us) or head.options.iters,
         **({} if stats is None else {name: round(getattr(stats, name), 3) for name in _STATS}),
     }  # fmt: skip
+
+
+def _side(begin: str, figures: Figures | None) -> Mapping[str, Any]:
+    if figures is None:
+        return {}
+    names = [f"{begin}{name}" for name in ("time_us", "algbw_gbs", "busbw_gbs", "wrong")]
+    values = (round(figures.time_us, 3), f"{figures.algbw:.6g}", f"{figures.busbw:.6g}", figures.wrong)
+    return dict(zip(names, values, strict=True))
