@@ -318,6 +318,12 @@ RUN: Final[Options] = {
         group="What runs",
     ),
     "interference": Option("measure each job of --workload alone, too, and compare", group="What runs"),
+    "run_cycles": Option(
+        "measure all sizes N times, each time from a common start of all ranks",
+        value="N",
+        short="-N",
+        group="What runs",
+    ),
     "check": Option(
         "as in nccl-tests; every result is checked here, also with 0", value="N", short="-c", group="What runs"
     ),

@@ -30,7 +30,7 @@ _WITHOUT: Final[Mapping[str, tuple[str, str]]] = {
     "a": ("1", "times are means over ranks"),
     "m": ("1", "each iteration is one operation"),
     "p": ("01", "all ranks start together"),
-    "z": ("02", "each rank begins an iteration when it has ended the last one"),
+    "z": ("02", "-N 8 -n 1 -w 0 has a barrier before each iteration"),
     "y": ("0", "there is no CUDA stream"),
     "T": ("0", "a run that makes no progress ends by itself"),
     "G": ("0", "there is no CUDA graph"),
@@ -42,7 +42,6 @@ _WITHOUT: Final[Mapping[str, tuple[str, str]]] = {
     "D": ("0", "there is no device API"),
     "M": ("0", "there is no memory of a GPU"),
     "u": ("0", "no GPU reads the arrays"),
-    "N": ("1", "the sizes are measured once; -n N measures more iterations"),
 }
 _SHORT: Final = re.compile(r"-([A-Za-z])=?([0-9].*)?")
 _USUAL_BYTES: Final = "32M"  # -b and -e of nccl-tests

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from heddle.traffic.workload import Workload
 
 
+_CYCLES: Final = 50  # the time limit of a run is that of 50 cycles on idle links
 _NOT_FOR_TOOLS: Final = (
     "fabric", "runtime", "set", "check", "minbytes", "maxbytes", "stepfactor", "stepbytes", "workload", "interference",
-    "min_busbw", "per_iter_timing", "per_iter_skip",
+    "run_cycles", "min_busbw", "per_iter_timing", "per_iter_skip",
 )  # fmt: skip
 
 
@@ -172,6 +173,7 @@ def run(
     maxbytes: str | None = None,
     stepfactor: int | None = None,
     stepbytes: str | None = None,
+    run_cycles: int | None = None,
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -189,8 +191,8 @@ def run(
     """Run a collective with real data in real packets, and print the table of nccl-tests. Bandwidths are emulated.
 
     Each row is printed when its size is measured. Ctrl-C ends the run and keeps the measured rows (./inv runs lists it
-    as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: -b, -e, -f,
-    -i, -n, -w, -c, -d, -o, -r, -I, -K and -J mean what they mean there.
+    as partial); the previous run stays the last one for other verbs. Lines of nccl-tests can be pasted: its flags mean
+    what they mean there, or have no effect (docs/formats.md).
     """
     wanted = _wanted(out, workload, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, options)
     if interference and len(wanted.jobs) < 2:
@@ -198,7 +200,7 @@ def run(
     files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
     outputs = Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters)
     outputs.one_job(len(wanted.jobs))
-    _run(out, wanted, _Where(lab, fabric, set_, runtime), outputs, interference)
+    _run(out, _repeated(wanted, run_cycles), _Where(lab, fabric, set_, runtime), outputs, interference)
 
 
 def options_of_perf() -> list[OptionField]:
@@ -225,6 +227,7 @@ def perf(
     maxbytes: str | None = None,
     stepfactor: int | None = None,
     stepbytes: str | None = None,
+    run_cycles: int | None = None,
     lab: str | None = None,
     fabric: str | None = None,
     runtime: str | None = None,
@@ -247,7 +250,20 @@ def perf(
     wanted = _wanted(out, None, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, named)
     files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
     outputs = replace(Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters), plain=True)
-    _run(out, wanted, _Where(lab, fabric, set_, runtime), outputs)
+    _run(out, _repeated(wanted, run_cycles), _Where(lab, fabric, set_, runtime), outputs)
+
+
+def _repeated(wanted: Workload, cycles: int | None) -> Workload:
+    """The workload with its sizes measured several times (`-N`), each time from a common start of all ranks."""
+    if cycles is None:
+        return wanted
+    if not 1 <= cycles <= _CYCLES:
+        hint = f"use 1 to {_CYCLES}, and -n for more iterations in each cycle"
+        raise InputError(Problem("", f"-N {cycles}", f"is outside 1 to {_CYCLES}", hint))
+    if wanted.name:
+        hint = "write `repeat` in the jobs of the file"
+        raise InputError(Problem("", f"-N {cycles}", "is not for a workload", hint))
+    return replace(wanted, jobs=tuple(replace(job, repeat=cycles) for job in wanted.jobs))
 
 
 def _collective_of(program: str) -> str:

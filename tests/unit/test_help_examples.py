@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from heddle.cli.program import commands_in, main
 from heddle.cli.renamed import current
 from heddle.fabric import hashmodes
 from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import parse_sizes
+from heddle.traffic.workload import Workload
 from tests.bench import _ONLY_BY_NAME, _groups, order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,10 +160,10 @@ def test_every_flag_of_nccl_tests_is_taken_and_one_without_effect_is_named(verb:
     usual = NcclFlags.of(DEFAULTS.split(), flags)
     assert (usual.notes, usual.problems) == ([], [])
     typed = parse(verbs()[verb], [*first, *DEFAULTS.split()])
-    assert (typed["iters"], typed["json"], typed["datatype"], typed["per_iter_skip"]) == (20, "out.json", "float", 0)
+    assert (typed["iters"], typed["json"], typed["run_cycles"], typed["per_iter_skip"]) == (20, "out.json", 1, 0)
     other = NcclFlags.of(shlex.split("-z 3 -G 1 --local_register 2 -m4 -x 1 -V 8 -t 2 -g 4 -n 5 zone"), flags)
     assert other.notes == [
-        "note: -z 3 has no effect here: each rank begins an iteration when it has ended the last one",
+        "note: -z 3 has no effect here: -N 8 -n 1 -w 0 has a barrier before each iteration",
         "note: -G 1 has no effect here: there is no CUDA graph",
         "note: -R 2 has no effect here: there is no memory of a GPU to register",
         "note: -m 4 has no effect here: each iteration is one operation",
@@ -183,6 +186,15 @@ def test_every_flag_of_nccl_tests_is_taken_and_one_without_effect_is_named(verb:
 )
 def test_a_wrong_value_of_a_flag_of_nccl_tests_is_named(line: str, said: str) -> None:
     assert said in said_of("run", line)
+
+
+def test_cycles_of_nccl_tests_are_repetitions_of_the_job() -> None:
+    wanted = Workload.of(RunOptions())
+    assert [job.repeat for job in run_verb._repeated(wanted, 8).jobs] == [8]
+    assert run_verb._repeated(wanted, None) == wanted
+    for several, cycles, said in ((wanted, 0, "-N 0 is outside 1 to 50"), (replace(wanted, name="x"), 2, "not for a")):
+        with pytest.raises(InputError, match=said):
+            run_verb._repeated(several, cycles)
 
 
 @pytest.mark.parametrize(
