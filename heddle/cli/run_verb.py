@@ -243,8 +243,7 @@ def perf(
     """Run a program of nccl-tests by its name and with its flags: ./inv perf all_reduce -b 64K -e 16M -f 2.
 
     It prints the table without Heddle's own lines, except those that say what to trust. Sizes and iterations have the
-    defaults of ./inv run. Flags without a meaning here are accepted, with a note on
-    stderr. docs/formats.md lists them.
+    defaults of ./inv run. Flags without a meaning here are accepted, with a note on stderr (docs/formats.md).
     """
     named = {**options, "collective": _collective_of(program)}
     wanted = _wanted(out, None, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, named)

@@ -70,10 +70,14 @@ def drawing(
     return _by_containerlab(kind, fabric, topology)
 
 
+# Of the files of flags that do not name a picture, for an example.
+_ENDINGS: Final = {"--csv": "csv", "--json": "json", "--inspector": "log", "--conf": "conf"}
+
+
 def check_target(path: Path, shown: str, flag: str = "--out") -> None:
     """InputError for a path that cannot be a file: a directory, or a path in a directory that does not exist."""
     if path.is_dir():
-        hint = f"name a file in it, for example {flag} {shown}/zone.{'csv' if flag == '--csv' else 'svg'}"
+        hint = f"name a file in it, for example {flag} {shown}/zone.{_ENDINGS.get(flag, 'svg')}"
         raise InputError(Problem("", f"{flag} {shown}", "is a directory", hint))
     if not path.parent.is_dir():
         hint = f"run mkdir -p {shlex.quote(str(Path(shown).parent))}, or use another path"

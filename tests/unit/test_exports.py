@@ -148,6 +148,18 @@ def test_inspector_has_a_line_for_each_operation_of_each_rank(tmp_path: Path, ru
     }  # fmt: skip
 
 
+def test_a_second_measurement_in_place_has_its_own_columns(tmp_path: Path) -> None:
+    rows = [replace(row, in_place=replace(row.first, busbw=row.busbw / 2, wrong=3)) for row in record().measured]
+    run = keep(tmp_path, 8, with_rows(record(), *rows))
+    found: dict[str, Any] = json.loads(exported(run, "json"))
+    first = found["results"][0]
+    assert (first["in_place"]["nwrong"], first["in_place"]["bus_bw"]) == (3.0, first["out_of_place"]["bus_bw"] / 2)
+    assert first["in_place_per_iter"] == first["out_of_place_per_iter"]
+    assert (found["out_of_bounds"]["count"], len(exported(run, "inspector").splitlines())) == (7, 2 * 2 * 3 * 4)
+    assert next(csv.DictReader(io.StringIO(exported(run, "csv"))))["in_place_wrong"] == "3"
+    assert len(Asked(min_busbw=0.008).below(rows)) == 1, "only the size in place is slower"
+
+
 def test_sizes_below_the_least_busbw_are_named() -> None:
     rows = record().measured
     assert Asked(min_busbw=0.01).below(rows) == ["busbw of 64 KiB is 0.008366 GB/s, which is below --min-busbw 0.01"]

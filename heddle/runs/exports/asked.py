@@ -17,10 +17,11 @@ class Asked:
     min_busbw: float | None = None
 
     def below(self, rows: Iterable[SizeRow]) -> list[str]:
-        """A sentence for each size with less."""
+        """A sentence for each measurement of a size with less."""
         least = self.min_busbw
         return [
-            f"busbw of {format_size(row.size)} is {row.busbw:.4g} GB/s, which is below --min-busbw {least:g}"
+            f"busbw of {format_size(row.size)} is {each.busbw:.4g} GB/s, which is below --min-busbw {least:g}"
             for row in rows
-            if least is not None and row.busbw < least
+            for each in row.all
+            if least is not None and each.busbw < least
         ]

@@ -39,16 +39,16 @@ def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
     groups = head.communicators or (tuple(range(len(head.ranks))),)
     began_us = datetime.fromisoformat(head.when).timestamp() * 1e6
     factor = o.pattern.busbw_factor(len(groups[0]))
-    for row in record.measured:
-        for index in range(skip, len(row.iteration_us)):
+    for size, figures in ((row.size, each) for row in record.measured for each in row.all):
+        for index in range(skip, len(figures.iteration_us)):
             number += 1
-            now += max(times[index] for times in row.rank_us)
+            now += max(times[index] for times in figures.rank_us)
             for place, ranks in enumerate(groups):
                 nodes = len({head.ranks[rank].host for rank in ranks})
                 about = {"id": _id(record, place), "comm_name": head.job or f"{head.lab}-{place}"}
                 for number_there, rank in enumerate(ranks):
-                    us = row.rank_us[rank][index]
-                    algbw = row.size / us / 1e3
+                    us = figures.rank_us[rank][index]
+                    algbw = size / us / 1e3
                     yield {
                         "header": {**about, "rank": number_there, "n_ranks": len(ranks), "nnodes": nodes},
                         "metadata": {
@@ -57,7 +57,7 @@ def _operations(record: RunRecord, skip: int) -> Iterator[dict[str, Any]]:
                             "hostname": head.ranks[rank].host, "pid": rank,
                         },
                         "coll_perf": {
-                            "coll": collective_name(o.collective), "coll_sn": number, "coll_msg_size_bytes": row.size,
+                            "coll": collective_name(o.collective), "coll_sn": number, "coll_msg_size_bytes": size,
                             "coll_exec_time_us": round(us), "coll_timing_source": "collective_cpu",
                             "coll_algobw_gbs": round(algbw, 6), "coll_busbw_gbs": round(algbw * factor, 6),
                         },

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Final
 
 from heddle.endpoints.runoptions import typed_options
@@ -36,7 +37,8 @@ def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
     """The document of a run; of a failed run, with the sizes that it had measured."""
     head, rows, skip = record.header, record.measured, asked.skip
     began = datetime.fromisoformat(head.when)
-    wrong = sum(row.wrong for row in rows)
+    measured = [each for row in rows for each in row.all]
+    wrong = sum(each.wrong for each in measured)
     okay = "unchecked" if asked.min_busbw is None else _truth(not asked.below(rows))
     return {
         "version": _VERSION,
@@ -48,7 +50,7 @@ def document(record: RunRecord, asked: Asked) -> dict[str, Any]:
         "results": [_result(head, row, skip) for row in rows],
         "out_of_bounds": {"count": wrong, "okay": _truth(not wrong)},
         "average_bus_bandwidth": {
-            "bandwidth": _six(sum(row.busbw for row in rows) / len(rows)) if rows else "nan", "okay": okay,
+            "bandwidth": _six(fmean(each.busbw for each in measured)) if rows else "nan", "okay": okay,
         },
         "errors": list(record.failure),
         "end_time": (began + timedelta(seconds=record.seconds)).strftime(_TIME),
