@@ -151,7 +151,8 @@ class Tuning:
         yield f"# Measured: {COLLECTIVES[self.collective]}; {algorithms}; channels: {named}; QPs: {qps}."
         yield f"# These lines are for NCCL_IB_QPS_PER_CONNECTION={self.qps}."
         yield "# Protocols are not modelled. A line needs one, so each has simple."
-        yield "# A line ends halfway to the next measured size. A size without a line: no difference beyond noise."
+        yield "# A line ends halfway to the next measured size."
+        yield "# A size without a line: no difference beyond noise, or not known."
         yield "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 
     def _ranges(self) -> list[str]:

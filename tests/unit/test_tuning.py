@@ -71,6 +71,8 @@ def test_a_size_where_noise_explains_the_difference_gets_no_line() -> None:
         ["0", "163840", "tree"], ["655361", "1048576", "ring"],
     ]  # fmt: skip
     assert "no difference beyond noise" in tuning_text(found)
+    alone = measured({RING: (20, 40, 100), RING_4: (10, 20, 50)})
+    assert as_the_plugin_reads(alone.conf()) == [] and "The file has no lines" in tuning_text(alone)
 
 
 def test_the_file_is_for_one_number_of_qps_and_so_are_its_measurements() -> None:
