@@ -53,7 +53,7 @@ def test_stages_of_a_pipeline_compute_send_and_reduce(tiny: Lab, tmp_path: Path,
     for rank in ideal.ranks:
         assert rank.time_us == pytest.approx(rank.computing_us + rank.exposed_us) and rank.exposed_us > 0
     (row,) = job.rows
-    assert row.size == job.options.sizes[0] and ideal.largest.ideal_us > 11 * k, "computations on the longest path"
+    assert row.size == job.options.sizes[0] and ideal.sizes[0].ideal_us > 11 * k, "computations on the longest path"
     assert any(line.startswith("#step     : forward-1: compute for ") for line in job.lines())
     stored = History.of(tiny).open(job.run_id).record
     assert stored.outcome is not None and stored.outcome[IdealUse] == ideal

@@ -9,6 +9,7 @@ import pytest
 
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
+from heddle.offline import ideal as ideal_module
 from heddle.offline.ideal import ideal_seconds
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.runtable import SizeRow, figures
@@ -82,15 +83,24 @@ def test_a_run_has_its_ratio_and_the_time_of_each_rank_that_no_computation_hides
     ideal = ideal_seconds(plan, plan.options.sizes[0])
     assert ideal is not None
     found = IdealUse.of_run(measured(plan, *[2 * ideal] * 4))
-    assert found is not None and found.largest.ratio == pytest.approx(2.0)
+    assert found is not None and found.ratio == pytest.approx(2.0)
     assert [rank.computing_us for rank in found.ranks] == pytest.approx([10e-6 * us, 10e-6 * us, 0, 0])
     first = found.ranks[0]
     assert first.exposed_us == pytest.approx(2e6 * ideal - 10e-6 * us)
     assert first.share == pytest.approx(first.exposed_us / (2e6 * ideal))
     ratio, exposed = found.lines()
     assert ratio.startswith("#ideal    : job completion ratio 2.00: ") and "most at rank 2" in exposed
-    assert [figure.value for figure in found.figures()] == pytest.approx([2.0, found.share])
+    assert found.share is not None and [f.value for f in found.figures()] == pytest.approx([2.0, found.share])
     assert found.to_json()["completion_ratio"] == pytest.approx(2.0) and len(found.table().rows) == 4
+
+
+def test_an_iteration_of_too_many_messages_has_no_ideal(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(Part("", (0,), seconds=1e-6), Part("", (0, 1), find_pattern("send-recv"), 4096))
+    monkeypatch.setattr(ideal_module, "_MOST_MESSAGES", 1)
+    found = IdealUse.of_run(measured(plan, 1.0, 1.0, 1.0, 1.0))
+    assert found is not None and found.ratio is None and found.to_json()["completion_ratio"] is None
+    assert [line.partition(":")[0] for line in found.lines()] == ["#exposed  "]
+    assert [name for name, _, _ in found.cards()] == ["exposed communication"]
 
 
 def test_a_plain_collective_has_a_ratio_for_each_size_and_nothing_exposed() -> None:

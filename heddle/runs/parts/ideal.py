@@ -59,30 +59,26 @@ class IdealUse(RunPart):
         for row in measured.sizes:
             if ideal_s := ideal_seconds(measured.plan, row.size):
                 sizes.append(IdealSize(row.size, row.time_us, 1e6 * ideal_s, row.time_us / (1e6 * ideal_s)))
-        if not sizes:
-            return None
-        return cls(tuple(sizes), tuple(_exposed(measured)))
+        ranks = tuple(_exposed(measured)) if measured.sizes else ()
+        return cls(tuple(sizes), ranks) if sizes or ranks else None
 
     @property
-    def largest(self) -> IdealSize:
-        """That of the largest size."""
-        return max(self.sizes, key=lambda each: each.size)
+    def ratio(self) -> float | None:
+        """Measured / ideal at the largest size; None: with too many messages for the ideal."""
+        return max(self.sizes, key=lambda each: each.size).ratio if self.sizes else None
 
     @property
-    def share(self) -> float:
-        """The mean share of exposed communication over ranks."""
-        return sum(each.share for each in self.ranks) / max(1, len(self.ranks))
+    def share(self) -> float | None:
+        """The mean share of exposed communication over ranks; None if no rank computes."""
+        return sum(each.share for each in self.ranks) / len(self.ranks) if self.ranks else None
 
     def to_json(self) -> dict[str, Any]:
         """`ideal` of the run's document."""
-        share = self.share if self.ranks else None
-        return {**asdict(self), "completion_ratio": self.largest.ratio, "exposed_share": share}
+        return {**asdict(self), "completion_ratio": self.ratio, "exposed_share": self.share}
 
     def lines(self) -> list[str]:
         """The ratio at the largest size; the exposed communication."""
-        size = self.largest
-        ideal = f"{_ms(size.time_us)} an iteration, {_ms(size.ideal_us)} on NICs alone"
-        lines = [f"#ideal    : {_RATIO} {size.ratio:.2f}: {ideal}"]
+        lines = [f"#ideal    : {name} {value}: {more}" for name, value, more in self.cards() if name == _RATIO]
         if self.ranks:
             most, many = max(self.ranks, key=lambda each: each.exposed_us), len(self.ranks)
             mean = sum(each.exposed_us for each in self.ranks) / many
@@ -92,14 +88,19 @@ class IdealUse(RunPart):
 
     def figures(self) -> Sequence[Figure]:
         """Both."""
-        ratio = Figure(_RATIO, "measured / ideal", self.largest.ratio)
-        return (ratio, Figure(_EXPOSED, "share", self.share)) if self.ranks else (ratio,)
+        found = ((_RATIO, "x the ideal", self.ratio), (_EXPOSED, "share", self.share))
+        return [Figure(name, unit, value) for name, unit, value in found if value is not None]
 
     def cards(self) -> Sequence[Card]:
         """Both."""
-        ratio = (_RATIO, f"{self.largest.ratio:.2f}", f"{_ms(self.largest.ideal_us)} an iteration on NICs alone")
-        exposed = (_EXPOSED, f"{self.share:.0%}", "of an iteration, mean over ranks")
-        return (ratio, exposed) if self.ranks else (ratio,)
+        found: list[Card] = []
+        if self.sizes:
+            size = max(self.sizes, key=lambda each: each.size)
+            ideal = f"{_ms(size.time_us)} an iteration, {_ms(size.ideal_us)} on NICs alone"
+            found.append((_RATIO, f"{size.ratio:.2f}", ideal))
+        if self.share is not None:
+            found.append((_EXPOSED, f"{self.share:.0%}", "of an iteration, mean over ranks"))
+        return found
 
     def table(self) -> Table:
         """Sizes, or ranks if they compute."""
@@ -111,8 +112,7 @@ class IdealUse(RunPart):
             (str(r.rank), _ms(r.time_us), _ms(r.computing_us), _ms(r.exposed_us), f"{r.share:.0%}") for r in self.ranks
         ]
         columns = (">rank", ">iteration", ">computing", ">exposed", ">share")
-        note = f"exposed: the rank does not compute. {_RATIO} {self.largest.ratio:.2f} against NICs alone"
-        return Table("Exposed communication", columns, tuple(rows), note)
+        return Table("Exposed communication", columns, tuple(rows), "exposed: the rank does not compute")
 
 
 def _exposed(measured: MeasuredRun) -> list[ExposedTime]:
