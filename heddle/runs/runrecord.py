@@ -23,6 +23,7 @@ from heddle.runs.parts import PARTS
 from heddle.runs.results import RunOutcome
 from heddle.runs.runtable import RunHead, SizeRow
 from heddle.traffic.options import RunOptions, as_tuples
+from heddle.traffic.sequence import PartSequence
 
 RECORD: Final = "run.json"
 ID: Final = re.compile(r"[0-9]{4,9}")
@@ -127,7 +128,8 @@ def _contradictions(record: RunRecord) -> Iterator[str]:
     options = header.options
     try:
         state.check_name(header.lab)
-        _ = options.pattern
+        pattern = options.pattern
+        _ = pattern.parts if isinstance(pattern, PartSequence) else ()
     except InputError as error:
         yield str(error.problems[0]).partition("\n")[0]
     if not ID.fullmatch(record.id):

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from heddle.base.declared import options_of
+from heddle.base.problems import InputError, Problem
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.collectives.pattern import DType
 
@@ -66,20 +67,22 @@ def _plain(part: Part) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def parts_of(text: str, dtype: DType) -> tuple[Part, ...]:
-    """The parts of a text of `parts_text`, with elements of a type."""
-    return tuple(
-        Part(
-            each["name"], tuple(each["ranks"]), pattern_of(each, dtype), each.get("size", 0),
-            each.get("seconds", 0.0), tuple(each.get("after", ())),
-        )
-        for each in json.loads(text)["parts"]
-    )  # fmt: skip
+    """The parts of a text of `parts_text`, with elements of a type. InputError for another text."""
+    try:
+        return tuple(
+            Part(
+                str(each["name"]), tuple(map(int, each["ranks"])), pattern_of(each, dtype), int(each.get("size", 0)),
+                float(each.get("seconds", 0.0)), tuple(map(int, each.get("after", ()))),
+            )
+            for each in json.loads(text)["parts"]
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(Problem("", "steps", f"are damaged: {error!r}", "run the workload again")) from None
 
 
 def note_of(text: str) -> str:
     """What a user should know of the parts of a text; empty if nothing."""
-    found: str = json.loads(text)["note"]
-    return found
+    return str(json.loads(text).get("note", ""))
 
 
 def pattern_of(step: Mapping[str, Any], dtype: DType) -> Pattern | None:

@@ -79,7 +79,7 @@ class PartSequence(Pattern):
     @property
     def note(self) -> str:
         """What a user should know of them, as the factor of their sizes."""
-        return str(note_of(self.steps))
+        return note_of(self.steps)
 
     def lines(self) -> Iterator[str]:
         """The parts in words, those of one step together; the first ones only."""

@@ -65,6 +65,7 @@ def test_a_run_of_this_format_is_read(run: Path) -> None:
         ("run.json", ["header", "lab"], "../x", "run.json is damaged: lab '../x' is not a valid lab name"),
         ("run.json", ["header", "k"], 0, "run.json is damaged: it has a number below 1"),
         ("run.json", ["header", "options", "collective"], "nap", "--collective nap is not a supported collective"),
+        ("run.json", ["header", "options", "steps"], "{}", "run.json is damaged: steps are damaged: KeyError('parts')"),
         ("run.json", ["outcome", "rows", 0, "busbw"], 0.0, "a time or a bandwidth that no run has"),
         ("run.json", ["heddle"], "\ud800", "run.json is damaged: a text has half a character"),
         ("fabric.json", ["spec"], [], "fabric.json is damaged: Input should be "),
