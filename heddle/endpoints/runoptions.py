@@ -105,6 +105,10 @@ def _values(
             texts = value if isinstance(value, list | tuple) else [value]
             owners = dict.fromkeys(f"--{word} {name}" for name, other in others if other.word == each.word)
             why, hint = f"is not for --{word} {chosen}", f"use {' or '.join(owners)}"
+            if word == "collective" and kind is not None and f"--{word} {chosen}" in owners:  # of another algorithm
+                of = ((name, pattern) for (collective, name), pattern in patterns().items() if collective == chosen)
+                legal = [name for name, pattern in of if each.word in {own.word for own in options_of(type(pattern))}]
+                why, hint = f"is not for --algorithm {kind.algorithm}", f"use --algorithm {' or '.join(legal)}"
             problems.add(where="", what=" ".join(f"{flag} {text}" for text in texts), why=why, hint=hint)
     return {each.name: value for each in own if (value := getattr(read, each.name)) != each.usual}
 

@@ -3,6 +3,7 @@
 In:  a plan. Out: seconds (emulated) of an iteration, for a size.
 An event simulation. A NIC sends one message after the other at its rate, in the order in which they are ready. The
 receiver's NIC takes them at its rate, in the order of their first bits. Between them is the propagation of the path.
+Copies inside a host pass their sender's link one after the other, and no NIC (endpoints/insidehost.py).
 It assumes that nothing else takes time: no queue, no loss, no acknowledgement, no window, no work on data. All ranks
 begin together. It is not the shortest possible time: another order of messages may be shorter.
 """
@@ -37,13 +38,15 @@ class _At(NamedTuple):
 class NicLimits(NamedTuple):
     """What limits messages. nics: the NIC of each rank; rates_bps: of each rank's NIC.
 
-    wire_bytes: of a message, by its length. delays_s: from rank to rank, one way.
+    wire_bytes: of a message, by its length. delays_s: from rank to rank, one way. inside_bps: of pairs without a delay,
+    which copy inside their host.
     """
 
     nics: Sequence[str]
     rates_bps: Sequence[float]
     wire_bytes: Callable[[int], int]
     delays_s: Mapping[tuple[int, int], float]
+    inside_bps: float = 0.0
 
 
 class Simulation:
@@ -54,6 +57,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
         self._sends, self._takes = dict.fromkeys(links.nics, 0.0), dict.fromkeys(links.nics, 0.0)  # when it is free
+        self._copies: dict[int, float] = {}  # by rank, when its link inside the host is free
         self._needs: dict[_At, list[int]] = {}
         self._missing: dict[_At, int] = {}
         self._early: dict[_At, list[Key]] = {}
@@ -106,10 +110,16 @@ class Simulation:
                 return (action.key,)
             self._at(now + action.seconds, lambda then: self._done(at, (action.key,), then))
             return ()
+        there = _At(at.iteration, action.peer)
+        if (at.rank, action.peer) not in links.delays_s:
+            ends = max(now, self._copies.get(at.rank, 0.0)) + 8 * (action.hi - action.lo) / links.inside_bps
+            self._copies[at.rank] = ends
+            self._at(ends, lambda then: self._taken(there, action.key, then))
+            return ()
         nic, bits = links.nics[at.rank], 8 * links.wire_bytes(action.hi - action.lo)
         begin = max(now, self._sends[nic])
         self._sends[nic] = begin + bits / links.rates_bps[at.rank]
-        delay, there = links.delays_s[at.rank, action.peer], _At(at.iteration, action.peer)
+        delay = links.delays_s[at.rank, action.peer]
         last = self._sends[nic] + delay
         self._at(begin + delay, lambda then: self._take(there, action.key, bits, last, then))
         return ()
@@ -146,7 +156,8 @@ def ideal_seconds(plan: Plan, size: int) -> float | None:
         ends = [plan.endpoints[rank] for rank in members]
         number = {rank: place for place, rank in enumerate(members)}
         own = {(number[a], number[b]): delay for (a, b), delay in delays.items() if a in number and b in number}
-        links = NicLimits([end.nic for end in ends], [end.rate_bps for end in ends], _wire_bytes(plan), own)
+        nics, rates_bps = [end.nic for end in ends], [end.rate_bps for end in ends]
+        links = NicLimits(nics, rates_bps, _wire_bytes(plan), own, plan.inside_bps)
         for each in Simulation(schedules, links, warmup + timed).ends:
             found.append((each[-1] - (each[0] if warmup else 0.0)) / timed)
     return sum(found) / len(found)

@@ -31,6 +31,12 @@ def rails(borrow: Borrow) -> Lab:
     return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "planes=2", "link.host=20mbit", "link.fabric=20mbit")
 
 
+@pytest.fixture(scope="module")
+def joined(borrow: Borrow) -> Lab:
+    """The same with one plane."""
+    return borrow("rail", "hosts_per_pod=1", "nics_per_host=2", "link.host=20mbit", "link.fabric=20mbit")
+
+
 @pytest.mark.parametrize("fastpath", ["on", "off"])
 @pytest.mark.parametrize(
     ("collective", "algorithm"), [name for name, each in patterns().items() if not isinstance(each, RailPattern)]
@@ -53,6 +59,14 @@ def test_ranks_copy_inside_their_host_and_send_along_their_rail(
     compare(
         rails, rails.fabric.policy.routing.ecmp, tmp_path, 2, None, fastpath, collective=collective, algorithm=algorithm
     )
+
+
+@pytest.mark.parametrize(("collective", "fastpath"), [("all-reduce", "on"), ("broadcast", "off")])
+def test_each_channel_of_a_ring_has_nics_of_its_own_between_hosts(
+    collective: str, fastpath: Literal["on", "off"], joined: Lab, tmp_path: Path
+) -> None:
+    more = {"collective": collective, "channels": 2, "nvlink_rate": 3600}
+    compare(joined, joined.fabric.policy.routing.ecmp, tmp_path, 2, None, fastpath, **more)
 
 
 @pytest.mark.parametrize(("collective", "fastpath"), [("all-gather", "on"), ("reduce-scatter", "off")])

@@ -27,6 +27,7 @@ from heddle.traffic import collectives
 from heddle.traffic.collectives import Pattern, Piece, find_pattern, patterns
 from heddle.traffic.collectives.all_to_all import deltas
 from heddle.traffic.collectives.bases import ReducingPattern
+from heddle.traffic.collectives.channels import orders
 from heddle.traffic.collectives.pattern import (
     CREDIT_BYTES,
     MAX_STEPS,
@@ -57,6 +58,7 @@ def variants(pattern: Pattern, ranks: int) -> list[Pattern]:
     values = {
         "root": ranks - 1,
         "seed": 7,
+        "channels": 3,
         "counts": counts,
         "matrix": ";".join(cells if ranks in (5, 8) else ["1,0,52", "0,1,7"]),
     }
@@ -214,6 +216,7 @@ def test_what_is_sent_is_what_is_received(pattern: Pattern, ranks: int, count: i
 @pytest.mark.parametrize(("ranks", "count"), SIZES)
 def test_closed_forms_are_what_the_operations_give(pattern: Pattern, ranks: int, count: int) -> None:
     for each in variants(pattern, ranks):
+        count *= getattr(each, "channels", 1)  # so that no channel is empty
         for name in ("routes", "credits", "peers"):
             found = getattr(each, name)(ranks).tolist()
             assert found == sorted(found) == getattr(Pattern, name)(each, ranks).tolist()
@@ -311,6 +314,48 @@ def test_an_uneven_all_to_all_sends_its_shares_of_a_chunk(tmp_path: Path) -> Non
 def test_wrong_shares_are_refused(typed: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         build_plan(load_fabric("tiny").fabric, run_options(collective="all-to-all-v", counts=typed))
+
+
+def test_channels_enter_and_leave_hosts_by_different_nics_and_take_other_paths() -> None:
+    four = [rank // 4 for rank in range(16)]
+    between = []
+    for order in orders(tuple(four), 16, 6):
+        assert sorted(order) == [*range(16)]
+        ring = [*zip(order, [*order[1:], order[0]], strict=True)]
+        between.append({(src, dst) for src, dst in ring if four[src] != four[dst]})
+        assert len(between[-1]) == 4, "a ring is in every host once"
+    assert [{(src % 4, dst % 4) for src, dst in each} for each in between[:4]] == [
+        {(3, 0)},
+        {(0, 1)},
+        {(1, 2)},
+        {(2, 3)},
+    ]
+    assert between[4] == {(dst + 3, src - 3) for src, dst in between[0]}, (
+        "the next stride turns the ring of hosts round"
+    )
+    single = orders(tuple(range(8)), 8, 5)
+    assert [line[1] for line in single] == [1, 3, 5, 7, 1]
+    assert orders((0, 1, 0, 1), 4, 1) == ((0, 1, 2, 3),) and orders((0, 1, 0, 1), 4, 2)[0] == (0, 2, 1, 3)
+    plan = build_plan(load_fabric("rail").fabric, run_options(channels=4, nvlink_rate=3600, size="1M"))
+    ports = {plan.endpoints[qp.flow.src_rank].nic for qp in plan.qps}
+    assert len(ports) == len(plan.endpoints) and len(plan.qps) == 4 * 4, "each NIC has a ring of its own between hosts"
+    assert len(build_plan(load_fabric("rail").fabric, run_options(split="DIV 5", ranks=10)).communicators) == 2
+    for collective in ("all-reduce", "all-gather", "reduce-scatter"):
+        one, many = find_pattern(collective, channels=1), find_pattern(collective, channels=4)
+        assert one.volume(8, 8 * 64) == many.volume(8, 8 * 64)
+
+
+def test_channels_that_are_not_possible_are_refused() -> None:
+    tiny = load_fabric("tiny").fabric
+    for typed, why in (
+        ({"channels": 33}, "--channels 33 is outside 1 to 32"),
+        ({"channels": 2, "algorithm": "tree"}, "--channels 2 is not for --algorithm tree"),
+        ({"channels": 2, "collective": "incast"}, "--channels 2 is not for --collective incast"),
+        ({"channels": 8, "collective": "broadcast", "size": "16"}, "is rounded down to 0 bytes"),
+    ):
+        with pytest.raises(InputError, match=why):
+            build_plan(tiny, run_options(**typed))
+    assert "use --channels 16 or fewer" in find_pattern("all-reduce", channels=17).unfit(2048)
 
 
 def test_trees_are_those_of_nccl_and_messages_pass_them_without_waiting_for_each_other() -> None:

@@ -15,6 +15,7 @@ from heddle.endpoints.nic.qpend import NEVER
 from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
+from heddle.offline.ideal import ideal_seconds
 from heddle.traffic.collectives import find_pattern
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.workload import Workload
@@ -88,6 +89,17 @@ def test_hosts_that_do_not_fit_are_refused(typed: dict[str, Any], why: str) -> N
             planned(**typed)
     else:
         assert len(planned(**typed).communicators) == 4
+
+
+def test_the_ideal_iteration_copies_and_sends_at_the_same_time() -> None:
+    size, seconds = 1 << 20, {}
+    for rate in (3600, 36_000):
+        plan = planned(algorithm="hierarchical", nvlink_rate=rate, size=str(size), iters=1, warmup=0, chunk="4K")
+        seconds[rate] = ideal_seconds(plan, size) or 0.0
+        copies = 2 * 3 / 4 * 8 * size / plan.inside_bps
+        wire = 2 * 3 / 4 * 8 * size / 4 / plan.endpoints[0].rate_bps
+        assert max(copies, wire) < seconds[rate] < 1.2 * (copies + wire)
+    assert seconds[36_000] < seconds[3600]
 
 
 def test_planes_without_a_link_between_them_are_one_communicator_of_rails() -> None:

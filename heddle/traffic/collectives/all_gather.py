@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.channels import Lane
+from heddle.traffic.collectives.pattern import (
+    Pattern,
+    Piece,
+    ReceiveStep,
+    SendStep,
+    chunk_lengths,
+    chunk_range,
+)
 from heddle.traffic.collectives.ring import Ring
 
 if TYPE_CHECKING:
@@ -22,15 +30,14 @@ class RingAllGather(Ring):
     algorithm = "ring"
     by_chunk = True
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+    def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
         """n-1 sends and receives: first from the input, then from the output."""
-        steps: list[Step] = []
-        for s, chunk in enumerate(self.sent_chunks(ranks, rank)):
-            out, into = (chunk_range(c, ranks, count) for c in (chunk, (chunk - 1) % ranks))
-            span = out if s else (0, out[1] - out[0])
-            steps.append(SendStep(s, (rank + 1) % ranks, span, out[0], "output" if s else "input"))
-            steps.append(ReceiveStep(s, (rank - 1) % ranks, into))
-        return steps
+        ranks = len(lane.order)
+        own, _ = chunk_range(lane.order[place], ranks, lane.count)
+        for s, at in enumerate(self.sent_chunks(ranks, place)):
+            lo, hi = lane.chunk(at)
+            yield SendStep(s, place + 1, (lo, hi) if s else (lo - own, hi - own), lo, "output" if s else "input")
+            yield ReceiveStep(s, place - 1, lane.chunk(at - 1))
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
         """Its own first."""
@@ -42,4 +49,6 @@ class RingAllGather(Ring):
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunk that a rank does not send, which is that of its neighbour."""
+        if self.channels > 1:
+            return Pattern.pair_labels(self, ranks, count, pairs)
         return chunk_lengths(ranks, count)[pairs[:, 1]]

@@ -5,11 +5,13 @@ The chain is root, root+1, ..., root-1 (modulo n). All its links work at the sam
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import BroadcastPattern
-from heddle.traffic.collectives.pattern import ReceiveStep, SendStep, Step
+from heddle.traffic.collectives.channels import ChannelPattern, Lane
+from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,28 +19,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChainBroadcast(BroadcastPattern):
+class ChainBroadcast(ChannelPattern, BroadcastPattern):
     """Every rank but the last of the chain sends on what it has received."""
 
     algorithm = "chain"
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+    def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
         """One receive, but at the root; one send, but at the end of the chain. Step p: the p-th link of the chain."""
-        place = (rank - self.root) % ranks
-        steps: list[Step] = []
-        if place:
-            steps.append(ReceiveStep(place - 1, (rank - 1) % ranks, (0, count), "input"))
-        if place < ranks - 1:
-            steps.append(SendStep(place, (rank + 1) % ranks, (0, count), 0))
-        return steps
+        ranks, span = len(lane.order), lane.array
+        at = (place - lane.order.index(self.root)) % ranks
+        if at:
+            yield ReceiveStep(at - 1, place - 1, span, "input")
+        if at < ranks - 1:
+            yield SendStep(at, place + 1, span, span[0])
 
-    def routes(self, ranks: int) -> NDArray[np.int64]:
-        """The links of the chain."""
-        import numpy as np
+    def whole(self, ranks: int, count: int) -> int:
+        """All, if each channel has some: its credits need data."""
+        return count if count >= self.channels else 0
 
-        src = np.delete(np.arange(ranks, dtype=np.int64), (self.root - 1) % ranks)
-        return np.stack([src, (src + 1) % ranks], axis=1)
+    def links(self, order: Sequence[int]) -> list[tuple[int, int]]:
+        """The links of a chain."""
+        return [(src, dst) for src, dst in super().links(order) if dst != self.root]
 
     def credits(self, ranks: int) -> NDArray[np.int64]:
-        """From every receiver."""
-        return self.back(ranks)
+        """From every receiver of a single chain."""
+        return self.back(ranks) if self.channels == 1 else Pattern.credits(self, ranks)

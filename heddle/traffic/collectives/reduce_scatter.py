@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import ReducingPattern
-from heddle.traffic.collectives.pattern import Piece, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.channels import Lane
+from heddle.traffic.collectives.pattern import (
+    Pattern,
+    Piece,
+    ReceiveStep,
+    SendStep,
+    chunk_lengths,
+    chunk_range,
+)
 from heddle.traffic.collectives.ring import Ring
 
 if TYPE_CHECKING:
@@ -24,14 +32,13 @@ class RingReduceScatter(Ring, ReducingPattern):
     in_place = True
     by_chunk = True
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+    def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
         """n-1 sends and receives. The last receive completes the rank's own chunk."""
-        steps: list[Step] = []
-        for s, chunk in enumerate(self.sent_chunks(ranks, rank)):
-            out, into = (chunk_range(c, ranks, count) for c in (chunk, (chunk - 1) % ranks))
-            steps.append(SendStep(s, (rank + 1) % ranks, out, out[0]))
-            steps.append(self.reduced(s, (rank - 1) % ranks, into, ranks, last=s == ranks - 2))
-        return steps
+        ranks = len(lane.order)
+        for s, at in enumerate(self.sent_chunks(ranks, place)):
+            out = lane.chunk(at)
+            yield SendStep(s, place + 1, out, out[0])
+            yield self.reduced(s, place - 1, lane.chunk(at - 1), ranks, last=s == ranks - 2)
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
         """Its left-hand neighbour's first."""
@@ -44,4 +51,6 @@ class RingReduceScatter(Ring, ReducingPattern):
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunk that a rank does not send: its own."""
+        if self.channels > 1:
+            return Pattern.pair_labels(self, ranks, count, pairs)
         return chunk_lengths(ranks, count)[pairs[:, 0]]

@@ -11,35 +11,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import AllReducePattern
-from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, Step, chunk_lengths, chunk_range
+from heddle.traffic.collectives.channels import ChannelPattern, Lane
+from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-class Ring(Pattern):
+@dataclass(frozen=True)
+class Ring(ChannelPattern):
     """Data of every rank passes all ranks in each iteration, so no rank can be more than one ahead."""
-
-    def routes(self, ranks: int) -> NDArray[np.int64]:
-        """Each rank and its right-hand neighbour."""
-        import numpy as np
-
-        src = np.arange(ranks, dtype=np.int64)
-        return np.stack([src, (src + 1) % ranks], axis=1)
-
-    def credits(self, ranks: int) -> NDArray[np.int64]:
-        """None."""
-        import numpy as np
-
-        return np.empty((0, 2), dtype=np.int64)
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
         """The chunk that a rank sends in each step."""
         raise NotImplementedError
 
     def sent_by(self, ranks: int, rank: int, count: int) -> Iterator[tuple[int, int]]:
-        """All to the neighbour."""
+        """All to the neighbour of each channel."""
+        if self.channels > 1:
+            yield from Pattern.sent_by(self, ranks, rank, count)
+            return
         for chunk in self.sent_chunks(ranks, rank):
             lo, hi = chunk_range(chunk, ranks, count)
             if lo < hi:
@@ -52,17 +44,16 @@ class RingAllReduce(Ring, AllReducePattern):
 
     algorithm = "ring"
 
-    def program(self, ranks: int, rank: int, count: int) -> list[Step]:
+    def lane(self, lane: Lane, place: int) -> Iterator[SendStep | ReceiveStep]:
         """2(n-1) sends and receives."""
-        steps: list[Step] = []
-        there, from_here = (rank + 1) % ranks, (rank - 1) % ranks
-        for s, chunk in enumerate(self.sent_chunks(ranks, rank)):
-            out, into = (chunk_range(c, ranks, count) for c in (chunk, (chunk - 1) % ranks))
-            receive = self.reduced(s, from_here, into, ranks, last=s == ranks - 2)
-            if s >= ranks - 1:
-                receive = ReceiveStep(s, from_here, into, "input")
-            steps += SendStep(s, there, out, out[0]), receive
-        return steps
+        ranks = len(lane.order)
+        for s, at in enumerate(self.sent_chunks(ranks, place)):
+            out, into = lane.chunk(at), lane.chunk(at - 1)
+            yield SendStep(s, place + 1, out, out[0])
+            if s < ranks - 1:
+                yield self.reduced(s, place - 1, into, ranks, last=s == ranks - 2)
+            else:
+                yield ReceiveStep(s, place - 1, into, "input")
 
     def sent_chunks(self, ranks: int, rank: int) -> Iterator[int]:
         """Its own first."""
@@ -70,5 +61,7 @@ class RingAllReduce(Ring, AllReducePattern):
 
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""
+        if self.channels > 1:
+            return Pattern.pair_labels(self, ranks, count, pairs)
         chunk = chunk_lengths(ranks, count)
         return chunk[(pairs[:, 0] + 1) % ranks] + chunk[(pairs[:, 0] + 2) % ranks]
