@@ -18,8 +18,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from scapy.layers.l2 import Ether
-
 from heddle.base import owners
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.endpoints.congestion.pacing import NotifyingReceiver
@@ -33,15 +31,15 @@ from heddle.endpoints.transports.scapyqp import ScapyQp
 from heddle.kernel.namespace import inside
 from heddle.lab import health
 from heddle.proof.collect import collect_after, collect_before
-from heddle.proof.verdict import FlowProof, PathsResult, prove
+from heddle.proof.verdict import prove
+from heddle.runs.craftresult import Crafted, HandPacket, ResponderSeen
 from heddle.runs.flowword import nic_named
 from heddle.traffic.flow import Endpoint, Flow, Sent
 from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.wire import layout as wire
-from heddle.wire.crafted import PacketEnds, layers_as_data, layers_as_text
+from heddle.wire.crafted import PacketEnds
 from heddle.wire.craftfields import read_recipe
-from heddle.wire.dissect import Dissected, dissect
-from heddle.wire.icrc import IcrcVerdict, verdict
+from heddle.wire.dissect import dissect
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
@@ -84,112 +82,6 @@ class Region:
         """The bytes that are not zero any more."""
         changed = [at for at, byte in enumerate(self.data) if byte]
         return f"{REGION_AT + changed[0]:#x} to {REGION_AT + changed[-1]:#x}" if changed else ""
-
-
-@dataclass(frozen=True, slots=True)
-class HandPacket:
-    """One packet, where it was captured. at_s: after the first one that was sent. layers: header -> its fields."""
-
-    at_s: float
-    frame: bytes
-    what: Dissected
-    icrc: IcrcVerdict
-
-    @classmethod
-    def of(cls, at_s: float, frame: bytes) -> HandPacket:
-        """From a frame."""
-        what = dissect(frame)
-        return cls(at_s, frame, what, verdict(frame, what.ip_at) if what.ip_at else "unchecked")
-
-    @property
-    def ttl(self) -> int:
-        """The TTL or hop limit; 0 if it is no RoCEv2 packet."""
-        at = self.what.ip_at
-        return self.frame[at + (8 if self.frame[at] >> 4 == 4 else 7)] if at else 0
-
-    @property
-    def layers(self) -> dict[str, dict[str, Any]]:
-        """Every field of every header, as scapy reads them."""
-        return layers_as_data(Ether(self.frame))
-
-    @property
-    def fields(self) -> list[str]:
-        """The same as text, a line for each header."""
-        return layers_as_text(Ether(self.frame))
-
-    def to_json(self) -> dict[str, Any]:
-        """Flat, but for the layers."""
-        what = self.what
-        return {
-            "time_s": round(self.at_s, 6), "src": what.src, "dst": what.dst, "bytes": len(self.frame),
-            "kind": what.kind, "text": what.text, **what.fields, "ttl": self.ttl, "icrc": self.icrc,
-            "frame": self.frame.hex(), "layers": self.layers,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ResponderSeen:
-    """What the responder counted, in packets. expected: its PSN now. written: addresses of bytes that are not zero.
-
-    sends: bytes of each SEND that was taken. imms: immediates of WRITEs. The last three count packets for no QP.
-    """
-
-    executed: int
-    duplicates: int
-    out_of_order: int
-    naks: int
-    cnps: int
-    expected: int
-    written: str
-    sends: tuple[int, ...]
-    imms: tuple[int, ...]
-    icrc_errors: int
-    stray: int
-    malformed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Flat."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Crafted:
-    """What was sent, what came back, and where it went.
-
-    src, dst: NICs. arrived: the packets as they came to the destination's port. responder: None if there was none.
-    proof: of the packets' flow, and of that of the answers, if there are any; None if switches do not count such
-    packets: they are not RoCEv2.
-    """
-
-    lab: str
-    src: str
-    dst: str
-    sent: tuple[HandPacket, ...]
-    arrived: tuple[HandPacket, ...]
-    answers: tuple[HandPacket, ...]
-    responder: ResponderSeen | None
-    proof: PathsResult | None
-
-    @property
-    def flow(self) -> FlowProof | None:
-        """The flow of the packets, with its path by three sources."""
-        return self.proof.flows[0] if self.proof is not None else None
-
-    @property
-    def path(self) -> tuple[str, ...]:
-        """The ports that counted the packets, from the first switch on; empty if none did."""
-        return self.flow.measured if self.flow is not None else ()
-
-    def to_json(self) -> dict[str, Any]:
-        """`sent`, `arrived` and `answers` are lists of packets."""
-        return {
-            "lab": self.lab, "src": self.src, "dst": self.dst, "sent": [each.to_json() for each in self.sent],
-            "arrived": [each.to_json() for each in self.arrived],
-            "answers": [each.to_json() for each in self.answers],
-            "responder": self.responder.to_json() if self.responder is not None else None,
-            "path": list(self.path),
-            "paths": [each.to_json() for each in self.proof.flows] if self.proof is not None else [],
-        }  # fmt: skip
 
 
 def craft(
@@ -300,6 +192,10 @@ class _Exchange:
                 last = time.monotonic()
             select.select(waits, [], [], _POLL_S)
         self._read(self._there, self.arrived)
+        if self._frames:
+            why = f"accepted {len(self.sent)} of {len(self.sent) + len(self._frames)} packets within {self._wait_s:g} s"
+            hint = "it may be paused (./inv queues), or slow: use a longer --wait, or a smaller --count"
+            raise MachineError(Problem("", "the port of the sender", why, hint))
 
     def _send(self) -> None:
         while self._frames:

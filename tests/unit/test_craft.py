@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from scapy.layers.l2 import Ether
 
-from heddle.base.problems import HeddleError, InputError
+from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.runs.craft import _Exchange
 from heddle.wire import layout as wire
 from heddle.wire.crafted import PacketEnds, layers_as_data
 from heddle.wire.craftfields import bits_of, field_rows, read_recipe
@@ -118,6 +120,17 @@ def test_all_errors_are_reported_together() -> None:
     assert [line for line in text.splitlines() if not line.startswith(" ")] == [
         "--psn x is not a number", "--set a=1 names no field", "--ecn y is not a codepoint of ECN",
     ]  # fmt: skip
+
+
+def test_packets_that_a_port_does_not_take_are_an_error() -> None:
+    ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)
+    with ours, theirs:
+        for each in (ours, theirs):
+            each.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel's minimum; the other end does not read
+        exchange = _Exchange([bytes(2000)] * 9, 0.05, (ours, ours), None)
+        with pytest.raises(MachineError, match=r"accepted \d of 9 packets within 0.05 s"):
+            exchange.run()
 
 
 def test_the_list_needs_no_lab_and_a_packet_needs_two_hosts() -> None:
