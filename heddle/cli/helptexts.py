@@ -124,7 +124,7 @@ PATHS: Final[Options] = {
 
 PREDICT: Final[Options] = {
     "workload": Option(
-        "the traffic: a file (.yml, .csv), the name of a workload in traffic/, or a word. "
+        "the traffic: a file (.yml, .csv, or a trace), the name of a workload in traffic/, or a word. "
         "Words: a collective, ring, permutation, shift:N, incast:N. Keys can follow: ring,qps=16",
         completion.workloads,
         was={"--plan": {}},

@@ -1,7 +1,7 @@
 """Read a workload: a YAML file, the name of one in `traffic/`, or words for a simple one.
 
-In:  `my.yml`, `two-tenants` (traffic/two-tenants.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`; keys may follow a
-     name or a word: `ring,qps=16,size=64M`. They replace those of the file, in all its jobs.
+In:  `my.yml`, `two-tenants` (traffic/two-tenants.yml), `ring`, `all-to-all`, `shift:4`, `matrix.csv`, a trace as
+     `gpt.et`; keys may follow a name or a word: `ring,qps=16,size=64M`. They replace those of the file in all jobs.
 Out: LoadedWorkload; InputError with file and line for everything that does not depend on the fabric.
 The keys of a job are the options of `./inv run` (runoptions.py), and those of _When. Keys beside `jobs` are defaults
 of every job. A file without `jobs` is one job.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,10 +23,12 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean, ne
 from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
 from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
+from heddle.endpoints.tracefile import TraceKeys, trace_names, trace_of
 from heddle.traffic.collectives import patterns
 from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
+from heddle.traffic.traces import TRACES, is_trace
 from heddle.traffic.workload import BACKGROUND, Job, Keys, Workload
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 FLAG: Final = "--workload"
 _WHOLE: Final = ("bucket", "fault")  # options of the whole run: not of a job beside others
 # What a job runs: from the job, or all from beside `jobs`.
-_RUNS: Final = ("collective", "algorithm", "matrix", "msccl", "steps")
+_RUNS: Final = ("collective", "algorithm", "matrix", "msccl", "steps", "trace")
 # Words and their keys, in addition to the named matrices: each collective with a name different from these.
 _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
@@ -108,7 +110,7 @@ class _Reader:
 
     def __init__(self, document: Document, typed: Mapping[str, Any], file: str, problems: Problems) -> None:
         self._document, self._typed, self._file, self._problems = document, typed, file, problems
-        self._fields = {each.word: each for each in (*option_fields(), *options_of(_When))}
+        self._fields = {each.word: each for each in (*option_fields(), *options_of(_When), *options_of(TraceKeys))}
         self._legal = [*self._fields, "steps", "scale"]
         self.shares = self._flag("share_nics")
 
@@ -169,8 +171,8 @@ class _Reader:
             if key in self._legal:
                 values[key], places[key] = value, (FLAG, key)
         keys = Keys(name, self._document.where(trail), places)
-        above = (*trail, "steps") if "steps" in own else ("steps",)
-        steps = steps_of(self._document, above, keys, values, self._problems, self._beside)
+        slots = self._slots(keys, values)
+        steps, ranks = self._steps((*trail, "steps") if "steps" in own else ("steps",), keys, values, slots)
         if not steps and not values.keys() & {"collective", "matrix", "msccl"}:
             what = f"job {name}" if name else "the workload"
             hint = "write collective: all-reduce, matrix: all-to-all, or steps"
@@ -179,7 +181,6 @@ class _Reader:
                     where=keys.where, what=what, why="names neither a collective nor a matrix", hint=hint
                 )
             return
-        slots = self._slots(keys, values)
         plain = {key: word for key, value in values.items() if (word := self._plain(keys, key, value)) is not None}
         self._matrix(keys, plain, size=name == "" or "size" in own)
         wrong = Problems()
@@ -190,10 +191,20 @@ class _Reader:
             wrong.found += error.problems
         self._problems.found += map(keys.located, wrong.found)
         if len(self._problems.found) == before:
+            options = replace(options, ranks=ranks or options.ranks)
             yield Job(name, with_steps(options, steps), slots, when.start_s, when.after, when.repeat, keys)
 
+    def _steps(
+        self, trail: tuple[str, ...], keys: Keys, values: dict[str, Any], slots: Sequence[int] | None
+    ) -> tuple[str, int]:
+        """The steps of a job, as text, and the number of ranks of its trace, if it has one. Their keys are removed."""
+        if typed := {each.word: values.pop(each.word) for each in options_of(TraceKeys) if each.word in values}:
+            plain = {key: word for key, value in typed.items() if (word := self._plain(keys, key, value)) is not None}
+            return trace_of(keys, plain, values, slots, self._problems, self._beside)
+        return steps_of(self._document, trail, keys, values, self._problems, self._beside), 0
+
     def _beside(self, matrix: str) -> str:
-        """The path of a matrix of this file."""
+        """The path of another file that this file names."""
         return _beside(self._file, matrix) if self._file else matrix
 
     def _matrix(self, keys: Keys, plain: dict[str, Any], *, size: bool) -> None:
@@ -283,7 +294,7 @@ def _document(typed: str) -> tuple[Document, str, Sequence[str]]:
 
     first, *more = typed.split(",")
     if _is_words(typed):
-        keys = _WORDS.get(first, {"matrix": first})
+        keys = {"trace": first} if is_trace(first) else _WORDS.get(first, {"matrix": first})
         document = Document({**keys}, FLAG, {(): Mark(FLAG)})
         document.marks.update({(key,): Mark(FLAG, text) for key, text in keys.items()})
         return document, "", more
@@ -311,13 +322,13 @@ def _shipped() -> Path:
 
 
 def files_of(typed: str | None) -> list[str]:
-    """The user's files that a workload needs: its own, those of its matrices and ranks. Nothing is checked here."""
-    first, *keys = (typed or "").split(",")
+    """The user's files that a workload needs: its own, those of its matrices, ranks and traces. Nothing is checked."""
+    first, *more = (typed or "").split(",")
+    keys = dict(each.split("=", 1) for each in more if "=" in each)
+    if is_trace(first):
+        return [*trace_names({**keys, "trace": first}, str), *typed_files(keys)]
     if not first or first in workloads() or _is_words(first):
-        return [
-            *[first] * is_matrix_file(first),
-            *typed_files(dict(each.split("=", 1) for each in keys if "=" in each)),
-        ]
+        return [*[first] * is_matrix_file(first), *typed_files(keys)]
     import yaml
 
     from heddle.spec.yamlfile import MAX_BYTES
@@ -328,9 +339,10 @@ def files_of(typed: str | None) -> list[str]:
         jobs = [data, *(data.get("jobs") or {}).values()]
         groups = [group for job in jobs for group in (job, *(job.get("steps") or ()))]
         named = [each for group in groups for each in typed_files(group)]
+        traced = [name for job in jobs for name in trace_names({**data, **job}, lambda name: _beside(file, name))]
     except Exception:  # load_workload reports the error
         return [file]
-    return [file, *dict.fromkeys(_beside(file, name) for name in named)]
+    return [file, *dict.fromkeys((*(_beside(file, name) for name in named), *traced))]
 
 
 def typed_files(typed: Mapping[str, Any]) -> list[str]:
@@ -345,7 +357,7 @@ def _beside(file: str, matrix: str) -> str:
 
 def _is_words(typed: str) -> bool:
     first = typed.partition(",")[0]
-    return is_matrix_file(first) or first.partition(":")[0] in workload_words()
+    return is_matrix_file(first) or is_trace(first) or first.partition(":")[0] in workload_words()
 
 
 def _file(typed: str) -> Path:
@@ -355,7 +367,8 @@ def _file(typed: str) -> Path:
         return path
     legal = [*_WORDS, *(name + more for name, more in NAMED.items())]
     near = nearest(typed.partition(",")[0].partition(":")[0], [*workload_words(), *workloads()])
-    hint = f"words: {', '.join(legal)};\nfiles of traffic/: {', '.join(workloads())};\nfiles end in .yml or .csv"
+    ends = ", ".join((".yml", ".csv", *TRACES))
+    hint = f"words: {', '.join(legal)};\nfiles of traffic/: {', '.join(workloads())};\nfiles end in {ends}"
     hint = f"did you mean {near}?" if near else hint
     what = f"{FLAG} {typed[:200] or 'with no word'}"
     raise InputError(Problem("", what, "is neither a known workload nor a file", hint))

@@ -123,6 +123,8 @@ def place(fabric: Fabric, options: RunOptions, used: Collection[str] = (), least
         hint = f"try --ranks {len(nics)}"
         if len(nics) == len(every) and not bare:
             hint += f", or more {', '.join(fabric.sizes[:-1])} or {fabric.sizes[-1]} in the fabric file"
+        if options.steps:  # they name their ranks
+            hint = f"use a fabric with {ranks} NICs, or a smaller trace or list of steps"
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(*_as_problems(bare), Problem("", f"--ranks {ranks}", why, hint))
     if ranks < least:

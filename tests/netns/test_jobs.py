@@ -26,6 +26,7 @@ from tests.machine import child, patience
 from tests.netns.collectives import proven, when_busy
 from tests.netns.test_trouble_midrun import workers
 from tests.typed import typed
+from tests.unit import test_traces as traces
 
 pytestmark = pytest.mark.root
 
@@ -95,6 +96,19 @@ def test_jobs_share_nics_and_each_has_its_own_barriers_and_every_path_is_proven(
     ends = [{(flow.sent.flow.dst_ip, flow.sent.flow.qpn) for flow in job.flows} for job in found.jobs]
     assert len({*ends[0], *ends[1], *ends[2]}) == sum(map(len, ends)), "jobs have queue pairs of their own at a NIC"
     assert [max(end.seat for end in job.ranks) for job in found.jobs] == [0, 1, 2]
+
+
+def test_traces_of_other_tools_run_as_jobs(tiny: Lab, workload: Callable[[str], Workload], tmp_path: Path) -> None:
+    for rank in range(4):
+        coll = traces.node(2, traces.COLL, [1], comm_type=2, comm_size=1 << 16)
+        move = traces.node(3, traces.SEND, [2], comm_dst=rank + 1, comm_size=4096)
+        if rank % 2:
+            move = traces.node(3, traces.RECV, [2], comm_src=rank - 1, comm_size=4096)
+        (tmp_path / f"gpt.{rank}.et").write_bytes(traces.et([traces.node(1, traces.COMP, micros=9), coll, move]))
+    (tmp_path / "m.cm").write_text(traces.MATRIX)
+    found = done(tiny, workload("share_nics: true\nqps: 2\njobs:\n  a: {trace: gpt, scale: 1/4}\n  b: {trace: m.cm}\n"))
+    assert [len(job.ranks) for job in found.jobs] == [4, 4]
+    assert [job.rows[0].size for job in found.jobs] == [3 * (1 << 14) + 1024, 12000]  # of the busiest rank
 
 
 def test_a_job_is_compared_with_itself_alone(tiny: Lab, tmp_path: Path) -> None:

@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 
 from heddle.base.problems import InputError
-from heddle.traffic.parts import Part
+from heddle.endpoints.workloadfile import files_of, load_workload
+from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.bound import bound_steps
+from heddle.traffic.parts import Part, note_of
+from heddle.traffic.plan import build_plan
+from heddle.traffic.sequence import PartSequence
 from heddle.traffic.traces import Reading, Trace, read_trace, trace_files
+from heddle.traffic.workload import Job
 
 INTEGERS = {  # of AttributeProto: how a number is encoded
     "int32_val": 7, "int64_val": 9, "uint32_val": 11, "uint64_val": 13, "sint32_val": 15, "sint64_val": 17,
     "fixed32_val": 19, "fixed64_val": 21, "sfixed32_val": 23, "sfixed64_val": 25,
 }  # fmt: skip
+ZONE = load_fabric("zone").fabric
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 
 
@@ -407,6 +414,77 @@ class TestSimAI:
         assert {rank for part in trace.parts for rank in part.ranks} == {*range(8)}
 
 
+class TestWorkloads:
+    """A trace as a workload: in a file with other keys, or as a word."""
+
+    def job(self, workload: str) -> Job:
+        (found,) = load_workload(workload).workload.jobs
+        return found
+
+    def test_a_name_of_a_file_with_keys(self, tmp_path: Path) -> None:
+        (file,) = written(tmp_path, "x.cm", MATRIX)
+        job = self.job(f"{file},qps=4,scale=1/4,time_scale=2")
+        assert (job.options.qps, job.options.ranks, job.options.collective) == (4, 4, "steps")
+        assert note_of(job.options.steps) == f"{file}: sizes x 1/4, times x 2; 1 priorities are left out"
+        endpoints = load_workload(file).workload.endpoints(ZONE)[0]
+        sequence = bound_steps(job.options, endpoints, 1000).pattern
+        assert isinstance(sequence, PartSequence)
+        found = {(part.ranks, part.size_bytes, round(part.seconds, 9)) for part in sequence.parts}
+        assert {((0, 1), 1000, 0), ((0, 2), 2000, 0), ((0,), 0, 2e-3), ((3,), 0, 4e-3)} <= found  # times x k
+        assert build_plan(ZONE, job.options).pattern.volume(4, 0) >= 5000 // 4
+
+    def test_a_fabric_that_is_too_small_is_named_without_a_wrong_hint(self, tmp_path: Path) -> None:
+        (file,) = written(tmp_path, "x.cm", "Nodes 99\nConnections 1\n7->50 start 0 size 8\n")
+        with pytest.raises(
+            InputError, match=r"ranks: 99 is more than the 16 NICs(.|\n)*hint: use a fabric with 99 NICs"
+        ):
+            load_workload(file).workload.endpoints(ZONE)
+
+    def test_keys_of_a_job_and_the_files_that_it_needs(self, tmp_path: Path) -> None:
+        coll = attribute("comm_type", 0) + attribute("comm_size", 4096) + attribute("pg_name", "0")
+        files = chakra(tmp_path, [node(1, COLL, more=coll)], [node(1, COLL, more=coll)], [], [node(9, COMP, micros=1)])
+        (tmp_path / "g.json").write_text('{"0": [0, 1]}')
+        text = "qps: 2\njobs:\n  a:\n    trace: x\n    trace_groups: g.json\n    skip_idle: true\n    ranks: [3, 5]\n"
+        (path,) = written(tmp_path, "w.yml", text)
+        job = self.job(path)
+        assert (job.options.qps, job.options.ranks, job.slots) == (2, 2, (3, 5))
+        needed = [*files, str(tmp_path / "g.json")]
+        assert files_of(path) == [path, *needed]
+        assert files_of(f"{tmp_path}/x.et,trace_groups={tmp_path}/g.json") == needed
+        written(
+            tmp_path, "w.yml", text.replace("trace: x", "trace: [x.0.et, x.1.et]").replace("    skip_idle: true\n", "")
+        )
+        assert self.job(path).options.ranks == 2
+        assert files_of(path) == [path, *files[:2], needed[-1]]
+
+    @pytest.mark.parametrize(
+        ("keys", "says"),
+        [
+            ("trace: x.cm\nsize: 4M", "w.yml:2  size does not go together with trace, which states it"),
+            ("trace: x.cm\ncollective: all-reduce", "w.yml:2  collective does not go together with trace"),
+            ("trace: x.cm\nranks: 8", "w.yml:2  ranks has 8 ranks, but its trace has 4"),
+            ("trace: x.cm\nranks: 0:3", "w.yml:2  ranks has 3 ranks, but its trace has 4"),
+            ("trace: x.cm\nscale: x", "w.yml:2  scale: x is not a factor"),
+            ("trace: x.cm\ntime_scale: -1", "w.yml:2  time_scale: -1 is not a factor"),
+            ("trace: x.cm\nstorage: 0", "w.yml:2  storage: 0 is outside 1 to 1024"),
+            ("trace: x.cm\nskip_idle: maybe", "w.yml:2  skip_idle: maybe is not on or off"),
+            ("trace: [x.cm, 5]", "5  the trace has a name with an unknown end"),
+            ("trace: ", "w.yml:1  trace has no value"),
+            ('trace: ""', "w.yml:1  trace has an empty name"),
+            ("collective: all-reduce\nstorage: 2", "w.yml:2  storage: 2 is for a job with a trace"),
+            ("trace: none.cm", "none.cm  the trace cannot be read: No such file or directory"),
+            ("trace: y.cm", "y.cm:1  Knots is not known"),
+        ],
+    )
+    def test_errors_have_the_line(self, tmp_path: Path, keys: str, says: str) -> None:
+        written(tmp_path, "x.cm", MATRIX)
+        written(tmp_path, "y.cm", "Knots 5")
+        (path,) = written(tmp_path, "w.yml", keys)
+        with pytest.raises(InputError) as error:
+            load_workload(path)
+        assert says in str(error.value).replace(f"{tmp_path}/", "")
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     assert "has a name with an unknown end" in refused(written(tmp_path, "x.trace", ""))
-    assert "only Chakra has one file for each rank" in refused([str(tmp_path / "x.cm"), str(tmp_path / "y.cm")])
+    assert "but only Chakra has one for each rank" in refused([str(tmp_path / "x.cm"), str(tmp_path / "y.cm")])

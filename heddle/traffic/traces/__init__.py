@@ -18,7 +18,7 @@ from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.traffic.traces import chakra, goal, htsim, simai
 from heddle.traffic.traces.nodes import MOST_RANKS, Reading, Trace
 
-__all__ = ["Reading", "Trace", "is_trace", "read_trace", "trace_files"]
+__all__ = ["TRACES", "Reading", "Trace", "is_trace", "read_trace", "trace_files"]
 
 # By the ends of their files' names.
 _FORMATS: Final[Mapping[str, Callable[[Sequence[str], Reading], Trace]]] = {
@@ -29,6 +29,7 @@ _FORMATS: Final[Mapping[str, Callable[[Sequence[str], Reading], Trace]]] = {
     ".cm": htsim.read,
     ".tm": htsim.read,
 }
+TRACES: Final = tuple(_FORMATS)  # by which names end
 _PER_RANK: Final = (".et", ".json")  # PREFIX.0.et, PREFIX.1.et and so on
 
 
@@ -58,11 +59,12 @@ def trace_files(typed: str) -> list[str]:
 def read_trace(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of files of one format. InputError."""
     formats = list(dict.fromkeys(map(_format, files)))
-    if formats[0] not in _FORMATS:
-        hint = did_you_mean(formats[0], _FORMATS)
-        raise InputError(Problem(files[0], "the trace", "has a name with an unknown end", hint))
+    if (unknown := next((name for name in files if _format(name) not in _FORMATS), None)) is not None:
+        hint = did_you_mean(_format(unknown), _FORMATS)
+        raise InputError(Problem(unknown, "the trace", "has a name with an unknown end", hint))
     if len(formats) > 1 or (len(files) > 1 and formats[0] not in _PER_RANK):
-        raise InputError(Problem(files[1], "the trace", "has several files", "only Chakra has one file for each rank"))
+        why = "is one of several files, but only Chakra has one for each rank"
+        raise InputError(Problem(files[1], "the trace", why, "name one file, or use a job for each"))
     trace = _FORMATS[formats[0]](files, reading)
     if all(part.pattern is None for part in trace.parts):
         why = "has no operation that sends" + "".join(f"; {note}" for note in reading.noted())
