@@ -1,11 +1,12 @@
-"""The pace of a slow rank: when each of its messages is processed.
+"""Paces: when each message of a slow rank is processed, and when a posting thread posts each message to a NIC.
 
-In:  complete messages, and their bytes. Out: the messages whose processing has ended, in order.
+In:  messages. Out: those whose processing, or posting, has ended, in order.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from heddle.endpoints.nic.qpend import NEVER
@@ -28,7 +29,7 @@ class Pace(Generic[Item]):
         """When the next message is processed; NEVER if there is none."""
         return self._waiting[0][0] if self._waiting else NEVER
 
-    def add(self, item: Item, size: int, now: float) -> None:
+    def add(self, item: Item, size: float, now: float) -> None:
         """A complete message of `size` bytes."""
         self._until = max(self._until, now) + size / self._rate
         self._waiting.append((self._until, item))
@@ -36,3 +37,22 @@ class Pace(Generic[Item]):
     def done(self, now: float) -> Item | None:
         """The next message whose processing has ended, or None."""
         return self._waiting.popleft()[1] if self._waiting and self._waiting[0][0] <= now else None
+
+
+class PostingPace(Pace[Callable[[], None]]):
+    """The messages that a rank posts, when its thread has time for them (traffic/posting.py).
+
+    post_s, turn_s: time for each message, and for each `batch` of them, or a shorter rest.
+    """
+
+    __slots__ = ("_batch", "_count", "_post_s", "_turn_s")
+
+    def __init__(self, post_s: float, turn_s: float, batch: int) -> None:
+        super().__init__(1.0)
+        self._post_s, self._turn_s, self._batch = post_s, turn_s, batch
+        self._count = 0  # messages since the NIC had nothing to post
+
+    def post(self, message: Callable[[], None], now: float) -> None:
+        """A message, as the call that gives it to the NIC."""
+        self._count = self._count + 1 if self.due < NEVER else 0
+        self.add(message, self._post_s + (0.0 if self._count % self._batch else self._turn_s), now)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,19 +26,11 @@ from heddle.endpoints.elements import Elements, Numbers
 from heddle.endpoints.expected import Expected
 from heddle.endpoints.journal import RankJournal, SizeResult
 from heddle.endpoints.nic.qpend import NEVER
-from heddle.endpoints.pace import Pace
+from heddle.endpoints.pace import Pace, PostingPace
 from heddle.endpoints.rankarrays import RankArrays
 from heddle.traffic.collectives.pattern import Buffer, Pattern
 from heddle.traffic.options import RunOptions
-from heddle.traffic.schedule import (
-    Compute,
-    Divisors,
-    Key,
-    Local,
-    Receive,
-    Schedule,
-    build_schedule,
-)
+from heddle.traffic.schedule import Compute, Divisors, Key, Local, Receive, Schedule, build_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,7 @@ class Rank:
         bytes_per_s: float = 0.0,
         repeat: int = 1,
         inside: Set[int] = frozenset(),
+        posting: PostingPace | None = None,
     ) -> None:
         self.rank = rank
         self.results: list[SizeResult] = []
@@ -99,6 +93,7 @@ class Rank:
         self._destinations = destinations
         self._wants = wants
         self._pace: Pace[tuple[int, Key]] | None = Pace(bytes_per_s) if bytes_per_s else None
+        self._posting = posting
         self._epoch = -1  # of the whole run
         self._passes = options.passes(pattern)
         self._size_index = -1  # of the whole run; a size that is measured in place, too, counts twice
@@ -134,9 +129,13 @@ class Rank:
         return self._passes[self._size_index % len(self._passes)][0]
 
     @property
-    def computes(self) -> bool:
-        """Whether its schedules have computations."""
-        return any(isinstance(action, Compute) and action.seconds for action in self._schedule(0).actions)
+    def timed(self) -> bool:
+        """Whether `advance` is ever needed."""
+        return (
+            self._pace is not None
+            or self._posting is not None
+            or any(isinstance(action, Compute) and action.seconds for action in self._schedule(0).actions)
+        )
 
     def next_size(self) -> None:
         """Create the arrays of the next size, for `begin`; set `finished` when there is none."""
@@ -167,10 +166,12 @@ class Rank:
     def due(self) -> float:
         """When `advance` must be called; NEVER if the rank neither computes nor processes a message."""
         computed = self._computing[0][0] if self._computing else NEVER
-        return min(computed, self._pace.due) if self._pace is not None else computed
+        return min([computed, *(pace.due for pace in (self._pace, self._posting) if pace is not None)])
 
     def advance(self) -> None:
-        """Use the messages that a slow rank has processed by now, and the computations that have ended."""
+        """Use the messages that a slow rank has processed by now, post, and end computations, each at its time."""
+        while self._posting is not None and (post := self._posting.done(self._clock())) is not None:
+            post()
         while self._pace is not None and (found := self._pace.done(self._clock())) is not None:
             self._process(*found)
         while self._computing and self._computing[0][0] <= self._clock():
@@ -346,7 +347,11 @@ class Rank:
         imm = announced_by(self._epoch, action.key)
         if action.peer not in self._inside:
             self.journal.posted(self._epoch, action, turn, self._clock())
-        self._links[action.peer].post(data, va, self._peer_keys[action.peer], imm, turn)
+        post = partial(self._links[action.peer].post, data, va, self._peer_keys[action.peer], imm, turn)
+        if self._posting is None or action.buffer == "credit" or action.peer in self._inside:
+            post()
+        else:
+            self._posting.post(post, self._clock())
         return ()
 
     # lookups

@@ -38,6 +38,7 @@ from heddle.endpoints.nic.frames import FlowHeader
 from heddle.endpoints.nic.nic import announce
 from heddle.endpoints.nic.qpend import NEVER, QpInfo
 from heddle.endpoints.nicloop import PythonLoop, moderation_s
+from heddle.endpoints.pace import PostingPace
 from heddle.endpoints.ranks import Rank
 from heddle.endpoints.reports import WorkerMessage, WorkerReport
 from heddle.endpoints.transports import find_transport
@@ -115,10 +116,7 @@ class Worker:
             self._connect(task.ranks, keys)
         except NicError as error:
             raise RankError(task.plan.endpoints[error.rank], self._why(error)) from None
-        slow = dict(task.plan.options.slow)
-        self._slow = [
-            each for rank, each in self._ranks.items() if task.plan.endpoints[rank].host in slow or each.computes
-        ]
+        self._slow = [each for each in self._ranks.values() if each.timed]
         for ready in self._ranks.values():
             ready.next_size()
 
@@ -148,7 +146,7 @@ class Worker:
                     plan.options, plan.pattern, plan.size, number[rank], keys[rank], links, own, self._totals,
                     destinations=loop.destinations(rank), wants=loop.wants(rank),
                     bytes_per_s=slow.get(ends[rank].host, 0.0) * ends[rank].rate_bps / 8, repeat=self._repeat,
-                    inside=inside,
+                    inside=inside, posting=_posting(plan, ends[rank].host),
                 )  # fmt: skip
         for q in plan.qps:
             src, dst = q.flow.src_rank, q.flow.dst_rank
@@ -264,6 +262,15 @@ class RankError(CheckError):
 
     def __init__(self, endpoint: Endpoint, why: str, hint: str = VALIDATE) -> None:
         super().__init__(Problem("", f"rank {endpoint.rank} on {endpoint.nic}:", why, hint))
+
+
+def _posting(plan: Plan, host: str) -> PostingPace | None:
+    """Of each rank of a host, whose NICs share the host's posting threads."""
+    posting, second = plan.options.posting, plan.k * 1e-9
+    if posting is None:
+        return None
+    post_ns, turn_ns = posting.costs_ns(sum(end.host == host for end in plan.endpoints))
+    return PostingPace(post_ns * second, turn_ns * second, posting.batch)
 
 
 def loop_of(plan: Plan, transport: Transport) -> NicLoop:

@@ -16,6 +16,7 @@ from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
 from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
+from heddle.traffic.posting import POSTING_WORDS, Posting, parse_posting, posting_words
 from heddle.traffic.readers import (
     ELEMENT_BYTES,
     MAX_SIZE,
@@ -151,6 +152,11 @@ class RunOptions(AdmissionOptions):
         "else 0: ranks use their NICs)", _PLACES, word="nvlink_rate", value="GBPS", least=0, most=100_000,
         hint="3600 is a GPU of the Hopper generation, 450 GB/s in each direction",
     )] = None  # fmt: skip
+    # See posting.py; default: posting a message takes no time.
+    posting: Annotated[Posting | None, Declared(
+        "threads that post messages to the NICs of a host, as 8,pinned,sharded,batch,lazy (default: at no cost)",
+        _TRANSPORT, value="THREADS", reads=parse_posting, typed="", writes=posting_words, words=POSTING_WORDS,
+    )] = None  # fmt: skip
     congestion: Annotated[str, Declared("congestion control", _CONGESTION, word="cc")] = NO_CONTROL
     # Of links for this run, as typed: `rtsw1:eth3,loss=1/256`.
     faults: Annotated[tuple[str, ...], Declared(
@@ -211,6 +217,7 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",
         f"transport: {options.transport}",
+        *([f"posting: {options.posting.text}"] if options.posting is not None else []),
         *([f"congestion control: {options.congestion}"] if options.congestion != NO_CONTROL else []),
         *(_own_text(name, value) for name, value in options.own.items()),
         *([f"admission: {options.admitted.text()}"] if options.admitted is not None else []),

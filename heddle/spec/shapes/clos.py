@@ -35,7 +35,7 @@ class ClosSpec(FabricSpec):
         default=None, gt=0, le=1000
     )  # of the top tier: rate from a zone's racks / rate to the ATSWs
     hosts_per_rack: int = Field(default=2, ge=1, le=1024)
-    nics_per_host: int = Field(default=1, ge=1, le=16)
+    nics_per_host: int = Field(default=1, ge=1, le=32)
 
     @property
     def all_racks(self) -> int:
