@@ -78,7 +78,8 @@ def steps_of(
     for key in dict.fromkeys(("collective", "matrix", "algorithm", "split", *apart)):
         if key in values:
             why = "does not go together with steps"
-            problems.found.append(keys.problem(key, str(values.pop(key)), why, "write it in a step"))
+            hint = "write groups in a step" if key == "split" else "write it in a step"
+            problems.found.append(keys.problem(key, str(values.pop(key)), why, hint))
     size = 0
     if "size" in values:
         try:
@@ -86,6 +87,7 @@ def steps_of(
         except ValueError as error:
             why, _, hint = str(error).partition("; ")
             problems.found.append(keys.problem("size", values["size"], why, hint))
+            size = MOST_SIZE  # so that steps do not miss one
     return _StepsReader(document, trail, problems, size, scale, beside).text(steps)
 
 
