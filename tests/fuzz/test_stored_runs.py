@@ -30,10 +30,12 @@ from heddle.lab.lab import Lab
 from heddle.lab.opening import blueprint_from, lab_of
 from heddle.proof.selection import read_selection
 from heddle.runs.compare import compare
+from heddle.runs.exports import EXPORTS
+from heddle.runs.exports.asked import Asked
 from heddle.runs.flowword import flow_of
 from heddle.runs.runrecord import RECORD
 from heddle.runs.store import History, load, open_runs
-from heddle.views import graph
+from heddle.views import graph, runpicture
 from heddle.views.linkloads import describe_run, usage_of
 from heddle.views.pathstext import paths_text
 from heddle.views.queuepicture import draw
@@ -105,20 +107,33 @@ def plotted(lab: Lab, path: Path) -> None:
     draw("svg", recorded, shown, found.rates.value)
 
 
+def exported(lab: Lab, path: Path) -> None:
+    """`export --perfetto` and `--otg`."""
+    (found,) = open_runs([str(path)])
+    for name in ("perfetto", "otg"):
+        json.loads(EXPORTS[name].written(found, Asked()))
+
+
+def pictured(lab: Lab, path: Path) -> None:
+    """`plot run`."""
+    runpicture.draw("svg", open_runs([str(path)]))
+
+
 def reported(lab: Lab, path: Path) -> None:
     """`report`, by directory: the verb of a run that was copied."""
     report_html(open_runs([str(path)]))
 
 
 Reader = Callable[[Lab, Path], None]
-LIGHT: Final[tuple[Reader, ...]] = (listed, compared, paths, explained)
-HEAVY: Final[tuple[Reader, ...]] = (graphed, plotted, reported)
+LIGHT: Final[tuple[Reader, ...]] = (listed, compared, paths, explained, exported)
+HEAVY: Final[tuple[Reader, ...]] = (graphed, plotted, pictured, reported)
 PARTS: Final[Mapping[str, tuple[Reader, ...]]] = {
-    "run.json": (listed, compared, paths, *HEAVY),
+    "run.json": (listed, compared, paths, exported, *HEAVY),
     "fabric.json": (compared, paths, graphed, reported),
-    "evidence.json": (paths, explained, graphed, reported),
-    "series.npz": (plotted, reported),
-    "rates.npz": (plotted, reported),
+    "evidence.json": (paths, explained, exported, graphed, pictured, reported),
+    "series.npz": (exported, plotted, pictured, reported),
+    "rates.npz": (exported, plotted, reported),
+    "timeline.npz": (exported, pictured),
 }
 
 

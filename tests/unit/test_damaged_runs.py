@@ -28,11 +28,12 @@ from heddle.runs.runrecord import read_record
 from heddle.runs.series import read_series
 from heddle.runs.store import open_runs
 from heddle.runs.surroundings import read_surroundings
+from heddle.runs.timeline import read_timeline
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus" / "run"
 READERS: dict[str, Callable[[Path], object]] = {
     "run.json": read_record, "fabric.json": read_surroundings, "evidence.json": read_evidence,
-    "series.npz": read_series, "rates.npz": read_rates,
+    "series.npz": read_series, "rates.npz": read_rates, "timeline.npz": lambda run: read_timeline(run, 4),
 }  # fmt: skip
 
 
@@ -146,6 +147,9 @@ def set_to(name: str, value: object) -> Callable[[dict[str, Any]], None]:
         ("series.npz", set_to("about_json", '{"format": 7}'), "series.npz has another format"),
         ("rates.npz", set_to("counts", [-1, 1]), "its arrays do not fit together"),
         ("rates.npz", set_to("times_s", np.zeros(3) - 1), "its arrays do not fit together"),
+        ("timeline.npz", set_to("messages_src", np.full(12, 4)), "a rank or a size that the run does not have"),
+        ("timeline.npz", set_to("messages_src", np.zeros(3, np.int64)), "its messages do not fit together"),
+        ("timeline.npz", set_to("iterations_end_s", np.zeros(12)), "a time ends before it begins"),
         ("rates.npz", lambda arrays: arrays.pop("counts"), "counts.npy' in the archive"),
     ],
 )  # fmt: skip
