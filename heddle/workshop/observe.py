@@ -31,7 +31,7 @@ Facts = Mapping[str, Fact]
 
 _OPTIONS: Final = (
     "collective", "algorithm", "ranks", "size", "iters", "qps", "qp_mode", "sport", "placement", "transport", "split",
-    "chunk", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
+    "chunk", "posting", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
 _RESULTS: Final = (
     "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
@@ -133,6 +133,7 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         "size": max(options.sizes), "iters": options.iters, "qps": options.qps, "qp_mode": options.qp_mode,
         "sport": options.source_ports.mode, "placement": options.placement, "transport": options.transport,
         "split": options.split, "chunk": options.chunk, "mode": head.ecmp,
+        "posting": options.posting.text if options.posting is not None else "",
         "congestion": options.congestion, "admission": options.admission, "cts_class": options.cts_class,
         "budget": options.admitted.budget_bytes if options.admitted is not None else 0,
         "slow_hosts": len(options.slow),

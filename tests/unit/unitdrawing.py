@@ -38,15 +38,18 @@ def addresses(fabric: Fabric) -> str:
     """A line for each RTSW: its prefix, and its ports to hosts with their addresses."""
     rows = []
     for rack in (node for node in fabric.switches if node.level == 1):
-        hosts = [
-            f"{port.name} {port.peer_node} {_address(fabric.by_name[port.peer_node])}"
-            for port in rack.ports if fabric.leads_to_host(port)
-        ]  # fmt: skip
+        ports: dict[str, list[str]] = {}
+        for port in (port for port in rack.ports if fabric.leads_to_host(port)):
+            ports.setdefault(port.peer_node, []).append(port.name)
+        hosts = [f"{_span(names)} {host} {_address(fabric.by_name[host])}" for host, names in ports.items()]
         rows.append(f"{rack.name}  {rack.prefix}  {'   '.join(hosts)}")
     return "\n".join(rows)
 
 
+def _span(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
 def _address(host: Node) -> str:
-    address = host.ports[0].address
-    assert address is not None
-    return str(address.ip)
+    """Of all its NICs."""
+    return _span([str(port.address.ip) for port in host.ports if port.address is not None])
