@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
+from heddle.offline.forecast import Ask, forecast
 from heddle.traffic.options import RunOptions
 from heddle.traffic.placement import place
 
@@ -101,3 +104,13 @@ def test_wrong_lines_of_a_rank_file_are_all_reported(tmp_path: Path, monkeypatch
     Path("ranks.txt").write_text("rank 0=host1 slot=9\n")
     with pytest.raises(InputError, match="has slot 9, but host1 has"):
         place(RAIL, RunOptions(placement="ranks.txt"))
+
+
+@pytest.mark.parametrize("name", ["one-large-job", "many-small-jobs"])
+def test_the_two_stages_of_a_cluster_differ_as_their_files_say(name: str) -> None:
+    def over_roofline(keys: str) -> float:
+        found = forecast(ZONE, load_workload(name + keys).workload, Ask(), Silent())
+        return float(found.to_json()["completion"]["over_roofline"])
+
+    assert over_roofline("") == pytest.approx(2.0, rel=0.01)
+    assert over_roofline(",placement=block") == pytest.approx(1.0, rel=0.01)
