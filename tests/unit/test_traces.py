@@ -244,6 +244,29 @@ class TestChakra:
     def test_errors_name_the_node(self, tmp_path: Path, ranks: list[list[bytes]], says: str) -> None:
         assert says in refused(chakra(tmp_path, *ranks))
 
+    def test_a_barrier_and_names_of_collectives(self, tmp_path: Path) -> None:
+        graph = [{"Id": 1, "NodeType": 7, "comm_type": "BARRIER"}, {"Id": 2, "NodeType": 7, "data_deps": [1],
+                 "comm_type": "ALL_TO_ALL", "comm_size": 4096}]  # fmt: skip
+        trace, _ = read(written(tmp_path, "x.json", json.dumps({"workload_graph": graph})), ranks=4)
+        assert [(told(each)[0], each.after) for each in trace.parts] == [("barrier", ()), ("all-to-all", (0,))]
+
+    @pytest.mark.parametrize(
+        ("limit", "most", "says"),
+        [
+            ("chakrafile.MOST_NODES", 9, "has more than 9 nodes"),
+            ("chakra._MOST_DEPS", 9, "has more than 9 dependencies"),
+            ("graph.MOST_PARTS", 9, "has more than 9 operations that send or compute"),
+            ("protobuf.MOST_MESSAGE", 9, "ends or is damaged at byte 8 of 578"),
+        ],
+    )
+    def test_large_files_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, says: str
+    ) -> None:
+        nodes = [node(key, COLL, range(1, key), comm_type=0, comm_size=4) for key in range(1, 12)]
+        files = chakra(tmp_path, nodes, nodes)
+        monkeypatch.setattr(f"heddle.traffic.traces.{limit}", most)
+        assert says in refused(files)
+
     def test_a_truncated_file_names_the_byte_and_the_last_node(self, tmp_path: Path) -> None:
         data = et([node(7, COMP, micros=1), node(8, COMP, micros=1)])
         for end in range(len(data) - 1, 30, -5):

@@ -44,6 +44,7 @@ _COLLECTIVES: Final[Mapping[str, tuple[str, bool]]] = {
     "BARRIER": ("barrier", False),
 }
 _GROUPS: Final = "process_group"  # in the name of the metadata node in which PyTorch lists all groups
+_MOST_DEPS: Final = 1 << 24  # of all files
 _NAME: Final = 64  # characters of a group's name
 
 Groups = Mapping[str, tuple[int, ...]]
@@ -57,6 +58,10 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
         raw.append(chakra_nodes(name))
         if sum(map(len, raw)) * (ranks // len(files)) > MOST_NODES:
             raise InputError(Problem(name, "the trace", f"has more than {MOST_NODES} nodes", "use a shorter one"))
+        if sum(len(node.control) + len(node.data) for nodes in raw for node in nodes) > _MOST_DEPS:
+            raise InputError(
+                Problem(name, "the trace", f"has more than {_MOST_DEPS} dependencies", "use a shorter one")
+            )
     if not 2 <= ranks <= MOST_RANKS:
         hint = "name all files by their prefix, as gpt for gpt.0.et and so on, or set ranks: all run this one"
         raise InputError(Problem(files[0], "the trace", f"has {ranks} ranks; 2 to {MOST_RANKS} are possible", hint))

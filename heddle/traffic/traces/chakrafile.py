@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.traffic.traces import protobuf
-from heddle.traffic.traces.nodes import read_bytes
+from heddle.traffic.traces.nodes import LARGEST_TEXT, MOST_NODES, read_bytes
 
 TYPES: Final = (
     "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
@@ -58,6 +58,9 @@ class ChakraNode:
 def chakra_nodes(name: str) -> list[ChakraNode]:
     """All nodes of a file. InputError."""
     data = read_bytes(name)
+    if data.lstrip()[:1] in (b"{", b"[") and len(data) > LARGEST_TEXT:
+        why, hint = f"is JSON of more than {LARGEST_TEXT >> 20} MiB, the limit", "use the protobuf form, PREFIX.0.et"
+        raise InputError(Problem(name, "the trace", why, hint))
     return _from_json(name, data) if data.lstrip()[:1] in (b"{", b"[") else list(_from_protobuf(name, data))
 
 
@@ -65,11 +68,12 @@ def _from_protobuf(name: str, data: bytes) -> Iterator[ChakraNode]:
     last = "before its first node"
     try:
         for index, span in enumerate(protobuf.messages(data)):
-            found = list(protobuf.fields(data, span))
-            if index == 0 and all(number in (1, 2) and not isinstance(value, int) for number, value in found):
-                continue  # GlobalMetadata
+            if index > MOST_NODES:
+                raise InputError(Problem(name, "the trace", f"has more than {MOST_NODES} nodes", "use a shorter one"))
+            if index == 0 and _is_metadata(data, span):
+                continue
             node = ChakraNode()
-            for number, value in found:
+            for number, value in protobuf.fields(data, span):
                 _set(node, data, number, value)
             node.id = max(node.id, 0)  # the default of a number is not written
             yield node
@@ -77,6 +81,11 @@ def _from_protobuf(name: str, data: bytes) -> Iterator[ChakraNode]:
     except protobuf.TruncatedError as error:
         why = f"ends or is damaged at byte {error.offset} of {len(data)}, {last}"
         raise InputError(Problem(name, "the trace", why, "copy the file again, or check that it is a trace")) from None
+
+
+def _is_metadata(data: bytes, span: protobuf.Span) -> bool:
+    """Whether it is a GlobalMetadata: only a version and attributes."""
+    return all(number in (1, 2) and not isinstance(value, int) for number, value in protobuf.fields(data, span))
 
 
 def _set(node: ChakraNode, data: bytes, number: int, value: protobuf.Value) -> None:

@@ -12,7 +12,7 @@ In:  one file. Out: Trace. Times are nanoseconds. A send ends when it was posted
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -37,22 +37,21 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of a file. InputError."""
     reader = _Reader(files[0], reading)
     for number, line in enumerate(_uncommented(read_lines(files[0])), start=1):
-        for statement in _STATEMENT.findall(line):
-            if text := statement.strip():
+        for statement in _STATEMENT.finditer(line):
+            if text := statement[0].strip():
                 reader.take(f"{files[0]}:{number}", text)
     return reader.trace()
 
 
-def _uncommented(lines: Sequence[str]) -> Sequence[str]:
+def _uncommented(lines: Sequence[str]) -> Iterator[str]:
     """The lines without comments; one in /* */ may have several lines."""
-    found, inside = [], False
+    inside = False
     for line in lines:
         _, end, tail = line.partition("*/") if inside else ("", "*/", line)
         inside = inside and not end
         comments = _COMMENT.findall(tail) if end else []
-        found.append(_COMMENT.sub(" ", tail) if end else "")
+        yield _COMMENT.sub(" ", tail) if end else ""
         inside = inside or any(each.startswith("/*") and not each.endswith("*/") for each in comments)
-    return found
 
 
 class _Reader:

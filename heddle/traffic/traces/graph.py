@@ -22,6 +22,7 @@ from heddle.traffic.parts import Part
 from heddle.traffic.traces.nodes import LEAST_BYTES, MOST_PARTS, Key, Reading, TraceGroup, TraceNode, transfer
 
 _MANY: Final = 16  # parts that one part waits for, before a part without time gathers them
+_KEPT: Final = 512  # parts that are known to be behind one
 _SHOWN: Final = 10  # problems, and nodes of a circle
 
 _Place = tuple[int, int]  # rank, and number of the node in its file
@@ -174,7 +175,7 @@ class _Builder:
             waits = every - _NONE.union(*(self._behind.get(part, _NONE) for part in every))
             node, self._turn = self._programs[rank][number], number
             found = self._end(node, (rank, number), waits)
-            if node.kind not in ("nothing", "receive") and found != waits:
+            if node.kind not in ("nothing", "receive") and found != waits and len(every) <= _KEPT:
                 self._behind.update(dict.fromkeys(found, every))
             if len(found) > _MANY:
                 found = frozenset((self._add(Part("", (rank,), after=tuple(found)), node.where),))

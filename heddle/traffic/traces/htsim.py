@@ -24,6 +24,7 @@ _ENDS: Final = re.compile(rf"({NUMBER})->({NUMBER})")
 _NUMBERS: Final = ("id", "size", "trigger", "send_done_trigger", "recv_done_trigger", "prio")
 _TYPES: Final = ("oneshot", "multishot", "barrier")
 _START: Final = re.compile(rf"{NUMBER}(?:\.[0-9]{{0,18}})?(?:e\+?[0-9]{{1,2}})?")
+_MOST_WORDS: Final = 64  # of a line
 _PICOSECOND: Final = 1e-12
 
 
@@ -44,7 +45,7 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of a file. InputError."""
     reader = _Reader(files[0], reading)
     for number, line in enumerate(read_lines(files[0]), start=1):
-        words = line.split()
+        words = line.split(maxsplit=_MOST_WORDS)
         if words and not words[0].startswith("#"):
             reader.take(f"{files[0]}:{number}", words)
     return reader.trace()

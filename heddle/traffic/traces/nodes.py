@@ -22,7 +22,9 @@ MOST_RANKS: Final = 1 << 14
 MOST_NODES: Final = 1 << 20  # of all ranks
 MOST_PARTS: Final = 1 << 16
 LONGEST_S: Final = 86_400.0  # of one computation
-LARGEST_FILE: Final = 1 << 28  # of a file, uncompressed
+LARGEST_FILE: Final = 1 << 28  # uncompressed
+LARGEST_TEXT: Final = 1 << 26
+_MOST_LINES: Final = 1 << 22
 NUMBER: Final = r"[0-9]{1,18}"
 LEAST_BYTES: Final = 4  # what a message has that only says that something has ended
 _COMPRESSED: Final = b"\x1f\x8b"  # the first bytes of gzip
@@ -130,24 +132,27 @@ def barrier() -> tuple[Pattern, int]:
     return find_pattern("barrier" if any(name == "barrier" for name, _ in patterns()) else "all-reduce"), LEAST_BYTES
 
 
-def read_bytes(name: str) -> bytes:
-    """A file's bytes, uncompressed; InputError with the reason."""
+def read_bytes(name: str, most: int = LARGEST_FILE) -> bytes:
+    """A file's bytes, uncompressed, at most so many; InputError with the reason."""
     try:
         with open_regular(real(name)) as file:
-            data = file.read(LARGEST_FILE + 1)
+            data = file.read(most + 1)
             if data[:2] == _COMPRESSED:
                 file.seek(0)
                 with gzip.open(file) as unpacked:
-                    data = unpacked.read(LARGEST_FILE + 1)
+                    data = unpacked.read(most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(Problem(name, "the trace", f"is damaged gzip data: {error}")) from None
     except OSError as error:
         raise InputError(Problem(name, "the trace", f"cannot be read: {error.strerror or error}")) from None
-    if len(data) > LARGEST_FILE:
-        raise InputError(Problem(name, "the trace", f"is larger than {LARGEST_FILE >> 20} MiB, the limit"))
+    if len(data) > most:
+        raise InputError(Problem(name, "the trace", f"is larger than {most >> 20} MiB, the limit"))
     return data
 
 
 def read_lines(name: str) -> list[str]:
     """A text's lines; InputError with the reason."""
-    return read_bytes(name).decode("utf-8", "replace").split("\n")
+    data = read_bytes(name, LARGEST_TEXT)
+    if data.count(b"\n") > _MOST_LINES:
+        raise InputError(Problem(name, "the trace", f"has more than {_MOST_LINES} lines, the limit"))
+    return data.decode("utf-8", "replace").split("\n")

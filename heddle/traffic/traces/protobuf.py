@@ -15,6 +15,9 @@ Value = int | Span  # of a varint and of fixed widths: unsigned; of bytes, strin
 _WIDTHS: Final = {1: 8, 5: 4}  # wire type -> bytes of fixed width
 
 
+MOST_MESSAGE: Final = 1 << 24  # bytes
+
+
 class TruncatedError(ValueError):
     """The data ends early, or is not of this format. offset: of the first byte that is not understood."""
 
@@ -40,7 +43,7 @@ def messages(data: bytes) -> Iterator[Span]:
     at = 0
     while at < len(data):
         length, start = varint(data, at, len(data))
-        if start + length > len(data):
+        if length > MOST_MESSAGE or start + length > len(data):
             raise TruncatedError(at)
         at = start + length
         yield start, at

@@ -34,6 +34,7 @@ _POLICIES: Final = ("HYBRID_TRANSFORMER", "HYBRID_TRANSFORMER_FWD_IN_BCKWD")
 _COLLECTIVES: Final = {
     "ALLREDUCE": "all-reduce", "ALLGATHER": "all-gather", "REDUCESCATTER": "reduce-scatter", "ALLTOALL": "all-to-all",
 }  # fmt: skip
+_MOST_WORDS: Final = 10_000  # of a line
 _COLUMNS: Final = 12  # name, dependency, three of (time, collective, bytes), update time
 _KEYS: Final = {"model_parallel_NPU_group": "tp", "ep": "ep", "pp": "pp", "all_gpus": "ranks"}
 Groups = Sequence[tuple[int, ...]]
@@ -51,7 +52,11 @@ class _Phase:
 
 def read(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of a file. InputError."""
-    lines = [(number, line.split()) for number, line in enumerate(read_lines(files[0]), start=1) if line.strip()]
+    lines = [
+        (number, line.split(maxsplit=_MOST_WORDS))
+        for number, line in enumerate(read_lines(files[0]), start=1)
+        if line.strip()
+    ]
     file = files[0]
     if len(lines) < 3 or lines[0][1][0] not in _POLICIES:
         hint = f"it begins with {_POLICIES[1]} and its groups; others of SimAI's strategies are not supported"
