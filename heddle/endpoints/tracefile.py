@@ -18,7 +18,7 @@ from heddle.traffic.parts import steps_text
 from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
 
-_INSTEAD: Final = ("collective", "matrix", "algorithm", "steps", "size", "split")  # of what a trace states
+_INSTEAD: Final = ("collective", "matrix", "msccl", "algorithm", "steps", "size", "split")  # what a trace states
 
 
 def _names(typed: Sequence[str], wrong: Wrong) -> tuple[str, ...]:

@@ -91,7 +91,9 @@ class PartSequence(Pattern):
             else:
                 pattern = first.pattern
                 size = pattern.whole(len(first.ranks), first.size_bytes // pattern.element_bytes)
-                what = f"{pattern.algorithm} {pattern.collective} of {format_size(size * pattern.element_bytes)}"
+                name = f"{pattern.algorithm} {pattern.collective}"
+                name = "transfer" if pattern.collective == "broadcast" and len(first.ranks) == 2 else name
+                what = f"{name} of {format_size(size * pattern.element_bytes)}"
             yield f"{first.name}: {what}, {many}" if first.name else f"{what}, {many}"
         if len(together) > _SHOWN:
             yield f"and {len(together) - _SHOWN} more"

@@ -63,8 +63,9 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
                 Problem(name, "the trace", f"has more than {_MOST_DEPS} dependencies", "use a shorter one")
             )
     if not 2 <= ranks <= MOST_RANKS:
+        why = f"has {ranks} ranks; the limit is {MOST_RANKS}" if ranks > 1 else "is of one rank"
         hint = "name all files by their prefix, as gpt for gpt.0.et and so on, or set ranks: all run this one"
-        raise InputError(Problem(files[0], "the trace", f"has {ranks} ranks; 2 to {MOST_RANKS} are possible", hint))
+        raise InputError(Problem(files[0], "the trace", why, hint))
     groups = dict(_torch_groups(raw, ranks))
     if reading.groups:
         groups |= _given_groups(reading.groups, ranks)
