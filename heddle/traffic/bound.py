@@ -103,7 +103,7 @@ def _part(
         return Part(step["name"], ranks, seconds=seconds)
     ends = [replace(endpoints[rank], rank=place) for place, rank in enumerate(ranks)]
     try:
-        pattern = asked.bound(ends, (size,))
+        pattern = asked.bound(ends, (size,)).hosted([end.host for end in ends])
     except InputError as error:
         raise InputError(*(_located(number, step, each) for each in error.problems)) from None
     if why := pattern.unfit(len(ranks)):

@@ -10,7 +10,7 @@ import pytest
 
 from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import find_pattern, patterns
 from heddle.traffic.collectives.pattern import CREDIT_BYTES, MAX_STEPS
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
@@ -57,6 +57,18 @@ def test_every_element_of_every_part_is_right_in_any_order_of_messages(dtype: st
         assert sum(exchanged(plan, lost=lost).wrong()) > 0
     first = plan.pattern.result(4, 3, 0)
     assert {piece.ranks for piece in first if piece.source is None} == {(2, 3), (1, 3, 2)}
+
+
+@pytest.mark.parametrize("name", patterns(), ids="-".join)
+def test_every_pattern_is_a_part(name: tuple[str, str]) -> None:
+    """Twice, one after the other, with ranks in another order than the job's."""
+    pattern, four = patterns()[name], (3, 1, 0, 2)
+    if pattern.hosted([f"host{rank}" for rank in four]).unfit(4):
+        pytest.skip("it needs several ranks on a host")
+    plan = planned(Part("", four, pattern, 640), Part("", four, pattern, 1280, after=(0,)))
+    assert [piece.buffer for piece in plan.pattern.result(4, 3, 0)].count("") == 0
+    assert exchanged(plan).wrong() == [0] * 4
+    assert exchanged(plan, seed=1).wrong() == [0] * 4
 
 
 def test_sends_and_computations_wait_for_the_parts_that_are_named_and_for_no_other() -> None:
