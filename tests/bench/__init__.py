@@ -118,6 +118,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "containers": containers.figures,
         "place": place.figures,
         "all-reduce": collectives.uncontended,
+        "collectives": collectives.each_algorithm,
         "budget": collectives.budget,
         "steady": steady.figures,
         "demo": collectives.demo_gain,

@@ -14,10 +14,12 @@ from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.offline.forecast import Ask, forecast
+from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.results import RunResult
 from heddle.runs.run import run
-from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives import find_pattern, patterns
+from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 from heddle.traffic.workload import Workload
@@ -54,6 +56,44 @@ def uncontended(observer: Observer) -> Iterator[Figure]:
     yield Figure("all-reduce 4M in tiny: busbw, emulated", result.busbw, "GB/s")
     yield at_least("all-reduce 4M in tiny: busbw", result.busbw / fluid, "x", 0.98, "fluid bound of the shaped links")
     yield Figure("all-reduce 4M in tiny: wrong elements", result.wrong, "", "", "0", result.wrong == 0)
+
+
+def each_algorithm(observer: Observer) -> Iterator[Figure]:
+    """Every collective by every algorithm against its bounds, where no two flows share a link but that of a NIC.
+
+    Its fluid bound is that of the bytes of the busiest NIC. Its own schedule on NICs alone also has the waits between
+    steps, and copies inside hosts.
+    """
+    rate = ("link.host=40mbit", "link.fabric=40mbit")
+    rails = [name for name, each in patterns().items() if isinstance(each, RailPattern)]
+    flat = [name for name in patterns() if name not in rails and name[0] != "matrix"]
+    for preset, names, overrides in (
+        ("tiny", flat, ("racks=1", "hosts_per_rack=8", *rate)),
+        ("rail", rails, ("hosts_per_pod=1", "nics_per_host=4", *rate)),
+    ):
+        labs.up(load_fabric(preset, name=_LAB, overrides=overrides), observer=observer, rollback=True)
+        try:
+            for collective, algorithm in names:
+                yield from _against_its_bound(open_lab(_LAB), collective, algorithm, observer)
+        finally:
+            labs.down(_LAB, observer)
+
+
+def _against_its_bound(lab: Lab, collective: str, algorithm: str, observer: Observer) -> Iterator[Figure]:
+    options = RunOptions(collective, algorithm, sizes=(8 << 20,), iters=3)
+    name, result = f"{algorithm} {collective}", run(lab, options, observer)
+    doubt = ", UNRELIABLE: the host CPU was or may have been the bottleneck" if result.doubts else ""
+    if collective == "barrier":  # no bytes limit it
+        yield Figure(f"{name}: time", result.rows[0].time_us, "us")
+    elif collective == "incast":
+        root_s = forecast(lab.fabric, Workload.of(options), Ask(), Silent()).roofline.nic_s
+        share = result.rows[0].time_us / 1e6 / root_s
+        yield at_most(f"{name}: last completion", share, "x", 1.1, f"n S / B at the root{doubt}")
+    else:
+        share = result.busbw / fluid_busbw(lab, result.options)
+        yield Figure(f"{name}: busbw", share, "x", "its fluid bound")
+        share = 1 / result[IdealUse].largest.ratio
+        yield at_least(f"{name}: rate", share, "x", 0.9, f"its own schedule on NICs alone{doubt}")
 
 
 def demo_gain(observer: Observer) -> Iterator[Figure]:
