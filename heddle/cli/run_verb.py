@@ -207,7 +207,9 @@ def options_of_perf() -> list[OptionField]:
     """Those of `run`; the program's name says the collective."""
     from heddle.endpoints.runoptions import option_fields
 
-    return [each for each in option_fields() if each.word != "collective"]
+    found = {each.word: each for each in option_fields() if each.word != "collective"}
+    both = replace(found["in_place"], usual="both")  # nccl-tests measures a size in both ways
+    return [*{**found, "in_place": both}.values()]
 
 
 @verb(
@@ -242,10 +244,11 @@ def perf(
 ) -> None:
     """Run a program of nccl-tests by its name and with its flags: ./inv perf all_reduce -b 64K -e 16M -f 2.
 
-    It prints the table without Heddle's own lines, except those that say what to trust. Sizes and iterations have the
-    defaults of ./inv run. Flags without a meaning here are accepted, with a note on stderr (docs/formats.md).
+    It measures each size out of place and in place, and prints the table without Heddle's own lines, except those that
+    say what to trust. Other defaults are those that ./inv run has. Flags without a meaning here are accepted, with a
+    note on stderr (docs/formats.md).
     """
-    named = {**options, "collective": _collective_of(program)}
+    named = {"in_place": "both", **options, "collective": _collective_of(program)}
     wanted = _wanted(out, None, NcclSizes(minbytes, maxbytes, stepfactor, stepbytes), check, named)
     files, iters = {"json": json, "csv": csv, "inspector": inspector}, wanted.jobs[0].options.iters
     outputs = replace(Outputs.of(files, min_busbw, per_iter_timing, per_iter_skip, iters), plain=True)

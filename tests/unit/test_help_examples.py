@@ -188,6 +188,11 @@ def test_a_wrong_value_of_a_flag_of_nccl_tests_is_named(line: str, said: str) ->
     assert said in said_of("run", line)
 
 
+def test_perf_measures_in_both_ways_as_nccl_tests_does() -> None:
+    defaults = {each.word: each.default for each in run_verb.options_of_perf()}
+    assert defaults["in_place"] == "both" and "collective" not in defaults
+
+
 def test_cycles_of_nccl_tests_are_repetitions_of_the_job() -> None:
     wanted = Workload.of(RunOptions())
     assert [job.repeat for job in run_verb._repeated(wanted, 8).jobs] == [8]

@@ -111,10 +111,10 @@ _OF_RUN: Final = {
     "--stepfactor": "1, which is none",
     "--stepbytes": nccltests._USUAL_STEP,
     "--window": "64 per connection, shared by its queue pairs",
+    "--nvlink-rate": "3600 where the algorithm needs them, else 0: ranks use their NICs",
 }
 WRITTEN: Final = {
-    **{(verb, flag): value for verb in nccltests.VERBS for flag, value in _OF_RUN.items()},
-    ("tuner", "--window"): _OF_RUN["--window"],
+    **{(verb, flag): value for verb in (*nccltests.VERBS, "tuner") for flag, value in _OF_RUN.items()},
     ("tuner", "--qps"): tuner_verb._QPS,
     ("fault", "--timeout"): f"{outages.SECONDS:g}",
     ("capture", "--count"): f"{capture_live.LINES}; with --out no limit",
