@@ -27,7 +27,6 @@ _LONG: Final[Mapping[str, str]] = {
 _RANKS: Final = "gt"  # ranks of one process, on hosts that each have several
 # Flags that change nothing here: the values that mean what a run does anyway, and what it does in place of others.
 _WITHOUT: Final[Mapping[str, tuple[str, str]]] = {
-    "a": ("1", "times are means over ranks"),
     "m": ("1", "each iteration is one operation"),
     "p": ("01", "all ranks start together"),
     "z": ("02", "-N 8 -n 1 -w 0 has a barrier before each iteration"),

@@ -372,7 +372,8 @@ def _check_memory(jobs: Sequence[PlannedJob], workers: Sequence[int]) -> None:
 
 def _figures(plan: Plan, number: int, results: Results) -> Figures:
     """One of `Plan.passes` from what each rank measured."""
-    size, factor = plan.passes[number][0], plan.pattern.busbw_factor(plan.size)
+    size, factor, o = plan.passes[number][0], plan.pattern.busbw_factor(plan.size), plan.options
     seconds = [each.seconds for each in results.values()]
     iterations = [each.iterations for each in results.values()]
-    return figures(size, plan.options.iters, factor, seconds, sum(each.wrong for each in results.values()), iterations)
+    wrong = sum(each.wrong for each in results.values())
+    return figures(size, o.iters, factor, seconds, wrong, iterations, o.average)

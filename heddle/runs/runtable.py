@@ -1,7 +1,7 @@
 """The table of a run in nccl-tests' text format: its head, and a line for each size.
 
 All widths are fixed, so that a line can be printed as soon as its size is measured (results.py has the rest). Time is
-the mean over ranks of one iteration, as nccl-tests reports it by default; algbw = size / time and busbw = algbw x the
+the mean over ranks of one iteration, as nccl-tests reports it without `-a`; algbw = size / time and busbw = algbw x the
 pattern's factor (nccl-tests doc/PERFORMANCE.md). GB is 10^9 bytes. All values are emulated: rates are those of the
 fabric file, 1/k of the hardware's.
 """
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 from heddle.base.units import emulated_words
@@ -56,7 +57,8 @@ _USUAL: Final = TableLook()
 class Figures:
     """One measurement of a size: microseconds per iteration, GB/s, wrong elements over all ranks.
 
-    iteration_us: of each timed iteration, the mean over ranks, whose mean is time_us; empty in older runs.
+    iteration_us: of each timed iteration, the mean over ranks (or as `-a` chooses); time_us is the mean of these.
+    Empty in older runs.
     rank_us: the same times of each rank, by its number; empty in older runs.
     """
 
@@ -305,12 +307,18 @@ def degraded_line(when: str, fabric: FabricReading) -> str:
 
 def figures(
     size: int, iters: int, factor: float, seconds: Sequence[float], wrong: int,
-    iterations: Sequence[Sequence[float]] = (),
+    iterations: Sequence[Sequence[float]] = (), average: int = 1,
 ) -> Figures:  # fmt: skip
-    """One measurement from each rank's seconds for `iters` iterations. iterations: each rank's seconds of each."""
-    time_s = sum(seconds) / len(seconds) / iters
+    """One measurement from each rank's seconds for `iters` iterations. iterations: each rank's seconds of each.
+
+    average: whose time it is, as `-a` of nccl-tests: 0 rank 0, 1 the mean, 2 the fastest rank, 3 the slowest.
+    """
+    order = sorted(range(len(seconds)), key=lambda rank: seconds[rank])
+    whose = (range(1), order, order[:1], order[-1:])[average]
+    time_s = fmean(seconds[rank] for rank in whose) / iters
     algbw = size / time_s / 1e9
-    each = tuple(round(sum(ranks) / len(ranks) * 1e6, 3) for ranks in zip(*iterations, strict=True))
+    chosen = [iterations[rank] for rank in whose] if iterations else []
+    each = tuple(round(fmean(ranks) * 1e6, 3) for ranks in zip(*chosen, strict=True))
     of_ranks = tuple(tuple(round(time * 1e6, 1) for time in times) for times in iterations)
     return Figures(time_s * 1e6, algbw, algbw * factor, wrong, each, of_ranks)
 

@@ -95,6 +95,11 @@ class RunOptions(AdmissionOptions):
         "whether the result replaces the input: on, off, both one after the other, or auto (as the algorithm works)",
         _WHAT, value="WHERE", unlike="is not one of auto, off, on and both",
     )] = "auto"  # fmt: skip
+    # As nccl-tests numbers them.
+    average: Annotated[int, Declared(
+        "whose time is printed: 0 rank 0, 1 the mean over ranks, 2 the fastest rank, 3 the slowest", _WHAT, value="N",
+        short="-a", assistants=False, least=0, most=3, hint="the default is 1, the mean",
+    )] = 1  # fmt: skip
     qps: Annotated[int, Declared(
         "queue pairs per connection, 1 to 128", _TRANSPORT, value="N", least=1, most=MAX_QPS,
         hint="the default is 1; NCCL's limit for a connection is 128",

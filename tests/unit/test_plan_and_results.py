@@ -169,6 +169,12 @@ def test_bandwidths_by_the_formulas_of_nccl_tests() -> None:
     assert row.time_us == pytest.approx(500_000)
     assert row.algbw == pytest.approx(0.008)
     assert row.busbw == pytest.approx(0.012)
+    # -a: rank 0, the mean, the fastest rank, the slowest; its iterations have that mean.
+    seconds, each = [1.0, 1.2, 1.1, 0.8], [[0.4, 0.6], [0.6, 0.6], [0.5, 0.6], [0.3, 0.5]]
+    found = [figures(4_000_000, 2, factor, seconds, 0, each, average) for average in range(4)]
+    assert [round(one.time_us) for one in found] == [500_000, 512_500, 400_000, 600_000]
+    assert [round(sum(one.iteration_us) / 2) for one in found] == [500_000, 512_500, 400_000, 600_000]
+    assert {one.rank_us for one in found} == {tuple(tuple(1e6 * time for time in times) for times in each)}
 
 
 @pytest.mark.parametrize(
