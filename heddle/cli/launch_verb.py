@@ -6,9 +6,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.resources import HERE
 from heddle.cli import completion
 from heddle.cli.argv import Option
 from heddle.cli.console import Console
@@ -70,7 +72,15 @@ def launch(
         raise InputError(Problem("", f"launch --ranks {ranks}", "has no program", hint))
     from heddle.endpoints.programs import ProgramOptions
 
-    return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit)), cmd, lab)
+    words = [_from_anywhere(word) for word in cmd]
+    return _ranks(out, ProgramOptions(ranks, per_host, placement, _seconds(time_limit)), words, lab)
+
+
+def _from_anywhere(word: str) -> str:
+    """A program of Heddle, traffic/programs/NAME, is found from every working directory, and in a wheel."""
+    folder, _, name = word.rpartition("/")
+    own = HERE.content("traffic") / "programs" / name
+    return str(own) if folder == "traffic/programs" and not Path(word).exists() and own.is_file() else word
 
 
 def _seconds(text: str | None) -> float | None:

@@ -170,8 +170,8 @@ class _Running:
         }  # fmt: skip
         if user is not None:
             job["env"] = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-        # One thread, as torchrun: many ranks share the processors.
-        env = {"OMP_NUM_THREADS": "1", **os.environ, "SHARED_DIR": self._shared}
+        # One thread, as torchrun: many ranks share the processors. Lines of Python come when they are printed.
+        env = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, "SHARED_DIR": self._shared}
         try:
             self._helpers[host] = subprocess.Popen(
                 [*HELPER, "ranks", json.dumps(job)], env=env, pass_fds=given, stdin=subprocess.DEVNULL,

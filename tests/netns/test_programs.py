@@ -68,7 +68,7 @@ def test_each_tcp_flow_of_a_ring_is_proven_in_both_directions(tiny: Lab, mode: s
 def test_a_program_is_a_run_that_other_verbs_read(tiny: Lab, tmp_path: Path) -> None:
     done = typed(
         "launch", "--lab", tiny.name, "--ranks", "2", "--placement", "host1,host3", "--format", "json", "--",
-        sys.executable, str(RING), "16", "2",
+        sys.executable, "traffic/programs/ring.py", "16", "2", cwd=tmp_path,
     )  # fmt: skip
     document = json.loads(done.stdout)
     assert done.returncode == 0 and document["exit_codes"] == [0, 0] and document["agree"], done.stderr
