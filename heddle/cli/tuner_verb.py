@@ -97,7 +97,7 @@ def _wanted(
     collective: str, algorithm: Sequence[str], channels: Sequence[str], qps: Sequence[str], options: dict[str, Any]
 ) -> dict[TunerSetting, RunOptions]:
     """The options of each run. InputError for values that NCCL does not have, and for too many runs."""
-    from heddle.endpoints.runoptions import option_fields, run_options
+    from heddle.endpoints.runoptions import run_options
     from heddle.runs.tuning import ALGORITHMS, ANY, TunerSetting
 
     if collective not in ALGORITHMS:
@@ -109,11 +109,16 @@ def _wanted(
     if unknown := next((each for each in chosen if each not in by_nccl), None):
         why = f"is not an algorithm that NCCL has for {collective}, and Heddle too"
         raise InputError(Problem("", f"--algorithm {unknown}", why, f"use {', '.join(by_nccl)}"))
-    has_channels = any(each.word == "channels" for each in option_fields())
-    if channels and not has_channels:
-        raise InputError(Problem("", "--channels", "is not an option of this Heddle", "leave it out"))
-    counts = [_numbers("--channels", channels), _numbers("--qps", qps or [_QPS])]
-    settings = [TunerSetting(name, channel, qp) for name, channel, qp in product(chosen, counts[0] or [ANY], counts[1])]
+    with_channels = [name for name in chosen if _has_channels(collective, by_nccl[name])]
+    if channels and not with_channels:
+        why = f"are not an option of {collective} by {', '.join(chosen)}"
+        raise InputError(Problem("", f"--channels {','.join(channels)}", why, "leave them out"))
+    numbers, pairs = _numbers("--channels", channels) or [ANY], _numbers("--qps", qps or [_QPS])
+    settings = [
+        TunerSetting(name, channel, qp)
+        for name in chosen
+        for channel, qp in product(numbers if name in with_channels else [ANY], pairs)
+    ]
     if len(settings) > _MOST:
         why = f"are {len(settings)} runs, and {_MOST} is the most"
         raise InputError(Problem("", "these algorithms, channels and QPs", why, "name fewer of them"))
@@ -123,6 +128,14 @@ def _wanted(
         typed |= {} if each.channels == ANY else {"channels": each.channels}
         found[each] = run_options(**typed, collective=collective, algorithm=by_nccl[each.algorithm])
     return found
+
+
+def _has_channels(collective: str, algorithm: str) -> bool:
+    """Whether an algorithm can use several channels; a tree has its two trees always."""
+    from heddle.base.declared import options_of
+    from heddle.traffic.collectives import find_pattern
+
+    return any(each.word == "channels" for each in options_of(type(find_pattern(collective, algorithm))))
 
 
 def _words(typed: Sequence[str]) -> list[str]:

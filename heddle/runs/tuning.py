@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import log
 from statistics import fmean
@@ -132,9 +132,19 @@ class Tuning:
         """The best setting of each size over all that was varied."""
         return [_choice(group) for group in self._sizes()]
 
-    def lines(self) -> list[TunerChoice]:
-        """The best algorithm and channels of each size with the chosen number of QPs."""
-        return [_choice([each for each in group if each.setting.qps == self.qps]) for group in self._sizes()]
+    def lines(self) -> list[tuple[int, TunerSetting | None]]:
+        """For each size what the file has, with the chosen number of QPs; None where nothing is better than noise.
+
+        Where only channels make no difference, the algorithm is chosen, and its channels are not.
+        """
+        found: list[tuple[int, TunerSetting | None]] = []
+        for group in self._sizes():
+            best, *others = [each for each in group if each.setting.qps == self.qps]
+            algorithms = [each for each in others if each.setting.algorithm != best.setting.algorithm]
+            rivals = ((others, best.setting), (algorithms, replace(best.setting, channels=ANY)))
+            better = (setting for rest, setting in rivals if _choice([best, *rest]).verdict == "differs")
+            found.append((best.row.size, next(better, None)))
+        return found
 
     def conf(self) -> str:
         """`nccl_tuner.conf`."""
@@ -157,12 +167,11 @@ class Tuning:
 
     def _ranges(self) -> list[str]:
         """A line for each range of sizes with the same choice."""
-        choices = self.lines()
-        ends = [*((low.size + high.size) // 2 for low, high in pairwise(choices)), choices[-1].size]
+        sizes, settings = zip(*self.lines(), strict=True)
+        ends = [*((low + high) // 2 for low, high in pairwise(sizes)), sizes[-1]]
         begins = [0, *(end + 1 for end in ends[:-1])]
         found: list[tuple[int, int, TunerSetting | None]] = []
-        for choice, low, high in zip(choices, begins, ends, strict=True):
-            setting = choice.best.setting if choice.verdict == "differs" else None
+        for setting, low, high in zip(settings, begins, ends, strict=True):
             if found and found[-1][2] == setting:
                 found[-1] = (found[-1][0], high, setting)
             else:

@@ -32,7 +32,7 @@ def tuning_text(found: Tuning) -> str:
         "sizes.",
         *(f"not known at {', '.join(sizes)}: {why}" for why, sizes in whys.items()),
     ]
-    if not any(each.second for each in found.lines()):
+    if len({(each.setting.algorithm, each.setting.channels) for each in found.points}) == 1:
         said.append("The file has no lines: one algorithm with one number of channels is no choice; use --channels.")
     for text in said:
         lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")

@@ -75,6 +75,15 @@ def test_a_size_where_noise_explains_the_difference_gets_no_line() -> None:
     assert as_the_plugin_reads(alone.conf()) == [] and "The file has no lines" in tuning_text(alone)
 
 
+def test_where_channels_make_no_difference_the_algorithm_is_chosen_without_them() -> None:
+    one, two = (replace(RING, channels=each) for each in (1, 2))
+    found = measured({one: (20, 40, 50), two: (20.1, 20, 50.1), TREE: (10, 60, 150)})
+    assert [each[1:6] for each in as_the_plugin_reads(found.conf())] == [
+        ["0", "163840", "tree", "simple", "-1"], ["163841", "655360", "ring", "simple", "2"],
+        ["655361", "1048576", "ring", "simple", "-1"],
+    ]  # fmt: skip
+
+
 def test_the_file_is_for_one_number_of_qps_and_so_are_its_measurements() -> None:
     found = measured({RING: (20, 40, 90), TREE: (10, 30, 150), RING_4: (20, 40, 50), TREE_4: (12, 33, 60)})
     assert (found.qps, found.best()[0].best.setting) == (4, TREE)
@@ -101,6 +110,10 @@ def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
         ("ring, 1 QP", "chain", 1, 3), ("ring, 4 QPs", "chain", 4, 3), ("ring, 16 QPs", "chain", 16, 3),
     ]  # fmt: skip
     assert [each.algorithm for each in _wanted("all-reduce", (), (), ("1",), {})] == ["ring", "tree"]
+    several = _wanted("all-reduce", (), ("1,2",), ("1",), {})
+    assert [(each.text, dict(options.parameters).get("channels", 1)) for each, options in several.items()] == [
+        ("ring, 1 channel, 1 QP", 1), ("ring, 2 channels, 1 QP", 2), ("tree, 1 QP", 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -109,6 +122,7 @@ def test_settings_are_multiplied_and_have_the_names_of_nccl() -> None:
         (("all-reduc", (), (), ()), "did you mean all-reduce?"),
         (("all-reduce", ("direct",), (), ()), "--algorithm direct is not an algorithm that NCCL has"),
         (("broadcast", ("tree",), (), ()), "hint: use ring"),
+        (("all-reduce", ("tree",), ("2",), ()), "--channels 2 are not an option of all-reduce by tree"),
         (("all-reduce", (), (), ("1,x",)), "--qps x is not a whole number of 1 or more"),
         (("all-reduce", (), (), (",".join(map(str, range(1, 18))),)), "are 34 runs, and 32 is the most"),
     ],
