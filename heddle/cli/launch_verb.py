@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from heddle.base.printable import shown
 from heddle.base.problems import InputError, Problem
 from heddle.base.resources import HERE
 from heddle.cli import completion
@@ -65,7 +66,10 @@ def launch(
     if ranks is None:
         return _rdma(out, client, server, cmd, lab, (per_host, time_limit))
     if client is not None:
+        command = shlex.join(each for each in (client, server) if each)
         hint = f"choose hosts by --placement {client},..., or leave --ranks out for an RDMA program between two hosts"
+        if not cmd:
+            hint = f"write the command after --: ./inv launch --ranks {ranks} -- {command}"
         raise InputError(Problem("", f"--ranks {ranks} and {client}", "exclude each other", hint))
     if not cmd:
         hint = f"./inv launch --ranks {ranks} -- python3 traffic/programs/ring.py"
@@ -109,9 +113,8 @@ def _ranks(out: Console, options: ProgramOptions, cmd: Sequence[str], lab: str |
             kept = printed.setdefault(seat.rank, {"stdout": [], "stderr": []})
             kept["stdout" if stream == "out" else "stderr"].append(line)
         else:
-            print(
-                f"[{seat.rank} {seat.end.host}] {line}", file=sys.stdout if stream == "out" else sys.stderr, flush=True
-            )
+            text = shown(f"[{seat.rank} {seat.end.host}] {line}")
+            print(text, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
 
     result = run_program(open_lab(lab), options, cmd, out.observer, show)
     for fault in result.faults:

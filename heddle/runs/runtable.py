@@ -169,7 +169,8 @@ class RunHead:
         if not self.launch:
             return f"{self.options.collective}/{self.options.algorithm}"
         names = [word.rpartition("/")[2] for word in self.launch[self.launch.index("--") + 1 :]]
-        return names[1] if _INTERPRETER.fullmatch(names[0]) and len(names) > 1 else names[0]
+        script = _INTERPRETER.fullmatch(names[0]) and len(names) > 1 and not names[1].startswith("-")
+        return names[1] if script else names[0]
 
     def lines(self, short: bool = False, narrow: bool = False, look: TableLook = _USUAL) -> list[str]:
         """All lines down to the names of the columns. short: without the ranks, and narrow.

@@ -185,6 +185,7 @@ def test_a_program_is_stored_as_a_run_without_sizes(kept: Callable[..., StoredRu
     assert data["header"]["options"] == {"ranks": 4, "placement": "block", "sizes": []}
     record = read_record(run.path)
     assert record.header.work == "train.py" and record.outcome is not None and record.outcome.exit_code == 0
+    assert replace(record.header, launch=("--ranks", "2", "--", "/bin/sh", "-c", "exit")).work == "sh"
     assert describe_run(record.header) == "train.py on 4 ranks, ECMP e-ecmp"
     (line,) = [line for line in runs_text({"zone": [run]}, limits(), []).splitlines() if line.startswith("0001")]
     assert line.split()[3:10] == ["train.py", "4", "-", "-", "e-ecmp", "-", "-"]
@@ -215,6 +216,7 @@ def test_a_program_that_failed_says_so_and_is_not_compared(kept: Callable[..., S
         (("host1", "--", "true"), "needs --ranks, or two hosts"),
         (("host1", "host3", "--per-host", "2", "--", "true"), "needs --ranks, or two hosts"),
         (("--ranks", "2", "host1", "--", "true"), "exclude each other"),
+        (("--ranks", "2", "python3", "x.py"), "write the command after --: ./inv launch --ranks 2 -- python3 x.py"),
         (("--ranks", "2", "--time-limit", "soon", "--", "true"), "is not a time above 0"),
         (("--ranks", "2", "--time-limit", "0s", "--", "true"), "is not a time above 0"),
     ],
