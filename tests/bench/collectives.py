@@ -92,8 +92,8 @@ def _against_its_bound(lab: Lab, collective: str, algorithm: str, observer: Obse
     else:
         share = result.busbw / fluid_busbw(lab, result.options)
         yield Figure(f"{name}: busbw", share, "x", "its fluid bound")
-        share = 1 / result[IdealUse].largest.ratio
-        yield at_least(f"{name}: rate", share, "x", 0.9, f"its own schedule on NICs alone{doubt}")
+        if ratio := result[IdealUse].ratio:
+            yield at_least(f"{name}: rate", 1 / ratio, "x", 0.9, f"its own schedule on NICs alone{doubt}")
 
 
 def demo_gain(observer: Observer) -> Iterator[Figure]:
