@@ -14,6 +14,7 @@ from heddle.base.declared import OUTPUT, Declared, options_of
 from heddle.base.problems import Problems
 from heddle.traffic.admission import AdmissionOptions
 from heddle.traffic.collectives import Pattern, find_pattern, patterns, usual_algorithm
+from heddle.traffic.collectives.msccl import file_of
 from heddle.traffic.collectives.pattern import MAX_RANKS, InPlace
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.posting import POSTING_WORDS, Posting, parse_posting, posting_words
@@ -218,6 +219,7 @@ def describe(options: RunOptions) -> Sequence[str]:
     return (
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
+        *(f"file: {file_of(str(value))[0]}" for key, value in options.parameters if key == "msccl"),
         f"QPs: {options.qps} ({options.qp_mode})",
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",

@@ -72,7 +72,8 @@ def _fragmented(ground: _Ground, boxes: int, hosts: int, seed: int | None = None
         raise ValueError(f"needs one {ground.box} and one host or more")
     if len(fits) < boxes:
         found = f"{len(fits)} have" if len(fits) != 1 else "one has"
-        raise ValueError(f"needs {boxes} {ground.box}s with {hosts} free hosts, but {found}; use smaller numbers")
+        free_hosts = "a free host" if hosts == 1 else f"{hosts} free hosts"
+        raise ValueError(f"needs {boxes} {ground.box}s with {free_hosts}, but {found}; use smaller numbers")
     if seed is not None:
         fits = _shuffled(fits, seed)
     for number in sorted(fits[:boxes]):
@@ -128,7 +129,7 @@ def place(fabric: Fabric, options: RunOptions, used: Collection[str] = (), least
         why = f"is more than the {len(nics)} NICs to place them on"
         raise InputError(*_as_problems(bare), Problem("", f"--ranks {ranks}", why, hint))
     if ranks < least:
-        hint = "use a fabric with two hosts or more"
+        hint = "use a fabric with two hosts or more" if is_order(placement) else "name two NICs or more"
         why = f"gives {ranks} of the two ranks that a collective needs"
         few = Problem("", asked, why, _ADDRESSES if bare else hint)
         raise InputError(*_as_problems(bare), few)  # the reason first

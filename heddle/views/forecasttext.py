@@ -76,7 +76,7 @@ def _head(result: Prediction) -> Iterator[str]:
 def _job(traffic: Traffic) -> str:
     """What a job runs, on how many ranks, with how many flows."""
     job, options = traffic.job, traffic.job.options
-    what = " ".join(job.runs) if job.runs[0] == "matrix" else f"{options.algorithm} {options.collective}"
+    what = " ".join(job.runs) if job.runs[0] in ("matrix", "msccl") else f"{options.algorithm} {options.collective}"
     what = "its steps" if options.steps else what
     what += "" if options.transport == TRANSPORT else f" over {options.transport}"
     size = "" if names_bytes(what) else f" of {format_size(max(options.sizes))}"

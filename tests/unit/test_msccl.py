@@ -13,7 +13,7 @@ from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
 from heddle.traffic.collectives import Pattern, find_pattern
-from heddle.traffic.options import RunOptions
+from heddle.traffic.options import RunOptions, describe
 from heddle.traffic.plan import build_plan
 from tests.unit.test_collectives import exchanged
 
@@ -149,6 +149,7 @@ def test_a_plan_has_the_program_and_needs_the_file_no_more(tmp_path: Path) -> No
     again = RunOptions("msccl", "xml", parameters=plan.options.parameters).pattern
     assert again.routes(4).tolist() == [[0, 1], [1, 2], [2, 3], [3, 0]]
     assert again.typed == f"--msccl {file}"
+    assert f"file: {file}" in describe(plan.options)
 
 
 def changed(text: str, old: str, new: str) -> str:
