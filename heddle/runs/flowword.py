@@ -79,12 +79,12 @@ def _of_run(lab: Lab, word: str, qpn: int, run: str | None) -> Flow:
     from heddle.runs.store import load
 
     stored = load(lab, run)
-    flows = [sent.flow for sent in stored.evidence.sent]
+    flows = [sent.flow for sent in stored.evidence.sent if sent.flow.has_qp]
     found = [flow for flow in flows if flow.qpn == qpn]
     if len(found) == 1:
         return found[0]
     if not found:
-        some = ", ".join(str(flow.qpn) for flow in flows[:4])
+        some = ", ".join(str(flow.qpn) for flow in flows[:4]) or "none"
         hint = f"it had {some}{', ...' if len(flows) > 4 else ''}; or {_HINT.partition(', or ')[2]}"
         raise InputError(Problem("", f"--explain {word}", f"is no QP number of run {stored.id}", hint))
     hint = "; or ".join(f"{f.src},{f.dst},qpn={f.qpn},sport={f.sport}" for f in found[:4])

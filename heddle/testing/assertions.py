@@ -87,7 +87,7 @@ def _disagreement(proof: FlowProof) -> list[str]:
     if proof.predicted is not None:
         paths.insert(0, ("prediction", proof.predicted))
     return [
-        f"{flow.src} to {flow.dst}, QP {flow.qpn}, source port {flow.sport}: {proof.why}",
+        f"{flow.src} to {flow.dst}, QP {flow.label}, source port {flow.sport}: {proof.why}",
         *(f"  {name:<14}{' '.join(path) or '-'}" for name, path in paths),
     ]
 

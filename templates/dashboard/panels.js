@@ -129,11 +129,17 @@ export function action(found) {
   }
 }
 
+// The QP; for a flow without one, its protocol and destination port (Flow.qpn in heddle/traffic/flow.py).
+function number(qp) {
+  if (qp.qpn < 1 << 24) return `0x${qp.qpn.toString(16)}`;
+  return `${qp.qpn >>> 24 === 6 ? "TCP" : "UDP"} ${qp.qpn & 0xffff}`;
+}
+
 export function qps(found, filter, choose) {
   const words = filter.trim().toLowerCase().split(/\s+/).filter(Boolean);
-  const name = (qp) => `${qp.src} ${qp.dst} 0x${qp.qpn.toString(16)} ${qp.sport} ${qp.path.join(" ")}`.toLowerCase();
+  const name = (qp) => `${qp.src} ${qp.dst} ${number(qp)} ${qp.sport} ${qp.path.join(" ")}`.toLowerCase();
   const all = found.qps.filter((qp) => words.every((word) => name(qp).includes(word)));
-  const rows = all.slice(0, SHOWN_QPS).map((qp) => [button(`0x${qp.qpn.toString(16)}`, () => choose(qp)), qp.src, qp.dst, qp.sport,
+  const rows = all.slice(0, SHOWN_QPS).map((qp) => [button(number(qp), () => choose(qp)), qp.src, qp.dst, qp.sport,
     qp.packets, qp.why ? "not proven" : qp.counted ? "agree" : "no packets"]);
   $("qps").replaceChildren(...table(["QP", "from", "to", "UDP port", "packets", "path"], rows));
   const more = all.length > SHOWN_QPS ? `; the first ${SHOWN_QPS} are shown` : "";
@@ -142,7 +148,7 @@ export function qps(found, filter, choose) {
 
 export function qpPath(qp) {
   const idle = qp.counted ? "" : " (predicted: it sent no packet)";
-  const text = `QP 0x${qp.qpn.toString(16)} from ${qp.src} to ${qp.dst}: ${qp.path.join(" > ")}${idle}`;
+  const text = `${qp.qpn < 1 << 24 ? "QP " : ""}${number(qp)} from ${qp.src} to ${qp.dst}: ${qp.path.join(" > ")}${idle}`;
   $("qp-path").textContent = qp.why ? `${text}\n${qp.why}` : text;
 }
 
