@@ -154,8 +154,9 @@ class RunOptions(AdmissionOptions):
         _PLACES, words=(AUTO,), reads=parse_split, typed=AUTO,
     )] = AUTO  # fmt: skip
     nvlink: Annotated[int | None, Declared(
-        "Gb/s on hardware of a rank's copies inside its host (default: 3600 where the algorithm needs them, "
-        "else 0: ranks use their NICs)", _PLACES, word="nvlink_rate", value="GBPS", least=0, most=100_000,
+        "Gb/s on hardware of a rank's copies inside its host; 0: they use their NICs. "
+        "Left out, it is 3600 where the algorithm needs copies, else 0", _PLACES,
+        word="nvlink_rate", value="GBPS", least=0, most=100_000,
         hint="3600 is a GPU of the Hopper generation, 450 GB/s in each direction",
     )] = None  # fmt: skip
     # See posting.py; default: posting a message takes no time.
@@ -220,6 +221,8 @@ def describe(options: RunOptions) -> Sequence[str]:
         f"collective: {options.collective}",
         f"algorithm: {options.algorithm}",
         *(f"file: {file_of(str(value))[0]}" for key, value in options.parameters if key == "msccl"),
+        *([f"channels: {many}"] if (many := dict(options.parameters).get("channels", 1)) != 1 else []),
+        *([f"inside hosts: {gbps} Gb/s"] if (gbps := options.inside_gbps(options.pattern)) else []),
         f"QPs: {options.qps} ({options.qp_mode})",
         f"source ports: {options.source_ports.mode}",
         f"placement: {options.placement}",

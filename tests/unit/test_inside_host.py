@@ -17,6 +17,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.demand import traffic_of
 from heddle.offline.ideal import ideal_seconds
 from heddle.traffic.collectives import find_pattern
+from heddle.traffic.options import describe
 from heddle.traffic.plan import Plan, build_plan
 from heddle.traffic.workload import Workload
 
@@ -100,6 +101,13 @@ def test_the_ideal_iteration_copies_and_sends_at_the_same_time() -> None:
         wire = 2 * 3 / 4 * 8 * size / 4 / plan.endpoints[0].rate_bps
         assert max(copies, wire) < seconds[rate] < 1.2 * (copies + wire)
     assert seconds[36_000] < seconds[3600]
+
+
+def test_the_head_of_a_run_names_channels_and_copies() -> None:
+    text = ", ".join(describe(run_options(channels=4, nvlink_rate=900)))
+    assert "algorithm: ring, channels: 4, inside hosts: 900 Gb/s, QPs: 1" in text
+    assert "inside hosts: 3600 Gb/s" in describe(run_options(algorithm="hierarchical"))
+    assert not any("inside" in each or "channels" in each for each in describe(run_options()))
 
 
 def test_planes_without_a_link_between_them_are_one_communicator_of_rails() -> None:
