@@ -19,6 +19,7 @@ from heddle.base.problems import InputError, Problems, did_you_mean
 from heddle.base.units import parse_duration, parse_size
 from heddle.endpoints.runoptions import own_fields
 from heddle.traffic.collectives import find_pattern
+from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.collectives.pattern import Pattern
 from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
@@ -202,8 +203,9 @@ class _StepsReader:
                 elif each not in legal:
                     self._wrong((*trail, each), "is not a key of this step", did_you_mean(each, legal))
             given = {word: self._plain(trail, step, word) for word in declared if word in step}
-            if is_matrix_file(given.get("matrix", "")):
-                given["matrix"] = self._beside(given["matrix"])
+            for word, is_file in (("matrix", is_matrix_file), ("msccl", is_msccl_file)):
+                if is_file(given.get(word, "")):
+                    given[word] = self._beside(given[word])
             pattern = find_pattern(name, algorithm, **{declared[word].name: value for word, value in given.items()})
         except InputError as error:
             self._problems.found += map(keys.located, error.problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import files_of, load_workload
 from heddle.fabric.fabricfile import load_fabric
+from heddle.traffic.bound import bound_steps
 from heddle.traffic.collectives import Pattern, find_pattern
 from heddle.traffic.options import RunOptions, describe
+from heddle.traffic.placement import place
 from heddle.traffic.plan import build_plan
-from tests.unit.test_collectives import exchanged
+from tests.unit.test_collectives import Exchange, exchanged
 
 Steps = Sequence[tuple[object, ...]]  # type, source, destination, and more: `("s", "i0", "o0", 1, (2, 0))`
 
@@ -150,6 +153,18 @@ def test_a_plan_has_the_program_and_needs_the_file_no_more(tmp_path: Path) -> No
     assert again.routes(4).tolist() == [[0, 1], [1, 2], [2, 3], [3, 0]]
     assert again.typed == f"--msccl {file}"
     assert f"file: {file}" in describe(plan.options)
+
+
+def test_a_program_is_a_step_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "p.xml").write_text(all_pairs(4))
+    step = "{collective: msccl, msccl: p.xml, size: 4K}"
+    (tmp_path / "w.yml").write_text(f"jobs:\n  a:\n    ranks: 4\n    steps: [{step}, {{compute: 1us}}, {step}]\n")
+    (job,) = load_workload(str(tmp_path / "w.yml")).workload.jobs
+    fabric = load_fabric("tiny").fabric
+    options = bound_steps(job.options, place(fabric, job.options), fabric.policy.k)
+    exchange = Exchange(replace(options, iters=2, warmup=1), options.pattern, 4, 0)
+    exchange.run(lambda to: 0)
+    assert exchange.wrong() == [0] * 4
 
 
 def changed(text: str, old: str, new: str) -> str:
