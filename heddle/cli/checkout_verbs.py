@@ -48,7 +48,7 @@ def _needed(what: str) -> Sequence[str]:
     help={
         "what": "Of labs: cli, up, large, containers, place, demo, dashboard, labs, vm, vm-build. Of traffic: "
         "all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, marking, rxe, "
-        "transports, collectives, programs. Or all, without large and vm-build",
+        "transports, collectives, workloads, spread, programs. Or all, without large and vm-build",
         "runs": "number of runs of `order` (default: 84)",
     },
     positional=["what"],

@@ -108,6 +108,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         steps,
         transports,
         vmplace,
+        workloads,
         workshop,
     )
 
@@ -135,6 +136,8 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "marking": marking.figures,
         "rxe": rxe.figures,
         "transports": transports.figures,
+        "workloads": workloads.gains,
+        "spread": workloads.spread,
         "labs": workshop.figures,
         "vm": vmplace.figures,
         "vm-build": vmplace.build_figures,
