@@ -293,6 +293,8 @@ def test_an_uneven_all_to_all_sends_its_shares_of_a_chunk(tmp_path: Path) -> Non
         [(0, 12), (1, 1)],
     ]
     assert list(find_pattern("all-to-all-v", counts="0,1,999;1,0,1").sent_by(2, 1, 16)) == [(0, 1)], "pairs stay"
+    large = find_pattern("all-to-all-v", counts=f"0,1,{1 << 40};1,0,{1 << 39}")
+    assert [list(large.sent_by(2, rank, 1 << 30)) for rank in range(2)] == [[(1, 1 << 29)], [(0, 1 << 28)]]
     file = tmp_path / "c.csv"
     file.write_text("src,dst,bytes\nhost1,1:4,2\n1:4,host1,1\n")
     plan = build_plan(
@@ -307,8 +309,9 @@ def test_an_uneven_all_to_all_sends_its_shares_of_a_chunk(tmp_path: Path) -> Non
         ("skew:1:0", "has a skew of 0"),
         ("skew:x", "is neither skew:SEED:MAX nor rows"),
         ("shift:1", "is neither skew:SEED:MAX nor rows"),
-        ("0,0,3", "has one rank at both ends"),
-        ("0,1,0", "sends nothing"),
+        ("0,0,3", "^--counts row 1: 0 to 0 has one rank at both ends"),
+        ("0,1,0", "^--counts 0,1,0 sends nothing"),
+        ("no.csv", "^--counts no.csv does not exist"),
     ],
 )
 def test_wrong_shares_are_refused(typed: str, why: str) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Final
 
 from heddle.base.declared import Declared
+from heddle.base.problems import InputError
 from heddle.traffic import matrixrows
 from heddle.traffic.collectives.all_to_all import StaggeredAllToAll, deltas
 from heddle.traffic.collectives.parameters import GROUP
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _SKEW: Final = re.compile(r"skew(?::([0-9]{1,9}))?(?::([0-9]{1,3}))?")
 _USUAL_SKEW: Final = 4
 _WHOLE: Final = 1000  # a skewed share is a number of thousandths
+_LARGEST_SHARE: Final = 1 << 20
 
 
 def read_counts(typed: str) -> str:
@@ -41,7 +44,18 @@ def read_counts(typed: str) -> str:
         raise ValueError(
             "is neither skew:SEED:MAX nor rows nor a .csv file; write rows as 0,1,3;1,0,1: from, to, share"
         )
-    return matrixrows.check_matrix(typed)
+    with _as_counts():
+        return matrixrows.check_matrix(typed)
+
+
+@contextmanager
+def _as_counts() -> Iterator[None]:
+    """Errors of rows name the flag that has them here."""
+    try:
+        yield
+    except InputError as error:
+        problems = (replace(each, what=each.what.replace("--matrix", "--counts", 1)) for each in error.problems)
+        raise InputError(*problems) from None
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,10 @@ class StaggeredAllToAllV(StaggeredAllToAll):
 
     def bound(self, endpoints: Sequence[Endpoint], sizes: Sequence[int]) -> StaggeredAllToAllV:
         """With rows by rank number."""
-        return replace(self, counts=matrixrows.bound_rows(self.counts, endpoints, (1,))) if self.by_rank else self
+        if not self.by_rank:
+            return self
+        with _as_counts():
+            return replace(self, counts=matrixrows.bound_rows(self.counts, endpoints, (1,)))
 
     def program(self, ranks: int, rank: int, count: int) -> list[Step]:
         """The rounds of an all-to-all."""
@@ -135,7 +152,10 @@ def _shares(counts: str, ranks: int) -> tuple[NDArray[np.int64], int]:
         src, dst, amount = matrixrows.cells_of(counts, ranks)
         found = np.zeros((ranks, ranks), dtype=np.int64)
         found[src, dst] = amount
-        return found, int(found.max())
+        whole = int(found.max())
+        if whole > _LARGEST_SHARE:  # share x elements must fit in 64 bits
+            found, whole = -(-found * _LARGEST_SHARE // whole), _LARGEST_SHARE
+        return found, whole
     _, seed, most = counts.split(":")
     random = np.random.default_rng(int(seed))
     # Evenly spread on a logarithmic scale, so that few ranks are popular, as experts are.
