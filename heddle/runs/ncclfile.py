@@ -11,6 +11,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Final, NoReturn
 
@@ -48,7 +49,7 @@ def _refuse(what: str, why: str, hint: str, where: str = "") -> NoReturn:
 def _of_json(typed: str, text: str) -> BusbwCurve:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         why = f"is no JSON document: {getattr(error, 'msg', error)} (column {getattr(error, 'colno', 1)})"
         _refuse("the file", why, "a run that was ended leaves half a file: run it again", f"{typed}:{line}")
@@ -62,7 +63,7 @@ def _of_json(typed: str, text: str) -> BusbwCurve:
         try:
             figures = row["out_of_place"] or row["in_place"]
             points[int(row["size"])].append(float(figures["bus_bw"]))
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             _refuse(f"results[{number}]", "has no size, or no bus_bw", _AGAIN, typed)
     arguments = data.get("args")
     config = data.get("config")
@@ -117,6 +118,8 @@ def _curve(typed: str, points: Mapping[int, Sequence[float]], program: str, rank
     means = {size: fmean(values) for size, values in sorted(points.items())}
     if not means:
         _refuse(typed, "has no measured size", _AGAIN)
+    if not all(map(isfinite, means.values())):
+        _refuse(typed, "has a busbw that is not a finite number", _AGAIN)
     if max(means.values()) <= 0:
         _refuse(typed, "has no busbw above 0", "measure larger sizes, with more than one rank")
     return BusbwCurve(typed, collective_of(program), ranks, means)

@@ -84,6 +84,10 @@ def test_a_run_is_read_back_from_its_own_table_and_json(tmp_path: Path) -> None:
         ("[1]", "out.txt has no table of nccl-tests"),
         ('{"version":3,"results":[]}', "out.txt has no measured size"),
         ('{"version":3,"results":[{"size":1,"out_of_place":{}}]}', "out.txt  results[0] has no size, or no bus_bw"),
+        ('{"version":3,"results":[{"size":1e999,"out_of_place":{"bus_bw":1}}]}', "out.txt  results[0] has no size"),
+        ('{"version":3,"results":[{"size":8,"out_of_place":{"bus_bw":NaN}}]}', "out.txt has a busbw that is not"),
+        (TEXT.replace("1.09", "inf"), "out.txt has a busbw that is not a finite number"),
+        ('{"version":' + "[" * 100_000, "out.txt:1  the file is no JSON document"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
