@@ -9,7 +9,8 @@ one, unless `after` or `with` names others.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from heddle.traffic.communicators import AUTO, parse_split
 from heddle.traffic.matrixrows import is_matrix_file, names_bytes, slice_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import steps_text
+from heddle.traffic.placement import is_rank_file
 from heddle.traffic.readers import MOST_SIZE
 from heddle.traffic.sequence import STEPS, PartSequence
 from heddle.traffic.workload import Keys
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from heddle.spec.yamlfile import Document, Trail
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,23}")
+# Keys whose value may be a file, whose name is relative to that of the workload.
+FILES: Final[Mapping[str, Callable[[str], bool]]] = {
+    "matrix": is_matrix_file, "counts": is_matrix_file, "msccl": is_msccl_file, "placement": is_rank_file,
+}  # fmt: skip
 _MOST_RANKS: Final = 1 << 20
 _KEYS: Final = ("compute", "collective", "matrix", "algorithm", "size", "ranks", "groups", "name", "after", "with")
 _SCALE: Final = re.compile(r"([0-9]{1,9})/([0-9]{1,9})|[0-9]{1,6}(\.[0-9]{1,9})?")
@@ -69,14 +75,13 @@ def steps_of(
 ) -> str:  # fmt: skip
     """The steps of a job, as text; empty if it has none. trail: of them. values: of the job, without them afterwards.
 
-    beside: the path of a matrix of the same file.
+    beside: the path of another file that this one names.
     """
     scale = _scale(keys, values, problems)
     if "steps" not in values:
         return ""
     steps = values.pop("steps")
-    apart = [each.word for kind, _, each in own_fields() if kind == "collective" and each.word != "datatype"]
-    for key in dict.fromkeys(("collective", "matrix", "algorithm", "split", *apart)):
+    for key in dict.fromkeys(("collective", "matrix", "algorithm", "split", *apart_from_steps())):
         if key in values:
             why = "does not go together with steps"
             hint = "write groups in a step" if key == "split" else "write it in a step"
@@ -90,6 +95,11 @@ def steps_of(
             problems.found.append(keys.problem("size", values["size"], why, hint))
             size = MOST_SIZE  # so that steps do not miss one
     return _StepsReader(document, trail, problems, size, scale, beside).text(steps)
+
+
+def apart_from_steps() -> list[str]:
+    """The keys of one collective, as op and root, which a job with steps or a trace cannot have."""
+    return [each.word for kind, _, each in own_fields() if kind == "collective" and each.word != "datatype"]
 
 
 def _scale(keys: Keys, values: dict[str, Any], problems: Problems) -> Fraction:
@@ -115,7 +125,7 @@ def with_steps(options: RunOptions, steps: str) -> RunOptions:
 
 
 class _StepsReader:
-    """Reads the steps of one job. size: default of their bytes, or 0; beside: the path of a matrix of this file."""
+    """Reads the steps of one job. size: default of their bytes, or 0; beside: as of steps_of."""
 
     def __init__(
         self, document: Document, trail: Trail, problems: Problems, size: int, scale: Fraction,
@@ -203,9 +213,7 @@ class _StepsReader:
                 elif each not in legal:
                     self._wrong((*trail, each), "is not a key of this step", did_you_mean(each, legal))
             given = {word: self._plain(trail, step, word) for word in declared if word in step}
-            for word, is_file in (("matrix", is_matrix_file), ("msccl", is_msccl_file)):
-                if is_file(given.get(word, "")):
-                    given[word] = self._beside(given[word])
+            given |= {key: self._beside(given[key]) for key, is_file in FILES.items() if is_file(given.get(key, ""))}
             pattern = find_pattern(name, algorithm, **{declared[word].name: value for word, value in given.items()})
         except InputError as error:
             self._problems.found += map(keys.located, error.problems)
@@ -287,9 +295,8 @@ class _StepsReader:
                 self._wrong(own, "has ranks of its own", "remove ranks")
             groups = [self._numbers((*own, at), each) for at, each in enumerate(value)]
             every = [rank for group in groups for rank in group]
-            if len({*every}) < len(every):
-                twice = next(rank for rank in every if every.count(rank) > 1)
-                self._wrong(own, f"names rank {twice} twice", "put each rank into one group")
+            if twice := [rank for rank, many in Counter(every).items() if many > 1]:
+                self._wrong(own, f"names rank {twice[0]} twice", "put each rank into one group")
             elif not value:
                 self._wrong(own, "has no group", "write groups: DIV 4, or lists of ranks")
             found["groups"] = groups

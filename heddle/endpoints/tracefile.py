@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 from heddle.base.declared import Declared, Wrong, on_off, read_options
 from heddle.base.problems import InputError, Problems
-from heddle.endpoints.stepsfile import read_scale
+from heddle.endpoints.stepsfile import apart_from_steps, read_scale
 from heddle.traffic.parts import steps_text
 from heddle.traffic.traces import Reading, read_trace, trace_files
 from heddle.traffic.workload import Keys
@@ -65,7 +65,7 @@ def trace_of(
         found = (keys.problem(key, typed[key], "is for a job with a trace", "write trace: FILE") for key in typed)
         problems.found += found
         return "", 0
-    for key in _INSTEAD:
+    for key in (*_INSTEAD, *apart_from_steps()):
         if key in values:
             why = "does not go together with trace, which states it"
             problems.found.append(keys.problem(key, "", why, "remove it"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,10 +22,9 @@ from heddle.base.files import read_regular, real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean, nearest
 from heddle.base.units import parse_duration
 from heddle.endpoints.runoptions import option_fields, run_options
-from heddle.endpoints.stepsfile import NAME, numbers_of, steps_of, with_steps
+from heddle.endpoints.stepsfile import FILES, NAME, numbers_of, steps_of, with_steps
 from heddle.endpoints.tracefile import TraceKeys, trace_names, trace_of
 from heddle.traffic.collectives import patterns
-from heddle.traffic.collectives.msccl import is_msccl_file
 from heddle.traffic.matrixrows import NAMED, is_matrix_file
 from heddle.traffic.placement import is_rank_file
 from heddle.traffic.traces import TRACES, is_trace
@@ -43,10 +42,6 @@ _WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "ring": {"collective": "all-reduce", "algorithm": "ring"},
     **{name: {"collective": name} for name, _ in patterns() if name not in (*NAMED, "matrix")},
 }
-# Keys whose value may be a file, whose name is relative to that of the workload.
-_FILES: Final[Mapping[str, Callable[[str], bool]]] = {
-    "matrix": is_matrix_file, "counts": is_matrix_file, "msccl": is_msccl_file, "placement": is_rank_file,
-}  # fmt: skip
 _MOST_REPEATS: Final = 10_000
 _MOST_START_S: Final = 3600.0
 
@@ -347,7 +342,7 @@ def files_of(typed: str | None) -> list[str]:
 
 def typed_files(typed: Mapping[str, Any]) -> list[str]:
     """The user's files among the options of a run, by word."""
-    values = ((is_file, typed.get(key)) for key, is_file in _FILES.items())
+    values = ((is_file, typed.get(key)) for key, is_file in FILES.items())
     return [value for is_file, value in values if isinstance(value, str) and is_file(value)]
 
 
@@ -370,6 +365,8 @@ def _file(typed: str) -> Path:
     ends = ", ".join((".yml", ".csv", *TRACES))
     hint = f"words: {', '.join(legal)};\nfiles of traffic/: {', '.join(workloads())};\nfiles end in {ends}"
     hint = f"did you mean {near}?" if near else hint
+    if real(typed.partition(",")[0]).suffix in (".yml", ".yaml"):
+        hint = "keys cannot follow the name of your own file; write them into it"
     what = f"{FLAG} {typed[:200] or 'with no word'}"
     raise InputError(Problem("", what, "is neither a known workload nor a file", hint))
 

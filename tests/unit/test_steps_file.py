@@ -90,6 +90,20 @@ def test_a_prediction_has_the_bytes_of_the_plan_and_shipped_files_of_matrices_ar
     assert payload == plan.pattern.volume(8, 0) * 2
 
 
+def test_files_of_a_step_are_beside_the_workload(tmp_path: Path) -> None:
+    (tmp_path / "shares.csv").write_text("src,dst,bytes\n0,1,1\n1,0,1\n")
+    workload = of(tmp_path, "size: 64K\nsteps:\n  - {collective: all-to-all-v, counts: shares.csv}\n")
+    assert [part.size_bytes for part in parts(workload)] == [64 << 10]
+    with pytest.raises(InputError, match=f"{tmp_path}/mine.xml"):
+        parts(of(tmp_path, "size: 64K\nsteps:\n  - {collective: msccl, msccl: mine.xml}\n"))
+
+
+def test_many_ranks_of_groups_are_compared_at_once(tmp_path: Path) -> None:
+    groups = "size: 4\nsteps:\n  - {collective: send-recv, groups: ['0:1000000', 999999]}\n"
+    with pytest.raises(InputError, match="names rank 999999 twice"):
+        of(tmp_path, groups)
+
+
 WRONG = [
     ("{compute: -2ms}", "steps[1].compute: -2ms is not a duration"),
     ("{compute: 0us}", "steps[1].compute: 0us is not between 0 and 3600 s"),

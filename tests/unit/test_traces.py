@@ -114,6 +114,7 @@ class TestChakra:
             ("all-reduce", (0, 1), 4096, 0, (0, 1)), ("compute", (0,), 0, 0.0005, ()), ("compute", (1,), 0, 0.0005, ()),
         ]  # fmt: skip
         assert "is of one rank" in refused(files)
+        assert "has no nodes" in refused(written(tmp_path, "x.json", "[]"))
 
     def test_sends_end_with_an_answer_if_something_waits_for_them(self, tmp_path: Path) -> None:
         send = node(1, SEND, comm_dst=1, comm_tag=5, comm_size=64)
@@ -492,10 +493,12 @@ class TestWorkloads:
             ("trace: x.cm\ntime_scale: -1", "w.yml:2  time_scale: -1 is not a factor"),
             ("trace: x.cm\nstorage: 0", "w.yml:2  storage: 0 is outside 1 to 1024"),
             ("trace: x.cm\nskip_idle: maybe", "w.yml:2  skip_idle: maybe is not on or off"),
-            ("trace: [x.cm, 5]", "5  the trace has a name with an unknown end"),
+            ("trace: [x.cm, 5]", "5  the trace does not exist, and 5.0.et does not, either"),
             ("trace: ", "w.yml:1  trace has no value"),
             ('trace: ""', "w.yml:1  trace has an empty name"),
             ("collective: all-reduce\nstorage: 2", "w.yml:2  storage: 2 is for a job with a trace"),
+            ("trace: x.cm\nop: max", "w.yml:2  op does not go together with trace"),
+            ("trace: gpt", "gpt  the trace does not exist, and gpt.0.et does not, either"),
             ("trace: none.cm", "none.cm  the trace cannot be read: No such file or directory"),
             ("trace: y.cm", "y.cm:1  Knots is not known"),
         ],

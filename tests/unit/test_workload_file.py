@@ -143,6 +143,11 @@ jobs:
     ]
 
 
+def test_keys_after_an_own_file_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="keys cannot follow the name of your own file"):
+        load_workload(f"{tmp_path}/w.yml,qps=4")
+
+
 A, B = "a: {collective: all-reduce", "b: {collective: all-reduce"
 
 

@@ -60,8 +60,11 @@ def read_trace(files: Sequence[str], reading: Reading) -> Trace:
     """The trace of files of one format. InputError."""
     formats = list(dict.fromkeys(map(_format, files)))
     if (unknown := next((name for name in files if _format(name) not in _FORMATS), None)) is not None:
-        hint = did_you_mean(_format(unknown), _FORMATS)
-        raise InputError(Problem(unknown, "the trace", "has a name with an unknown end", hint))
+        why, hint = "has a name with an unknown end", did_you_mean(_format(unknown), _FORMATS)
+        if not real(unknown).exists():
+            why = f"does not exist, and {Path(unknown).name}.0.et does not, either"
+            hint = "check the path; a prefix of JSON files has their end: gpt.json for gpt.0.json and so on"
+        raise InputError(Problem(unknown, "the trace", why, hint))
     if len(formats) > 1 or (len(files) > 1 and formats[0] not in _PER_RANK):
         why = "is one of several files, but only Chakra has one for each rank"
         raise InputError(Problem(files[1], "the trace", why, "name one file, or use a job for each"))

@@ -62,6 +62,8 @@ def read(files: Sequence[str], reading: Reading) -> Trace:
             raise InputError(
                 Problem(name, "the trace", f"has more than {_MOST_DEPS} dependencies", "use a shorter one")
             )
+    if not any(raw):
+        raise InputError(Problem(files[0], "the trace", "has no nodes", "check that it is a trace of Chakra"))
     if not 2 <= ranks <= MOST_RANKS:
         why = f"has {ranks} ranks; the limit is {MOST_RANKS}" if ranks > 1 else "is of one rank"
         hint = "name all files by their prefix, as gpt for gpt.0.et and so on, or set ranks: all run this one"
