@@ -81,7 +81,7 @@ def test_every_plane_has_a_communicator_of_its_own(lab: Lab, collective: str) ->
     prove(lab, result)
     assert result.communicators == (tuple(range(0, 16, 2)), tuple(range(1, 16, 2)))
     assert "#split    : 2 communicators of 8 ranks at the same time, one per plane" in result.table()
-    assert " Group  1 on " in result.table()
+    assert "Rank  0 Group  0 " in result.table() and "Rank  1 Group  1 " in result.table()
 
 
 def test_one_communicator_per_rail_stays_on_its_leaves(lab: Lab) -> None:

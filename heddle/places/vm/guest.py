@@ -294,12 +294,13 @@ def _wait(
     """Wait until the guest is ready; the port of its sshd. BootFailed when it ends, or is not ready in time."""
     shown = ""
     while True:
+        ended = child.poll() is not None  # before the console is read, which then has its last words
         with machine_errors(str(directory)):
             console = (directory / CONSOLE).read_bytes()
         if READY.encode() in console and (port := qemu.forwarded_port(directory)):
             return port
         passed = time.monotonic() - began
-        if child.poll() is not None:
+        if ended:
             how = "panicked" if qemu.PANIC.encode() in console else f"ended (QEMU's exit code is {child.returncode})"
             raise BootFailed(f"{how} after {passed:.1f} s", tail_of(directory))
         if passed > patience:
