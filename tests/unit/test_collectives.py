@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import numpy as np
 import pytest
@@ -346,6 +346,16 @@ def test_channels_enter_and_leave_hosts_by_different_nics_and_take_other_paths()
     for collective in ("all-reduce", "all-gather", "reduce-scatter"):
         one, many = find_pattern(collective, channels=1), find_pattern(collective, channels=4)
         assert one.volume(8, 8 * 64) == many.volume(8, 8 * 64)
+
+
+def test_labels_of_channels_need_no_operations_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise AssertionError("a program of each of 1,024 ranks takes minutes")
+
+    for collective in ("all-reduce", "all-gather", "reduce-scatter"):
+        pattern = find_pattern(collective, channels=8)
+        monkeypatch.setattr(type(pattern), "program", refused)
+        assert len(pattern.pair_labels(1024, 1 << 20, pattern.peers(1024))) == pattern.connections(1024)
 
 
 def test_channels_that_are_not_possible_are_refused() -> None:

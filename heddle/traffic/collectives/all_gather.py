@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.channels import Lane
 from heddle.traffic.collectives.pattern import (
-    Pattern,
     Piece,
     ReceiveStep,
     SendStep,
@@ -50,5 +49,5 @@ class RingAllGather(Ring):
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunk that a rank does not send, which is that of its neighbour."""
         if self.channels > 1:
-            return Pattern.pair_labels(self, ranks, count, pairs)
+            return super().pair_labels(ranks, count, pairs)
         return chunk_lengths(ranks, count)[pairs[:, 1]]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from heddle.traffic.collectives.bases import ReducingPattern
 from heddle.traffic.collectives.channels import Lane
 from heddle.traffic.collectives.pattern import (
-    Pattern,
     Piece,
     ReceiveStep,
     SendStep,
@@ -52,5 +51,5 @@ class RingReduceScatter(Ring, ReducingPattern):
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunk that a rank does not send: its own."""
         if self.channels > 1:
-            return Pattern.pair_labels(self, ranks, count, pairs)
+            return super().pair_labels(ranks, count, pairs)
         return chunk_lengths(ranks, count)[pairs[:, 0]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from heddle.traffic.collectives.bases import AllReducePattern
-from heddle.traffic.collectives.channels import ChannelPattern, Lane
+from heddle.traffic.collectives.channels import ChannelPattern, Lane, orders
 from heddle.traffic.collectives.pattern import Pattern, ReceiveStep, SendStep, chunk_lengths, chunk_range
 
 if TYPE_CHECKING:
@@ -36,6 +36,19 @@ class Ring(ChannelPattern):
             lo, hi = chunk_range(chunk, ranks, count)
             if lo < hi:
                 yield (rank + 1) % ranks, hi - lo
+
+    def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of several channels: by the number of transfers and their elements, since lengths differ by one at most."""
+        import numpy as np
+
+        chunk = chunk_lengths(ranks, count)
+        sent = np.array([[each % ranks for each in self.sent_chunks(ranks, place)] for place in range(ranks)])
+        found = np.zeros((ranks, ranks), dtype=np.int64)
+        for number, order in enumerate(orders(self.hosts, ranks, self.channels)):
+            own = (number + 1) * chunk // self.channels - number * chunk // self.channels
+            by_place = own[list(order)][sent].sum(axis=1)
+            found[order, np.roll(order, -1)] += by_place * (self.channels + 1) + 1
+        return found[pairs[:, 0], pairs[:, 1]]
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,6 @@ class RingAllReduce(Ring, AllReducePattern):
     def pair_labels(self, ranks: int, count: int, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """By the chunks that a rank does not send in one of the two phases: r+1 and r+2."""
         if self.channels > 1:
-            return Pattern.pair_labels(self, ranks, count, pairs)
+            return super().pair_labels(ranks, count, pairs)
         chunk = chunk_lengths(ranks, count)
         return chunk[(pairs[:, 0] + 1) % ranks] + chunk[(pairs[:, 0] + 2) % ranks]
