@@ -134,7 +134,7 @@ def _responder(done: Crafted) -> list[str]:
         return ["no responder: nothing answers"]
     counts = {
         "executed": seen.executed, "duplicate": seen.duplicates, "out of order": seen.out_of_order,
-        "with a wrong ICRC": seen.icrc_errors, "for no queue pair of it": seen.stray, "malformed": seen.malformed,
+        "with a wrong ICRC": seen.icrc_errors, "that no queue pair takes": seen.stray, "malformed": seen.malformed,
     }  # fmt: skip
     said = [f"{count:,} {name}" for name, count in counts.items() if count]
     said += [f"{many(seen.naks, 'NAK')} sent"] if seen.naks else []

@@ -72,6 +72,8 @@ class ProgramEnd:
 def check_command(argv: Sequence[str]) -> None:
     """InputError when there is no such program: before anything starts."""
     program = argv[0]
+    if not program:
+        raise InputError(Problem("", "the program", "is an empty word", "is a variable of the shell empty?"))
     if "/" in program:
         if not os.access(program, os.X_OK) or Path(program).is_dir():
             why = "is not a program" if Path(program).exists() else "does not exist"

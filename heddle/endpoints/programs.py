@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many
 from heddle.fabric.model import Fabric
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.options import RunOptions
@@ -62,7 +63,8 @@ def seats(fabric: Fabric, options: ProgramOptions) -> tuple[Seat, ...]:
     every = place(fabric, RunOptions(placement=options.placement), least=1)
     if per_host is None:
         if ranks > len(every):
-            why, hint = f"is more than the {len(every)} NICs to place them on", "use --per-host N: they share NICs"
+            why = f"is more than the {many(len(every), 'NIC')} to place them on"
+            hint = "use --per-host N: they share NICs"
             raise InputError(Problem("", f"--ranks {ranks}", why, f"try --ranks {len(every)}, or {hint}"))
         chosen = every[:ranks]
     else:

@@ -56,7 +56,8 @@ class ProgramResult:
         return {
             "lab": self.record.header.lab, "run_id": self.record.id, "launch": list(self.record.header.launch),
             "exit_code": self.end.code, "exit_codes": list(self.end.codes), "seconds": round(self.end.seconds, 3),
-            "faults": list(self.faults), "flows": proof.qps if proof else None, "agree": proof.agree if proof else None,
+            "faults": list(self.faults), "flows": proof.qps if proof else None,
+            "agree": proof.agree if proof and proof.qps else None,
         }  # fmt: skip
 
 

@@ -151,6 +151,7 @@ def show_own_interfaces() -> None:
 
 def become(argv: list[str]) -> None:
     """Become the command; exit code 127 if it does not exist, as in a shell."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the command would inherit that
     try:
         os.execvp(argv[0], argv)
     except OSError as error:

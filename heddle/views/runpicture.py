@@ -96,6 +96,7 @@ def draw(kind: PictureKind, runs: Sequence[StoredRun]) -> bytes:
     names = [run.id if len(labs) == 1 else run.name for run in runs]
     shown = [Drawn(*each) for each in zip(runs, names, SERIES_OF_RUNS, strict=False)]
     for each in shown:
+        each.run.check_sizes()
         if not each.run.record.measured:
             raise each.run.unusable(f"it measured no size: {each.run.record.why_not_done}")
     return saved(kind, ", ".join(each.run.what for each in shown), lambda: _figure(shown))

@@ -70,7 +70,7 @@ def _row(run: StoredRun, *, last: bool) -> dict[str, Any]:
         }  # fmt: skip
     return {
         **row, **figures,
-        "agree": proof.agree if proof else None,
+        "agree": proof.agree if proof and proof.qps else None,
         "mmr": {"flows": proof.mmr_flows, "bytes": proof.mmr_bytes} if proof else None,
     }  # fmt: skip
 
@@ -133,7 +133,8 @@ def _results(run: StoredRun) -> tuple[str, str, str]:
         return (f"{largest.busbw:.4g}", str(sum(row.wrong for row in record.rows)), "partial")
     if outcome is None:
         return (UNKNOWN, UNKNOWN, "failed")
-    agree = UNKNOWN if outcome.proof is None else "yes" if outcome.proof.agree else "NO"
+    proof = outcome.proof  # of no flow, when a program sent nothing: that is no proof
+    agree = UNKNOWN if proof is None or not proof.qps else "yes" if proof.agree else "NO"
     if record.header.launch:
         return ("-", "-", agree)
     return (f"{outcome.largest.busbw:.4g}{'*' if _limited(run) else ''}", str(outcome.wrong), agree)

@@ -10,7 +10,9 @@ import pytest
 from scapy.layers.l2 import Ether
 
 from heddle.base.problems import HeddleError, InputError, MachineError
+from heddle.cli.craft_verb import crafted_text
 from heddle.runs.craft import _Exchange
+from heddle.runs.craftresult import Crafted, ResponderSeen
 from heddle.wire import layout as wire
 from heddle.wire.crafted import PacketEnds, layers_as_data
 from heddle.wire.craftfields import bits_of, field_rows, read_recipe
@@ -131,6 +133,12 @@ def test_packets_that_a_port_does_not_take_are_an_error() -> None:
         exchange = _Exchange([bytes(2000)] * 9, 0.05, (ours, ours), None)
         with pytest.raises(MachineError, match=r"accepted \d of 9 packets within 0.05 s"):
             exchange.run()
+
+
+def test_a_packet_for_the_responders_number_that_its_kind_does_not_take_is_not_called_unknown() -> None:
+    seen = ResponderSeen(0, 0, 0, 0, 0, 0, "", (), (), icrc_errors=0, stray=1, malformed=0)
+    text = crafted_text(Crafted("tiny", "host1:eth1", "host3:eth1", (), (), (), seen, None), 1.0)
+    assert "responder: 1 that no queue pair takes; PSN 0 is next" in text  # such as a packet of UC for QP 0x100
 
 
 def test_the_list_needs_no_lab_and_a_packet_needs_two_hosts() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.traffic.flow import Flow
 from heddle.views.linkloads import describe_run
 from heddle.views.report.page import report_html
+from heddle.views.runpicture import draw
 from heddle.views.runstext import runs_json, runs_text
 from tests.unit import run_samples as samples
 
@@ -56,6 +59,7 @@ def test_ranks_are_placed_as_in_a_run_or_some_on_each_host() -> None:
     [
         (ProgramOptions(0), ("--ranks 0", "is outside 1 to 256")),
         (ProgramOptions(5), ("--ranks 5", "is more than the 4 NICs", "try --ranks 4, or use --per-host N")),
+        (ProgramOptions(2, placement="host3"), ("is more than the 1 NIC to place",)),
         (ProgramOptions(3, per_host=2), ("is not a multiple of --per-host 2", "try --ranks 4")),
         (ProgramOptions(10, per_host=2), ("needs 5 hosts with --per-host 2, but there are 4", "try --ranks 8")),
         (ProgramOptions(2, per_host=0), ("--per-host 0", "is less than 1")),
@@ -91,9 +95,20 @@ def test_a_command_that_is_not_there_is_refused_before_anything_starts(tmp_path:
     check_command(["sh"])
     text = tmp_path / "train.py"
     text.write_text("print()\n")
-    for word, why in (("nosuch", "is not in PATH"), (str(text), f"python3 {text}"), ("./nosuch", "does not exist")):
+    for word, why in (
+        ("", "is an empty word"),
+        ("nosuch", "is not in PATH"),
+        (str(text), f"python3 {text}"),
+        ("./nosuch", "does not exist"),
+    ):
         with pytest.raises(InputError, match=why):
             check_command([word])
+
+
+def test_a_command_is_ended_by_a_closed_pipe_as_in_a_shell() -> None:
+    code = "from heddle.runtimes.enter import become; become(['sh', '-c', 'yes | head -n 1'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("y\n", "")
 
 
 def test_the_end_of_a_program_names_ranks_and_hosts() -> None:
@@ -206,6 +221,19 @@ def test_a_program_that_failed_says_so_and_is_not_compared(kept: Callable[..., S
         compare(run, StoredRun("0002", "zone", run.path / "other"))
     with pytest.raises(InputError, match="is a program's: it has no sizes"):  # export, and the table of a run
         _ = run.result
+    with pytest.raises(InputError, match="is a program's: it has no sizes"):
+        draw("svg", [run])
+
+
+def test_a_program_that_sent_nothing_has_no_proof(kept: Callable[..., StoredRun]) -> None:
+    run = kept()
+    record = read_record(run.path)
+    assert record.outcome is not None and record.outcome.proof is not None
+    write_record(run.path, replace(record, outcome=replace(record.outcome, proof=replace(record.outcome.proof, qps=0))))
+    run = StoredRun(run.id, run.lab, run.path)
+    (line,) = [line for line in runs_text({"zone": [run]}, limits(), []).splitlines() if line.startswith("0001")]
+    assert line.split()[9] == "-"
+    assert runs_json({"zone": [run]}, limits(), [])["runs"][0]["agree"] is None
 
 
 @pytest.mark.parametrize(
