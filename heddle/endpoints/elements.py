@@ -60,7 +60,7 @@ class Elements:
         if pattern.dtype not in EXACT:
             return cls(pattern.dtype, operation, ranks)
         most = EXACT[pattern.dtype] // pattern.added(ranks)
-        more = min(EPOCH_VALUES - 1, max(1, most // 4))
+        more = min(EPOCH_VALUES - 1, max(2, most // 4))  # three values: buffers are used again after two epochs
         return cls(pattern.dtype, operation, ranks, min(INPUT_VALUES, max(1, most - more) + 1), more + 1)
 
     @property

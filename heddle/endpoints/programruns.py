@@ -12,7 +12,6 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from heddle.base.mounts import scratch
 from heddle.base.problems import CheckError, InputError, MachineError, Problem, trouble
 from heddle.base.process import find_program
 from heddle.base.tables import many
@@ -93,7 +93,7 @@ def run_ranks(
     host cannot be entered. After Ctrl-C all processes are ended, and KeyboardInterrupt goes on.
     """
     with ExitStack() as stack:
-        spot = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-")))
+        spot = stack.enter_context(scratch("heddle-launch-"))
         spot.chmod(0o711)  # the user of the ranks passes through it
         shared = spot / "shared"
         shared.mkdir(mode=0o700)

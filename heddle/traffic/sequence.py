@@ -237,20 +237,19 @@ def _moved(placed: _Placed, pattern: Pattern, place: int, begins: tuple[int, ...
         return span[0] + placed.at, span[1] + placed.at
 
     for each in pattern.program(len(ranks), place, placed.elements):
+        number = each.step + step
         if isinstance(each, ReceiveStep):
-            yield replace(each, step=each.step + step, source=ranks[each.source], span=moved(each.span))
+            yield ReceiveStep(number, ranks[each.source], moved(each.span), each.buffer, each.reduce, each.divide)
             continue
-        after = (*begins, *(number + step for number in each.after))
+        after = (*begins, *(before + step for before in each.after))
         if isinstance(each, ComputeStep):
-            yield replace(each, step=each.step + step, after=after)
-        elif isinstance(each, LocalStep):
-            put = each.put + placed.at
-            yield replace(each, step=each.step + step, span=moved(each.span), put=put, after=after)
+            yield ComputeStep(number, each.seconds, after)
+            continue
+        span, put = moved(each.span), each.put + placed.at
+        if isinstance(each, LocalStep):
+            yield LocalStep(number, span, put, each.buffer, each.into, each.reduce, after)
         else:
-            yield replace(
-                each, step=each.step + step, to=ranks[each.to], span=moved(each.span), put=each.put + placed.at,
-                after=after,
-            )  # fmt: skip
+            yield SendStep(number, ranks[each.to], span, put, each.buffer, after)
 
 
 def _pieces(placed: _Placed, rank: int) -> Iterator[Piece]:

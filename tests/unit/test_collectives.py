@@ -522,10 +522,15 @@ def test_a_root_that_is_no_rank_and_an_inexact_sum_are_refused() -> None:
     tiny = load_fabric("tiny").fabric
     with pytest.raises(InputError, match="has root 4: ranks are 0 to 3"):
         build_plan(tiny, RunOptions("broadcast", parameters=(("root", 4),)))
-    assert "not exact in bfloat16" in find_pattern("all-reduce", dtype="bfloat16").unfit(129)
-    assert not find_pattern("all-reduce", dtype="bfloat16", operation="max").unfit(129)
-    assert not find_pattern("all-reduce", dtype="half").unfit(1024)
-    assert "not exact in float16: 1024 are" in find_pattern("all-reduce", dtype="float16").unfit(1025)
+    assert "not exact in bfloat16" in find_pattern("all-reduce", dtype="bfloat16").unfit(86)
+    assert not find_pattern("all-reduce", dtype="bfloat16", operation="max").unfit(86)
+    assert not find_pattern("all-reduce", dtype="half").unfit(682)
+    assert "not exact in float16: 682 are" in find_pattern("all-reduce", dtype="float16").unfit(683)
     assert find_pattern("all-reduce", dtype="float16").printed_type == "half"
+    for dtype, exact in (("bfloat16", 256), ("float16", 2048)):
+        for ranks in (2, 3, 33, 64, exact // 3):
+            elements = Elements.of(find_pattern("all-reduce", dtype=dtype), ranks)
+            assert ranks * (elements.values - 1 + elements.epochs - 1) <= exact, "every sum is exact"
+            assert elements.values > 1 and elements.epochs > 2, "an array of two epochs ago is wrong"
     plan = build_plan(tiny, RunOptions("all-gather", parameters=(("dtype", "bfloat16"),), sizes=(1000,)))
     assert plan.options.sizes == (960,), "chunks are multiples of 16 bytes"

@@ -36,7 +36,7 @@ class ReducingPattern(Pattern):
 
     def unfit(self, ranks: int) -> str:
         """A sum that is not exact, so that its check would need a tolerance."""
-        most = EXACT.get(self.dtype, 2 * ranks) // 2  # two for each rank
+        most = EXACT.get(self.dtype, 3 * ranks) // 3  # of each rank: an input of 0 or 1, and up to 2 by the iteration
         if self.operation in ("sum", "avg") and ranks > most:
             return f"has sums of {ranks} ranks, which are not exact in {self.dtype}: {most} are"
         return super().unfit(ranks)

@@ -9,7 +9,7 @@ the hosts with another stride: their connections take other paths. A single chan
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Annotated, Self
@@ -96,9 +96,11 @@ class ChannelPattern(HostedPattern):
             for each in self.lane(Lane(order, number, self.channels, count), order.index(rank)):
                 step = each.step * self.channels + number
                 if isinstance(each, SendStep):
-                    found.append(replace(each, step=step, to=order[each.to % ranks]))
+                    to = order[each.to % ranks]
+                    found.append(SendStep(step, to, each.span, each.put, each.buffer, each.after))
                 else:
-                    found.append(replace(each, step=step, source=order[each.source % ranks]))
+                    source = order[each.source % ranks]
+                    found.append(ReceiveStep(step, source, each.span, each.buffer, each.reduce, each.divide))
         return [*(sorted(found, key=lambda each: each.step // self.channels) if self.channels > 1 else found)]
 
     def at_once(self, ranks: int) -> int:
