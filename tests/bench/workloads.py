@@ -39,7 +39,7 @@ def _lab(fabric: str, observer: Observer, *overrides: str) -> Iterator[Lab]:
 
 
 def gains(observer: Observer) -> Iterator[Figure]:
-    """What E-ECMP with 16 QPs gives over ECMP with one: time of an iteration, on demo (NICs and uplinks 1 : 1), ranks spread over racks."""
+    """What E-ECMP with 16 QPs gives over ECMP with one: iteration times, NICs and uplinks 1 : 1, ranks across racks."""
     times: dict[str, list[float]] = {}
     for ecmp, qps in (("flow", 1), ("e-ecmp", 16)):
         with _lab("demo", observer, f"routing.ecmp={ecmp}") as lab:
