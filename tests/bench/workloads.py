@@ -49,7 +49,8 @@ def gains(observer: Observer) -> Iterator[Figure]:
                 ).jobs
                 times.setdefault(name, []).append(result.rows[-1].time_us)
                 yield Figure(f"{name}, {ecmp}, {qps} QPs: iteration", times[name][-1] / 1e6, "s")
-                yield Figure(f"{name}, {ecmp}, {qps} QPs: paths proven", float(paths_of(lab).agree), "")
+                proven = paths_of(lab).agree is True
+                yield Figure(f"{name}, {ecmp}, {qps} QPs: paths proven", float(proven), "", "", "1", proven)
                 if result.doubts:
                     yield Figure(f"{name}, {ecmp}, {qps} QPs: UNRELIABLE", float(len(result.doubts)), "reasons")
     for name, (before, after) in times.items():

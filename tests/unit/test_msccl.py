@@ -202,7 +202,7 @@ S = '<step s="{}" type="{}"'
             changed(all_to_all(3), S.format(0, "cpy"), S.format(0, "nop")),
             "chunk 0 of the result of gpu 0 is written by no",
         ),
-        # Nobody sends, or nobody receives.
+        # Without a sender, or without a receiver.
         (
             changed(ring(3), S.format(0, "s"), S.format(0, "nop")),
             r"gpu 1, tb 0, step 4 \(r\) waits forever for a send of",

@@ -29,6 +29,13 @@ def deltas(ranks: int) -> list[int]:
     return [delta for delta in triangular if 0 < delta < ranks]
 
 
+def exchanged(ranks: int, rank: int, count: int) -> list[Piece]:
+    """The result of an all-to-all by any algorithm: one chunk from each rank, in their order."""
+    lo, hi = chunk_range(rank, ranks, count)
+    width = hi - lo
+    return [Piece(source * width, (source + 1) * width, source, lo) for source in range(ranks)]
+
+
 @dataclass(frozen=True)
 class StaggeredAllToAll(EveryPairPattern):
     """Rank r's chunk for rank q becomes piece r of q's array; a rank's chunk for itself is copied."""
@@ -54,9 +61,7 @@ class StaggeredAllToAll(EveryPairPattern):
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         """One chunk from each rank, in their order."""
-        lo, hi = chunk_range(rank, ranks, count)
-        width = hi - lo
-        return [Piece(source * width, (source + 1) * width, source, lo) for source in range(ranks)]
+        return exchanged(ranks, rank, count)
 
     def at_once(self, ranks: int) -> int:
         """Two rounds."""

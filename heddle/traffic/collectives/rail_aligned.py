@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from heddle.traffic.collectives.all_to_all import UNDER_WAY, deltas
+from heddle.traffic.collectives.all_to_all import UNDER_WAY, deltas, exchanged
 from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_range
 
@@ -67,9 +67,7 @@ class RailAlignedAllToAll(RailPattern):
 
     def result(self, ranks: int, rank: int, count: int) -> Sequence[Piece]:
         """One chunk from each rank, in their order."""
-        lo, hi = chunk_range(rank, ranks, count)
-        width = hi - lo
-        return [Piece(source * width, (source + 1) * width, source, lo) for source in range(ranks)]
+        return exchanged(ranks, rank, count)
 
     def at_once(self, ranks: int) -> int:
         """Two rounds: the chunks of all ranks of two hosts."""
