@@ -17,6 +17,16 @@ INTEGERS = {  # of AttributeProto: how a number is encoded
     "int32_val": 7, "int64_val": 9, "uint32_val": 11, "uint64_val": 13, "sint32_val": 15, "sint64_val": 17,
     "fixed32_val": 19, "fixed64_val": 21, "sfixed32_val": 23, "sfixed64_val": 25,
 }  # fmt: skip
+MATRIX = """Nodes 4
+Connections 4
+Triggers 2
+0->1 id 1 start 1e6 size 4000 send_done_trigger 1 prio 3
+0->2 id 2 trigger 1 size 8000 recv_done_trigger 2 msg
+3->1 id 3 start 2000000.0 size 4000
+3->0 id 4 trigger 2 size 4000
+trigger id 1 oneshot
+trigger id 2 barrier count 1
+"""
 ZONE = load_fabric("zone").fabric
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 

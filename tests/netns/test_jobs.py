@@ -22,11 +22,11 @@ from heddle.runs.store import History
 from heddle.runs.together import WorkloadResult
 from heddle.testing.calls import RunCall
 from heddle.traffic.workload import Workload
+from tests import traces
 from tests.machine import child, patience
 from tests.netns.collectives import proven, when_busy
 from tests.netns.test_trouble_midrun import workers
 from tests.typed import typed
-from tests.unit import test_traces as traces
 
 pytestmark = pytest.mark.root
 

@@ -16,6 +16,7 @@ from heddle.traffic.workload import Job
 from tests.traces import (
     COLL,
     COMP,
+    MATRIX,
     ZONE,
     attribute,
     chakra,
@@ -67,18 +68,6 @@ class TestGoal:
         text = GOAL.replace(old, new)
         if says:
             assert says in refused(written(tmp_path, "x.goal", text))
-
-
-MATRIX = """Nodes 4
-Connections 4
-Triggers 2
-0->1 id 1 start 1e6 size 4000 send_done_trigger 1 prio 3
-0->2 id 2 trigger 1 size 8000 recv_done_trigger 2 msg
-3->1 id 3 start 2000000.0 size 4000
-3->0 id 4 trigger 2 size 4000
-trigger id 1 oneshot
-trigger id 2 barrier count 1
-"""
 
 
 class TestHtsim:
