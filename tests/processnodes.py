@@ -102,7 +102,7 @@ class ProcessRuntime:
         if (pid := _processes(lab).get(node)) is None:
             raise MachineError(_stopped(lab, node))
         values = [f"{key}={value}" for key, value in known.env.items()]
-        return ["nsenter", "-t", str(pid), "-n", "-m", "-u", "--", "env", *values, *argv]
+        return [*_entering(pid), "-u", "--", "env", *values, *argv]
 
     def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
         """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
@@ -128,7 +128,7 @@ class ProcessRuntime:
     def _configure(self, lab: str, topo: Topology, journal: Journal) -> None:
         here = _processes(lab)
         for node in topo.nodes.values():
-            enter = ["nsenter", "-t", str(here[node.name]), "-n", "-m"]
+            enter = _entering(here[node.name])
             run([*enter, "ip", "link", "set", "lo", "up"], journal=journal)
             if node.sysctls:
                 pairs = [f"{key}={value}" for key, value in node.sysctls.items()]
@@ -140,13 +140,18 @@ class ProcessRuntime:
                 run(["nsenter", "-t", pid, "-n", "ip", "link", "set", interface, "up"], journal=journal)
         for node in topo.nodes.values():
             for argv in _commands(node, addresses=True):
-                run(["nsenter", "-t", str(here[node.name]), "-n", "-m", *argv], journal=journal)
+                run([*_entering(here[node.name]), *argv], journal=journal)
 
     def _must(self, lab: str, topology: Path, node: str, argv: list[str], journal: Journal) -> None:
         done = run(self.command(lab, topology, node, argv), check=False, journal=journal)
         if done.code != 0:
             why = f"failed with exit code {done.code}: {first_lines(done.out + done.err)}"
             raise MachineError(Problem(node, shlex.join(argv), why))
+
+
+def _entering(pid: int) -> list[str]:
+    """The beginning of a command in a node. Its root is that of its process, which is not `/` in a chroot."""
+    return ["nsenter", "-t", str(pid), "-n", "-m", "-r"]
 
 
 def _link_argv(mtu: int, *ends: tuple[str, str, str | None]) -> list[str]:
