@@ -1,0 +1,1 @@
+"""Experiments: a file of runs and comparisons, repeated, with statistics; published claims are such files."""
