@@ -25,6 +25,7 @@ from heddle.workshop.unitlife import run_command, write_files
 from tests.typed import typed
 
 FIRST = "01-clos-by-hand"  # in `./inv test`
+LONG = ("06", "07", "08", "09", "13", "14")  # half a minute and more each: in `./inv test long`
 
 
 def inv(*words: str, cwd: Path, ends: int) -> dict[str, Any]:
@@ -111,7 +112,14 @@ def test_a_unit_from_start_to_stop(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("unit", [each for each in unit_ids() if each != FIRST])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        pytest.param(each, marks=pytest.mark.long if each.startswith(LONG) else ())
+        for each in unit_ids()
+        if each != FIRST
+    ],
+)
 def test_every_unit_from_start_to_stop(
     unit: str, name: str, tmp_path: Path, leftovers: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch,
     in_this_process: None,

@@ -42,6 +42,7 @@ def test_the_full_kernel_has_what_labs_can_use(machine: Machine) -> None:
         assert checks[name]["ok"], checks[name]
 
 
+@pytest.mark.long
 def test_a_lab_with_delays_runs_there_until_it_is_taken_down(machine: Machine) -> None:
     """netem delays its links, and soft-RoCE sends in it: this kernel has neither."""
     up = machine.inv("up", "tiny", "--name", "mine", "--set", "link.delay=100ns")
