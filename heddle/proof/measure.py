@@ -315,7 +315,8 @@ def _unexplained(
             if evidence.backlog_drops
             else ""
         )
-        return f"{lost} packet{'' if lost == 1 else 's'} vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
+        packets = "1 packet" if lost == 1 else f"{lost} packets"
+        return f"{packets} vanished after {port}, whose queue dropped {drops} of class {number}{machine}"
     known, wanted, alone = drops - tally.copies, lost - copied, tally.offered == counted
     if not alone and (more := (others.lost.get(port, 0), others.copied.get(port, 0))) != (0, 0):
         known, wanted = evidence.all_drops(port) - evidence.all_copies(port), wanted + more[0] - more[1]

@@ -81,7 +81,7 @@ def test_spread_packets_within_the_next_hops_are_a_proof() -> None:
         ({"rtsw1": (("eth1", 6), ("eth2", 3))}, "10 packets were sent, the first hop counted 9"),
         ({"ctsw1": (("eth2", 7),)}, "more packets after rtsw1:eth1 than at it"),
         ({"ctsw2": (("eth2", 2),)}, "2 packets vanished after rtsw1:eth2, whose queue dropped 0 of class 3"),
-        ({"rtsw2": (("eth3", 9),)}, "1 packets vanished after ctsw1:eth2, whose queue dropped 0 of class 3"),
+        ({"rtsw2": (("eth3", 9),)}, "1 packet vanished after ctsw1:eth2, whose queue dropped 0 of class 3"),
         ({"rtsw1": (("eth1", 6), ("eth3", 4)), "ctsw2": ()}, "seen at rtsw1:eth3, outside rtsw1:{eth1,eth2}"),
         ({"rtsw2": (("eth1", 10),)}, "the counters saw another path"),
         ({"rtsw2": ()}, "the counters saw another path"),

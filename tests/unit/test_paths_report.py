@@ -314,7 +314,7 @@ def test_a_loss_in_the_backlog_of_the_machine_is_not_attributable() -> None:
     found = evidence(SENT, (10, 9, 8))
     result = judge(SENT, replace(found, after=replace(found.after, machine_drops=2)))
     assert not result.agree
-    assert "1 packets vanished after rtsw1:" in result.flows[0].why
+    assert "1 packet vanished after rtsw1:" in result.flows[0].why
     assert "the machine's backlog dropped 2 of any traffic: not attributable" in result.flows[0].why
 
 
