@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
 
-ExactTables = dict[str, dict[tuple[int, Network], str]]  # switch -> (UDP source port, prefix) -> port
+ExactTables = dict[str, dict[tuple[int, Network], tuple[str, ...]]]  # switch -> its table
 _KEYS: Final = ("seed", "resilient")  # of routing itself; all others are of routing.hash
 _LEGAL: Final = (*HashSpec.model_fields, *_KEYS)
 # Keys that have an effect in some modes only. Only `flow` uses the kernel's policy, and it has no user-defined field.
@@ -49,7 +49,9 @@ _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 _EXACT: Final = "exact-match"
 _WIDE: Final = 100  # columns
-COLUMNS: Final = ("switch", "sport", "prefix", "port")
+COLUMNS: Final = ("switch", "sport", "prefix", "port", "backup")
+_NEEDED: Final = COLUMNS[:4]
+_ROW: Final = f"{', '.join(_NEEDED)}, and perhaps {COLUMNS[-1]}"
 _READING: Final = ReadOptions(max_bytes=16 << 20, values=2_000_000, kind="exact-match table", example="docs/hashing.md")
 
 Row = tuple[str, list[str]]  # its file and line, and its words
@@ -209,7 +211,7 @@ def _rows(lab: Lab, switches: Sequence[str]) -> list[tuple[SwitchHashing, Mappin
 
 def _json(row: SwitchHashing, stats: Mapping[str, int]) -> dict[str, Any]:
     data = row.to_json()
-    exact = [dict(zip(COLUMNS, (row.switch, *each), strict=True)) for each in data["steering"]["exact"]]
+    exact = [dict(zip(COLUMNS, (row.switch, *each), strict=False)) for each in data["steering"]["exact"]]
     del data["steering"]
     return {**data, "exact": exact, "statistics": dict(stats)}
 
@@ -225,9 +227,9 @@ def _text(lab: str, rows: Sequence[tuple[SwitchHashing, Mapping[str, int]]]) -> 
         for row, stats in rows
     ]
     entries = [
-        (row.switch, str(sport), str(prefix), port)
+        (row.switch, str(sport), str(prefix), *ports, *["-"] * (2 - len(ports)))
         for row, _ in rows
-        for (sport, prefix), port in row.steering.exact.items()
+        for (sport, prefix), ports in row.steering.exact.items()
     ]
     tables = [table(header, lines) if lines else f"{lab} has no switches"]
     if max(map(len, tables[0].splitlines())) > _WIDE:
@@ -278,16 +280,16 @@ class ExactRows:
     def add(self, rows: Sequence[Row]) -> None:
         """Read rows; a duplicate, in this source or an earlier one, is a problem."""
         for place, words in rows:
-            if len(words) != len(COLUMNS):
+            if not len(_NEEDED) <= len(words) <= len(COLUMNS):
                 what = " ".join(" ".join(words).split()) or "an empty row"  # an unclosed quote spans lines
                 self.problems.add(
                     where=place,
                     what=what,
-                    why=f"is not a row of {', '.join(COLUMNS)}",
+                    why=f"is not a row of {_ROW}",
                     hint=f"for example {EXAMPLE_ROW}",
                 )
                 continue
-            switch, sport, prefix, port = words
+            switch, sport, prefix, *ports = words
             if not (sport.isascii() and sport.isdecimal()):
                 hint = "use a UDP source port: 1 to 65535"
                 self.problems.add(where=place, what=f"{switch} {sport}", why="is not a port number", hint=hint)
@@ -304,7 +306,7 @@ class ExactRows:
                 self.problems.add(where=place, what=f"{switch} {sport} {prefix}", why=why, hint="keep one of the two")
                 continue
             self.where[switch, *key] = place
-            self.tables.setdefault(switch, {})[key] = port
+            self.tables.setdefault(switch, {})[key] = tuple(ports)
 
 
 def entry_rows(texts: Sequence[str]) -> list[Row]:
@@ -319,15 +321,15 @@ def file_rows(path: str) -> list[Row]:
         return _yaml_rows(parse(text, path, _READING), path)
     reader = csv.reader(io.StringIO(text), skipinitialspace=True)
     rows = [(f"{path}:{reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
-    if not rows or tuple(rows[0][1]) != COLUMNS:
-        hint = f"write {','.join(COLUMNS)} as its first line"
+    if not rows or tuple(rows[0][1]) not in (_NEEDED, COLUMNS):
+        hint = f"write {','.join(_NEEDED)} as its first line, and {COLUMNS[-1]} after them if rows have one"
         raise InputError(Problem(f"{path}:1", "the table", "has no line with the names of its columns", hint))
-    return rows[1:]
+    return [(place, words if words[-1] else words[:-1]) for place, words in rows[1:]]  # a backup may be empty
 
 
 def _yaml_rows(document: Document, path: str) -> list[Row]:
     entries = document.data.get("entries")
-    example = ", ".join(f"{column}: {word}" for column, word in zip(COLUMNS, EXAMPLE_ROW.split(), strict=True))
+    example = ", ".join(f"{column}: {word}" for column, word in zip(COLUMNS, EXAMPLE_ROW.split(), strict=False))
     hint = f"entries: [{{{example}}}]"
     if set(document.data) != {"entries"} or not isinstance(entries, list):
         raise InputError(Problem(path, "the table", "is not a list of entries", hint))
@@ -335,10 +337,10 @@ def _yaml_rows(document: Document, path: str) -> list[Row]:
     rows: list[Row] = []
     for index, entry in enumerate(entries):
         place = document.where(("entries", index))
-        if not isinstance(entry, dict) or set(entry) != set(COLUMNS):
-            why = f"does not have the keys {', '.join(COLUMNS)}"
+        if not isinstance(entry, dict) or set(entry) not in (set(_NEEDED), set(COLUMNS)):
+            why = f"does not have the keys {_ROW}"
             problems.add(where=place, what=f"entries[{index}]", why=why, hint=hint)
             continue
-        rows.append((place, [str(entry[column]).strip() for column in COLUMNS]))
+        rows.append((place, [str(entry[column]).strip() for column in COLUMNS if column in entry]))
     problems.raise_if_any()
     return rows

@@ -77,7 +77,8 @@ HASHING: Final[Options] = {
         value="PATH=VALUE",
     ),
     "table": Option(
-        "exact-match: a file with rows of switch, sport, prefix, port (.yml or .yaml; else CSV)", value=_FILE
+        "exact-match: a file with rows of switch, sport, prefix, port, and backup if wanted (.yml or .yaml; else CSV)",
+        value=_FILE,
     ),
     "entry": Option(f"exact-match: add or change a row, for example '{EXAMPLE_ROW}'; can be repeated", value="ROW"),
     "clear": "exact-match: empty the tables first",

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners, state
@@ -32,11 +31,11 @@ from heddle.lab.snapshot import LabPart
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
+from heddle.switch.hashing.steering import Exact, exact_from_json, exact_to_json
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-Exact = Mapping[tuple[int, Network], str]  # (UDP source port, destination prefix) -> port
 _SHOWN: Final = 3  # switches that a label names
 
 
@@ -56,14 +55,14 @@ class LiveHashing:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        exact = [[sport, str(prefix), port] for (sport, prefix), port in self.exact.items()]
-        return {"mode": self.mode, "seed": self.seed, "options": self.options.to_json(), "exact": exact}
+        rows = exact_to_json(self.exact)
+        return {"mode": self.mode, "seed": self.seed, "options": self.options.to_json(), "exact": rows}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LiveHashing:
         """From the output of `to_json`."""
-        exact = {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]}
-        return cls(str(data["mode"]), int(data["seed"]), HashOptions.from_json(data["options"]), exact)
+        options, exact = HashOptions.from_json(data["options"]), exact_from_json(data["exact"])
+        return cls(str(data["mode"]), int(data["seed"]), options, exact)
 
 
 def live_hashing(lab: Lab) -> dict[str, LiveHashing]:
@@ -217,24 +216,28 @@ def check_exact(
             place = next((at for (name, *_), at in (where or {}).items() if name == switch), "")
             problems.append(Problem(place, switch, f"is not a switch of {lab.name}", did_you_mean(switch, names)))
             continue
-        for (sport, prefix), port in entries.items():
+        for (sport, prefix), ports in entries.items():
             place = (where or {}).get((switch, sport, prefix), "")
-            problems += [replace(wrong, where=place) for wrong in _wrong_entry(lab, node, sport, prefix, port)]
+            problems += [replace(wrong, where=place) for wrong in _wrong_entry(lab, node, sport, prefix, ports)]
     if problems:
         raise InputError(*problems)
 
 
-def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, port: str) -> Iterable[Problem]:
-    what = f"{node.name} {sport} {prefix} {port}"
+def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, ports: tuple[str, ...]) -> Iterable[Problem]:
+    what = f"{node.name} {sport} {prefix} {' '.join(ports)}"
     if not 1 <= sport <= 65535:
         yield Problem("", what, f"has the source port {sport}", "UDP source ports are 1 to 65535")
     hops = lab.fabric.expected_next_hops[node.name]
-    if port not in {each.name for each in node.ports}:
-        names = [each.name for each in node.ports]
-        yield Problem("", what, f"names the port {port}, which {node.name} does not have", did_you_mean(port, names))
-    elif prefix in hops and len(hops[prefix]) > 1 and port not in hops[prefix]:
-        some = ", ".join(sorted(hops[prefix]))
-        yield Problem("", what, f"names the port {port}, which is no next hop to {prefix}", f"one of: {some}")
+    names = [each.name for each in node.ports]
+    for port in ports:
+        if port not in names:
+            why = f"names the port {port}, which {node.name} does not have"
+            yield Problem("", what, why, did_you_mean(port, names))
+        elif prefix in hops and len(hops[prefix]) > 1 and port not in hops[prefix]:
+            some = ", ".join(sorted(hops[prefix]))
+            yield Problem("", what, f"names the port {port}, which is no next hop to {prefix}", f"one of: {some}")
+    if len(set(ports)) < len(ports):
+        yield Problem("", what, f"has {ports[0]} as its own backup", "use another next hop as backup, or none")
     if prefix not in hops:
         known = [str(each) for each, ports in hops.items() if len(ports) > 1]
         hint = did_you_mean(str(prefix), known) if known else f"{node.name} has only one next hop to every prefix"

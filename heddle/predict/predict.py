@@ -126,7 +126,7 @@ def _steering(
     group, slices = np.full(shape, NO_PORT, dtype=np.int32), np.zeros(shape, dtype=np.int32)
     members: list[list[int]] = []
     slots: list[list[int]] = []
-    exact: dict[tuple[int, int, int], int] = {}
+    exact: dict[tuple[int, int, int], tuple[int, int]] = {}
     wanted = [ip_address(address) for address in addresses]
     for row, name in enumerate(forwarding.switches):
         table = hashing[name].steering
@@ -134,21 +134,22 @@ def _steering(
         members += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.groups]
         slots += [[number.get(f"{name}:{port}", NO_PORT) for port in ports] for ports in table.slots]
         prefixes = Fib(name, dict.fromkeys(table.prefixes, ()))
-        entries: dict[Network, dict[int, str]] = {}
-        for (sport, prefix), port in table.exact.items():
-            entries.setdefault(prefix, {})[sport] = port
+        entries: dict[Network, dict[int, tuple[str, ...]]] = {}
+        for (sport, prefix), ports in table.exact.items():
+            entries.setdefault(prefix, {})[sport] = ports
         for column, address in enumerate(wanted):
             if (held := prefixes.match(address)) is not None:
                 rule = table.prefixes[held]
                 group[row, column] = before + rule.group
                 slices[row, column] = rule.slice + ((int(address) - int(held.network_address)) >> rule.shift)
-                for sport, port in entries.get(held, {}).items():
-                    exact[row, column, sport] = number.get(f"{name}:{port}", NO_PORT)
+                for sport, ports in entries.get(held, {}).items():
+                    here = [number.get(f"{name}:{port}", NO_PORT) for port in ports]
+                    exact[row, column, sport] = (here[0], here[-1])
     keys = np.array(sorted(exact), dtype=np.int64).reshape(-1, 3)
     return SteeringTables(
         group, _starts(members), _flat(members), _starts(slots), _flat(slots), slices,
         exact_keys(keys[:, 0], keys[:, 1], keys[:, 2], shape[1]),
-        np.array([exact[key] for key in sorted(exact)], dtype=np.int32),
+        np.array([exact[key] for key in sorted(exact)], dtype=np.int32).reshape(-1, 2),
     )  # fmt: skip
 
 

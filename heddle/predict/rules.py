@@ -105,7 +105,8 @@ class SteeringTables:
     group (switches, destinations): id of a set of equal ports; -1: none, such packets are not steered.
     start, member: its ports in order (CSR); slot_start, slot: the same, with each port repeated by its weight.
     slice (switches, destinations): of the destination in its prefix; or a number to add to `walk`'s `slices`.
-    exact_key, exact_port: `exact_keys` of (switch, destination, UDP source port), ascending, and the port for each.
+    exact_key: `exact_keys` of (switch, destination, UDP source port), ascending. exact_port (keys, 2): for each the
+    port, and the port to take if that is no live next hop; twice the same if there is no backup.
     """
 
     group: I32
@@ -115,7 +116,7 @@ class SteeringTables:
     slot: I32
     slice: I32 | None = None
     exact_key: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    exact_port: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    exact_port: I32 = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int32))
 
     def pinned(self, here: I32, destination: I32, slices: I32 | None) -> I32:
         """member[slice % n], or -1. Slices of flows and of the table are added."""
@@ -144,8 +145,8 @@ class SteeringTables:
         return best
 
     def exact(self, here: I32, destination: I32, sport: U32) -> I32:
-        """The table's port for each (switch, destination, source port), or -1."""
-        found = np.full(len(here), NO_PORT, dtype=np.int32)
+        """(flows, 2): the table's port and backup for each (switch, destination, source port), or -1."""
+        found = np.full((len(here), 2), NO_PORT, dtype=np.int32)
         if not len(self.exact_key):
             return found
         keys = exact_keys(here, destination, sport, self.group.shape[1])
@@ -253,7 +254,8 @@ class FabricRules:
         if self.steering is not None and rule.mode == "pinned":
             steered = self.steering.pinned(here, destination, slices)
         elif self.steering is not None and rule.mode == "exact-match":
-            steered = self.steering.exact(here, destination, flows.sport)
+            port, backup = self.steering.exact(here, destination, flows.sport).T
+            steered = np.where(forwarding.holds(group, port), port, backup)
         live = forwarding.holds(group, steered)
         if live.all():
             return steered

@@ -248,22 +248,26 @@ class _Choice:
             members = table.groups[rule.group]
             offset = int(self._address) - int(prefix.network_address)
             slice_ = rule.slice + (offset >> rule.shift)
-            port = members[slice_ % len(members)]
+            ports: tuple[str, ...] = (members[slice_ % len(members)],)
             text = (
                 f"{self._address} is address {offset} of {prefix}, slice {rule.slice} + ({offset} >> {rule.shift})"
                 f" = {slice_}; number {slice_} mod {len(members)} = {slice_ % len(members)} of"
-                f" {' '.join(members)}: {port}"
+                f" {' '.join(members)}: {ports[0]}"
             )
         else:
             found = table.exact.get((self._flow.sport, prefix))
             if found is None:
                 self._add(f"no entry for source port {self._flow.sport} and {prefix}: by hash")
                 return None
-            port = found
-            text = f"entry: source port {self._flow.sport}, {prefix} -> {port}"
-        live = port in [hop.port for hop in self._live]
-        self._add(f"{text}, {'a live next hop' if live else 'no live next hop: by hash'}", port=port, live=live)
-        return port if live else None
+            ports = found
+            text = f"entry: source port {self._flow.sport}, {prefix} -> {ports[0]}"
+        chosen = next((port for port in ports if port in {hop.port for hop in self._live}), None)
+        if chosen == ports[0]:
+            said = "a live next hop"
+        else:
+            said = "no live next hop: " + ("by hash" if chosen is None else f"its backup {chosen}")
+        self._add(f"{text}, {said}", port=ports[0], live=chosen == ports[0], chosen=chosen)
+        return chosen
 
     def _kernel_hash(self) -> int:
         """The kernel's own hash, before the shift."""

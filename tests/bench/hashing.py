@@ -96,7 +96,7 @@ def _rows(lab: StaticLab) -> dict[str, SwitchHashing]:
     plain = HashOptions()
     exact = row("exact-match", plain)
     prefix = next(iter(exact.steering.prefixes))
-    table = {(flow.sport, prefix): _UPLINKS[i % 4] for i, flow in enumerate(some_flows(lab.fabric, 4 * _FRAMES))}
+    table = {(flow.sport, prefix): (_UPLINKS[i % 4],) for i, flow in enumerate(some_flows(lab.fabric, 4 * _FRAMES))}
     return {
         "flow": row("flow", plain),
         "e-ecmp": row("e-ecmp", plain),

@@ -21,8 +21,9 @@ from heddle.kernel import inorder, offloads
 from heddle.lab import lifecycle as labs
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
-from heddle.lab.rehash import Exact, set_hashing
+from heddle.lab.rehash import set_hashing
 from heddle.runs.run import run
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.options import RunOptions
 from heddle.traffic.readers import FIXED_SPORT, parse_source_ports
 from tests.netns.collectives import cpu_taken, late
@@ -135,6 +136,6 @@ def _rows(lab: Lab) -> dict[str, Exact]:
         hops = lab.fabric.expected_next_hops[node.name]
         choices = [(prefix, sorted(ports)) for prefix, ports in hops.items() if len(ports) > 1]
         rows[node.name] = {
-            (FIXED_SPORT, prefix): ports[number % len(ports)] for number, (prefix, ports) in enumerate(choices)
+            (FIXED_SPORT, prefix): (ports[number % len(ports)],) for number, (prefix, ports) in enumerate(choices)
         }
     return rows

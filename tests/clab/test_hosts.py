@@ -59,9 +59,9 @@ def test_a_table_of_exact_matches_steers_by_the_interfaces_of_containers(tiny: L
     rack2 = ip_network("10.0.1.0/24")
     rehash.set_hashing(tiny, "exact-match")
     for port in ("eth2", "eth1"):
-        rehash.set_exact(tiny, "rtsw1", {(50000, rack2): port})
+        rehash.set_exact(tiny, "rtsw1", {(50000, rack2): (port,)})
         run(tiny, run_options(size="64K", iters=1, qps=2, placement="cyclic", sport="list:50000,50001"), Silent())
         paths = proven(tiny)
         first = {each.measured[0] for each in paths.flows if (each.flow.sport, each.flow.src) == (50000, "host1")}
         assert first <= {f"rtsw1:{port}"}
-        assert read_hashing(tiny.name, tiny.handle("rtsw1")).steering.exact == {(50000, rack2): port}
+        assert read_hashing(tiny.name, tiny.handle("rtsw1")).steering.exact == {(50000, rack2): (port,)}

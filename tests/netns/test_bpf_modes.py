@@ -26,6 +26,7 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 from tests.machine import until
 from tests.netns.static_fabric import (
@@ -50,7 +51,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[StaticLab]:
         yield made
 
 
-def set_mode(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> int:
+def set_mode(lab: StaticLab, mode: str, exact: Exact | None = None, **options: Any) -> int:
     """Set the mode of rtsw1; returns its hash seed."""
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     row = replace(row, steering=replace(row.steering, exact=exact or {}))
@@ -258,13 +259,24 @@ def test_packets_longer_than_the_mtu_are_left_to_the_kernel(lab: StaticLab) -> N
 
 def test_exact_match_takes_what_the_table_says_and_hashes_the_rest(lab: StaticLab) -> None:
     (prefix,) = (p for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
-    seed = set_mode(lab, "exact-match", {(50001, ip_network(prefix)): "eth3", (50002, ip_network(prefix)): "eth1"})
+    exact = {(50001 + at, ip_network(prefix)): row for at, row in enumerate([("eth3",), ("eth1", "eth2")])}
+    seed = set_mode(lab, "exact-match", exact)
     flow = flows_of(lab, 1)[0]
     rows = [replace(flow, sport=sport) for sport in (50001, 50002, 50003)]
     before = statistics(lab)
     assert ports(lab, [frame_of(lab, row) for row in rows]) == ["eth3", "eth1", None]
     assert runs(lab, [frame_of(lab, rows[2])])[0].cb[0] == values(lab, rows[2:], seed)[0]
     assert statistics(lab) - before == {"steered": 2, "misses": 2}
+
+
+def test_a_dead_port_is_replaced_by_its_backup_and_that_by_the_hash(lab: StaticLab) -> None:
+    (prefix,) = (p for p, n in lab.fabric.expected_next_hops["rtsw1"].items() if len(n) == 4)
+    rows = [("eth5",), ("eth5", "eth2"), ("eth5", "eth6")]  # to hosts: never next hops to the other rack
+    set_mode(lab, "exact-match", {(50001 + at, ip_network(prefix)): row for at, row in enumerate(rows)})
+    frames = [frame_of(lab, replace(flows_of(lab, 1)[0], sport=50001 + at)) for at in range(3)]
+    before = statistics(lab)
+    assert ports(lab, frames) == [None, "eth2", None]
+    assert statistics(lab) - before == {"steered": 1, "backups": 1, "fell_back": 2}
 
 
 def test_spray_takes_paths_round_robin_or_at_random(lab: StaticLab) -> None:

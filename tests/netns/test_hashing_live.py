@@ -27,6 +27,7 @@ from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 from tests.machine import patience
 from tests.marks import deep
@@ -50,7 +51,7 @@ def lab() -> Iterator[StaticLab]:
         yield made
 
 
-def row_of(lab: StaticLab, mode: str, exact: rehash.Exact | None = None, **options: Any) -> SwitchHashing:
+def row_of(lab: StaticLab, mode: str, exact: Exact | None = None, **options: Any) -> SwitchHashing:
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     return replace(row, steering=replace(row.steering, exact=exact or {}))
 
@@ -181,7 +182,7 @@ def test_a_table_swap_is_atomic(lab: StaticLab) -> None:
     flows = [flow for flow, one, other in zip(both, wrong, hashed, strict=True) if one != other][:16]
     home = {flow: (one, other) for flow, one, other in zip(both, wrong, hashed, strict=True)}
     named = {flow: next(port for port in UPLINKS if port not in home[flow]) for flow in flows}
-    table = row_of(lab, "exact-match", {(flow.sport, prefix): port for flow, port in named.items()})
+    table = row_of(lab, "exact-match", {(flow.sport, prefix): (port,) for flow, port in named.items()})
     states = [table, other_row]
     set_hashing_of(lab, states[1])
     with counted(lab, lambda: load.sent) as found, Load(lab, flows) as load:

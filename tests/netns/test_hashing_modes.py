@@ -22,6 +22,7 @@ from heddle.lab.lab import Lab
 from heddle.proof.verdict import PathsResult
 from heddle.runs.results import RunResult
 from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.readers import parse_source_ports
 from tests.conftest import FabricLab
 from tests.marks import deep
@@ -100,11 +101,11 @@ def test_some_switches_alone_can_be_switched_and_every_label_says_so(lab: Lab) -
 def test_an_exact_match_table_overrides_bgp_for_what_it_names(lab: Lab) -> None:
     rehash.set_hashing(lab, "exact-match")
     for port in ("eth3", "eth1"):
-        rehash.set_exact(lab, "rtsw1", {(50000, RACK2): port})
+        rehash.set_exact(lab, "rtsw1", {(50000, RACK2): (port,)})
         _, paths = both(lab, qps=2, source_ports=parse_source_ports("list:50000,50001"))
         first = {proof.measured[0] for proof in paths.flows if proof.flow.sport == 50000 and proof.flow.src == "host1"}
         assert first <= {f"rtsw1:{port}"} and healthy(lab)
-        assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): port}
+        assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50000, RACK2): (port,)}
 
 
 @pytest.mark.deep
@@ -119,13 +120,18 @@ def test_a_lab_that_was_switched_is_still_the_lab_of_its_file(lab: Lab, runtime:
 
 
 def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) -> None:
-    rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): "eth2"}})
+    rehash.set_hashing(lab, "exact-match", exact={"rtsw1": {(50000, RACK2): ("eth2",)}})
     before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
-    rows = {
-        "rtsw1": {(50001, RACK2): "eth3", (70000, RACK2): "eth1", (50002, RACK2): "eth5", (50003, RACK2): "eth77"},
-        "rtsw2": {(50001, RACK2): "eth1", (50001, ip_network("10.9.0.0/24")): "eth1"},
-        "rtsw9": {(50001, RACK2): "eth1"},
-        "ctsw1": {(50001, RACK2): "eth2"},
+    rows: dict[str, Exact] = {
+        "rtsw1": {
+            (50001, RACK2): ("eth3",),
+            (70000, RACK2): ("eth1",),
+            (50002, RACK2): ("eth5",),
+            (50003, RACK2): ("eth77", "eth1"),
+        },
+        "rtsw2": {(50001, RACK2): ("eth1", "eth1"), (50001, ip_network("10.9.0.0/24")): ("eth1",)},
+        "rtsw9": {(50001, RACK2): ("eth1",)},
+        "ctsw1": {(50001, RACK2): ("eth2",)},
     }
     with pytest.raises(InputError) as caught:
         rehash.set_hashing(lab, "exact-match", exact=rows)
@@ -133,8 +139,8 @@ def test_all_invalid_entries_are_reported_at_once_and_nothing_changes(lab: Lab) 
     for words in (
         "rtsw1 70000 10.0.1.0/24 eth1 has the source port 70000",
         "rtsw1 50002 10.0.1.0/24 eth5 names the port eth5, which is no next hop to 10.0.1.0/24",
-        "rtsw1 50003 10.0.1.0/24 eth77 names the port eth77, which rtsw1 does not have",
-        "rtsw2 50001 10.0.1.0/24 eth1 names the prefix 10.0.1.0/24, which rtsw2 has no route to",
+        "rtsw1 50003 10.0.1.0/24 eth77 eth1 names the port eth77, which rtsw1 does not have",
+        "rtsw2 50001 10.0.1.0/24 eth1 eth1 has eth1 as its own backup",
         "rtsw2 50001 10.9.0.0/24 eth1 names the prefix 10.9.0.0/24, which rtsw2 has no route to",
         "rtsw9 is not a switch of",
         "ctsw1 50001 10.0.1.0/24 eth2 has no effect: ctsw1 has only one next hop to 10.0.1.0/24",
@@ -164,14 +170,14 @@ def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path, capsys: pytes
     table = tmp_path / "te.csv"
     table.write_text("switch,sport,prefix,port\nrtsw1,50000,10.0.1.0/24,eth2\nrtsw1,50001,10.0.1.0/24,eth3\n")
     assert invoked("exact-match", "--table", str(table), *here).returncode == 0
-    assert invoked("exact-match", "--entry", "rtsw1 50001 10.0.1.0/24 eth4", *here).returncode == 0
-    exact = {(50000, RACK2): "eth2", (50001, RACK2): "eth4"}
+    assert invoked("exact-match", "--entry", "rtsw1 50001 10.0.1.0/24 eth4 eth1", *here).returncode == 0
+    exact = {(50000, RACK2): ("eth2",), (50001, RACK2): ("eth4", "eth1")}
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == exact
 
     again = tmp_path / "te.yml"
     again.write_text("entries:\n- {switch: rtsw1, sport: 50005, prefix: 10.0.1.0/24, port: eth1}\n")
     assert invoked("exact-match", "--table", str(again), *here).returncode == 0
-    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): "eth1"}
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): ("eth1",)}
 
     table.write_text("switch,sport,prefix,port\nrtsw1,5,10.0.1.0/24,eth1\nrtsw1,5,10.0.1.0/24,eth2\nrtsw1,x,y\n")
     wrong = invoked("exact-match", "--table", str(table), *here)
@@ -192,6 +198,6 @@ def test_the_verb_shows_sets_and_refuses(lab: Lab, tmp_path: Path, capsys: pytes
     ):
         refused = invoked(*words, *here)
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr
-    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): "eth1"}
+    assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {(50005, RACK2): ("eth1",)}
     assert invoked("exact-match", "--clear", *here).returncode == 0
     assert read_hashing(lab.name, lab.handle("rtsw1")).steering.exact == {}

@@ -176,7 +176,7 @@ def set_mode(lab: StaticLab, name: str) -> None:
     found = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
     if mode == "exact-match":
         (prefix,) = found.steering.prefixes
-        table = {(flow.sport, prefix): UPLINKS[i % 2] for i, flow in enumerate(flows_of(lab))}
+        table = {(flow.sport, prefix): (UPLINKS[i % 2],) for i, flow in enumerate(flows_of(lab))}
         found = replace(found, steering=replace(found.steering, exact=table))
     rehash.change(lab.name, [(lab.handle("rtsw1"), found)], lab.fabric.policy.ip_version)
 

@@ -11,7 +11,6 @@ from typing import Literal
 
 import pytest
 
-from heddle.base.families import Network
 from heddle.fabric import hashmodes
 from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel.fib import port_names
@@ -24,7 +23,7 @@ from heddle.proof.verdict import PathsResult, prove
 from heddle.switch.hashing import hashing
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.hashing.maps import Tables
-from heddle.switch.hashing.steering import Steering
+from heddle.switch.hashing.steering import Exact, Steering
 from heddle.switch.queues.cells import LabQueues
 from heddle.switch.queues.portids import row
 from heddle.traffic.flow import Flow
@@ -49,7 +48,7 @@ def choose_by(
     lab: StaticLab,
     mode: str,
     options: HashOptions | None = None,
-    exact: Mapping[str, Mapping[tuple[int, Network], str]] | None = None,
+    exact: Mapping[str, Exact] | None = None,
 ) -> None:
     """Give all switches a mode, and some of them exact entries."""
     for node in lab.fabric.switches:
@@ -122,15 +121,23 @@ def test_exact_entries_go_before_the_hash_and_a_dead_one_is_not_followed(lab: St
     flows = some_flows(lab.fabric, 60)
     prefix = next(p for p, owner in lab.fabric.edge_prefixes.items() if owner == "rtsw2")
     mine = upward(flows)[:20]
-    table = {(flow.sport, ip_network(prefix)): f"eth{1 + at % 4}" for at, flow in enumerate(mine)}
+    backups = ["eth1", "eth4", "eth2", "eth3"]
+    table = {(f.sport, ip_network(prefix)): (f"eth{1 + at % 4}", backups[at // 4 % 4]) for at, f in enumerate(mine)}
     choose_by(lab, "exact-match", exact={"rtsw1": table})
     result = proven(lab, flows)
     measured = {proof.flow: proof.measured[0] for proof in result.flows}
-    assert [measured[flow] for flow in mine] == [f"rtsw1:{table[flow.sport, prefix]}" for flow in mine]
+    assert [measured[flow] for flow in mine] == [f"rtsw1:{table[flow.sport, prefix][0]}" for flow in mine]
     lab.ip("rtsw1", "link", "set", "eth3", "down")
     try:
         result = proven(lab, upward(flows))
         assert "rtsw1:eth3" not in first_ports(result)
+        measured = {proof.flow: proof.measured[0] for proof in result.flows}
+        for flow in mine:
+            port, backup = table[flow.sport, prefix]
+            if "eth3" not in (port, backup) or port != "eth3":
+                assert measured[flow] == f"rtsw1:{port}"
+            elif backup != "eth3":
+                assert measured[flow] == f"rtsw1:{backup}"
     finally:
         restore_link(lab, "rtsw1", "eth3")
 

@@ -127,7 +127,7 @@ def test_how_switches_were_set_comes_back_typed_and_a_strange_record_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEDDLE_STATE_DIR", str(tmp_path))
-    live = LiveHashing("exact-match", 7, HashOptions(gap_ns=5), {(50_000, ip_network("10.0.1.0/24")): "eth2"})
+    live = LiveHashing("exact-match", 7, HashOptions(gap_ns=5), {(50_000, ip_network("10.0.1.0/24")): ("eth2",)})
     assert LiveHashing.from_json(json.loads(json.dumps(live.to_json()))) == live
     lab: Any = SimpleNamespace(name="zone")
     assert live_hashing(lab) == {}

@@ -29,7 +29,7 @@ from heddle.runs.reordering import reordering
 from heddle.spec.plain import dump_spec, load_spec
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
-from heddle.switch.hashing.steering import PrefixRule, Steering, steering_of
+from heddle.switch.hashing.steering import Exact, PrefixRule, Steering, steering_of
 from heddle.traffic.options import RunOptions
 from heddle.traffic.plan import build_plan
 
@@ -160,14 +160,15 @@ def test_resilient_hashing_moves_what_used_the_dead_and_nothing_else_at_each_fai
     assert (resilient == go(clos(), HashingRule("e-ecmp", 1), 300).ports).all()
 
 
-def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
-    forwarding = clos()
+@pytest.mark.parametrize("dead", [(), (1,), (1, 2)], ids=["all live", "port dead", "port and backup dead"])
+def test_exact_entries_are_by_switch_destination_and_source_port(dead: tuple[int, ...]) -> None:
+    forwarding = clos(dead=dead)
     like = steering_like(forwarding)
     flows = some(400)
     named = np.unique(flows.sport)[:50]
     zeros, ones = np.zeros(len(named), dtype=np.int32), np.ones(len(named), dtype=np.int32)
     keys = exact_keys(zeros, ones, named, 2)
-    ports = (np.arange(len(named)) % 3).astype(np.int32)
+    ports = np.array([(at % 3, (at + 1) % 3) for at in range(len(named))], dtype=np.int32)  # the next one is the backup
     tables = SteeringTables(
         like.group, like.start, like.member, like.slot_start, like.slot, exact_key=keys, exact_port=ports
     )
@@ -175,7 +176,7 @@ def test_exact_entries_are_by_switch_destination_and_source_port() -> None:
     hashed = go(forwarding, HashingRule("e-ecmp", 1), 400).ports[:, 0]
     table = dict(zip(named.tolist(), ports.tolist(), strict=True))
     for sport, port, other in zip(flows.sport.tolist(), went.tolist(), hashed.tolist(), strict=True):
-        assert port == table.get(sport, other)
+        assert port == next((each for each in table.get(sport, ()) if each not in dead), other)
 
 
 def test_a_walk_ends_without_a_route_and_a_rule_that_is_not_modelled_is_named() -> None:
@@ -246,7 +247,8 @@ def test_at_a_ctsw_the_rack_number_is_added_so_that_all_next_hops_are_used() -> 
 def test_hashing_with_tables_survives_json() -> None:
     row = hashing_of(FABRIC, FABRIC.by_name["rtsw1"], "exact-match", HashOptions(resilient=True))
     prefix = ip_network("10.0.1.0/24")
-    row = replace(row, steering=replace(row.steering, exact={(50000, prefix): "eth2", (1, prefix): "eth1"}))
+    exact: Exact = {(50000, prefix): ("eth2", "eth3"), (1, prefix): ("eth1",)}
+    row = replace(row, steering=replace(row.steering, exact=exact))
     assert SwitchHashing.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 

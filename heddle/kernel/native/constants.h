@@ -59,7 +59,8 @@
 #define STAT_FELL_BACK 1
 #define STAT_REPICKS 2
 #define STAT_MISSES 3
-#define STATS 4
+#define STAT_BACKUPS 4
+#define STATS 5
 #define MAX_MEMBERS 128
 
 /* switch/queues/cells.py, kernel/ringbuffer.py */

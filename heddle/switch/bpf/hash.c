@@ -153,25 +153,28 @@ INLINE __u32 pinned_port(const struct group *group, const struct prefix_rule *pr
 	return group->members ? port_at(group->first_member + slice % group->members) : 0;
 }
 
-INLINE __u32 exact_port(__u32 half, const struct prefix_rule *prefix, const struct roce *flow)
+INLINE const struct exact_ports *exact_row(__u32 half, const struct prefix_rule *prefix, const struct roce *flow)
 {
 	struct exact_key key = {half, prefix->id, ntohl(flow->ports) >> 16};
-	__u32 *port = bpf_map_lookup_elem(&exact, &key);
 
-	return port ? *port : 0;
+	return bpf_map_lookup_elem(&exact, &key);
 }
 
-/* The port that a rule steers the packet to; 0: none. */
+/* The port that a rule steers the packet to; 0: none. backup: the port to try next, 0: none. */
 INLINE __u32 chosen_port(struct __sk_buff *skb, const struct rule *rule, __u32 half, const struct roce *flow,
 			 const struct prefix_rule *prefix, const struct group *group, struct flowlet *flowlet,
-			 __u64 now)
+			 __u64 now, __u32 *backup)
 {
+	const struct exact_ports *row;
 	__u32 port;
 
 	if (rule->mode == MODE_PINNED)
 		return pinned_port(group, prefix, flow);
-	if (rule->mode == MODE_EXACT_MATCH)
-		return exact_port(half, prefix, flow);
+	if (rule->mode == MODE_EXACT_MATCH) {
+		row = exact_row(half, prefix, flow);
+		*backup = row ? row->backup : 0;
+		return row ? row->port : 0;
+	}
 	if (rule->mode == MODE_SPRAY)
 		return group->slots ? port_at(group->first_slot + next_turn(prefix->group) % group->slots) : 0;
 	if (!flowlet)
@@ -190,7 +193,7 @@ OUTLINE int forward_by_rule(struct __sk_buff *skb, const struct rule *rule, __u3
 	struct prefix_rule *prefix;
 	struct group *group;
 	struct flowlet *flowlet = 0;
-	__u32 mode, port;
+	__u32 mode, port, backup = 0;
 	__u64 now = 0;
 
 	if (!rule || !flow)
@@ -214,12 +217,16 @@ OUTLINE int forward_by_rule(struct __sk_buff *skb, const struct rule *rule, __u3
 			return forward_by_hash(skb, rule, flow, group, value);
 		}
 	}
-	port = chosen_port(skb, rule, half, flow, prefix, group, flowlet, now);
+	port = chosen_port(skb, rule, half, flow, prefix, group, flowlet, now, &backup);
 	if (!port) {
 		count_one(skb, STAT_MISSES);
 		return forward_by_hash(skb, rule, flow, group, value);
 	}
 	if (!steer(skb, flow, port)) {
+		if (steer(skb, flow, backup)) {
+			count_one(skb, STAT_BACKUPS);
+			return send_to(skb, backup);
+		}
 		count_one(skb, STAT_FELL_BACK);
 		if (flowlet)
 			flowlet->port = 0; /* the port is dead: the next packet chooses again */

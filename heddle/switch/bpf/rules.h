@@ -56,6 +56,12 @@ struct exact_key {
 	__u32 sport;
 };
 
+/* ifindexes. The backup, 0 for none, is for packets that the port cannot take: it is no live next hop of theirs. */
+struct exact_ports {
+	__u32 port;
+	__u32 backup;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -97,12 +103,12 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 16384);
 	__type(key, struct exact_key);
-	__type(value, __u32); /* ifindex */
+	__type(value, struct exact_ports);
 } exact SEC(".maps");
 
 /* Packets, by STAT_*. STEERED: the program sent them to a port. FELL_BACK: it left them to the kernel: the port is not a
  * live next hop, or steer() refused. REPICKS: flowlets that began after a gap. MISSES: without a row in the exact-match
- * table, or without room in the flowlet table. */
+ * table, or without room in the flowlet table. BACKUPS: those of STEERED that went to a row's backup. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, STATS);

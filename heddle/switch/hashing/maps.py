@@ -29,7 +29,8 @@ _GROUP: Final = struct.Struct("=4I")
 _PREFIX_KEY: Final = struct.Struct("=2I16s")
 _PREFIX_RULE: Final = struct.Struct("=4IQ")
 _EXACT_KEY: Final = struct.Struct("=3I")
-STATS: Final = ("steered", "fell_back", "repicks", "misses")  # STAT_* in rules.h
+_EXACT_PORTS: Final = struct.Struct("=2I")
+STATS: Final = ("steered", "fell_back", "repicks", "misses", "backups")  # STAT_* in rules.h
 _FLOWLET_BYTES: Final = 128  # kernel memory of one entry of the LRU hash
 _FLOWLET_BUDGET: Final = 16 << 20  # bytes for all switches of a lab together
 _MOST_FLOWLETS: Final = 8192  # queue pairs that a switch remembers; the least recently used are evicted
@@ -37,7 +38,7 @@ _LEAST_GROUPS, _LEAST_PORTS = 64, 2048  # per half; the needs of an imported top
 MOST_BUCKETS: Final = 1024
 SIZES: Final[Mapping[str, tuple[int, int]]] = {  # map -> bytes of a key and a value
     "active": (4, 4), "rules": (4, _RULE.size), "groups": (4, _GROUP.size), "hops": (4, 4),
-    "prefixes": (_PREFIX_KEY.size, _PREFIX_RULE.size), "exact": (_EXACT_KEY.size, 4), "stats": (4, 8),
+    "prefixes": (_PREFIX_KEY.size, _PREFIX_RULE.size), "exact": (_EXACT_KEY.size, _EXACT_PORTS.size), "stats": (4, 8),
     "ids": (4, 4),
 }  # fmt: skip
 
@@ -119,7 +120,7 @@ class Tables:
         """Packets since the lab came up.
 
         steered: sent to a port. fell_back: left to ECMP. misses: without a row in the exact-match table.
-        repicks: flowlets that began after a gap.
+        repicks: flowlets that began after a gap. backups: those of steered that went to the backup of their row.
         """
         found = {}
         for index, name in enumerate(STATS):
@@ -166,8 +167,10 @@ class Tables:
             for prefix, each in rule.steering.prefixes.items()
         }
         exact = {
-            _EXACT_KEY.pack(half, ids[prefix], sport): _CELL.pack(_index(port, indexes))
-            for (sport, prefix), port in rule.steering.exact.items()
+            _EXACT_KEY.pack(half, ids[prefix], sport): _EXACT_PORTS.pack(
+                *[*(_index(port, indexes) for port in ports), 0][:2]
+            )
+            for (sport, prefix), ports in rule.steering.exact.items()
         }
         if len(exact) > (room := self._maps["exact"].max_entries() // 2):
             why = f"has room for {room} rows of a switch; requested: {len(exact)}"
@@ -220,11 +223,11 @@ class Tables:
         for key in [key for key in self._maps["prefixes"].all_keys() if key[4:8] == mark]:
             group, number, piece, shift, _ = _PREFIX_RULE.unpack(self._maps["prefixes"].lookup(key) or bytes(24))
             prefixes[number] = _network(key), PrefixRule(group - first, piece, shift)
-        exact: dict[tuple[int, Network], str] = {}
+        exact: dict[tuple[int, Network], tuple[str, ...]] = {}
         for key in sorted(key for key in self._maps["exact"].all_keys() if key[:4] == mark):
             _, number, sport = _EXACT_KEY.unpack(key)
-            (port,) = _CELL.unpack(self._maps["exact"].lookup(key) or bytes(4))
-            exact[sport, prefixes[number][0]] = names.get(port, f"if{port}")
+            cells = _EXACT_PORTS.unpack(self._maps["exact"].lookup(key) or bytes(8))
+            exact[sport, prefixes[number][0]] = tuple(names.get(port, f"if{port}") for port in cells if port)
         return Steering(tuple(groups), tuple(slots), dict(prefixes[i] for i in sorted(prefixes)), exact)
 
     def _ports(self, indexes: Sequence[int], names: Mapping[int, str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Out: Steering: port names, prefixes and numbers, ready to be written into the sw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Any, Final
@@ -15,6 +15,7 @@ from heddle.base.families import Network
 from heddle.fabric.model import Fabric, Node
 from heddle.fabric.policy import HashOptions
 
+Exact = Mapping[tuple[int, Network], tuple[str, ...]]  # (UDP source port, prefix) -> port, or port and backup
 MAX_MEMBERS: Final = 128  # steer.h: the limit of FRR's multipath and of a fabric file's uplinks
 
 
@@ -37,7 +38,7 @@ class Steering:
     groups: tuple[tuple[str, ...], ...] = ()  # members, in the switch's port order, which is the kernel's
     slots: tuple[tuple[str, ...], ...] = ()  # per group: the table that round-robin and resilient buckets index
     prefixes: Mapping[Network, PrefixRule] = field(default_factory=dict)
-    exact: Mapping[tuple[int, Network], str] = field(default_factory=dict)  # (UDP source port, prefix) -> port
+    exact: Exact = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -45,7 +46,7 @@ class Steering:
             "groups": [list(group) for group in self.groups],
             "slots": [list(slots) for slots in self.slots],
             "prefixes": {str(prefix): list(_values(rule)) for prefix, rule in self.prefixes.items()},
-            "exact": [[sport, str(prefix), port] for (sport, prefix), port in self.exact.items()],
+            "exact": exact_to_json(self.exact),
         }
 
     @classmethod
@@ -55,11 +56,21 @@ class Steering:
             tuple(tuple(map(str, group)) for group in data["groups"]),
             tuple(tuple(map(str, slots)) for slots in data["slots"]),
             {ip_network(prefix): PrefixRule(*map(int, rule)) for prefix, rule in data["prefixes"].items()},
-            {(int(sport), ip_network(prefix)): str(port) for sport, prefix, port in data["exact"]},
+            exact_from_json(data["exact"]),
         )
 
 
 NO_STEERING: Final = Steering()
+
+
+def exact_to_json(exact: Exact) -> list[list[Any]]:
+    """A row for each entry: source port, prefix, port, and the backup if there is one."""
+    return [[sport, str(prefix), *ports] for (sport, prefix), ports in exact.items()]
+
+
+def exact_from_json(rows: Iterable[Sequence[Any]]) -> Exact:
+    """From the rows of `exact_to_json`. ValueError or TypeError for others."""
+    return {(int(sport), ip_network(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
 
 
 def _values(rule: PrefixRule) -> tuple[int, int, int]:
