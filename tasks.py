@@ -28,6 +28,7 @@ from heddle.cli.craft_verb import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.hashing_verb import hashing
 from heddle.cli.predict_verb import predict
+from heddle.cli.place_verb import place
 from heddle.cli.queues_verb import queues
 from heddle.cli.picture_verbs import plot
 from heddle.cli.runs_verb import compare, export, report, runs

@@ -83,6 +83,11 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "": "show the paths of the last run, from three sources",
         "--host host1 --run 1": "show the QPs of host1 in the first run",
     },
+    "place": {
+        "zone --ranks 8": "rank placements of a ring all-reduce of eight ranks",
+        "zone --workload two-tenants --job b --down ctsw1": "place one job beside another, with a switch down",
+        "zone --ranks 8 --out ranks.txt": "write the best one for ./inv run --placement ranks.txt",
+    },
     "predict": {
         "zone --workload ring,qps=16": "predict the link loads of a ring; no lab is needed",
         "zone --workload ring --down rtsw1:eth1 --csv loads.csv": "with a link down; write the load of every link",

@@ -138,6 +138,21 @@ PREDICT: Final[Options] = {
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
 }
 
+PLACE: Final[Options] = {
+    "fabric": Option("preset name or fabric file; without it, a running lab", excludes="lab"),
+    "ranks": Option("number of ranks (default: of the job, else all free NICs)", value="N", least=2),
+    "workload": Option(
+        "the job and the others on the fabric, as predict takes it (default: ring)", completion.workloads
+    ),
+    "job": Option("the job to place; the others stay where the workload places them", value="NAME"),
+    "down": PREDICT["down"],
+    "drain": PREDICT["drain"],
+    "seed": Option("of the random orders and of the search", value="N", least=0),
+    "choose": Option("list and write this candidate, instead of the best", value="NAME"),
+    "out": Option("write a rank file, for run --placement and predict", value=_FILE),
+    "lab": f"{_LAB}; with its faults",
+}
+
 QUEUES: Final[Options] = {
     "action": Option(
         "set: change thresholds of a running lab; reset: set all counters to 0", "heddle.cli.queues_verb:ACTIONS"

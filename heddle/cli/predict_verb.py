@@ -56,7 +56,7 @@ def predict(
     from heddle.predict.selftest import verdict
     from heddle.views.style import picture_kind
 
-    ask = Ask(_mode(mode), _trials(trials), _words("--down", down), _words("--drain", drain))
+    ask = Ask(_mode(mode), _trials(trials), words_of_flag("--down", down), words_of_flag("--drain", drain))
     kind = picture_kind("--heatmap", heatmap) if heatmap is not None else None
     _check_files(csv, heatmap, files_in({"fabric": fabric, "workload": workload}))
     built = load_fabric(fabric, overrides=set_).fabric
@@ -100,7 +100,7 @@ def _write(result: Prediction, csv: str | None, heatmap: str | None, kind: Any) 
     return [name for name in (csv, heatmap) if name is not None]
 
 
-def _words(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
+def words_of_flag(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
     """The words of a flag that was repeated, or that has several words with commas."""
     from heddle.fabric.naming import split_words
 

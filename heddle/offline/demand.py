@@ -73,7 +73,7 @@ def traffic_of(fabric: Fabric, workload: Workload) -> tuple[Traffic, ...]:
     for job in workload.jobs:
         _check_transport(job)
     return tuple(
-        _of_job(fabric, job, ends) for job, ends in zip(workload.jobs, workload.endpoints(fabric), strict=True)
+        traffic_at(fabric, job, ends) for job, ends in zip(workload.jobs, workload.endpoints(fabric), strict=True)
     )
 
 
@@ -91,7 +91,8 @@ def _spread(job: Job) -> int:
     return TRANSPORTS[job.options.transport].spread(job.options)
 
 
-def _of_job(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traffic:
+def traffic_at(fabric: Fabric, job: Job, endpoints: Sequence[Endpoint]) -> Traffic:
+    """The traffic of one job with its ranks at these places. InputError for a pattern that they do not allow."""
     with job.keys.named():
         pattern, communicators, options = grouped(fabric, endpoints, job.options)
         groups = np.array(communicators)

@@ -20,6 +20,7 @@ from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
+from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_of
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
@@ -237,34 +238,18 @@ class _Forecast:
 
     def _cuts(self, demand: Demand) -> Iterator[tuple[str, float]]:
         wires = self._wires
-        edges = demand.bytes.shape[1]
+        cuts = cuts_of(wires, self._live)
+        between = demand.between(wires)
         leaves = np.flatnonzero(wires.edge >= 0)
-        between = np.zeros((edges, edges))
-        between[wires.edge[leaves]] = demand.bytes[leaves]
-        np.fill_diagonal(between, 0)
-        rate = np.where(self._live, wires.rate, 0.0)
-        up = np.flatnonzero(np.isin(wires.direction, wires.upward))
-        by_switch = np.bincount(wires.owner[up], weights=rate[up], minlength=len(wires.switches))
-        capacity = np.zeros(edges)
-        capacity[wires.edge[leaves]] = by_switch[leaves]
         names = {int(wires.edge[s]): wires.switches[s] for s in leaves}
-        yield from _busiest(between.sum(axis=1), capacity, lambda i: f"all uplinks of {names[i]}")
-        yield from _busiest(between.sum(axis=0), capacity, lambda i: f"all links down to {names[i]}")
-        word = wires.fabric.area
-        area = wires.groups(word)
-        of_edge = np.zeros(edges, dtype=np.int64)
-        of_edge[wires.edge[leaves]] = area[leaves]
-        areas = int(of_edge.max()) + 1
-        # Traffic between areas uses the links that lead up and out of them.
-        top = up[(area[wires.owner[up]] >= 0) & (area[wires.owner[up]] != area[wires.peer[up]])]
-        if areas > 1 and len(top):
-            joined = np.zeros((areas, areas))
-            np.add.at(joined, (of_edge[:, None], of_edge[None, :]), between)
-            np.fill_diagonal(joined, 0)
-            upward = np.bincount(area[wires.owner[top]], weights=rate[top], minlength=areas).astype(np.float64)
-            above = f"{wires.fabric.level_of(wires.fabric.by_name[wires.switches[wires.peer[top[0]]]]).title}s"
-            yield from _busiest(joined.sum(axis=1), upward, lambda i: f"all links from {word} {i + 1} to {above}")
-            yield from _busiest(joined.sum(axis=0), upward, lambda i: f"all links from {above} to {word} {i + 1}")
+        yield from _busiest(between.sum(axis=1), cuts.edge_bps, lambda i: f"all uplinks of {names[i]}")
+        yield from _busiest(between.sum(axis=0), cuts.edge_bps, lambda i: f"all links down to {names[i]}")
+        if len(cuts.area_bps) > 1 and cuts.above:
+            word, above = wires.fabric.area, cuts.above
+            joined = cuts.joined(between)
+            bps = cuts.area_bps
+            yield from _busiest(joined.sum(axis=1), bps, lambda i: f"all links from {word} {i + 1} to {above}")
+            yield from _busiest(joined.sum(axis=0), bps, lambda i: f"all links from {above} to {word} {i + 1}")
 
     def _evenness(self, loads: Loads) -> dict[int, Evenness]:
         """Evenness of flows over the ports of switches that choose; each switch counts separately (statistics.py)."""

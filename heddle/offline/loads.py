@@ -97,6 +97,15 @@ class Demand:
     bytes: F64
     direct: F64  # (ports,): on the links of NICs, both directions
 
+    def between(self, wires: Wires) -> F64:
+        """(edges, edges): bytes from the NICs of one edge to those of another; none on the diagonal."""
+        edges = self.bytes.shape[1]
+        leaves = np.flatnonzero(wires.edge >= 0)
+        found = np.zeros((edges, edges))
+        found[wires.edge[leaves]] = self.bytes[leaves]
+        np.fill_diagonal(found, 0)
+        return found
+
     def __add__(self, other: Demand) -> Demand:
         return Demand(self.bytes + other.bytes, self.direct + other.direct)
 

@@ -51,17 +51,17 @@ def _block(ground: _Ground) -> Iterable[Port]:
 
 def _cyclic(ground: _Ground) -> Iterable[Port]:
     """A NIC of each box in turn."""
-    return _in_turn([[*chain.from_iterable(box)] for box in ground.boxes])
+    return in_turn([[*chain.from_iterable(box)] for box in ground.boxes])
 
 
 def _interleaved(ground: _Ground) -> Iterable[Port]:
     """A host of each box in turn, with all its NICs."""
-    return chain.from_iterable(_in_turn(ground.boxes))
+    return chain.from_iterable(in_turn(ground.boxes))
 
 
 def _random(ground: _Ground, seed: int = 0) -> Iterable[Port]:
     """Hosts in random order, each with all its NICs."""
-    return chain.from_iterable(_shuffled(ground.hosts, seed))
+    return chain.from_iterable(shuffled(ground.hosts, seed))
 
 
 def _fragmented(ground: _Ground, boxes: int, hosts: int, seed: int | None = None) -> Iterable[Port]:
@@ -75,9 +75,9 @@ def _fragmented(ground: _Ground, boxes: int, hosts: int, seed: int | None = None
         free_hosts = "a free host" if hosts == 1 else f"{hosts} free hosts"
         raise ValueError(f"needs {boxes} {ground.box}s with {free_hosts}, but {found}; use smaller numbers")
     if seed is not None:
-        fits = _shuffled(fits, seed)
+        fits = shuffled(fits, seed)
     for number in sorted(fits[:boxes]):
-        chosen = range(len(free[number])) if seed is None else _shuffled(range(len(free[number])), (seed, number))
+        chosen = range(len(free[number])) if seed is None else shuffled(range(len(free[number])), (seed, number))
         for host in sorted(chosen[:hosts]):
             yield from free[number][host]
 
@@ -158,11 +158,13 @@ def _ordered(placement: str, ground: _Ground) -> list[Port]:
         raise InputError(Problem("", what, why, hint)) from None
 
 
-def _in_turn(groups: Sequence[Sequence[Each]]) -> Iterator[Each]:
+def in_turn(groups: Sequence[Sequence[Each]]) -> Iterator[Each]:
+    """One of each group in turn, until all groups are used up."""
     return (each for turn in zip_longest(*groups) for each in turn if each is not None)
 
 
-def _shuffled(values: Sequence[Each], seed: int | tuple[int, ...]) -> list[Each]:
+def shuffled(values: Sequence[Each], seed: int | tuple[int, ...]) -> list[Each]:
+    """In a random order, the same one for the same seed."""
     import numpy as np
 
     return [values[at] for at in np.random.default_rng(seed).permutation(len(values)).tolist()]

@@ -35,7 +35,7 @@ def _pathless(result: Prediction) -> Iterator[str]:
         some = ", ".join(result.named)
         count, total = result.unreachable, result.flows
         more = ", ..." if count > len(result.named) * max(job.connections.each for job in result.jobs) else ""
-        yield from _wrapped(f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{more}")
+        yield from wrapped(f"{count:,} of {total:,} flows have no path; all figures leave them out: {some}{more}")
 
 
 def _head(result: Prediction) -> Iterator[str]:
@@ -47,29 +47,29 @@ def _head(result: Prediction) -> Iterator[str]:
         yield f"{result.workload.name}: {len(result.jobs)} jobs, one iteration of each"
         width = max(len(job.job.name) for job in result.jobs)
         for job in result.jobs:
-            yield from _wrapped(f"{job.job.name:<{width}}  {_job(job)}; {format_bytes(job.bytes)}", width + 2)
+            yield from wrapped(f"{job.job.name:<{width}}  {_job(job)}; {format_bytes(job.bytes)}", width + 2)
         if any(job.job.after for job in result.jobs):
             yield "jobs that run one after the other are added up: bytes are those of the whole workload"
     else:
-        yield from _wrapped(_job(result.jobs[0]))
+        yield from wrapped(_job(result.jobs[0]))
     yield from dict.fromkeys(job.split for job in result.jobs if job.split)
     for job in result.jobs:
         pattern = job.job.options.pattern
         for line in pattern.lines() if isinstance(pattern, PartSequence) else ():
-            yield from _wrapped(f"{job.job.name} step: ".lstrip() + line)
+            yield from wrapped(f"{job.job.name} step: ".lstrip() + line)
     if result.trouble:
         words = [f"down: {', '.join(result.trouble.down)}"] if result.trouble.down else []
         words += [f"drained: {', '.join(result.trouble.drained)}"] if result.trouble.drained else []
         yield "; ".join(words)
     if result.idle:
-        yield from _wrapped(result.idle)
+        yield from wrapped(result.idle)
     yield f"times are emulated, at 1/{result.k} of the hardware's rates: compare figures within one table only"
     roofline = result.roofline
     if not roofline.seconds:
         yield "no flow that carries bytes has a path"
         return
-    yield f"roofline {_seconds(roofline.seconds)}: {roofline.what}" + (
-        "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC needs {_seconds(roofline.nic_s)})"
+    yield f"roofline {seconds_text(roofline.seconds)}: {roofline.what}" + (
+        "" if roofline.seconds == roofline.nic_s else f" (the busiest NIC needs {seconds_text(roofline.nic_s)})"
     )
 
 
@@ -110,7 +110,7 @@ def _modes(result: Prediction) -> Iterator[str]:
         ratio = "-" if mode.ratio is None else f"{mode.ratio:.2f}"
         busiest = result.wires.ports[mode.busiest] if mode.seconds else "-"
         yield (
-            f"{mode.mode:<12}{_seconds(mode.seconds):>11}{ratio:>10}  {busiest:<14}"
+            f"{mode.mode:<12}{seconds_text(mode.seconds):>11}{ratio:>10}  {busiest:<14}"
             + "".join(f"{_two(mode.mmr[d]):>{width}}" for d in between)
         ).rstrip()
 
@@ -164,7 +164,7 @@ def _busiest(result: Prediction) -> Iterator[str]:
         ratio = f"{seconds[i] / result.roofline.seconds:.2f}" if result.roofline.seconds else "-"
         yield (
             f"{wires.ports[i]:<14}{wires.ports[wires.other[i]]:<14}{flows:>12}{round(mode.bytes[i]):>20,}"
-            f"{_seconds(float(seconds[i])):>12}{ratio:>10}{_largest(result, i)}"
+            f"{seconds_text(float(seconds[i])):>12}{ratio:>10}{_largest(result, i)}"
         )
 
 
@@ -187,12 +187,13 @@ def _remarks(result: Prediction) -> Iterator[str]:
         )  # fmt: skip
         yield f"flows {result.wires.direction_name(direction)}: {found.verdict}{numbers}"
     for note in result.notes:
-        yield from _wrapped(f"note: {note}")
+        yield from wrapped(f"note: {note}")
     if result.checked:
-        yield from _wrapped(result.checked.text())
+        yield from wrapped(result.checked.text())
 
 
-def _wrapped(text: str, indent: int = 2) -> list[str]:
+def wrapped(text: str, indent: int = 2) -> list[str]:
+    """Lines of the report's width."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
@@ -200,7 +201,7 @@ def _two(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _seconds(value: float) -> str:
+def seconds_text(value: float) -> str:
     """Three significant digits: `0.0123 s`, `12.3 s`, `1,230 s`; below a millisecond `6.56e-06 s`."""
     if value == 0 or value >= 1000:
         return f"{value:,.0f} s"

@@ -1,0 +1,123 @@
+"""The verb `place`: where a job belongs, by the predicted load of the links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem
+from heddle.cli import helptexts as words
+from heddle.cli.argv import Tool
+from heddle.cli.console import Console
+from heddle.cli.predict_verb import words_of_flag
+from heddle.cli.verbs import verb
+
+if TYPE_CHECKING:
+    from heddle.engineering.placement import Candidate, Ranking
+    from heddle.fabric.model import Fabric
+
+_RING: Final = "ring"
+
+
+def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The files of the fabric, the workload and its matrices."""
+    from heddle.endpoints.workloadfile import files_of
+
+    fabric = [typed["fabric"]] if typed["fabric"] is not None else []
+    return [*fabric, *files_of(typed["workload"])]
+
+
+@verb(
+    group="Paths",
+    help=words.PLACE,
+    positional=["fabric"],
+    root=lambda typed: typed["fabric"] is None,
+    files_in=files_in,
+    files_out=["out_"],
+    tool=Tool(
+        "Rank placements of a ring all-reduce of so many ranks in a running lab, with its links that are down and its "
+        "switches that are drained: completion, racks, bytes between switches, busiest link.",
+        without=("fabric", "workload", "job", "set"),
+    ),
+)
+def place(
+    out: Console,
+    fabric: str | None = None,
+    ranks: int | None = None,
+    workload: str | None = None,
+    job: str = "",
+    set_: Sequence[str] = (),
+    down: Sequence[str] = (),
+    drain: Sequence[str] = (),
+    seed: int = 0,
+    choose: str = "",
+    out_: str | None = None,
+    lab: str | None = None,
+) -> None:
+    """Find the NICs for a job: packed, spread, interleaved, random, or by a search for the least loaded links.
+
+    Each candidate is predicted as by ./inv predict. It takes any fabric file, or a running lab as it is now. --out
+    writes a file for run --placement and predict (docs/placement.md). Exit 1 when a flow has no path.
+    """
+    from heddle.endpoints.workloadfile import load_workload
+    from heddle.engineering.placement import Ask, rank_placements
+    from heddle.views.placementtext import render
+
+    _check_out(out_)
+    built, dead, drained = _fabric(fabric, lab, set_)
+    ask = Ask(
+        job, ranks, [*words_of_flag("--down", down), *dead], [*words_of_flag("--drain", drain), *drained], seed
+    )  # fmt: skip
+    ranking = rank_placements(built, load_workload(workload or _RING).workload, ask, out.observer)
+    chosen = ranking.candidate(choose)
+    text = [render(ranking, chosen), *_written(ranking, chosen, out_)]
+    out.result({**ranking.to_json(), "file": out_}, "\n\n".join(text))
+    out.exit_code = 1 if chosen.unreachable else 0
+
+
+def _fabric(
+    fabric: str | None, lab: str | None, settings: Sequence[str]
+) -> tuple[Fabric, Sequence[str], Sequence[str]]:
+    """The fabric of a file, or of a running lab with its links that are down and its switches that are drained."""
+    if fabric is not None:
+        from heddle.fabric.fabricfile import load_fabric
+
+        return load_fabric(fabric, overrides=settings).fabric, (), ()
+    if settings:
+        raise InputError(Problem("", "--set", "needs a fabric", "./inv place FABRIC --set PATH=VALUE"))
+    from heddle.lab.opening import open_lab
+    from heddle.lab.outages import state_of
+
+    running = open_lab(lab)
+    if not running.fabric.edges:
+        why, hint = "is an imported topology, whose paths are not predicted offline", "name a fabric file"
+        raise InputError(Problem("", f"lab {running.name}", why, hint))
+    now = state_of(running)
+    return running.fabric, now.dead, now.drained
+
+
+def _check_out(name: str | None) -> None:
+    """InputError, before the prediction, for a file that cannot be written, or that --placement would not take."""
+    from heddle.traffic.placement import is_rank_file
+    from heddle.views.graph import check_target
+
+    if name is not None and not is_rank_file(name):
+        why = "would not be a rank file for --placement"
+        raise InputError(Problem("", f"--out {name}", why, f"use {name}.txt, or a path with /"))
+    if name is not None:
+        check_target(real(name), name)
+
+
+def _written(ranking: Ranking, chosen: Candidate, name: str | None) -> list[str]:
+    """Write the rank file; return the lines that say how to use it."""
+    from heddle.views.graph import write_file
+
+    if name is None:
+        return []
+    head = f"# {len(chosen.nics)} ranks placed {chosen.name} by ./inv place, fabric {ranking.fabric.name}"
+    write_file(real(name), "\n".join([head, *chosen.nics, ""]).encode(), name)
+    use = f"./inv run --placement {name} --ranks {len(chosen.nics)}"
+    if ranking.job.name:
+        use = f"write placement: {name} in job {ranking.job.name}, in the place of its ranks"
+    return [f"wrote {name}: {use}"]

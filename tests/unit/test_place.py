@@ -1,0 +1,171 @@
+"""`./inv place`: candidates, the search, other jobs and failures, the rank file, and the mistakes of users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.cli.program import main
+from heddle.endpoints.workloadfile import load_workload
+from heddle.engineering.placement import Ask, Candidate, Ranking, rank_placements
+from heddle.fabric.fabricfile import load_fabric
+from heddle.offline.forecast import Ask as Forecast
+from heddle.offline.forecast import forecast
+from heddle.views.placementtext import render
+
+OVERSUBSCRIBED = "topologies/examples/oversubscribed.yml"
+Inv = Callable[..., tuple[int, str]]
+
+
+def ranked(fabric: str, workload: str, ask: Ask | None = None, *settings: str) -> Ranking:
+    built = load_fabric(fabric, overrides=settings).fabric
+    return rank_placements(built, load_workload(workload).workload, ask or Ask(), Silent())
+
+
+def first_line(ranking: Ranking) -> str:
+    return render(ranking, ranking.found[0]).split("\n\n")[0].replace("\n ", "")
+
+
+def racks(candidate: Candidate) -> list[int]:
+    """The rack of each rank, in a fabric with two hosts a rack."""
+    return [(int(nic.partition(":")[0].removeprefix("host")) + 1) // 2 for nic in candidate.nics]
+
+
+@pytest.fixture
+def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Inv:
+    """Exit code and output of a verb, run in an empty directory."""
+    import tasks
+
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: str) -> tuple[int, str]:
+        code = main(vars(tasks), ["inv", *words])
+        said = capsys.readouterr()
+        return code, said.out + said.err * bool(code)
+
+    return typed
+
+
+def test_a_ring_is_packed_into_one_zone_and_the_first_line_says_why() -> None:
+    found = ranked("dc", "ring", Ask(ranks=4))
+    best = found.found[0]
+    assert best.name == "packed"
+    assert "min-cut" in best.same
+    assert (best.boxes, best.areas, best.climbed["CTSW to ATSW"]) == (2, 1, 0)
+    assert found.candidate("spread").areas == 2
+    assert first_line(found).startswith("choice: packed, 4 ranks in 2 racks of 1 zone: ")
+    assert f"{found.found[-1].name} takes " in first_line(found)
+
+
+def test_an_all_to_all_on_few_uplinks_is_spread() -> None:
+    found = ranked(OVERSUBSCRIBED, "all-to-all", Ask(ranks=8))
+    assert found.found[0].name in ("spread", "min-cut")
+    assert found.found[0].boxes == 4
+    assert found.candidate("packed").seconds > found.found[0].seconds * 1.1
+
+
+def test_the_search_puts_ranks_that_exchange_bytes_into_one_rack(tmp_path: Path) -> None:
+    rows = "0,9,1M;1,12,1M;2,7,1M;3,15,1M;4,8,1M;5,14,1M;6,11,1M;10,13,1M"
+    (tmp_path / "pairs.yml").write_text(f'matrix: "{rows}"\nqps: 4\n')
+    found = ranked("zone", str(tmp_path / "pairs.yml"))
+    best = found.found[0]
+    assert best.name == "min-cut"
+    assert best.climbed["RTSW to CTSW"] == 0
+    where = racks(best)
+    assert all(where[int(a)] == where[int(b)] for a, b, _ in (row.split(",") for row in rows.split(";")))
+
+
+def test_the_same_seed_gives_the_same_places() -> None:
+    once, again = (ranked("zone", "permutation:3", Ask(seed=7)) for _ in range(2))
+    assert once.found == again.found
+
+
+def test_figures_are_those_of_a_prediction(tmp_path: Path) -> None:
+    found = ranked("dc", "ring,qps=4", Ask(ranks=6))
+    for each in found.found:
+        (tmp_path / "ranks.txt").write_text("\n".join(each.nics))
+        workload = load_workload(f"ring,qps=4,placement={tmp_path / 'ranks.txt'}").workload
+        predicted = forecast(load_fabric("dc").fabric, workload, Forecast(trials=0), Silent())
+        assert predicted.modes[0].busiest == predicted.wires.id_of[each.busiest]
+        assert predicted.roofline.nic_s == pytest.approx(each.nic_s)
+        for direction, carried in each.climbed.items():
+            wires = predicted.wires
+            number = next(d for d in wires.upward if wires.direction_name(d) == direction)
+            assert predicted.modes[0].bytes[wires.direction == number].sum() == pytest.approx(carried)
+
+
+def test_no_rank_is_placed_on_what_is_down_drained_or_taken() -> None:
+    ask = Ask(job="b", ranks=5, down=["host2", "rtsw3"], drain=["rtsw8"])
+    found = ranked("zone", "two-tenants", ask)
+    assert [job.name for job in found.others] == ["a"]
+    for each in found.found:
+        if each.unreachable:
+            assert each.name == "block", "the workload's own placement ignores failures"
+            continue
+        hosts = {int(nic.partition(":")[0].removeprefix("host")) for nic in each.nics}
+        assert hosts <= {4, 8, 10, 12, 14}  # job a has the odd hosts
+    assert 0 < found.found[0].own <= 1
+
+
+def test_a_loaded_zone_is_avoided(tmp_path: Path) -> None:
+    (tmp_path / "w.yml").write_text(
+        "size: 4M\njobs:\n  old: {collective: all-to-all, ranks: [0, 2], repeat: background}\n"
+        "  new: {collective: all-to-all, ranks: 2}\n"
+    )
+    found = ranked("dc", str(tmp_path / "w.yml"), Ask(job="new"))
+    assert {nic.partition(":")[0] for nic in found.found[0].nics} in ({"host5", "host6"}, {"host7", "host8"})
+
+
+def test_more_ranks_than_free_nics_are_an_error() -> None:
+    with pytest.raises(InputError, match="--ranks 16 needs 16 NICs, but 14 are free and up"):
+        ranked("zone", "ring", Ask(ranks=16, down=["rtsw1"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["zone", "--workload", "two-tenants"],
+            "--workload two-tenants has 2 jobs\n  hint: add --job with one of a, b",
+        ),
+        (["zone", "--workload", "two-tenants", "--job", "c"], "--job c is not a job of the workload"),
+        (["zone", "--ranks", "4", "--choose", "pakced"], "did you mean packed?"),
+        (["zone", "--ranks", "4", "--out", "ranks"], "--out ranks would not be a rank file for --placement"),
+        (["zone", "--ranks", "4", "--out", "no/ranks.txt"], "is in a directory that does not exist"),
+        (["zone", "--lab", "zone"], "--lab and --fabric exclude each other"),
+        (["zone", "--down", "rtsw99"], "did you mean"),
+    ],
+)
+def test_mistakes_are_named(inv: Inv, words: list[str], said: str) -> None:
+    code, text = inv("place", *words)
+    assert code == 2
+    assert said in text
+
+
+def test_the_rank_file_is_taken_by_predict(inv: Inv, tmp_path: Path) -> None:
+    code, text = inv("place", "zone", "--ranks", "6", "--choose", "spread", "--out", "ranks.txt")
+    assert code == 0
+    assert "wrote ranks.txt: ./inv run --placement ranks.txt --ranks 6" in text
+    code, text = inv("predict", "zone", "--workload", "ring,placement=./ranks.txt", "--format", "json")
+    assert code == 0
+    assert json.loads(text)["workload"]["jobs"][0]["ranks"] == 6
+
+
+def test_a_document_has_the_nics_of_every_candidate(inv: Inv) -> None:
+    code, text = inv("place", "rail", "--ranks", "8", "--format", "json")
+    said: dict[str, Any] = json.loads(text)
+    assert (code, said["fabric"], said["choice"]) == (0, "rail", said["candidates"][0]["name"])
+    assert all(len({*each["nics"]}) == 8 for each in said["candidates"])
+
+
+def test_a_job_without_a_path_comes_last_and_gives_exit_code_1(inv: Inv) -> None:
+    code, text = inv("place", "tiny", "--ranks", "4", "--down", "rtsw1:eth1,rtsw1:eth2")
+    assert (code, text.splitlines()[0]) == (
+        1, "choice: packed, but 2 flows of it have no path: 4 ranks in 2 racks",
+    )  # fmt: skip
