@@ -27,6 +27,7 @@ from heddle.cli.capture_verb import capture
 from heddle.cli.craft_verb import craft
 from heddle.cli.paths_verb import paths
 from heddle.cli.hashing_verb import hashing
+from heddle.cli.te_verb import te
 from heddle.cli.predict_verb import predict
 from heddle.cli.place_verb import place
 from heddle.cli.queues_verb import queues

@@ -1,0 +1,59 @@
+"""The verb `te`: central traffic engineering. te_plan.py has what `plan` does."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.cli import helptexts as words
+from heddle.cli.console import Console
+from heddle.cli.verbs import verb
+
+
+@dataclass(frozen=True, slots=True)
+class TeWords:
+    """The words after `./inv te ACTION`."""
+
+    lab: str | None = None
+    run: str | None = None
+    interval: str | None = None
+    workload: str | None = None
+    out: str | None = None
+    all: bool = False
+
+
+# Action -> its function of (Console, TeWords).
+ACTIONS: Final[Mapping[str, str]] = {"plan": "heddle.cli.te_plan:plan"}
+
+
+def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
+    """The files of the workload."""
+    from heddle.endpoints.workloadfile import files_of
+
+    return files_of(typed["workload"])
+
+
+@verb(group="Paths", help=words.TE, positional=["action"], root=True, files_in=files_in, files_out=["out_"])
+def te(
+    out: Console,
+    action: str,
+    run: str | None = None,
+    interval: str | None = None,
+    workload: str | None = None,
+    out_: str | None = None,
+    all_: bool = False,
+    lab: str | None = None,
+) -> None:
+    """Plan paths for the flows of a running lab centrally: exact-match entries, with BGP's ECMP as fall-back.
+
+    ./inv te plan shows the entries for the flows of the last run, and the use of links before and after. The topology
+    is what BGP and the links say now. --interval 2s takes the flows from the switches' counters. --workload takes them
+    from a file. docs/te.md has the algorithm and its limits.
+    """
+    if action not in ACTIONS:
+        raise InputError(Problem("", f"te {action}", "is not an action of te", did_you_mean(action, ACTIONS)))
+    act: Callable[[Console, TeWords], None] = pkgutil.resolve_name(ACTIONS[action])
+    act(out, TeWords(lab, run, interval, workload, out_, all_))

@@ -1,0 +1,338 @@
+"""Traffic engineering of a running lab: from what its switches know now and a demand to exact-match entries.
+
+In:  a snapshot (routes, hashing, carrier: the topology is what BGP and the links say, not what the fabric file says);
+     a demand: flows and their bytes (tedemand.py).
+Out: TePlan: the tables of all switches, how they differ from those in force, the bytes of each link before and after.
+The plan has no state: the same snapshot and demand give the same plan. The algorithm is predict/cspf.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heddle.base.arrays import F64
+from heddle.base.families import Network
+from heddle.base.problems import CheckError, InputError, Problem
+from heddle.fabric.model import Fabric, Role
+from heddle.fabric.wiring import ports_above
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.offline.wires import Wires, wires_of
+from heddle.predict.cspf import Demands, Routes, cspf
+from heddle.predict.forwarding import NOWHERE, Forwarding
+from heddle.predict.predict import forwarding_for, walk_of
+from heddle.predict.statistics import max_over_mean
+from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.traffic.flow import Flow
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+PARTS = LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER
+# (UDP source port, prefix of an edge switch) -> port, and a backup port where there is another next hop
+TeTable = Mapping[tuple[int, Network], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class TeDemand:
+    """What hosts send: RoCEv2 flows and the bytes of each on the wire. source: where the figures are from, in words.
+
+    seconds: of the interval in which the bytes were counted; None where they are those of a workload.
+    """
+
+    source: str
+    flows: tuple[Flow, ...]
+    bytes: tuple[float, ...]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TeLink:
+    """A live link between switches, in one direction. before, after: bytes; before: None if it cannot be predicted."""
+
+    port: str
+    to: str
+    direction: str
+    rate_bps: int
+    before: float | None
+    after: float
+
+    def use(self, seconds: float) -> tuple[float | None, float]:
+        """Before and after: the share of `seconds` that the link needs for its bytes."""
+        full = self.rate_bps * seconds / 8 or 1.0
+        return None if self.before is None else self.before / full, self.after / full
+
+
+@dataclass(frozen=True, slots=True)
+class TeSpread:
+    """The use of all links of one direction, as shares. mmr: use of the busiest link / mean; None without traffic."""
+
+    least: float
+    mean: float
+    most: float
+    mmr: float | None
+
+    @classmethod
+    def of(cls, uses: Sequence[float]) -> TeSpread:
+        """Of at least one link."""
+        return cls(min(uses), sum(uses) / len(uses), max(uses), max_over_mean(uses))
+
+    @property
+    def points(self) -> float:
+        """Difference of the busiest and the least used link, in percentage points."""
+        return 100 * (self.most - self.least)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "least": self.least, "mean": self.mean, "most": self.most, "spread_points": self.points, "mmr": self.mmr,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TeChange:
+    """An entry that differs from what is in force. before, after: port and backup; empty: no entry."""
+
+    switch: str
+    sport: int
+    prefix: Network
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    @property
+    def what(self) -> str:
+        """`added`, `changed` or `removed`."""
+        return "removed" if not self.after else "changed" if self.before else "added"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        row: dict[str, Any] = {"change": self.what, "switch": self.switch, "sport": self.sport}
+        return {**row, "prefix": str(self.prefix), "before": list(self.before), "after": list(self.after)}
+
+
+@dataclass(frozen=True)
+class TePlan:
+    """The entries of all switches, and their effect.
+
+    seconds: the time that a use of 100 % stands for: the interval of the counters; else the time that the busiest NIC
+    needs for its bytes. tables: switch -> its table; switches without a choice have none. in_force: the present ones.
+    links: those with ranks below them. shared: flows that share an entry of their first switch with another flow.
+    moved: placements that were changed to relieve busier links. without: flows without a path. note: why there are no
+    figures of before.
+    """
+
+    lab: str
+    demand: TeDemand
+    seconds: float
+    tables: Mapping[str, TeTable]
+    in_force: Mapping[str, TeTable]
+    links: tuple[TeLink, ...]
+    keys: int
+    shared: int
+    moved: int
+    without: tuple[Flow, ...] = ()
+    note: str = field(default="", compare=False)
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of all switches."""
+        return sum(map(len, self.tables.values()))
+
+    @cached_property
+    def changes(self) -> tuple[TeChange, ...]:
+        """How the entries in force change, in the order of switches, prefixes and source ports."""
+        return tuple(self._changes())
+
+    def _changes(self) -> Iterator[TeChange]:
+        for switch in dict.fromkeys([*self.tables, *self.in_force]):
+            old, new = self.in_force.get(switch, {}), self.tables.get(switch, {})
+            for sport, prefix in sorted({*old, *new}, key=lambda key: (int(key[1].network_address), key[0])):
+                before, after = old.get((sport, prefix), ()), new.get((sport, prefix), ())
+                if before != after:
+                    yield TeChange(switch, sport, prefix, before, after)
+
+    def counts(self) -> dict[str, int]:
+        """The number of added, changed, removed and unchanged entries."""
+        words = [each.what for each in self.changes]
+        found = {what: words.count(what) for what in ("added", "changed", "removed")}
+        return {**found, "unchanged": self.entries - found["added"] - found["changed"]}
+
+    def spreads(self) -> dict[str, tuple[TeSpread | None, TeSpread]]:
+        """Direction -> the use of its links before and after."""
+        found: dict[str, tuple[TeSpread | None, TeSpread]] = {}
+        for direction in dict.fromkeys(link.direction for link in self.links):
+            uses = [link.use(self.seconds) for link in self.links if link.direction == direction]
+            old = [before for before, _ in uses if before is not None]
+            found[direction] = TeSpread.of(old) if old else None, TeSpread.of([after for _, after in uses])
+        return found
+
+    def csv(self) -> str:
+        """The table that `./inv hashing exact-match --table` reads."""
+        lines = ["switch,sport,prefix,port,backup"]
+        for switch, table in self.tables.items():
+            for (sport, prefix), ports in table.items():
+                lines.append(",".join([switch, str(sport), str(prefix), *ports, *[""] * (2 - len(ports))]))
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--format json`."""
+        return {
+            "lab": self.lab,
+            "demand": {
+                "source": self.demand.source, "flows": len(self.demand.flows), "bytes": round(sum(self.demand.bytes)),
+                "seconds": self.demand.seconds,
+            },
+            "keys": self.keys,
+            "shared": self.shared,
+            "moved": self.moved,
+            "without_path": [flow.to_json() for flow in self.without],
+            "use_seconds": self.seconds,
+            "entries": [
+                {"switch": switch, "sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
+                for switch, table in self.tables.items()
+                for (sport, prefix), ports in table.items()
+            ],
+            "counts": self.counts(),
+            "changes": [each.to_json() for each in self.changes],
+            "directions": [
+                {"direction": name, "before": old.to_json() if old else None, "after": new.to_json()}
+                for name, (old, new) in self.spreads().items()
+            ],
+            "links": [
+                {
+                    "port": link.port, "to": link.to, "direction": link.direction, "rate_bps": link.rate_bps,
+                    "before": {"bytes": link.before, "use": link.use(self.seconds)[0]},
+                    "after": {"bytes": link.after, "use": link.use(self.seconds)[1]},
+                }
+                for link in self.links
+            ],
+            "note": self.note,
+        }  # fmt: skip
+
+
+def plan_for(lab: Lab, demand: TeDemand, now: Snapshot | None = None) -> TePlan:
+    """The plan for a lab. now: a snapshot with PARTS; None: read it.
+
+    InputError for an imported lab, and for flows of NICs that the lab does not have.
+    """
+    if not lab.blueprint.rendered:
+        why = "was imported, and exact-match tables need the expected routes of a fabric file"
+        raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for traffic engineering"))
+    return plan(lab.fabric, lab.snapshot(PARTS) if now is None else now, demand)
+
+
+def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
+    """The plan for a fabric in the state of a snapshot. Raises as plan_for does."""
+    missing = sorted({ip for flow in demand.flows for ip in (flow.src_ip, flow.dst_ip)} - set(fabric.nic_at))
+    if missing:
+        hint = "use a run of this lab, or a workload"
+        raise InputError(*(Problem("", ip, f"is not the address of a NIC of {fabric.name}", hint) for ip in missing))
+    sizes = np.array(demand.bytes, dtype=np.float64)
+    wires = wires_of(fabric)
+    hosts = _host_of_each(fabric)
+    edges = [node.name for node in fabric.edges if node.name in hosts]
+    forwarding = forwarding_for(fabric, now.fibs, [hosts[edge] for edge in edges])
+    rates = dict(zip(wires.ports, wires.rate.tolist(), strict=True))
+    rate = np.array([rates.get(ref, 1.0) for ref in forwarding.ports])  # a port of no link leads nowhere
+    demands = _demands(fabric, forwarding, edges, demand.flows, sizes)
+    routes = cspf(forwarding, rate, demands)
+    before, note = _before(fabric, now, demand.flows, sizes)
+    between = demands.first != demands.home
+    lost = np.flatnonzero(between & ((routes.path[:, :1] < 0).all(axis=1)))
+    after = dict(zip(forwarding.ports, routes.bytes.tolist(), strict=True))
+    nics = {ip: rates[port.ref] for ip, port in fabric.nic_at.items()}
+    return TePlan(
+        fabric.name,
+        demand,
+        demand.seconds or _busiest(demand, nics),
+        _tables(fabric, forwarding, edges, routes),
+        {name: _entries(row) for name, row in now.hashing.items() if row.mode == "exact-match"},
+        tuple(_links(wires, now, demand.flows, before, after)),
+        routes.keys,
+        routes.shared,
+        routes.moved,
+        tuple(demand.flows[row] for row in lost.tolist()),
+        note,
+    )
+
+
+def _entries(row: SwitchHashing) -> TeTable:
+    rows = row.steering.to_json()["exact"]
+    return {(int(sport), ip_network(prefix)): tuple(ports) for sport, prefix, *ports in rows}
+
+
+def _host_of_each(fabric: Fabric) -> dict[str, str]:
+    """Edge switch -> the address of one of its NICs, which has the routes of all of them."""
+    return {port.peer_node: address for address, port in reversed([*fabric.nic_at.items()])}
+
+
+def _demands(
+    fabric: Fabric, forwarding: Forwarding, edges: Sequence[str], flows: Sequence[Flow], sizes: F64
+) -> Demands:
+    ids = {name: number for number, name in enumerate(forwarding.switches)}
+    number = {name: at for at, name in enumerate(edges)}
+    homes = [fabric.nic_at[flow.dst_ip].peer_node for flow in flows]
+    return Demands(
+        np.array([ids[flow.first_hop.partition(":")[0]] for flow in flows], dtype=np.int32),
+        np.array([ids[home] for home in homes], dtype=np.int32),
+        np.array([number[home] for home in homes], dtype=np.int32),
+        np.array([flow.sport for flow in flows], dtype=np.uint32),
+        sizes,
+    )
+
+
+def _before(fabric: Fabric, now: Snapshot, flows: Sequence[Flow], sizes: F64) -> tuple[dict[str, float], str]:
+    """Port -> bytes with the hashing in force; and why this is not known, if it is not."""
+    try:
+        forwarding, hops = walk_of(fabric, now.fibs, now.hashing, flows)
+    except CheckError as error:
+        return {}, f"no figures of before: {error.problems[0].what} {error.problems[0].why}"
+    return dict(zip(forwarding.ports, hops.load(sizes, len(forwarding.ports)).tolist(), strict=True)), ""
+
+
+def _busiest(demand: TeDemand, rates: Mapping[str, float]) -> float:
+    """Seconds that the busiest NIC needs for its bytes, sending or receiving."""
+    needs: dict[tuple[str, str], float] = {}
+    for flow, size in zip(demand.flows, demand.bytes, strict=True):
+        for way, ip in (("out", flow.src_ip), ("in", flow.dst_ip)):
+            needs[way, ip] = needs.get((way, ip), 0.0) + 8 * size / rates[ip]
+    return max(needs.values(), default=0.0)
+
+
+def _tables(fabric: Fabric, forwarding: Forwarding, edges: Sequence[str], routes: Routes) -> dict[str, TeTable]:
+    names = [ref.partition(":")[2] for ref in forwarding.ports]
+    prefixes = {owner: prefix for prefix, owner in fabric.edge_prefixes.items()}
+    found: dict[str, dict[tuple[int, Network], tuple[str, ...]]] = {}
+    rows = routes.entries
+    for switch, to, sport, port, backup in zip(
+        *(column.tolist() for column in (rows.switch, rows.destination, rows.sport, rows.port, rows.backup)),
+        strict=True,
+    ):
+        ports = (names[port],) if backup == NOWHERE else (names[port], names[backup])
+        found.setdefault(forwarding.switches[switch], {})[sport, prefixes[edges[to]]] = ports
+    return dict(found)
+
+
+def _links(
+    wires: Wires, now: Snapshot, flows: Sequence[Flow], before: Mapping[str, float], after: Mapping[str, float]
+) -> Iterator[TeLink]:
+    """Live links between switches with NICs of the demand below them."""
+    fabric = wires.fabric
+    nics = {fabric.nic_at[ip].ref for flow in flows for ip in (flow.src_ip, flow.dst_ip)}
+    above, dead = ports_above(fabric, nics), now.down
+    for node in fabric.switches:
+        for port in node.ports:
+            at, to = wires.id_of[port.ref], port.peer_ref
+            if (
+                port.ref in above
+                and fabric.by_name[port.peer_node].role is Role.SWITCH
+                and not {port.ref, to} & {*dead}
+            ):
+                name = wires.direction_name(int(wires.direction[at]))
+                old = before.get(port.ref, 0.0) if before or not flows else None
+                yield TeLink(port.ref, to, name, int(wires.rate[at]), old, after.get(port.ref, 0.0))

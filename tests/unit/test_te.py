@@ -1,0 +1,222 @@
+"""Central traffic engineering: where flows go, which entries say so, what the plan reports."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.cli.te_plan import demand_of
+from heddle.cli.te_verb import TeWords
+from heddle.engineering.te import TeDemand, plan
+from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
+from heddle.fabric.ucmp import next_hop_groups
+from heddle.kernel.fib import Fib, NextHop
+from heddle.lab.snapshot import NodeSnapshot, Snapshot
+from heddle.offline.wires import Wires, forwarding_of, trouble_of, wires_of
+from heddle.predict.cspf import Demands, Routes, cspf
+from heddle.predict.forwarding import Forwarding
+from heddle.proof.evidence import PARTS
+from heddle.spec.shapes.clos import ClosSpec
+from heddle.switch.hashing.hashing import hashing_of
+from heddle.traffic.flow import Flow
+from heddle.views.tetext import plan_text
+
+EIGHT: dict[str, Any] = {"racks": 8, "ctsw": 8, "hosts_per_rack": 8}
+THREE: dict[str, Any] = {"zones": 2, "racks": 2, "ctsw": 2, "atsw": 2, "hosts_per_rack": 2}
+Row = tuple[int, int, int, float]  # first, home, source port, bytes
+
+
+def fabric_of(**keys: Any) -> Fabric:
+    return build(ClosSpec.model_validate({"name": "te", "shape": "clos", **keys}))
+
+
+def placed(wires: Wires, rows: Sequence[Row], *down: str) -> tuple[Forwarding, Routes]:
+    """Flows between edges, by their numbers from 0: in a fabric of Clos these are the first switches."""
+    forwarding = forwarding_of(wires, trouble_of(wires.fabric, down, ()))
+    first, home, sport, size = (np.array(column) for column in zip(*rows, strict=True))
+    ids = np.flatnonzero(wires.edge >= 0)
+    demands = Demands(
+        ids[first].astype(np.int32), ids[home].astype(np.int32), home.astype(np.int32), sport.astype(np.uint32),
+        size.astype(np.float64),
+    )  # fmt: skip
+    return forwarding, cspf(forwarding, wires.rate, demands)
+
+
+def permutation(racks: int, nics: int, qps: int = 1) -> list[Row]:
+    """Each NIC sends to one in another rack, and no two to the same one."""
+    draw = np.random.default_rng(7)
+    pairs: list[tuple[int, int]] = []
+    for _ in range(nics):
+        homes = np.arange(racks)
+        while (homes == np.arange(racks)).any():
+            homes = draw.permutation(racks)
+        pairs += enumerate(homes.tolist())
+    return [
+        (rack, home, 49152 + (at * qps + qp) % 16000, 1e6 / qps)
+        for at, (rack, home) in enumerate(pairs)
+        for qp in range(qps)
+    ]
+
+
+def use(wires: Wires, routes: Routes) -> list[float]:
+    """Bytes of the links between switches, of 1e6 that a NIC sends."""
+    return [routes.bytes[at] / 1e6 for at in range(len(routes.bytes)) if not wires.at_hosts(int(wires.direction[at]))]
+
+
+def test_flows_of_line_rate_never_meet_where_each_nic_has_an_uplink() -> None:
+    wires = wires_of(fabric_of(**EIGHT))
+    _, routes = placed(wires, permutation(8, 8))
+    assert max(use(wires, routes)) == 1.0  # a greedy placement alone leaves links with 2
+    assert routes.moved > 0
+
+
+def test_with_one_uplink_lost_whole_flows_take_twice_as_long_as_without() -> None:
+    wires = wires_of(fabric_of(**EIGHT))
+    _, whole = placed(wires, permutation(8, 8), "rtsw1:eth1")
+    assert max(use(wires, whole)) == 2.0
+    _, parts = placed(wires, permutation(8, 8, qps=16), "rtsw1:eth1")
+    assert max(use(wires, parts)) < 1.25  # 8/7, and what whole flows of 1/16 add
+
+
+def test_4032_flows_of_a_published_zone_find_links_of_their_own() -> None:
+    wires = wires_of(fabric_of(racks=252, ctsw=18, hosts_per_rack=16))
+    _, routes = placed(wires, permutation(252, 16))
+    assert max(use(wires, routes)) == 1.0
+    assert len(routes.entries) == routes.keys > 3900
+
+
+def test_the_largest_flow_is_alone_and_small_ones_share_a_link() -> None:
+    wires = wires_of(fabric_of(racks=2, ctsw=2, hosts_per_rack=4))
+    _, routes = placed(wires, [(0, 1, 1, 1e6), (0, 1, 2, 1e6), (0, 1, 3, 3e6), (0, 1, 4, 1e6)])
+    assert Counter(routes.path[:, 0].tolist()) == {int(routes.path[2, 0]): 1, int(routes.path[0, 0]): 3}
+
+
+def test_flows_that_share_a_key_are_placed_as_one() -> None:
+    wires = wires_of(fabric_of(racks=2, ctsw=2, hosts_per_rack=4))
+    _, routes = placed(wires, [(0, 1, 7, 1e6), (0, 1, 7, 2e6), (0, 1, 8, 1e6), (1, 0, 7, 1e6)])
+    assert (routes.keys, routes.shared, len(routes.entries)) == (3, 2, 3)
+    assert routes.path[0].tolist() == routes.path[1].tolist() != routes.path[2].tolist()
+
+
+def test_a_switch_above_has_one_port_for_a_key_of_several_racks() -> None:
+    wires = wires_of(fabric_of(**THREE))
+    rows = [(rack, 2 + turn % 2, 9 + turn, 1e6) for rack in (0, 1) for turn in range(8)]
+    _, routes = placed(wires, rows)
+    seen: dict[tuple[int, int, int], set[int]] = {}
+    for (_, home, sport, _), path in zip(rows, routes.path.tolist(), strict=True):
+        for port in path:
+            if port >= 0:
+                seen.setdefault((int(wires.owner[port]), home, sport), set()).add(port)
+    assert {len(ports) for ports in seen.values()} == {1}
+    assert any(wires.edge[switch] < 0 for switch in routes.entries.switch)  # CTSWs have entries, too
+
+
+def test_backups_of_a_port_are_spread_over_the_other_ports() -> None:
+    wires = wires_of(fabric_of(racks=2, ctsw=4, hosts_per_rack=12))
+    forwarding, routes = placed(wires, [(0, 1, at, 1e6) for at in range(24)])
+    for port in set(routes.entries.port.tolist()):
+        backups = Counter(routes.entries.backup[routes.entries.port == port].tolist())
+        assert port not in backups
+        assert set(backups.values()) == {2}
+    _, single = placed(wires, [(0, 1, 1, 1e6)], "ctsw1", "ctsw2", "ctsw3")
+    assert not len(single.entries)  # a switch without a choice needs none
+    assert (routes.path[:, 0] >= 0).all()
+    assert forwarding.ports == wires.ports[: len(forwarding.ports)]
+
+
+def test_a_flow_without_a_path_has_no_entry_and_a_loop_of_routes_ends() -> None:
+    ring = Forwarding(
+        ("a", "b", "c"), ("a:1", "b:1"), np.array([1, 0], np.int32), np.array([[0], [1], [-1]], np.int32),
+        np.array([0, 1, 2]), np.array([0, 1], np.int32), np.array([1, 1], np.int32), np.zeros(2, dtype=bool),
+    )  # fmt: skip
+    first, home, to = (np.array([value], np.int32) for value in (0, 2, 0))
+    routes = cspf(ring, np.array([1e6, 1e6]), Demands(first, home, to, np.array([1], np.uint32), np.array([1.0])))
+    assert (len(routes.entries), routes.path.size) == (0, 0)
+
+
+def state_of(fabric: Fabric, *down: str, mode: str = "e-ecmp", exact: Any = None) -> Snapshot:
+    """What the switches of a fabric have with some links down."""
+    dead = trouble_of(fabric, down, ()).dead
+    hops = fabric.next_hops(next_hop_groups(fabric, dead))
+    nodes = {}
+    for node in fabric.switches:
+        routes = {
+            prefix: tuple(NextHop(port.name, at, "", 1) for at, port in enumerate(node.ports) if port.name in ports)
+            for prefix, ports in hops[node.name].items()
+        }
+        row = hashing_of(fabric, node, mode)
+        gone = {port.name: True for port in node.ports if port.ref in dead}
+        nodes[node.name] = NodeSnapshot(node.name, fib=Fib(node.name, routes), hashing=row, down=gone)
+    return Snapshot(fabric.name, PARTS, nodes)
+
+
+def demand(fabric: Fabric, rows: Sequence[tuple[str, str, int, float]], seconds: float | None = None) -> TeDemand:
+    nics = {port.node: (str(port.address.ip), port.peer_ref) for port in fabric.nics if port.address is not None}
+    flows = [
+        Flow(a, b, nics[a][0], nics[b][0], sport, 256 + at, nics[a][1]) for at, (a, b, sport, _) in enumerate(rows)
+    ]
+    return TeDemand("a test", tuple(flows), tuple(size for *_, size in rows), seconds)
+
+
+ROWS = [("host1", "host5", 50001, 2e6), ("host2", "host6", 50002, 2e6), ("host3", "host7", 50003, 2e6)]
+
+
+def test_a_plan_names_entries_by_switch_prefix_and_port_and_writes_a_table() -> None:
+    fabric = fabric_of(racks=2, ctsw=4, hosts_per_rack=4)
+    found = plan(fabric, state_of(fabric), demand(fabric, ROWS))
+    assert found.counts() == {"added": 3, "changed": 0, "removed": 0, "unchanged": 0}
+    assert {len({port for port, _ in table.values()}) for table in found.tables.values()} == {3}
+    rows = list(csv.DictReader(io.StringIO(found.csv())))
+    assert [(row["switch"], row["sport"], row["prefix"]) for row in rows] == [
+        ("rtsw1", str(sport), str(fabric.by_name["rtsw2"].prefix)) for sport in (50001, 50002, 50003)
+    ]
+    assert all(row["port"] != row["backup"] for row in rows)
+    spread = found.spreads()["RTSW to CTSW"][1]
+    assert (spread.least, spread.most) == (0.0, 1.0)  # the busiest NIC sends as long as the busiest link
+    text = plan_text(found)
+    assert "3 added" in text
+    assert "a test: 3 flows, 6 MB" in text
+    assert len(found.to_json()["changes"]) == 3
+
+
+def test_a_plan_follows_links_that_are_down_and_says_what_has_no_path() -> None:
+    fabric = fabric_of(racks=2, ctsw=2, hosts_per_rack=4)
+    found = plan(fabric, state_of(fabric, "rtsw2:eth1"), demand(fabric, ROWS))
+    assert found.tables == {}  # one next hop is left
+    assert not {"rtsw2:eth1", "ctsw1:eth2"} & {link.port for link in found.links}
+    lost = plan(fabric, state_of(fabric, "rtsw2:eth1", "rtsw2:eth2"), demand(fabric, ROWS))
+    assert len(lost.without) == 3
+    assert "3 flows without a path: host1 to host5" in plan_text(lost)
+
+
+def test_use_is_a_share_of_the_interval_if_the_demand_has_one() -> None:
+    fabric = fabric_of(racks=2, ctsw=4, hosts_per_rack=4, link={"host": "100mbit", "fabric": "100mbit"})
+    found = plan(fabric, state_of(fabric), demand(fabric, ROWS, seconds=2.0))
+    assert found.spreads()["CTSW to RTSW"][1].most == pytest.approx(2e6 * 8 / 100e6 / 2.0)
+
+
+def test_flows_of_addresses_that_the_lab_does_not_have_are_refused() -> None:
+    fabric, other = fabric_of(racks=2, ctsw=2, hosts_per_rack=1), fabric_of(racks=2, ctsw=2, hosts_per_rack=4)
+    with pytest.raises(InputError, match=r"is not the address of a NIC of te"):
+        plan(fabric, state_of(fabric), demand(other, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (TeWords(run="1", interval="2s"), "exclude each other"),
+        (TeWords(interval="2"), "has no unit"),
+        (TeWords(interval="1us"), "is outside 50ms to 600s"),
+    ],
+)
+def test_a_demand_is_named_once_and_in_limits(asked: TeWords, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        demand_of(None, asked)  # type: ignore[arg-type]
