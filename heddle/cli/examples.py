@@ -87,6 +87,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "zone --ranks 8": "rank placements of a ring all-reduce of eight ranks",
         "zone --workload two-tenants --job b --down ctsw1": "place one job beside another, with a switch down",
         "zone --ranks 8 --out ranks.txt": "write the best one for ./inv run --placement ranks.txt",
+    },
     "te": {
         "plan": "entries for the flows of the last run, and their effect on links",
         "plan --workload all-to-all,qps=4 --out te.csv": "the same for other traffic, and a table",

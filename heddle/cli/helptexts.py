@@ -151,6 +151,8 @@ PLACE: Final[Options] = {
     "choose": Option("list and write this candidate, instead of the best", value="NAME"),
     "out": Option("write a rank file, for run --placement and predict", value=_FILE),
     "lab": f"{_LAB}; with its faults",
+}
+
 TE: Final[Options] = {
     "action": Option("plan: show the entries for a demand, and their effect", "heddle.cli.te_verb:ACTIONS"),
     "run": "the demand is what this run sent: an ID or number that ./inv runs lists (default: last)",

@@ -61,12 +61,12 @@ def place(
     writes a file for run --placement and predict (docs/placement.md). Exit 1 when a flow has no path.
     """
     from heddle.endpoints.workloadfile import load_workload
-    from heddle.engineering.placement import Ask, rank_placements
+    from heddle.engineering.placement import PlacementAsk, rank_placements
     from heddle.views.placementtext import render
 
     _check_out(out_)
     built, dead, drained = _fabric(fabric, lab, set_)
-    ask = Ask(
+    ask = PlacementAsk(
         job, ranks, [*words_of_flag("--down", down), *dead], [*words_of_flag("--drain", drain), *drained], seed
     )  # fmt: skip
     ranking = rank_placements(built, load_workload(workload or _RING).workload, ask, out.observer)

@@ -31,7 +31,7 @@ MOST_CONNECTIONS: Final = 4_000_000  # beyond that the search takes minutes, and
 
 
 @dataclass(frozen=True)
-class Level:
+class CutLevel:
     """Groups of slots, and the cut around each. group: (slots,). bps: (groups,), both directions alike, in bit/s.
 
     out, into: (groups,), bytes of other jobs that leave and enter each.
@@ -54,7 +54,7 @@ class Exchange:
 
 
 def search(
-    levels: Sequence[Level], host: I64, traffic: Exchange, starts: Sequence[I64], nic_s: float, seed: int
+    levels: Sequence[CutLevel], host: I64, traffic: Exchange, starts: Sequence[I64], nic_s: float, seed: int
 ) -> list[I64]:
     """The slot of each rank, (ranks,): one result for each start, those of lower cost first.
 
@@ -94,7 +94,7 @@ class _Graph:
         return self._peer[part], self.bytes[self._connection[part]]
 
 
-def _grown(levels: Sequence[Level], slots: I64, graph: _Graph) -> I64:
+def _grown(levels: Sequence[CutLevel], slots: I64, graph: _Graph) -> I64:
     """Fill group after group of the finest level, each time with the rank that has most bytes with those in it."""
     first: dict[int, int] = {}
     for at, group in enumerate(levels[0].group[slots].tolist()):
@@ -125,7 +125,7 @@ def _grown(levels: Sequence[Level], slots: I64, graph: _Graph) -> I64:
 class _Search:
     """Places that get better. cost: of these places now."""
 
-    def __init__(self, levels: Sequence[Level], host: I64, graph: _Graph, place: I64, nic_s: float) -> None:
+    def __init__(self, levels: Sequence[CutLevel], host: I64, graph: _Graph, place: I64, nic_s: float) -> None:
         self.place = place.copy()
         self._levels, self._host, self._graph, self._nic_s = levels, host, graph, nic_s
         every = np.arange(len(graph.src))
@@ -133,7 +133,7 @@ class _Search:
         self.cost = self._cost(self._loads)
         self._visits = 0
 
-    def _crossing(self, level: Level, some: I64) -> F64:
+    def _crossing(self, level: CutLevel, some: I64) -> F64:
         """(2, groups): bytes of these connections out of and into each group."""
         here, there = level.group[self.place[self._graph.src[some]]], level.group[self.place[self._graph.dst[some]]]
         amount = np.where(here != there, self._graph.bytes[some], 0.0)

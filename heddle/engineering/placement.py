@@ -18,7 +18,7 @@ from heddle.base.arrays import F64, I64
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.engineering.candidates import FreeHost, candidates, free_hosts, packed
-from heddle.engineering.mincut import MOST_CONNECTIONS, Exchange, Level, search
+from heddle.engineering.mincut import MOST_CONNECTIONS, CutLevel, Exchange, search
 from heddle.fabric.model import Fabric, Port
 from heddle.host.preflight import frr_release
 from heddle.offline.cuts import cuts_of
@@ -46,7 +46,7 @@ _MANY_FLOWS: Final = 300_000  # that make luck small: one set is enough
 
 
 @dataclass(frozen=True)
-class Ask:
+class PlacementAsk:
     """What to place. job: of the workload, empty for its only one. ranks: instead of the job's own number.
 
     seed: of random orders and of the search. more: other candidates, name -> NICs by rank. down, drain: as in predict.
@@ -138,7 +138,7 @@ class Ranking:
         }
 
 
-def rank_placements(fabric: Fabric, workload: Workload, ask: Ask, observer: Observer) -> Ranking:
+def rank_placements(fabric: Fabric, workload: Workload, ask: PlacementAsk, observer: Observer) -> Ranking:
     """Predict all candidates. InputError for a job that does not fit, and for an unknown job."""
     job = _job(workload, ask)
     others = tuple(each for each in workload.jobs if each.name != job.name)
@@ -194,7 +194,7 @@ def best_first(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda each: each.order(fastest)))
 
 
-def _job(workload: Workload, ask: Ask) -> Job:
+def _job(workload: Workload, ask: PlacementAsk) -> Job:
     """The job to place, with the number of ranks that was typed."""
     names = [job.name for job in workload.jobs]
     if ask.job and ask.job not in names:
@@ -211,7 +211,7 @@ def _job(workload: Workload, ask: Ask) -> Job:
 class _Judge:
     """A fabric with its failures and its other jobs, in which candidates are predicted."""
 
-    def __init__(self, fabric: Fabric, workload: Workload, others: Sequence[Job], ask: Ask) -> None:
+    def __init__(self, fabric: Fabric, workload: Workload, others: Sequence[Job], ask: PlacementAsk) -> None:
         self.trouble = trouble_of(fabric, ask.down, ask.drain)
         self._wires = wires = wires_of(fabric)
         self._fabric = fabric
@@ -312,7 +312,7 @@ class _Judge:
     def _nics(self, traffic: Traffic) -> Nics:
         return nics_of(self._wires, traffic, self.trouble.dead)
 
-    def _levels(self, free: Sequence[Port], hosts: I64, job: Job) -> Iterator[Level]:
+    def _levels(self, free: Sequence[Port], hosts: I64, job: Job) -> Iterator[CutLevel]:
         """Hosts, if their ranks copy inside them; edge switches; areas, if there are several."""
         wires = self._wires
         drained = [wires.switch_id[name] for name in self.trouble.drained]
@@ -321,9 +321,9 @@ class _Judge:
         cuts, between = cuts_of(wires, live), self._demand.between(wires)
         if job.options.inside_gbps(job.options.pattern):
             rates = np.bincount(hosts, weights=[port.rate_bps for port in free]).astype(np.float64)
-            yield Level(hosts, rates, np.zeros(len(rates)), np.zeros(len(rates)))
+            yield CutLevel(hosts, rates, np.zeros(len(rates)), np.zeros(len(rates)))
         edge = np.array([wires.edge[wires.switch_id[port.peer_node]] for port in free], dtype=np.int64)
-        yield Level(edge, cuts.edge_bps, between.sum(axis=1), between.sum(axis=0))
+        yield CutLevel(edge, cuts.edge_bps, between.sum(axis=1), between.sum(axis=0))
         if len(cuts.area_bps) > 1 and cuts.above:
             joined = cuts.joined(between)
-            yield Level(cuts.area_of[edge], cuts.area_bps, joined.sum(axis=1), joined.sum(axis=0))
+            yield CutLevel(cuts.area_of[edge], cuts.area_bps, joined.sum(axis=1), joined.sum(axis=0))

@@ -13,7 +13,7 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
-from heddle.engineering.placement import Ask, Candidate, Ranking, rank_placements
+from heddle.engineering.placement import Candidate, PlacementAsk, Ranking, rank_placements
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast
@@ -23,9 +23,9 @@ OVERSUBSCRIBED = "topologies/examples/oversubscribed.yml"
 Inv = Callable[..., tuple[int, str]]
 
 
-def ranked(fabric: str, workload: str, ask: Ask | None = None, *settings: str) -> Ranking:
+def ranked(fabric: str, workload: str, ask: PlacementAsk | None = None, *settings: str) -> Ranking:
     built = load_fabric(fabric, overrides=settings).fabric
-    return rank_placements(built, load_workload(workload).workload, ask or Ask(), Silent())
+    return rank_placements(built, load_workload(workload).workload, ask or PlacementAsk(), Silent())
 
 
 def first_line(ranking: Ranking) -> str:
@@ -53,7 +53,7 @@ def inv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def test_a_ring_is_packed_into_one_zone_and_the_first_line_says_why() -> None:
-    found = ranked("dc", "ring", Ask(ranks=4))
+    found = ranked("dc", "ring", PlacementAsk(ranks=4))
     best = found.found[0]
     assert best.name == "packed"
     assert "min-cut" in best.same
@@ -64,7 +64,7 @@ def test_a_ring_is_packed_into_one_zone_and_the_first_line_says_why() -> None:
 
 
 def test_an_all_to_all_on_few_uplinks_is_spread() -> None:
-    found = ranked(OVERSUBSCRIBED, "all-to-all", Ask(ranks=8))
+    found = ranked(OVERSUBSCRIBED, "all-to-all", PlacementAsk(ranks=8))
     assert found.found[0].name in ("spread", "min-cut")
     assert found.found[0].boxes == 4
     assert found.candidate("packed").seconds > found.found[0].seconds * 1.1
@@ -82,12 +82,12 @@ def test_the_search_puts_ranks_that_exchange_bytes_into_one_rack(tmp_path: Path)
 
 
 def test_the_same_seed_gives_the_same_places() -> None:
-    once, again = (ranked("zone", "permutation:3", Ask(seed=7)) for _ in range(2))
+    once, again = (ranked("zone", "permutation:3", PlacementAsk(seed=7)) for _ in range(2))
     assert once.found == again.found
 
 
 def test_figures_are_those_of_a_prediction(tmp_path: Path) -> None:
-    found = ranked("dc", "ring,qps=4", Ask(ranks=6))
+    found = ranked("dc", "ring,qps=4", PlacementAsk(ranks=6))
     for each in found.found:
         (tmp_path / "ranks.txt").write_text("\n".join(each.nics))
         workload = load_workload(f"ring,qps=4,placement={tmp_path / 'ranks.txt'}").workload
@@ -101,7 +101,7 @@ def test_figures_are_those_of_a_prediction(tmp_path: Path) -> None:
 
 
 def test_no_rank_is_placed_on_what_is_down_drained_or_taken() -> None:
-    ask = Ask(job="b", ranks=5, down=["host2", "rtsw3"], drain=["rtsw8"])
+    ask = PlacementAsk(job="b", ranks=5, down=["host2", "rtsw3"], drain=["rtsw8"])
     found = ranked("zone", "two-tenants", ask)
     assert [job.name for job in found.others] == ["a"]
     for each in found.found:
@@ -118,13 +118,13 @@ def test_a_loaded_zone_is_avoided(tmp_path: Path) -> None:
         "size: 4M\njobs:\n  old: {collective: all-to-all, ranks: [0, 2], repeat: background}\n"
         "  new: {collective: all-to-all, ranks: 2}\n"
     )
-    found = ranked("dc", str(tmp_path / "w.yml"), Ask(job="new"))
+    found = ranked("dc", str(tmp_path / "w.yml"), PlacementAsk(job="new"))
     assert {nic.partition(":")[0] for nic in found.found[0].nics} in ({"host5", "host6"}, {"host7", "host8"})
 
 
 def test_more_ranks_than_free_nics_are_an_error() -> None:
     with pytest.raises(InputError, match="--ranks 16 needs 16 NICs, but 14 are free and up"):
-        ranked("zone", "ring", Ask(ranks=16, down=["rtsw1"]))
+        ranked("zone", "ring", PlacementAsk(ranks=16, down=["rtsw1"]))
 
 
 @pytest.mark.parametrize(
