@@ -22,6 +22,7 @@ from heddle.cli.picture_verbs import graph
 from heddle.cli.run_verb import run, perf
 from heddle.cli.tuner_verb import tuner
 from heddle.cli.launch_verb import launch
+from heddle.cli.experiment_verb import experiment, reproduce
 from heddle.cli.fault_verb import fault
 from heddle.cli.capture_verb import capture
 from heddle.cli.craft_verb import craft

@@ -48,6 +48,15 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         ),
         "host1 host3 --place vm -- ib_read_lat": "the time of small reads",
     },
+    "experiment": {
+        "": "list the experiments that Heddle has",
+        "queue-pairs --repeats 5 --out results": "run one five times, and keep its figures and its runs",
+        "mine.yml --list": "check an own file, and print how long it takes",
+    },
+    "reproduce": {
+        "sigcomm24 --list": "list the experiments of a folder, without running them",
+        "my/paper --only 1,3 --out results": "run two experiments of an own folder",
+    },
     "capture": {
         "rtsw1:eth1 --filter roce --count 20": "print 20 RoCE packets of one port, a line each",
         "rtsw1,ctsw1 --seconds 5 --out two.pcapng": "merge the ports of two switches into one file",

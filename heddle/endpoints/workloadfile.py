@@ -84,20 +84,26 @@ def load_workload(typed: str) -> LoadedWorkload:
     document, file, more = _document(typed)
     problems = Problems()
     typed_keys = _more(more, problems)
-    reader = _Reader(document, typed_keys, file, problems)
+    return LoadedWorkload(read_workload(document, file, Path(file).stem if file else typed, typed_keys, problems), file)
+
+
+def read_workload(
+    document: Document, file: str, name: str, typed: Mapping[str, Any] | None = None, problems: Problems | None = None
+) -> Workload:
+    """The workload of a document. file: files that it names are beside it. typed: keys that replace those of all jobs.
+
+    InputError with all problems that do not depend on the fabric, and those that were found before.
+    """
+    from heddle.spec.wording import in_order
+
+    problems = problems or Problems()
+    reader = _Reader(document, typed or {}, file, problems)
     jobs = tuple(reader.jobs())
-    problems.found[:] = in_order(problems.found)
+    problems.found[:] = in_order(dict.fromkeys(problems.found))  # one of a default is in every job
     problems.raise_if_any()
-    workload = Workload(jobs, Path(file).stem if file else typed, reader.shares)
+    workload = Workload(jobs, name, reader.shares)
     workload.check()
-    return LoadedWorkload(workload, file)
-
-
-def in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """By line, each once: one of a default is in every job."""
-    from heddle.spec.wording import in_order as by_line
-
-    return by_line(dict.fromkeys(problems))
+    return workload
 
 
 class _Reader:

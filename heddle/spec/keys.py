@@ -20,7 +20,8 @@ from heddle.base.units import format_duration, format_rate, parse_duration, pars
 def at(path: str, why: str, hint: str = "", *, given: Sequence[str] = ()) -> PydanticCustomError:
     """An error at the key `path` (`link.mtu`) that depends on other keys, the `given` ones.
 
-    It is not reported when one of these is wrong itself.
+    It is not reported when one of these is wrong itself. A path that begins with a dot is below the group that is
+    checked, for groups that the user names.
     """
 
     return PydanticCustomError("heddle_at", "{why}", {"path": path, "why": why, "hint": hint, "given": list(given)})

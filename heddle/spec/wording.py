@@ -158,8 +158,9 @@ def _model_inside(annotation: Any) -> Model | None:
 
 def _trail(detail: ErrorDetails, model: Model) -> Trail:
     """The path in the file: pydantic's loc without the names of union members that it appends."""
-    if detail["type"] == "heddle_at":
-        return tuple(str(detail["ctx"]["path"]).split("."))
+    path = str(detail["ctx"]["path"]) if detail["type"] == "heddle_at" else ""
+    if path and not path.startswith("."):
+        return tuple(path.split("."))
     trail: list[str | int] = []
     here: Model | None = model
     named = False  # the next step is a name that the file gave, as in link.exceptions
@@ -174,7 +175,15 @@ def _trail(detail: ErrorDetails, model: Model) -> Trail:
         elif named or isinstance(step, int):
             trail.append(step)
             here, named = inside, False
-    return tuple(trail)
+    return (*trail, *path.split(".")[1:])
+
+
+def takes_list(trail: Trail, model: Model) -> bool:
+    """Whether the value of a key is a list by itself. False for a key that the model does not have."""
+    group = _group_at(trail[:-1], model)
+    field = group.model_fields.get(str(trail[-1])) if group else None
+    kinds = () if field is None else (field.annotation, *typing.get_args(field.annotation))
+    return any(typing.get_origin(each) in (list, tuple, frozenset, set) for each in kinds)
 
 
 def _group_at(trail: Trail, model: Model) -> Model | None:

@@ -6,14 +6,14 @@ Out: FabricRequest, whose overrides are those of `--set`. InputError carries eve
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem
+from heddle.spec.overrides import settings_of, value_text
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
@@ -57,7 +57,7 @@ def request_of(
         why = "cannot be set: the plugin chooses the names of its labs"
         problems.append(Problem(where, f"name: {keys['name']}", why, "remove it"))
     overrides = []
-    for path, value in _flat({key: value for key, value in keys.items() if key != "name"}):
+    for path, value in settings_of({key: value for key, value in keys.items() if key != "name"}):
         text = value_text(path, value)
         if text is None:
             why = f"is a Python {type(value).__name__}, which no fabric file can contain"
@@ -89,40 +89,3 @@ def _located(fabric: str, directory: Path | None) -> str:
 def _shown(place: str, marker: str) -> str:
     """Where a problem is: the marker in place of the command line's `--set`; a file as the user would type it."""
     return marker if place in ("", "--set") else place.removeprefix(f"{Path.cwd()}{os.sep}")
-
-
-def _flat(keys: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
-    """Path -> value of nested keys; a mapping whose keys are numbers, as of `queues.dscp`, is a value."""
-    for key, value in keys.items():
-        if isinstance(value, Mapping) and value and all(isinstance(each, str) for each in value):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def value_text(path: str, value: object) -> str | None:
-    """A Python value as YAML that is read back as the same value; None for what YAML does not have."""
-    if isinstance(value, str):
-        return value if _plain(path, value) else json.dumps(value)
-    if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if isinstance(value, list | tuple):
-        parts = [json.dumps(each) if isinstance(each, str) else value_text(path, each) for each in value]
-        return None if None in parts else f"[{', '.join(map(str, parts))}]"
-    if isinstance(value, Mapping):
-        pairs = [
-            (str(key), json.dumps(each) if isinstance(each, str) else value_text(path, each))
-            for key, each in value.items()
-        ]
-        return None if any(text is None for _, text in pairs) else f"{{{', '.join(f'{k}: {t}' for k, t in pairs)}}}"
-    return None
-
-
-def _plain(path: str, text: str) -> bool:
-    """Whether a text needs no quotes to be read as itself; then problems show it as it was typed."""
-    from heddle.spec.yamlfile import parse_value
-
-    try:
-        return bool(parse_value(text, "", (path,))[0] == text)
-    except InputError:
-        return False

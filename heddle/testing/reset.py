@@ -107,6 +107,7 @@ class ResetResult:
 def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
     """Undo what a test has done to the lab. It raises nothing: an error is reported as damage."""
     from heddle.checks.validate import validate
+    from heddle.lab.restore import restore_configured
 
     try:
         if lost := lost_parts(lab, fresh):
@@ -114,7 +115,7 @@ def reset(lab: Lab, fresh: Collection[LabProcess]) -> ResetResult:
         extra = sorted(processes_of(lab).difference(fresh), key=lambda each: (each.node, each.pid))
         texts = tuple(each.text() for each in extra)
         end_processes(lab, extra)
-        _undo(lab)
+        restore_configured(lab, _SECONDS)
         if wrong := [f"{each.name}: {each.detail}" for each in validate(lab, _CHECKED) if not each.ok]:
             return ResetResult(texts, tuple(wrong))
         _clear(lab)
@@ -134,18 +135,6 @@ def lost_parts(lab: Lab, fresh: Collection[LabProcess]) -> list[str]:
         return list(map(_first_line, lost))
     gone = frozenset(fresh) - processes_of(lab)
     return [_ended_text(gone)] if gone else []
-
-
-def _undo(lab: Lab) -> None:
-    from heddle.lab.impairments import restore_faults
-    from heddle.lab.outages import undo_all
-    from heddle.lab.rehash import restore_hashing
-    from heddle.lab.thresholds import restore_queues
-
-    restore_hashing(lab)
-    restore_queues(lab)
-    restore_faults(lab)
-    undo_all(lab, _SECONDS)
 
 
 def _clear(lab: Lab) -> None:

@@ -26,6 +26,7 @@ from heddle.proof.verdict import Arrivals, FlowProof, PathsResult
 from heddle.runs.parts.machine import MachineUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunResult
+from heddle.spec.overrides import value_text
 from heddle.testing import (
     assert_busbw_above,
     assert_depth_below,
@@ -38,7 +39,7 @@ from heddle.testing import (
     assert_reliable,
     claims,
 )
-from heddle.testing.fabricmarker import FabricRequest, request_of, value_text
+from heddle.testing.fabricmarker import FabricRequest, request_of
 from heddle.testing.junit import fabric_properties, paths_properties, run_properties
 from tests.unit.run_samples import having, result, sent
 

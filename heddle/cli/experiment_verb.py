@@ -1,0 +1,194 @@
+"""The verbs `experiment` and `reproduce`: files of runs and comparisons, one or a folder of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.files import real
+from heddle.base.problems import InputError, Problem
+from heddle.cli.argv import Option, Options
+from heddle.cli.console import Console
+from heddle.cli.endings import INTERRUPTED
+from heddle.cli.verbs import verb
+from heddle.host import packages
+
+if TYPE_CHECKING:
+    from heddle.experiments.loading import Experiment
+    from heddle.experiments.outcome import ExperimentResult
+
+_REPEATS: Final = "repeat each live run N times (default: as the file says)"
+_EXPERIMENT: Final[Options] = {
+    "file": Option(
+        "an experiment file, or one of Heddle by its name", "heddle.experiments.loading:experiments_shipped"
+    ),
+    "repeats": Option(_REPEATS, value="N"),
+    "only": Option("these checks of the file alone, and the runs that they use", value="CHECK"),
+    "list": "show what would run, and how long it takes",
+    "out": Option("directory for JSON, CSV, pictures and the stored runs", value="DIR"),
+}
+
+_REPRODUCE: Final[Options] = {
+    "name": Option("a folder of experiments", "heddle.experiments.folders:folders_shipped"),
+    "repeats": Option(_REPEATS, value="N"),
+    "only": Option("these experiments alone: names or numbers", value="NAME"),
+    "list": "show what would run, how long it takes, and what is left out",
+    "out": _EXPERIMENT["out"],
+}
+
+
+def _live(typed: Mapping[str, Any]) -> bool:
+    """Whether one of the experiments needs a lab; errors are reported by the verb."""
+    if typed.get("list_"):
+        return False
+    try:
+        experiments = _loaded(typed["file"]) if "file" in typed else _folder(typed.get("name", "")).experiments
+    except InputError:
+        return False
+    return any(variant.live for each in experiments for variant in each.variants)
+
+
+def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
+    return packages.for_runtime("netns") if _live(typed) else ()
+
+
+def _loaded(file: str) -> list[Experiment]:
+    from heddle.experiments.loading import find_experiment, load_experiment
+
+    return [load_experiment(*find_experiment(file))]
+
+
+def _folder(name: str) -> Any:
+    from heddle.experiments.folders import load_folder
+
+    return load_folder(name)
+
+
+@verb(
+    group="Traffic",
+    help=_EXPERIMENT,
+    positional=["file"],
+    packages=_packages,
+    root=_live,
+    files_in=["file"],
+    files_out=["out_"],
+    directory_out=True,
+)
+def experiment(
+    out: Console,
+    file: str = "",
+    repeats: int | None = None,
+    only: Sequence[str] = (),
+    list_: bool = False,
+    out_: str | None = None,
+) -> None:
+    """Run an experiment: runs, and checks of what they measure. Without words, list the experiments of Heddle.
+
+    A file has fabrics, runs and checks (docs/experiments.md). Each fabric is brought up once and taken down at the end.
+    Lists in settings make a grid. Exit 1 when a check misses its band.
+    """
+    from heddle.experiments.loading import experiments_shipped
+    from heddle.views.experimenttext import list_text, result_text
+
+    _check(repeats)
+    if not file:
+        found = [each for name in experiments_shipped() for each in _loaded(name)]
+        listed = [{"name": each.name, "title": each.spec.title} for each in found]
+        return out.result({"experiments": listed}, list_text(found, repeats))
+    (wanted,) = _loaded(file)
+    wanted = wanted.only(only)
+    if list_:
+        document = {"experiments": [{"name": wanted.name, "title": wanted.spec.title}]}
+        return out.result(document, list_text([wanted], repeats))
+    result = _run(out, wanted, repeats, out_)
+    written = [] if out_ is None else _write(out_, [result])
+    text = "\n".join([result_text(result), *(f"wrote {name}" for name in written)])
+    out.result({**result.to_json(), "written": written}, text)
+    out.exit_code = INTERRUPTED if result.interrupted else 1 if result.failed else 0
+    return None
+
+
+@verb(
+    group="Traffic",
+    help=_REPRODUCE,
+    positional=["name"],
+    packages=_packages,
+    root=_live,
+    files_out=["out_"],
+    directory_out=True,
+)
+def reproduce(
+    out: Console,
+    name: str,
+    repeats: int | None = None,
+    only: Sequence[str] = (),
+    list_: bool = False,
+    out_: str | None = None,
+) -> None:
+    """Run every experiment of a folder: what a publication reports, and what is measured here.
+
+    NAME is a folder of traffic/experiments/, or the path of one with an index.yml (docs/experiments.md). Exit 1 when a
+    check misses its band. Experiments whose needs this machine does not have are skipped, with the reason.
+    """
+    from heddle.base.tables import many
+    from heddle.experiments.folders import FolderResult
+    from heddle.views.experimenttext import folder_list_text, folder_text
+
+    _check(repeats)
+    folder = _folder(name).only([word for each in only for word in each.split(",") if word])
+    if list_:
+        listed = [{"name": each.name, "title": each.spec.title} for each in folder.experiments]
+        return out.result({"name": folder.name, "experiments": listed}, folder_list_text(folder, repeats))
+    results: list[ExperimentResult] = []
+    for number, each in enumerate(folder.experiments, 1):
+        out.say(f"experiment {number} of {len(folder.experiments)}: {each.spec.title}")
+        results.append(_run(out, each, repeats, out_))
+        if results[-1].interrupted:
+            out.say(f"interrupted: {many(len(folder.experiments) - number, 'experiment')} did not run")
+            break
+    result = FolderResult(folder, tuple(results))
+    written = [] if out_ is None else _write(out_, results)
+    text = "\n".join([folder_text(result), *(f"wrote {file}" for file in written)])
+    out.result({**result.to_json(), "written": written}, text)
+    out.exit_code = INTERRUPTED if results and results[-1].interrupted else 1 if result.failed else 0
+    return None
+
+
+def _check(repeats: int | None) -> None:
+    from heddle.experiments.spec import MOST_REPEATS
+
+    if repeats is not None and not 1 <= repeats <= MOST_REPEATS:
+        raise InputError(Problem("", f"--repeats {repeats}", f"is outside 1 to {MOST_REPEATS}"))
+
+
+def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str | None) -> ExperimentResult:
+    from heddle.base.problems import machine_errors
+    from heddle.experiments.running import Running, plan_text
+
+    copies = None
+    if directory is not None:
+        copies = real(directory) / "runs"
+        with machine_errors(directory):
+            copies.mkdir(parents=True, exist_ok=True)
+    out.say(plan_text(wanted, repeats))
+    return Running(wanted, out.observer, repeats, copies).run()
+
+
+def _write(directory: str, results: Sequence[ExperimentResult]) -> list[str]:
+    """The files of each result: JSON, a table of checks, and one of all figures."""
+    import json
+
+    from heddle.views.graph import write_file
+
+    written = []
+    for each in results:
+        files = {
+            ".json": json.dumps(each.to_json(), indent=1, default=str) + "\n",
+            ".csv": each.checks_csv(),
+            "-runs.csv": each.runs_csv(),
+        }
+        for ending, text in files.items():
+            name = f"{directory.rstrip('/')}/{each.experiment.name}{ending}"
+            write_file(real(directory) / f"{each.experiment.name}{ending}", text.encode(), name, "--out")
+            written.append(name)
+    return written

@@ -1,0 +1,387 @@
+"""The figures of one run that expressions can use: of a live run, of a prediction, of a measure.
+
+In:  the results of a run with the verdict on its paths; a Prediction; or what a measure returned.
+Out: `value` of a name with keywords. UnknownValueError when the run does not have it, with the reason.
+Units: GB/s emulated, seconds, packets, bytes; shares of links in percent of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from heddle.base.tables import flat
+from heddle.base.units import format_size, parse_size
+from heddle.experiments.expressions import UnknownValueError
+from heddle.runs.iterations import stats_of
+from heddle.runs.parts import PARTS
+from heddle.runs.parts.ideal import IdealUse
+from heddle.runs.parts.queues import QueueUse
+from heddle.runs.results import RunOutcome
+
+if TYPE_CHECKING:
+    from heddle.offline.result import Prediction
+    from heddle.proof.verdict import PathsResult
+    from heddle.runs.results import RunResult
+    from heddle.runs.runtable import SizeRow
+
+Keys = Mapping[str, str]
+
+
+class RunFigures(Protocol):
+    """What a run gives. proven: None where it has no paths."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """IDs of its stored runs."""
+
+    @property
+    def proven(self) -> bool | None:
+        """Whether its paths are proven."""
+
+    @property
+    def doubt(self) -> str:
+        """Why its figures are unreliable; empty if they are not."""
+
+    def value(self, name: str, keys: Keys) -> float:
+        """A figure. UnknownValueError with the reason when the run does not have it."""
+
+    def to_json(self) -> dict[str, float]:
+        """Every figure that needs no keyword."""
+
+
+def _iterations(name: str) -> Callable[[SizeRow], float | None]:
+    def of(row: SizeRow) -> float | None:
+        found = stats_of(row.first.slowest_us)
+        return None if found is None else float(getattr(found, name)) * (1 if name == "cv_pct" else 1e-6)
+
+    return of
+
+
+# Of one size. Times are those of an iteration, in seconds; percentiles and cv are of the slowest rank of each.
+OF_SIZES: Final[Mapping[str, Callable[[SizeRow], float | None]]] = {
+    "busbw": lambda row: row.busbw,
+    "algbw": lambda row: row.algbw,
+    "time": lambda row: row.time_us / 1e6,
+    "p50": _iterations("p50_us"),
+    "p95": _iterations("p95_us"),
+    "p99": _iterations("p99_us"),
+    "slowest": _iterations("max_us"),
+    "cv": _iterations("cv_pct"),
+}
+# Of a whole run: what it is, for the manual.
+OF_RUNS: Final[Mapping[str, str]] = {
+    "completion": "time of an iteration / that on NICs alone, at the largest size",
+    "drops": "packets that queues dropped",
+    "lost": "packets that were lost anywhere, also by faults and sockets",
+    "marks": "packets that got the mark Congestion Experienced",
+    "pauses": "pause frames of switches",
+    "paused_ports": "ports that were paused at some time",
+    "paused_hosts": "ports of hosts among them",
+    "paused_ms": "milliseconds of pause, summed over ports",
+    "storms": "pause storms that the watchdog ended",
+    "deepest": "bytes of the deepest queue of a switch",
+    "packets": "data packets sent",
+    "bytes": "bytes of these packets",
+    "qps": "flows with a row of their own",
+    "qps_spread": "flows whose packets may take several paths",
+    "unproven": "flows whose paths are not proven",
+    "wrong": "wrong elements of results",
+    "icrc_errors": "packets with a wrong ICRC",
+    "limited": "1 if the host CPU was or may have been the bottleneck, else 0",
+    "mmr": "max/mean of bytes over the uplinks below which ranks are",
+    "mmr_flows": "max/mean of flows over them",
+}
+
+
+def _queues(name: str) -> Callable[[RunOutcome], float | None]:
+    return lambda job: None if (used := job.part(QueueUse)) is None else getattr(used, name)
+
+
+def _proof(name: str) -> Callable[[RunOutcome], float | None]:
+    return lambda job: None if job.proof is None else getattr(job.proof, name)
+
+
+_OF_FIRST: Final[Mapping[str, Callable[[RunOutcome], float | None]]] = {
+    "completion": lambda job: None if (ideal := job.part(IdealUse)) is None else ideal.ratio,
+    "drops": _queues("dropped"),
+    **{
+        name: _queues(name)
+        for name in ("marks", "pauses", "paused_ports", "paused_hosts", "paused_ms", "storms", "deepest")
+    },
+    "lost": lambda job: None if job.lost is None else sum(job.lost.values()),
+    "mmr": _proof("mmr_bytes"),
+    "mmr_flows": _proof("mmr_flows"),
+    "qps": _proof("qps"),
+    "qps_spread": _proof("spread"),
+    "unproven": _proof("unproven"),
+}
+# Of links: by default the uplinks that an MMR counts; `port` and `direction` choose others.
+OF_LINKS: Final[Mapping[str, str]] = {
+    "links": "links that could be used",
+    "links_used": "links that carried flows",
+    "links_used_most": "the most used links of one switch",
+    "links_used_least": "the least used links of a switch that used any",
+    "link_max": "use of the busiest link, in percent of the run",
+    "link_min": "use of the idlest link",
+    "link_mean": "mean use",
+    "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
+}
+OFFLINE: Final[Mapping[str, str]] = {
+    "completion": "time of the busiest link / the shortest possible time",
+    "time": "seconds of the busiest link for the whole demand",
+    "mmr": "the largest max/mean of bytes of a direction, or that of `direction`",
+    "links": "links of the fabric that could be used",
+    "links_used": "links that carry bytes",
+    "link_max": "use of the busiest link, in percent of the shortest possible time",
+    "link_min": "use of the idlest link",
+    "link_mean": "mean use",
+    "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
+    "flows": "flows of all jobs",
+    "unreachable": "flows without a path",
+    "moved": "share of flows with a new path after `down` or `drain`, by hash-threshold",
+    "moved_resilient": "the same with resilient groups",
+    "collisions": "flows on the fullest link that counts for the MMR",
+}
+
+
+def counters() -> dict[str, str]:
+    """The counters of all transports, and of congestion control and admission: key -> meaning."""
+    from heddle.endpoints.admission.ctsends import ADMISSION_COLUMNS
+    from heddle.endpoints.congestion.controlled import CNP_COLUMNS
+    from heddle.endpoints.transports import TRANSPORTS
+
+    every = [column for kind in TRANSPORTS.values() for column in getattr(kind, "columns", ())]
+    return {each.key: each.text for each in (*every, *CNP_COLUMNS, *ADMISSION_COLUMNS)}
+
+
+def live_names() -> list[str]:
+    """Every figure of a live run without those of parts (`queues.deepest`)."""
+    return list(dict.fromkeys([*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShare:
+    """A link that counts. percent: its use; used: whether it carried flows."""
+
+    port: str
+    direction: str
+    percent: float
+    used: bool
+    uplink: bool
+
+
+def of_links(name: str, links: Sequence[LinkShare], keys: Keys) -> float:
+    """One of OF_LINKS over the links that the keywords choose. UnknownValueError when they choose none."""
+    if "port" in keys or "direction" in keys:
+        port, way = keys.get("port", "*"), keys.get("direction", "*")
+        links = [each for each in links if fnmatchcase(each.port, port) and fnmatchcase(each.direction, way)]
+    else:
+        links = [each for each in links if each.uplink]
+    if not links:
+        raise UnknownValueError("no link matches")
+    shares = [each.percent for each in links]
+    if name in ("link_max", "link_min", "link_mean", "link_spread"):
+        low, high = min(shares), max(shares)
+        return {"link_max": high, "link_min": low, "link_spread": high - low}.get(name, sum(shares) / len(shares))
+    used = [each for each in links if each.used]
+    if name in ("links", "links_used"):
+        return float(len(links if name == "links" else used))
+    by_switch: dict[str, int] = {}
+    for each in used:
+        switch = each.port.partition(":")[0]
+        by_switch[switch] = by_switch.get(switch, 0) + 1
+    if not by_switch:
+        raise UnknownValueError("no link was used")
+    return float(max(by_switch.values()) if name == "links_used_most" else min(by_switch.values()))
+
+
+@dataclass
+class LiveFigures:
+    """Of a live run: the result of each job, and the verdict on the paths of all. ids: of the stored runs."""
+
+    jobs: Sequence[RunResult]
+    paths: PathsResult | None
+    ids: Sequence[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ids = [job.run_id for job in self.jobs]
+        self._links = [*self._shares()]
+
+    @property
+    def proven(self) -> bool:
+        """Whether three sources agree on the path of every flow."""
+        return self.paths is not None and self.paths.agree
+
+    @property
+    def doubt(self) -> str:
+        """The host CPU was the bottleneck, or results are wrong."""
+        wrong = sum(job.wrong for job in self.jobs)
+        limited = any(job.limited for job in self.jobs)
+        return f"{wrong:,} wrong elements" if wrong else "the host CPU may be the bottleneck" if limited else ""
+
+    def value(self, name: str, keys: Keys) -> float:
+        """A figure of the run, of one of its jobs, or of one of its sizes."""
+        if name in OF_LINKS:
+            return of_links(name, self._links, keys)
+        jobs = [job for job in self.jobs if keys.get("job", job.job) == job.job]
+        if not jobs:
+            names = ", ".join(job.job for job in self.jobs)
+            raise UnknownValueError(f"the run has no job {keys['job']}; jobs: {names or 'one without a name'}")
+        if name in OF_SIZES:
+            if len(jobs) > 1:
+                raise UnknownValueError(f'several jobs have {name}; choose one: {name}(run, job="{jobs[0].job}")')
+            found = OF_SIZES[name](_row(jobs[0], keys))
+        elif "." in name:
+            found = _of_part(jobs[0], name)
+        else:
+            found = self._whole(name, jobs)
+        if found is None:
+            raise UnknownValueError(f"the run has no {name}")
+        return float(found)
+
+    def to_json(self) -> dict[str, float]:
+        """Every figure that the run has; those of sizes at the largest size, of the first job."""
+        found, first = {}, self.jobs[0].job
+        for name in live_names():
+            try:
+                found[name] = self.value(name, {"job": first} if name in OF_SIZES else {})
+            except UnknownValueError:
+                continue
+        return found
+
+    def _whole(self, name: str, jobs: Sequence[RunResult]) -> float | None:
+        """Of the whole run: queues and paths are of all jobs, counters of the chosen ones."""
+        if name in _OF_FIRST:
+            found = _OF_FIRST[name](jobs[0])
+            return None if found is None else float(found)
+        if name in ("packets", "bytes"):
+            return float(sum(getattr(flow.sent, name) for job in jobs for flow in job.flows))
+        if name in ("wrong", "icrc_errors", "limited"):
+            counts = [getattr(job, name) for job in jobs]
+            return None if None in counts else float(sum(map(float, counts)))
+        known = [job.counters[name] for job in jobs if name in job.counters]
+        return sum(known) if known else None
+
+    def _shares(self) -> Iterator[LinkShare]:
+        if self.paths is None:
+            return
+        counted = {link.port for link in self.paths.uplinks.links}
+        for link in self.paths.links:
+            if link.usable:
+                percent = 100 * (link.utilisation or 0.0)
+                yield LinkShare(link.port, link.direction, percent, link.flows > 0, link.port in counted)
+
+
+def _row(job: RunResult, keys: Keys) -> SizeRow:
+    if "size" not in keys:
+        return job.largest
+    try:
+        size = parse_size(keys["size"])
+    except ValueError as error:
+        raise UnknownValueError(f"size {keys['size']} {str(error).partition('; ')[0]}") from None
+    found = next((row for row in job.rows if row.size == size), None)
+    if found is None:
+        sizes = ", ".join(format_size(row.size) for row in job.rows)
+        raise UnknownValueError(f"the run has no size {keys['size']}; sizes: {sizes}")
+    return found
+
+
+def _of_part(job: RunResult, name: str) -> float | None:
+    """A number of a part of the run, by its key in the run's document: `admission.waits.p90_s`."""
+    part, _, key = name.partition(".")
+    if part not in PARTS:
+        raise UnknownValueError(f"a run has no part {part}; parts: {', '.join(PARTS)}")
+    if part not in job.parts:
+        return None
+    numbers = {path: value for path, value in flat(job.parts[part].to_json()).items() if _is_number(value)}
+    if key not in numbers:
+        raise UnknownValueError(f"part {part} has no number {key}; it has: {', '.join(numbers)}")
+    return float(numbers[key])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass
+class OfflineFigures:
+    """Of a prediction, in its first mode."""
+
+    prediction: Prediction
+    ids: Sequence[str] = ()
+    proven: bool | None = None
+    doubt: str = ""
+
+    def value(self, name: str, keys: Keys) -> float:
+        """A figure of the prediction."""
+        from heddle.fabric.model import Role
+
+        prediction = self.prediction
+        first, wires = prediction.modes[0], prediction.wires
+        if name in ("links", "links_used", "link_max", "link_min", "link_mean", "link_spread"):
+            full = prediction.roofline.seconds
+            upward = {wires.direction_name(d) for d in wires.upward}
+            hosts = {node.name for node in wires.fabric.nodes if node.role is Role.HOST}
+            shares = [
+                LinkShare(
+                    row["port"], row["direction"], 100 * row["seconds"] / full if full else 0.0, row["bytes"] > 0,
+                    row["ranked"] and row["direction"] in upward,
+                )
+                for row in prediction.links() if row["port"].partition(":")[0] not in hosts
+            ]  # fmt: skip
+            return of_links(name, shares, keys)
+        found: float | None = None
+        if name == "mmr":
+            named = {wires.direction_name(d): value for d, value in first.mmr.items() if d in wires.upward}
+            if way := keys.get("direction"):
+                named = {key: value for key, value in named.items() if fnmatchcase(key, way)}
+            found = max((value for value in named.values() if value is not None), default=None)
+        elif name in ("moved", "moved_resilient"):
+            key = "threshold" if name == "moved" else "resilient"
+            found = (
+                None if prediction.moved is None or key not in prediction.moved.moved else prediction.moved.share(key)
+            )
+        elif name == "collisions":
+            found = None if first.flows is None else float(first.flows[prediction.ranked].max(initial=0))
+        else:
+            whole = {
+                "completion": first.ratio, "time": first.seconds, "flows": prediction.flows,
+                "unreachable": prediction.unreachable,
+            }  # fmt: skip
+            found = whole.get(name)
+        if found is None:
+            raise UnknownValueError(f"the prediction has no {name}")
+        return float(found)
+
+    def to_json(self) -> dict[str, float]:
+        """Every figure that it has."""
+        found = {}
+        for name in OFFLINE:
+            try:
+                found[name] = self.value(name, {})
+            except UnknownValueError:
+                continue
+        return found
+
+
+@dataclass
+class OwnFigures:
+    """What a measure returned. proven: of its runs; None if it made none."""
+
+    values: Mapping[str, float]
+    ids: Sequence[str] = ()
+    proven: bool | None = None
+    doubt: str = ""
+
+    def value(self, name: str, keys: Keys) -> float:
+        """A figure of the measure."""
+        if name not in self.values:
+            raise UnknownValueError(f"the measure gave no {name}; it gave: {', '.join(self.values)}")
+        return float(self.values[name])
+
+    def to_json(self) -> dict[str, float]:
+        """All of them."""
+        return {name: float(value) for name, value in self.values.items()}

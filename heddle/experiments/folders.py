@@ -1,0 +1,109 @@
+"""A folder of experiments with an index: a publication, claim by claim.
+
+In:  a name below traffic/experiments, or the path of a folder with `index.yml`.
+Out: Folder: its index and its experiments in order. InputError with all problems of all files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from heddle.base.files import real, short_path
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.experiments.loading import Experiment, load_experiment, shipped
+from heddle.experiments.outcome import ExperimentResult
+from heddle.experiments.spec import FolderSpec
+from heddle.spec.yamlfile import ReadOptions, parse, read_text
+
+INDEX: Final = "index.yml"
+_READING: Final = ReadOptions(kind="index of experiments", example="docs/experiments.md")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An index and its experiments."""
+
+    name: str
+    spec: FolderSpec
+    experiments: tuple[Experiment, ...]
+
+    def only(self, names: Sequence[str]) -> Folder:
+        """With these experiments alone: names, or numbers from 1. InputError for others."""
+        if not names:
+            return self
+        known = {each.name: each for each in self.experiments}
+        known |= {str(number): each for number, each in enumerate(self.experiments, 1)}
+        problems, found = Problems(), []
+        for name in names:
+            if name in known:
+                found.append(known[name])
+            else:
+                hint = did_you_mean(name, [each.name for each in self.experiments])
+                problems.add(where="--only", what=name, why=f"is not an experiment of {self.name}", hint=hint)
+        problems.raise_if_any()
+        chosen = {id(each) for each in found}
+        return Folder(self.name, self.spec, tuple(each for each in self.experiments if id(each) in chosen))
+
+
+@dataclass(frozen=True)
+class FolderResult:
+    """The results of a folder, in order; of those that ran."""
+
+    folder: Folder
+    results: tuple[ExperimentResult, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether an experiment failed; one that was skipped did not."""
+        return any(each.failed for each in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole result."""
+        return {
+            "name": self.folder.name, **self.folder.spec.model_dump(exclude={"experiments"}),
+            "ok": not self.failed, "experiments": [each.to_json() for each in self.results],
+        }  # fmt: skip
+
+
+def folders_shipped() -> list[str]:
+    """Names of the folders that Heddle ships, sorted."""
+    return sorted(path.parent.name for path in shipped().glob(f"*/{INDEX}"))
+
+
+def find_folder(typed: str) -> tuple[Path, str]:
+    """The directory of a name or a path, and its name in problems."""
+    if typed in folders_shipped():
+        return shipped() / typed, short_path(shipped() / typed)
+    path = real(typed)
+    if path.is_dir():
+        return path, typed
+    hint = did_you_mean(typed, known) if (known := folders_shipped()) else f"name a directory with {INDEX}"
+    raise InputError(Problem("", typed[:200] or "the folder", "is not a folder of experiments", hint))
+
+
+def load_folder(typed: str) -> Folder:
+    """Read and check the index and all experiments."""
+    from heddle.spec.wording import examined
+
+    directory, shown = find_folder(typed)
+    file = f"{shown}/{INDEX}"
+    document = parse(read_text(directory / INDEX, file, _READING), file, _READING)
+    found = examined(document, FolderSpec)
+    if found.value is None or found.problems:
+        raise InputError(*found.problems)
+    there = sorted(path.stem for path in directory.glob("*.yml") if path.name != INDEX)
+    problems, experiments = Problems(), []
+    for number, name in enumerate(found.value.experiments or there):
+        if name not in there:
+            where = document.where(("experiments", number))
+            problems.add(where=where, what=name, why=f"is not a file {name}.yml", hint=did_you_mean(name, there))
+            continue
+        try:
+            experiments.append(load_experiment(directory / f"{name}.yml", f"{shown}/{name}.yml"))
+        except InputError as error:
+            problems.found += error.problems
+    problems.raise_if_any()
+    return Folder(directory.resolve().name, found.value, tuple(experiments))

@@ -1,0 +1,374 @@
+"""Experiment file -> Experiment: everything that runs, checked before anything is brought up.
+
+In:  a name below traffic/experiments, or a path.
+Out: Experiment: a Variant for each run at each point of its grid, and the parsed checks. InputError with all problems,
+with file and line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import resources
+from heddle.base.files import real, short_path
+from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
+from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
+from heddle.experiments.grid import Axis, at_point, axes_of
+from heddle.experiments.measures import MEASURES
+from heddle.experiments.measuring import Measure
+from heddle.experiments.needs import NEEDS
+from heddle.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
+from heddle.runs.parts import PARTS
+from heddle.spec.yamlfile import Document, Mark, ReadOptions, Trail, parse, read_text
+
+if TYPE_CHECKING:
+    from heddle.fabric.fabricfile import LoadedFabric
+    from heddle.traffic.workload import Workload
+
+FOLDER: Final = "experiments"
+READING: Final = ReadOptions(kind="experiment", example="traffic/experiments/queue-pairs.yml")
+_MOST: Final = 500  # runs of one experiment, without repeats
+_LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run at a point of its grid. point: key of each of its axes -> value. fabric_key: equal for equal fabrics.
+
+    repeats: 1 for a prediction. workload: None for a measure.
+    """
+
+    run: str
+    point: Mapping[str, str]
+    spec: RunSpec
+    fabric: LoadedFabric
+    fabric_key: str
+    fabric_text: str
+    repeats: int
+    workload: Workload | None = None
+    measure: Measure | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it needs a lab."""
+        return self.measure.live if self.measure is not None else not self.spec.offline
+
+    @property
+    def sent(self) -> Workload:
+        """The workload. RuntimeError for a measure."""
+        if self.workload is None:
+            raise RuntimeError("a measure has no workload")
+        return self.workload
+
+    @property
+    def title(self) -> str:
+        """`sweep qps=4`."""
+        return " ".join([self.run, *(f"{key.rpartition('.')[2]}={value}" for key, value in self.point.items())])
+
+
+@dataclass(frozen=True)
+class ExperimentCheck:
+    """A comparison with its parsed expression. proof: whether the paths of its runs must be proven."""
+
+    name: str
+    spec: CheckSpec
+    expression: Expression
+    proof: bool
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole experiment file. name: of the file, without its ending. axes: of each run."""
+
+    name: str
+    file: str
+    spec: ExperimentSpec
+    variants: tuple[Variant, ...]
+    checks: tuple[ExperimentCheck, ...]
+    axes: Mapping[str, tuple[Axis, ...]] = field(default_factory=dict)
+
+    def only(self, names: Sequence[str]) -> Experiment:
+        """With these checks alone, and the runs that they use. InputError for a name that is no check."""
+        wanted = [word for each in names for word in each.split(",") if word]
+        if not wanted:
+            return self
+        known = [each.name for each in self.checks]
+        for name in wanted:
+            if name not in known:
+                why = f"is not a check of {self.name}"
+                raise InputError(Problem("--only", name, why, did_you_mean(name, known)))
+        checks = tuple(each for each in self.checks if each.name in wanted)
+        runs = {call.run for each in checks for call in each.expression.calls}
+        return replace(self, checks=checks, variants=tuple(each for each in self.variants if each.run in runs))
+
+    def axes_of(self, call: FigureCall) -> dict[str, tuple[str, ...]]:
+        """What varies in the run of a figure, and is not chosen by a keyword of the call."""
+        chosen = {key for key, _ in call.keys}
+        return {axis.key: axis.texts for axis in self.axes[call.run] if axis.word not in chosen}
+
+    def point_of(self, call: FigureCall, at: Mapping[str, str]) -> dict[str, str]:
+        """The point of its run's grid that a figure is about."""
+        keys = dict(call.keys)
+        return {axis.key: keys[axis.word] if axis.word in keys else at[axis.key] for axis in self.axes[call.run]}
+
+
+def experiments_shipped() -> list[str]:
+    """Names of the experiments that Heddle ships, without folders, sorted."""
+    return sorted(path.stem for path in shipped().glob("*.yml"))
+
+
+def shipped() -> Path:
+    """traffic/experiments."""
+    return resources.HERE.content(resources.TRAFFIC) / FOLDER
+
+
+def find_experiment(typed: str) -> tuple[Path, str]:
+    """The file of a name or a path, and its name in problems."""
+    if typed in experiments_shipped():
+        path = shipped() / f"{typed}.yml"
+        return path, short_path(path)
+    path = real(typed)
+    if path.suffix in (".yml", ".yaml") or path.is_file():
+        return path, typed
+    known = [*experiments_shipped()]
+    raise InputError(Problem("", typed[:200] or "the experiment", "is not an experiment", did_you_mean(typed, known)))
+
+
+def load_experiment(path: Path, file: str) -> Experiment:
+    """Read and check an experiment. file: its name in problems."""
+    from heddle.spec.wording import examined, in_order
+
+    document = parse(read_text(path, file, READING), file, READING)
+    found = examined(document, ExperimentSpec)
+    if found.value is None or found.problems:
+        raise InputError(*found.problems)
+    reader = _Reader(document, found.value, path, file)
+    experiment = reader.experiment()
+    if reader.problems.found:
+        raise InputError(*in_order(dict.fromkeys(reader.problems.found)))
+    return experiment
+
+
+class _Reader:
+    """Makes the variants and checks of a file, and collects problems."""
+
+    def __init__(self, document: Document, spec: ExperimentSpec, path: Path, file: str) -> None:
+        self._document, self._spec, self._path, self._file = document, spec, path, file
+        self.problems = Problems()
+        self._fabrics: dict[str, LoadedFabric | None] = {}
+
+    def experiment(self) -> Experiment:
+        """The whole; with problems, only some of it."""
+        axes = {name: self._axes(name, run) for name, run in self._spec.runs.items()}
+        if not axes:
+            self._wrong(("runs",), "has no run", "write a name, and below it run: {collective: all-reduce}")
+        many = sum(len(points({axis.key: axis.texts for axis in each})) for each in axes.values())
+        if many > _MOST:
+            self._wrong(("runs",), f"are {many} runs with all lists, and {_MOST} is the most", "shorten the lists")
+            raise InputError(*self.problems.found)
+        self._needs(("needs",), self._spec.needs)
+        variants = [each for name in self._spec.runs for each in self._variants(name, axes[name])]
+        experiment = Experiment(self._path.stem, self._file, self._spec, tuple(variants), (), axes)
+        checks = [each for name, spec in self._spec.checks.items() for each in self._check(name, spec, experiment)]
+        return replace(experiment, checks=tuple(checks))
+
+    def _axes(self, name: str, run: RunSpec) -> tuple[Axis, ...]:
+        from heddle.endpoints.runoptions import option_fields
+
+        lists = {*_LISTS, *(each.word for each in option_fields() if each.kind == "list")}
+
+        def of_run(key: str) -> bool:
+            return key.rpartition(".")[2] in lists or key.partition(".")[0] in _LISTS or ".steps." in f".{key}."
+
+        found = [*axes_of(run.set, ("set",), self._of_fabric(run)), *axes_of(run.run or {}, ("run",), of_run)]
+        found += [*axes_of(run.queues, ("queues",), lambda key: key == "lossless")]
+        found += [*axes_of(run.options, ("options",), lambda _: False)]
+        if isinstance(run.workload, list):
+            found.append(Axis(("workload",), "workload", tuple(run.workload)))
+        for key in dict.fromkeys(axis.key for axis in found):
+            if len([axis for axis in found if axis.key == key]) > 1:
+                self._wrong(("runs", name), f"has two lists for {key}", "vary it in one place")
+        for axis in found:
+            trail = ("runs", name, *axis.trail)
+            if len(set(axis.texts)) < len(axis.texts):
+                self._wrong(trail, "has a value twice", "name each value once")
+            if axis.word in CHOICES[1:]:
+                self._wrong(trail, "cannot vary: expressions use its name for something else", "write several runs")
+        return tuple(found)
+
+    def _of_fabric(self, run: RunSpec) -> Any:
+        """Whether a key of the fabric file takes a list."""
+        from heddle.spec.load import read_fabric
+        from heddle.spec.shapes import DEFAULT, SHAPES
+        from heddle.spec.wording import takes_list
+
+        try:
+            file = self._located((run.fabric or self._spec.fabric).use)
+            shape = read_fabric(file, name=None, overrides=(), problems=Problems()).data.get("shape", DEFAULT)
+        except InputError:  # `_fabric` reports it
+            shape = DEFAULT
+        model = SHAPES.get(shape, SHAPES[DEFAULT]) if isinstance(shape, str) else SHAPES[DEFAULT]
+        return lambda key: takes_list(tuple(key.split(".")), model)
+
+    def _located(self, file: str) -> str:
+        """A fabric or workload file beside the experiment; a name stays a name."""
+        if "/" in file or file.endswith((".yml", ".yaml")):
+            path = Path(file).expanduser()
+            return str(path if path.is_absolute() else self._path.parent / path)
+        return file
+
+    def _variants(self, name: str, axes: Sequence[Axis]) -> Iterator[Variant]:
+        self._needs(("runs", name, "needs"), self._spec.runs[name].needs)
+        raw = self._document.data["runs"][name]
+        for point in points({axis.key: axis.texts for axis in axes}):
+            data = at_point(raw, axes, point)
+            spec = RunSpec.model_validate(data)
+            before = len(self.problems.found)
+            fabric, key, text = self._fabric(name, spec)
+            measure = self._measure(name, spec)
+            if fabric is None or (spec.measure is not None and measure is None):
+                continue
+            repeats = spec.repeats or self._spec.repeats
+            if spec.offline and spec.measure is None:
+                repeats = 1
+            variant = Variant(name, point, spec, fabric, key, text, repeats, measure=measure)
+            if measure is None:
+                variant = replace(variant, workload=self._workload(name, spec, fabric))
+            if len(self.problems.found) == before:
+                yield variant
+
+    def _fabric(self, name: str, spec: RunSpec) -> tuple[LoadedFabric | None, str, str]:
+        """The fabric of a variant, the key of it, and its name with what is changed."""
+        from heddle.fabric.fabricfile import load_fabric
+        from heddle.spec.overrides import settings_of, value_text
+
+        use = spec.fabric or self._spec.fabric
+        at: dict[str, Trail] = {}
+        values: dict[str, object] = {}
+        of_use: Trail = ("fabric", "set") if spec.fabric is None else ("runs", name, "fabric", "set")
+        for trail, group in ((of_use, use.set), (("runs", name, "set"), spec.set)):
+            for path, value in settings_of(group):
+                at[path], values[path] = _longest(self._document, trail, path), value
+        overrides = [f"{path}={value_text(path, value)}" for path, value in values.items()]
+        key = json.dumps([use.use, *overrides])
+        if key not in self._fabrics:
+            try:
+                self._fabrics[key] = load_fabric(self._located(use.use), overrides=overrides)
+            except InputError as error:
+                self._fabrics[key] = None
+                at_use = (*of_use[:-1], "use")
+                for each in error.problems:
+                    path = each.what.partition(":")[0]
+                    trail = at.get(path) or next((at[p] for p in at if p.startswith(f"{path}.")), at_use)
+                    place = self._document.where(trail)
+                    self.problems.found.append(replace(each, where=place) if each.where in ("", "--set") else each)
+        text = ", ".join([use.use, *(each for each in overrides)])
+        return self._fabrics[key], key, text
+
+    def _measure(self, name: str, spec: RunSpec) -> Measure | None:
+        if spec.measure is None:
+            return None
+        found = MEASURES.get(spec.measure)
+        if found is None:
+            self._wrong(("runs", name, "measure"), "is not a measure", did_you_mean(spec.measure, MEASURES))
+            return None
+        for key in spec.options:
+            if key not in found.options:
+                trail = ("runs", name, "options", key)
+                self._wrong(trail, f"is not an option of {spec.measure}", did_you_mean(key, found.options))
+        return found
+
+    def _workload(self, name: str, spec: RunSpec, fabric: LoadedFabric) -> Workload | None:
+        """The workload of a run, planned on its fabric to find what does not fit."""
+        from heddle.endpoints.workloadfile import load_workload, read_workload
+        from heddle.runs.run import plan_workload
+
+        trail = ("runs", name, "workload" if spec.run is None else "run")
+        try:
+            if spec.run is None:
+                found = load_workload(self._located_workload(str(spec.workload))).workload
+            else:
+                found = read_workload(self._inner(trail, spec.run), str(self._path), name)
+            if not spec.offline:
+                plan_workload(fabric.fabric, found)
+        except InputError as error:
+            self.problems.found += [
+                replace(each, where=self._document.where(trail)) if each.where in ("", "--workload") else each
+                for each in error.problems
+            ]
+            return None
+        return found
+
+    def _located_workload(self, typed: str) -> str:
+        return self._located(typed) if typed.endswith((".yml", ".yaml")) else typed
+
+    def _inner(self, trail: Trail, data: dict[str, Any]) -> Document:
+        """A group of the file as a document of its own, whose errors name the lines of the file."""
+        marks = {key[len(trail) :]: mark for key, mark in self._document.marks.items() if key[: len(trail)] == trail}
+        for key, value in data.items():  # at a point of the grid
+            place = marks.get((key,), Mark(self._document.where(trail)))
+            marks[(key,)] = Mark(place.where, place.text if isinstance(value, dict | list) else str(value))
+        return Document(data, self._file, marks)
+
+    def _check(self, name: str, spec: CheckSpec, experiment: Experiment) -> Iterator[ExperimentCheck]:
+        trail = ("checks", name)
+        place = (*trail, "value") if (*trail, "value") in self._document.marks else trail
+        try:
+            expression = Expression.parse(spec.value, [*self._spec.runs])
+            for call in expression.calls:
+                self._known(call)
+                self._chosen(call, experiment)
+        except ExpressionError as error:
+            why, _, hint = str(error).partition("; ")
+            self._wrong(place, why, hint)
+            return
+        yield ExperimentCheck(name, spec, expression, self._spec.proof if spec.proof is None else spec.proof)
+
+    def _known(self, call: FigureCall) -> None:
+        """ExpressionError for a figure that its run cannot have."""
+        run = self._spec.runs[call.run]
+        if run.measure is not None:
+            legal = [*MEASURES[run.measure].figures] if run.measure in MEASURES else [call.figure]
+        elif run.offline:
+            legal = [*OFFLINE]
+        else:
+            legal = [*OF_SIZES, *OF_RUNS, *OF_LINKS, *counters()]
+            if "." in call.figure and call.figure.partition(".")[0] in PARTS:
+                return
+        if call.figure not in legal:
+            hint = did_you_mean(call.figure, legal)
+            raise ExpressionError(f"has {call.figure}({call.run}), which is not a figure of that run; {hint}")
+
+    def _chosen(self, call: FigureCall, experiment: Experiment) -> None:
+        axes = {axis.word: axis for axis in experiment.axes[call.run]}
+        for key, value in call.keys:
+            if key in axes and value not in axes[key].texts:
+                why = f"has {key}={value}, which run {call.run} does not have"
+                raise ExpressionError(f"{why}; values: {', '.join(axes[key].texts)}")
+            if key not in axes and key not in CHOICES:
+                why = f"has {key}={value}, but {key} does not vary in run {call.run}"
+                raise ExpressionError(f"{why}; keywords: {', '.join([*axes, *CHOICES])}")
+
+    def _needs(self, trail: Trail, needs: Sequence[str]) -> None:
+        for each in needs:
+            if each not in NEEDS:
+                why = f"has {each}, which is not a need"
+                self._wrong(trail, why, did_you_mean(each, NEEDS))
+
+    def _wrong(self, trail: Trail, why: str, hint: str) -> None:
+        from heddle.spec.yamlfile import dotted
+
+        text = self._document.text(trail)
+        what = f"{dotted(trail)}: {text}" if text else dotted(trail)
+        self.problems.add(where=self._document.where(trail), what=what, why=why, hint=hint)
+
+
+def _longest(document: Document, trail: Trail, path: str) -> Trail:
+    """The trail of a dotted key, which the file may have as nested groups or as one word."""
+    nested = (*trail, *path.split("."))
+    return nested if nested in document.marks else (*trail, path)

@@ -1,0 +1,17 @@
+"""Measures: what settings of a run cannot say, as a Python function. A new one is a file here and a line of MEASURES.
+
+In:  a Measuring (measuring.py): the lab, the fabric, the options of the file, and `run`, which keeps what it runs.
+Out: the figures that the measure declares, by name. Expressions use them as `NAME(RUN)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.experiments.measures import random_flows
+from heddle.experiments.measuring import Measure
+
+MEASURES: Final[Mapping[str, Measure]] = {
+    "random_flows": random_flows.MEASURE,
+}

@@ -1,0 +1,247 @@
+"""Run an experiment: each fabric is brought up once, its runs are made in turn, and it is taken down.
+
+In:  Experiment; an observer; where to copy stored runs.
+Out: ExperimentResult. Runs of one fabric share its lab; after each run all live changes are undone. Repeats take turns:
+all runs once, then all again, so that a slow drift of the machine meets all runs alike. A run that fails is kept with
+its reason, and the others go on. Ctrl-C takes the lab down, and what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import HeddleError, first_lines
+from heddle.base.tables import many
+from heddle.experiments.figures import LiveFigures, OfflineFigures, OwnFigures, RunFigures
+from heddle.experiments.loading import Experiment, Variant
+from heddle.experiments.measuring import Measuring
+from heddle.experiments.needs import missing
+from heddle.experiments.outcome import ExperimentResult, Repeat
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.offline.result import Prediction
+    from heddle.proof.verdict import PathsResult
+    from heddle.runs.results import RunResult
+    from heddle.traffic.workload import Workload
+
+_UP_S, _UP_NODE_S = 2.5, 0.12  # of a fabric, and more for each of its nodes
+_RUN_S: Final = 1.5  # around the packets of a run
+_PREDICT_S: Final = 0.2
+_LATE: Final = 1.3  # how much longer than on NICs alone
+
+
+@dataclass
+class Running:
+    """State of an experiment that runs. copies: where stored runs go; None: they are not kept."""
+
+    experiment: Experiment
+    observer: Observer
+    repeats: int | None = None
+    copies: Path | None = None
+    done: list[Repeat] = field(default_factory=list)
+    directories: dict[str, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def run(self) -> ExperimentResult:
+        """All of it. InputError and MachineError of a fabric that cannot be brought up are those of its runs."""
+        if why := missing([*self.experiment.spec.needs, *self._needs()]):
+            return ExperimentResult(self.experiment, (), skipped=why)
+        interrupted = False
+        try:
+            for group in self._groups():
+                self._group(group)
+        except KeyboardInterrupt:
+            interrupted = True
+        order = {id(each): number for number, each in enumerate(self.experiment.variants)}
+        done = sorted(self.done, key=lambda each: (order[id(each.variant)], each.repeat))
+        return ExperimentResult(self.experiment, tuple(done), "", interrupted, self.directories)
+
+    def times(self, variant: Variant) -> int:
+        """How often a variant runs."""
+        if variant.repeats == 1 and variant.spec.offline:
+            return 1
+        return variant.repeats if self.repeats is None or variant.spec.repeats is not None else self.repeats
+
+    def seconds(self) -> float:
+        """An estimate of the whole, from rates and sizes alone."""
+        total = 0.0
+        for group in self._groups():
+            if group[0].live:
+                total += _UP_S + _UP_NODE_S * len(group[0].fabric.fabric.nodes)
+            total += sum(self.times(each) * seconds_of(each) for each in group)
+        return total
+
+    def _needs(self) -> list[str]:
+        return list(dict.fromkeys(need for run in self.experiment.spec.runs.values() for need in run.needs))
+
+    def _groups(self) -> list[list[Variant]]:
+        """Variants by fabric: those without a lab first, then in the file's order."""
+        offline = [each for each in self.experiment.variants if not each.live]
+        found: dict[str, list[Variant]] = {}
+        for each in self.experiment.variants:
+            if each.live:
+                found.setdefault(each.fabric_key, []).append(each)
+        return [*([offline] if offline else []), *found.values()]
+
+    def _group(self, group: Sequence[Variant]) -> None:
+        if not group[0].live:
+            self._rounds(group, None)
+            return
+        try:
+            with _lab(group[0], self.observer) as lab:
+                self._rounds(group, lab)
+        except HeddleError as error:  # the lab did not come up, or could not be restored
+            why = f"{group[0].fabric_text}: {first_lines(error.problems)[0]}"
+            ran = {id(each.variant) for each in self.done}
+            self.done += [Repeat(each, 1, None, why) for each in group if id(each) not in ran]
+            self.observer.warn(why)
+
+    def _rounds(self, group: Sequence[Variant], lab: Lab | None) -> None:
+        for repeat in range(1, max(map(self.times, group)) + 1):
+            for variant in group:
+                if repeat <= self.times(variant):
+                    self.done.append(self._once(variant, repeat, lab))
+
+    def _once(self, variant: Variant, repeat: int, lab: Lab | None) -> Repeat:
+        self._count += 1
+        whole = sum(map(self.times, self.experiment.variants))
+        again = f", repeat {repeat}" if repeat > 1 else ""
+        self.observer.say(f"run {self._count} of {whole}: {variant.title}{again}")
+        try:
+            with _changed(variant, lab):
+                found = self._figures(variant, repeat, lab)
+        except HeddleError as error:
+            why = f"{variant.title}: {first_lines(error.problems)[0]}"
+            self.observer.warn(why)
+            return Repeat(variant, repeat, None, why)
+        return Repeat(variant, repeat, found)
+
+    def _figures(self, variant: Variant, repeat: int, lab: Lab | None) -> RunFigures:
+        if variant.measure is not None:
+            options = {**variant.measure.options, **variant.spec.options}
+            at = Measuring(variant.fabric.fabric, options, self.observer, lab, repeat)
+            values = variant.measure.call(at)
+            ids = [each.run_id for each in at.runs]
+            agree = [each.proof.agree for each in at.runs if each.proof is not None]
+            doubt = next((each for run in at.runs if (each := LiveFigures([run], None).doubt)), "")
+            self._copy(variant, repeat, lab, ids)
+            return OwnFigures(values, ids, all(agree) if agree else None, doubt)
+        workload = variant.sent
+        if lab is None:
+            return OfflineFigures(_predicted(variant, workload, self.observer))
+        from heddle.runs.run import run_workload
+
+        jobs = run_workload(lab, workload, self.observer).jobs
+        self._copy(variant, repeat, lab, [job.run_id for job in jobs])
+        return LiveFigures(jobs, _paths(lab, jobs[0]))
+
+    def _copy(self, variant: Variant, repeat: int, lab: Lab | None, ids: Sequence[str]) -> None:
+        """Copy stored runs before their lab goes down, so that `./inv report` can show them."""
+        from heddle.runs.store import History
+
+        if self.copies is None or lab is None:
+            return
+        words = [self.experiment.name, variant.run, *variant.point.values(), str(repeat)]
+        name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
+        for number, each in enumerate(ids, 1):
+            target = self.copies / (name if len(ids) == 1 else f"{name}-{number}")
+            shutil.copytree(History.of(lab).open(each).path, target, dirs_exist_ok=True)
+            self.directories[f"{variant.title} {repeat} {each}"] = str(target)
+
+
+def estimate(experiment: Experiment, repeats: int | None = None) -> float:
+    """Seconds that an experiment takes, as far as rates and sizes tell."""
+    return Running(experiment, Observer(), repeats).seconds()
+
+
+def seconds_of(variant: Variant) -> float:
+    """An estimate of one repeat."""
+    from heddle.offline.ideal import ideal_seconds
+    from heddle.runs.run import plan_workload
+
+    if variant.measure is not None:
+        return variant.measure.seconds
+    if not variant.live or variant.workload is None:
+        return _PREDICT_S
+    jobs, _ = plan_workload(variant.fabric.fabric, variant.workload)
+    total = 0.0
+    for each in jobs:
+        options = each.plan.options
+        for size, _ in each.plan.passes:
+            ideal = ideal_seconds(each.plan, size) or 0.0
+            total += _LATE * ideal * (options.iters + options.warmup) * max(1, each.job.repeat)
+    return _RUN_S + total
+
+
+@contextmanager
+def _lab(variant: Variant, observer: Observer) -> Iterator[Lab]:
+    """A lab of the variant's fabric, with a name of this process; it is taken down at the end, also after an error."""
+    from heddle.fabric.fabricfile import checked
+    from heddle.lab import lifecycle
+
+    spec = variant.fabric.spec.model_copy(update={"name": f"exp{os.getpid() % 10**8}"})
+    done = lifecycle.up(checked(spec), observer=observer, rollback=True, source=variant.fabric_text)
+    try:
+        yield done.lab
+    finally:
+        lifecycle.down(done.lab.name, observer)
+
+
+@contextmanager
+def _changed(variant: Variant, lab: Lab | None) -> Iterator[None]:
+    """The live changes of a variant, for a with block; then the lab is as its fabric file describes it."""
+    if lab is None:
+        yield
+        return
+    from heddle.lab import outages, rehash, restore, thresholds
+    from heddle.spec.overrides import settings_of, value_text
+
+    spec = variant.spec
+    try:
+        if spec.hashing is not None:
+            rehash.set_hashing(lab, spec.hashing.mode, seed=spec.hashing.seed)
+        if spec.queues:
+            texts = [f"{path}={value_text(path, value)}" for path, value in settings_of(spec.queues)]
+            thresholds.set_queues(lab, texts)
+        if spec.down:
+            outages.link_down(lab, *spec.down)
+        if spec.drain:
+            outages.drain(lab, *spec.drain)
+        yield
+    finally:
+        restore.restore_configured(lab)
+
+
+def _predicted(variant: Variant, workload: Workload, observer: Observer) -> Prediction:
+    from heddle.offline.forecast import Ask, forecast
+
+    ask = Ask(variant.spec.mode, 0, tuple(variant.spec.down), tuple(variant.spec.drain))
+    return forecast(variant.fabric.fabric, workload, ask, observer)
+
+
+def _paths(lab: Lab, job: RunResult) -> PathsResult | None:
+    from heddle.runs.store import History
+
+    return History.of(lab).open(job.run_id).proof.value
+
+
+def time_text(seconds: float) -> str:
+    """`40 s`, `3 min`."""
+    return f"{max(1, round(seconds, -1 if seconds > 20 else 0)):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def plan_text(experiment: Experiment, repeats: int | None) -> str:
+    """`queue-pairs: 6 runs on 2 fabrics, about 40 s`."""
+    running = Running(experiment, Observer(), repeats)
+    runs = sum(map(running.times, experiment.variants))
+    fabrics = len({each.fabric_key for each in experiment.variants if each.live})
+    on = f" on {many(fabrics, 'fabric')}" if fabrics else ", offline"
+    return f"{experiment.name}: {many(runs, 'run')}{on}, about {time_text(running.seconds())}"

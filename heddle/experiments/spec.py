@@ -1,0 +1,154 @@
+"""The keys of experiment files and of the index of a folder of them. Strict: an unknown key is an error with its line.
+
+In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.py checks what needs the fabric.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from heddle.spec.keys import Strict, at
+
+MOST_REPEATS: Final = 100
+_NAME: Final = r"^[a-z][a-z0-9_]{0,31}$"  # also a name in expressions
+
+
+def _short(key: str) -> BeforeValidator:
+    """A group that a file may write as one value, that of `key`."""
+    return BeforeValidator(lambda value: value if isinstance(value, dict) or value is None else {key: value})
+
+
+class ClaimSpec(Strict):
+    """What was published. text: the statement; source: where it is, with section or page."""
+
+    text: str = Field(examples=["16 queue pairs give up to 40 % more bandwidth"])
+    source: str = Field(examples=["SIGCOMM 2024, section 4.2"])
+
+
+class FabricUse(Strict):
+    """A preset or a fabric file, with changed keys. A relative path is relative to the experiment file."""
+
+    use: str = Field(examples=["tiny"])
+    set: dict[str, Any] = Field(default={})
+
+
+class HashingChange(Strict):
+    """A live change of all switches, as `./inv hashing MODE --set seed=...` makes it."""
+
+    mode: str = Field(examples=["e-ecmp"])
+    seed: int | str | None = None
+
+
+class RunSpec(Strict):
+    """One run of an experiment: what it sends (one of run, workload, measure), and what differs from other runs.
+
+    fabric: instead of the file's. set: changed keys of the fabric file, for which a lab is made. hashing, queues, down,
+    drain: live changes of that lab, undone after the run. offline: predict instead of running; mode: another hashing
+    mode of the prediction. options: of `measure`.
+    """
+
+    about: str = ""
+    fabric: Annotated[FabricUse, _short("use")] | None = None
+    set: dict[str, Any] = Field(default={})
+    run: dict[str, Any] | None = None
+    workload: str | list[str] | None = None
+    measure: str | None = None
+    options: dict[str, Any] = Field(default={})
+    hashing: Annotated[HashingChange, _short("mode")] | None = None
+    queues: dict[str, Any] = Field(default={})
+    down: list[str] = Field(default=[])
+    drain: list[str] = Field(default=[])
+    offline: bool = False
+    mode: str | None = None
+    repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] | None = None
+    needs: list[str] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _sends_one_thing(self) -> Self:
+        given = [key for key in ("run", "workload", "measure") if getattr(self, key) is not None]
+        if len(given) != 1:
+            why = f"and {given[1]} exclude each other" if given else "is missing"
+            raise at(f".{given[0]}" if given else ".run", why, "write one of run, workload and measure")
+        if self.options and self.measure is None:
+            raise at(".options", "are those of a measure", "write the options of a run below run")
+        if self.offline and (live := next((k for k in ("hashing", "queues") if getattr(self, k)), "")):
+            raise at(f".{live}", "is a live change, but this run is offline", "write it below set")
+        if self.mode is not None and not self.offline:
+            raise at(".mode", "is for an offline run", "write hashing, or routing.ecmp below set")
+        return self
+
+
+class CheckSpec(Strict):
+    """One comparison. value: an expression over the figures of runs (expressions.py).
+
+    published: the published figure, as text or as a number. low, high: the band, both included; tolerance: instead of
+    them, the share of a published number. Without a band the value is only shown. proof: whether the
+    paths of its runs must be proven; default: the file's.
+    """
+
+    value: str = Field(examples=["busbw(a) / busbw(b)"])
+    about: str = ""
+    unit: str = ""
+    published: str | float | None = None
+    low: float | None = None
+    high: float | None = None
+    tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
+    proof: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_one_band(self) -> Self:
+        if self.tolerance is not None:
+            if isinstance(self.published, str) or self.published is None:
+                raise at(".tolerance", "needs a published number", "write low and high")
+            if self.low is not None or self.high is not None:
+                raise at(".tolerance", "excludes low and high", "keep one of the two")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise at(".low", f"is above high, {self.high:g}", "exchange them")
+        return self
+
+    @property
+    def band(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest value that is accepted; None: no limit."""
+        if self.tolerance is not None and isinstance(self.published, float | int):
+            reach = abs(self.published) * self.tolerance
+            return self.published - reach, self.published + reach
+        return self.low, self.high
+
+
+Names = Annotated[str, Field(pattern=_NAME)]
+
+
+class ExperimentSpec(Strict):
+    """An experiment file. proof: the paths of live runs must be proven. reads: what the result shows, in words."""
+
+    title: str = Field(examples=["Queue pairs and bandwidth"])
+    claim: ClaimSpec | None = None
+    reads: str = ""
+    fabric: Annotated[FabricUse, _short("use")] = Field(examples=["tiny"])
+    runs: dict[str, RunSpec] = Field(examples=[{"a": {"run": {"collective": "all-reduce"}}}])
+    checks: dict[str, Annotated[CheckSpec, _short("value")]] = Field(default={})
+    repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 1
+    proof: bool = True
+    needs: list[str] = Field(default=[])
+
+
+class LeftOutSpec(Strict):
+    """What a publication has and this folder does not. what: its name or section; why: the reason."""
+
+    what: str = Field(examples=["Section 7.3"])
+    why: str = Field(examples=["needs hardware"])
+
+
+class FolderSpec(Strict):
+    """`index.yml` of a folder of experiments. statement: printed with every result.
+
+    experiments: file names without `.yml`, in their order; all files of the folder, if it is left out.
+    """
+
+    title: str = Field(examples=["Results of a paper"])
+    source: str = Field(examples=["the paper"])
+    statement: str = ""
+    experiments: list[str] = Field(default=[])
+    left_out: list[LeftOutSpec] = Field(default=[])
