@@ -8,10 +8,9 @@ The plan has no state: the same snapshot and demand give the same plan. The algo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, InputError, Problem
+from heddle.fabric.hashmodes import POLICY_L4
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import ports_above
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -27,15 +27,13 @@ from heddle.predict.cspf import Demands, Routes, cspf
 from heddle.predict.forwarding import NOWHERE, Forwarding
 from heddle.predict.predict import forwarding_for, walk_of
 from heddle.predict.statistics import max_over_mean
-from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 PARTS = LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER
-# (UDP source port, prefix of an edge switch) -> port, and a backup port where there is another next hop
-TeTable = Mapping[tuple[int, Network], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,8 @@ class TePlan:
     lab: str
     demand: TeDemand
     seconds: float
-    tables: Mapping[str, TeTable]
-    in_force: Mapping[str, TeTable]
+    tables: Mapping[str, Exact]
+    in_force: Mapping[str, Exact]
     links: tuple[TeLink, ...]
     keys: int
     shared: int
@@ -218,7 +216,8 @@ class TePlan:
 def plan_for(lab: Lab, demand: TeDemand, now: Snapshot | None = None) -> TePlan:
     """The plan for a lab. now: a snapshot with PARTS; None: read it.
 
-    InputError for an imported lab, and for flows of NICs that the lab does not have.
+    InputError for an imported lab, and for flows of NICs that the lab does not have. CheckError when a flow would not
+    arrive by its entries, as in a loop.
     """
     if not lab.blueprint.rendered:
         why = "was imported, and exact-match tables need the expected routes of a fabric file"
@@ -242,28 +241,23 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
     demands = _demands(fabric, forwarding, edges, demand.flows, sizes)
     routes = cspf(forwarding, rate, demands)
     before, note = _before(fabric, now, demand.flows, sizes)
-    between = demands.first != demands.home
-    lost = np.flatnonzero(between & ((routes.path[:, :1] < 0).all(axis=1)))
-    after = dict(zip(forwarding.ports, routes.bytes.tolist(), strict=True))
+    lost = np.flatnonzero((demands.first != demands.home) & (routes.path[:, :1] < 0).all(axis=1)).tolist()
+    tables = _tables(fabric, forwarding, edges, routes)
+    after = _after(fabric, now, demand.flows, sizes, tables, {*lost})
     nics = {ip: rates[port.ref] for ip, port in fabric.nic_at.items()}
     return TePlan(
         fabric.name,
         demand,
         demand.seconds or _busiest(demand, nics),
-        _tables(fabric, forwarding, edges, routes),
-        {name: _entries(row) for name, row in now.hashing.items() if row.mode == "exact-match"},
+        tables,
+        {name: row.steering.exact for name, row in now.hashing.items() if row.mode == "exact-match"},
         tuple(_links(wires, now, demand.flows, before, after)),
         routes.keys,
         routes.shared,
         routes.moved,
-        tuple(demand.flows[row] for row in lost.tolist()),
+        tuple(demand.flows[row] for row in lost),
         note,
     )
-
-
-def _entries(row: SwitchHashing) -> TeTable:
-    rows = row.steering.to_json()["exact"]
-    return {(int(sport), ip_network(prefix)): tuple(ports) for sport, prefix, *ports in rows}
 
 
 def _host_of_each(fabric: Fabric) -> dict[str, str]:
@@ -295,6 +289,33 @@ def _before(fabric: Fabric, now: Snapshot, flows: Sequence[Flow], sizes: F64) ->
     return dict(zip(forwarding.ports, hops.load(sizes, len(forwarding.ports)).tolist(), strict=True)), ""
 
 
+def _after(
+    fabric: Fabric, now: Snapshot, flows: Sequence[Flow], sizes: F64, tables: Mapping[str, Exact], lost: Collection[int]
+) -> dict[str, float]:
+    """Port -> bytes with the tables, from a walk that knows nothing of the placement. CheckError where it ends early.
+
+    lost: rows of flows without a path.
+    """
+    rows = {
+        name: replace(
+            row, mode="exact-match", policy=POLICY_L4, steering=replace(row.steering, exact=tables.get(name, {}))
+        )
+        for name, row in now.hashing.items()
+    }
+    forwarding, hops = walk_of(fabric, now.fibs, rows, flows)
+    number = {ref: at for at, ref in enumerate(forwarding.ports)}
+    ends = np.array([number[fabric.nic_at[flow.dst_ip].peer_ref] for flow in flows], dtype=np.int32)
+    arrives = (hops.ports == ends[:, None]).any(axis=1).tolist()
+    problems = [
+        Problem(flow.first_hop, f"{flow.src} to {flow.dst}, source port {flow.sport}", "does not arrive by its entries")
+        for row, flow in enumerate(flows)
+        if not arrives[row] and row not in lost
+    ]
+    if problems:
+        raise CheckError(*problems)
+    return dict(zip(forwarding.ports, hops.load(sizes, len(forwarding.ports)).tolist(), strict=True))
+
+
 def _busiest(demand: TeDemand, rates: Mapping[str, float]) -> float:
     """Seconds that the busiest NIC needs for its bytes, sending or receiving."""
     needs: dict[tuple[str, str], float] = {}
@@ -304,7 +325,7 @@ def _busiest(demand: TeDemand, rates: Mapping[str, float]) -> float:
     return max(needs.values(), default=0.0)
 
 
-def _tables(fabric: Fabric, forwarding: Forwarding, edges: Sequence[str], routes: Routes) -> dict[str, TeTable]:
+def _tables(fabric: Fabric, forwarding: Forwarding, edges: Sequence[str], routes: Routes) -> dict[str, Exact]:
     names = [ref.partition(":")[2] for ref in forwarding.ports]
     prefixes = {owner: prefix for prefix, owner in fabric.edge_prefixes.items()}
     found: dict[str, dict[tuple[int, Network], tuple[str, ...]]] = {}
