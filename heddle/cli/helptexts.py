@@ -130,7 +130,10 @@ PREDICT: Final[Options] = {
         completion.workloads,
         was={"--plan": {}},
     ),
-    "mode": "hashing mode of the first rows and tables (default: as in the fabric file)",
+    "mode": Option(
+        "mode of the first rows and tables (default: as in the fabric file)",
+        "heddle.fabric.hashmodes:PREDICTED",
+    ),
     "trials": Option("number of other sets of hash seeds, for mean, p5 and p95", value="N"),
     "down": Option("ports or nodes that are down: rtsw1:eth3,ctsw2", completion.ports),
     "drain": Option("switches that are drained by BGP: ctsw1", completion.switches),

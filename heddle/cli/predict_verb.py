@@ -112,10 +112,10 @@ def words_of_flag(flag: str, typed: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mode(typed: str | None) -> str | None:
-    from heddle.offline.wires import mode_words
+    from heddle.fabric.hashmodes import PREDICTED
 
-    if typed is not None and typed not in mode_words():
-        raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, mode_words())))
+    if typed is not None and typed not in PREDICTED:
+        raise InputError(Problem("", f"--mode {typed}", "is not a hashing mode", did_you_mean(typed, PREDICTED)))
     return typed
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.cli import helptexts as words
+from heddle.cli import completion
+from heddle.cli.argv import Option, Options
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -28,6 +29,18 @@ class TeWords:
 # Action -> its function of (Console, TeWords).
 ACTIONS: Final[Mapping[str, str]] = {"plan": "heddle.cli.te_plan:plan"}
 
+_HELP: Final[Options] = {
+    "action": Option("plan: show the entries for a demand, and their effect", tuple(ACTIONS)),
+    "run": "the demand is what this run sent: an ID or number that ./inv runs lists (default: last)",
+    "interval": Option("the demand is what switches count in this time from now on: 2s", value="TIME"),
+    "workload": Option(
+        "the demand is one iteration of a workload: a file, a name of traffic/, or a word, as in predict",
+        completion.workloads,
+    ),
+    "out": Option("write all entries to this file, for hashing exact-match --table", value="FILE"),
+    "all": "show all changes, not only 16",
+}
+
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     """The files of the workload."""
@@ -36,7 +49,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     return files_of(typed["workload"])
 
 
-@verb(group="Paths", help=words.TE, positional=["action"], root=True, files_in=files_in, files_out=["out_"])
+@verb(group="Paths", help=_HELP, positional=["action"], root=True, files_in=files_in, files_out=["out_"])
 def te(
     out: Console,
     action: str,

@@ -16,6 +16,8 @@ MODES: Final[Mapping[str, int]] = {  # MODE_* of C
 }  # fmt: skip
 SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
 TABLED: Final = frozenset({"pinned", "exact-match"})  # a table chooses; a hash is the fall-back
+TE: Final = "te"  # of predictions only: exact-match entries that a controller makes (predict/cspf.py)
+PREDICTED: Final = (*MODES, TE)
 BY_PROGRAM: Final = frozenset(MODES) - {"flow"} - SPREADING  # the program sets a hash, with policy 1
 POLICIES: Final[Mapping[str, int]] = {"l3": 0, "l4": 1, "fields": 3}  # fib_multipath_hash_policy
 POLICY_L4: Final = POLICIES["l4"]  # uses skb->hash if it is a layer-4 hash

@@ -16,12 +16,14 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
+from heddle.fabric.hashmodes import TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
 from heddle.offline.columns import flows_of
 from heddle.offline.cuts import cuts_of
 from heddle.offline.demand import Traffic, traffic_of
+from heddle.offline.engineered import QUICK, engineered
 from heddle.offline.loads import Demand, Loads, Nics, Scenario, carry, demand_of, nics_of, spread_evenly
 from heddle.offline.result import ModeResult, MovedFlows, Percentiles, Prediction, Roofline
 from heddle.offline.wires import (
@@ -92,7 +94,9 @@ class _Forecast:
         self._workload, self._wires, self._jobs, self._trouble = workload, wires, jobs, trouble
         self._before, self._after, self._ask = before, after, ask
         self._own = ask.mode or wires.fabric.policy.routing.ecmp
-        self._modes = compared(self._own)
+        self._flows = sum(traffic.connections.flows for traffic, _ in jobs)
+        left = TE if self._flows > QUICK and self._own != TE else ""
+        self._modes = [mode for mode in compared(self._own) if mode != left]
         self._steering = steering_of(wires, before)
         above = ports_above(wires.fabric, {endpoint.nic for traffic, _ in jobs for endpoint in traffic.endpoints})
         self._ranked = np.array([port in above for port in wires.ports], dtype=bool)
@@ -101,6 +105,13 @@ class _Forecast:
     def result(self, observer: Observer, checked: SelfTest | None) -> Prediction:
         """The whole prediction."""
         scenarios, befores = self._scenarios()
+        if TE in self._modes:
+            observer.begin("te")
+            rule = rule_of(self._wires.fabric.policy, "exact-match")
+            tables = engineered(self._wires, self._jobs, self._after, self._steering)
+            scenarios.append(Scenario(TE, self._after, rules_of(self._wires, rule, tables, self._wires.seeds)))
+            befores.append(None)
+            observer.end("te")
         observer.begin("flows")
         of_jobs = self._carry(scenarios, befores)
         every = {s.key: Loads.together(loads) for s, loads in zip(scenarios, of_jobs, strict=True)}
@@ -117,7 +128,7 @@ class _Forecast:
         nics = [self._wires.ports[at] for pair in main.named for at in pair]
         return Prediction(
             self._workload, self._wires, tuple(traffic for traffic, _ in self._jobs), self._trouble, results, roofline,
-            self._evenness(first) if first and not self._trouble else {}, self._entropy(),
+            self._evenness(first) if first and not self._trouble and self._modes[0] != TE else {}, self._entropy(),
             main.unreachable, tuple(f"{a} to {b}" for a, b in zip(nics[::2], nics[1::2], strict=True)),
             self._moved(every), self._ask.trials, checked, tuple(self._notes()), self._ranked,
             "; ".join(self._idle()), self._shares(scenarios, of_jobs, demands),
@@ -285,6 +296,8 @@ class _Forecast:
     def _notes(self) -> Iterator[str]:
         if note := mode_note(self._own):
             yield note
+        if TE not in self._modes:
+            yield f"{TE} is left out, because it needs longer for {self._flows:,} flows: --mode {TE} computes it"
         if self._wires.fabric.policy.routing.ucmp and frr_release() is None:
             yield "weights are bandwidths in lowest terms: no FRR is installed here, and its release sets the weights"
         yield from dict.fromkeys(traffic.volume.doubt for traffic, _ in self._jobs if traffic.volume.doubt)

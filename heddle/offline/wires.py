@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from heddle.base.arrays import F64, I32, I64, U32
 from heddle.base.problems import Problems, did_you_mean
-from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, kernel_policy
+from heddle.fabric.hashmodes import MODES, POLICY_CUSTOM, SPREADING, TE, kernel_policy
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.nexthops import Group
 from heddle.fabric.policy import FIELDS_5_TUPLE, Policy
@@ -223,19 +223,14 @@ def _rows(bits: int, edges: int) -> I64:
 
 EVEN_SPLIT: Final = "even split"
 _LIKE: Final = {"exact-match": "e-ecmp"}  # offline there is no controller to write entries: all use the fall-back
-# Modes in which each flow has one path. `compared` adds the even split at the end.
+# Modes in which each flow has one path by what its switches know. `compared` adds `te`, and the even split at the end.
 HASHED: Final = tuple(mode for mode in MODES if mode not in SPREADING and mode not in _LIKE)
 
 
 def compared(own: str) -> list[str]:
     """The modes of a comparison; the file's own, or the requested one, comes first."""
     first = EVEN_SPLIT if own in SPREADING else _LIKE.get(own, own)
-    return [first, *(mode for mode in (*HASHED, EVEN_SPLIT) if mode != first)]
-
-
-def mode_words() -> list[str]:
-    """The values of `--mode`."""
-    return list(MODES)
+    return [first, *(mode for mode in (*HASHED, TE, EVEN_SPLIT) if mode != first)]
 
 
 def mode_note(own: str) -> str:
@@ -243,7 +238,7 @@ def mode_note(own: str) -> str:
     if own in SPREADING:
         return f"{own} has no fixed path for a flow; even split is its best case"
     if own in _LIKE:
-        return f"{own} has no entries offline, so every flow uses the fall-back, {_LIKE[own]}"
+        return f"{own} has no entries offline, so every flow uses the fall-back, {_LIKE[own]}; {TE} makes entries"
     return ""
 
 

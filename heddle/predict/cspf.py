@@ -32,6 +32,7 @@ _DISPLACED: Final = 4  # flows of a full link that a placement may displace, one
 _EXACT: Final = 1e-9  # relative difference of two uses that count as equal
 
 Ports = tuple[int, ...]
+_Best = tuple[float, float, Ports]  # of a path: use of its busiest link, sum of uses, ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,30 +152,33 @@ class _Placement:
     def place(self, order: I64) -> None:
         """Place keys one by one; keys without a path to their destination get none."""
         for key in order.tolist():
-            found = self._search(self._first[key], key, float("inf"), ())
+            found = self._search(self._first[key], key, {})
             if found is not None:
                 self._put(key, found[2])
 
-    def _search(self, here: int, key: int, limit: float, seen: Ports) -> tuple[float, float, Ports] | None:
-        """The best path from a switch: its busiest link's use, the sum of uses, its ports. None: all exceed limit."""
+    def _search(self, here: int, key: int, known: dict[int, _Best | None]) -> _Best | None:
+        """The best path from a switch. known: the best ones from switches that were seen, None in a loop."""
         load, scale, peer, more, home = self.load, self._scale, self._peer, self._bytes[key], self._home[key]
-        best, least, found = limit, float("inf"), None
+        best, least, first, rest = float("inf"), float("inf"), NOWHERE, Ports()
+        known[here] = None
         for port in self._allowed(here, key):
-            use = (load[port] + more) * scale[port]
+            use = total = (load[port] + more) * scale[port]
             if use > best:
                 continue
-            there = peer[port]
-            worst, total, rest = use, use, Ports()
+            there, after = peer[port], Ports()
             if there != home:
-                if there < 0 or there in seen or len(seen) > MAX_HOPS:
+                if there < 0:
                     continue
-                further = self._search(there, key, best, (*seen, here))
+                further = known[there] if there in known else self._search(there, key, known)
                 if further is None:
                     continue
-                worst, total, rest = max(use, further[0]), use + further[1], further[2]
-            if worst < best or (worst == best and total < least):
-                best, least, found = worst, total, (port, *rest)
-        return None if found is None else (best, least, found)
+                worst, more_total, after = further
+                total += more_total
+                use = max(use, worst)
+            if use < best or (use == best and total < least):
+                best, least, first, rest = use, total, port, after
+        known[here] = found = None if first == NOWHERE else (best, least, (first, *rest))
+        return found
 
     def _switches(self, key: int, path: Ports) -> Iterator[tuple[int, int]]:
         """(switch, egress port) along a path."""
@@ -362,5 +366,5 @@ class _Placement:
         there = self._peer[port]
         if there == self._home[key]:
             return 0.0
-        found = self._search(there, key, float("inf"), ()) if there >= 0 else None
+        found = self._search(there, key, {}) if there >= 0 else None
         return None if found is None else found[0]
