@@ -63,6 +63,11 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "rtsw1:eth1 --live --filter roce": "print each packet with the path of its QP and the depth of its queue",
         "--read two.pcapng": "check its ICRCs; list queue pairs, gaps, retransmissions, marks, pauses",
     },
+    "diagnose": {
+        "": "find the cause of the last run of the running lab",
+        "--run 3 --no-probes": "judge run 3, and send no packets",
+        "--lab zone --format json": "findings with evidence, also in the form of the benchmark NIKA",
+    },
     "craft": {
         "host1 host3": "send a right RDMA WRITE, and show its ACK and its path",
         "host1 host3 --icrc wrong": "the same with a wrong ICRC: nothing answers",

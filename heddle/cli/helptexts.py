@@ -185,6 +185,10 @@ QUEUES: Final[Options] = {
     "seconds": "with --watch: end after this many seconds",
 }
 
+DIAGNOSE: Final[Options] = {
+    "no_probes": "send no packets: judge only what was recorded, and the state of the lab",
+}
+
 FAULT: Final[Options] = {
     "action": Option(
         "down or up: set links down or up; drain or undrain: switches, by BGP; none with the flags for packets",

@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from heddle.kernel.uapi import (
     IFF_LOWER_UP,
     IFF_UP,
     IFINFOMSG,
+    IFLA_CARRIER_CHANGES,
     IFLA_EXT_MASK,
     IFLA_IFNAME,
     NLMSGHDR,
@@ -185,12 +187,15 @@ def down_ports(handle: NodeHandle) -> dict[str, bool]:
     Raises MachineError when the namespace does not exist.
     """
     with RouteSocket(handle.netns) as netlink:
-        return ports_down(netlink)
+        return carriers(netlink)[0]
 
 
-def ports_down(netlink: RouteSocket) -> dict[str, bool]:
-    """The same, read by an open socket."""
-    return {each.name: not each.flags & IFF_UP for each in interfaces(netlink) if not carries_traffic(each.flags)}
+def carriers(netlink: RouteSocket) -> tuple[dict[str, bool], dict[str, int]]:
+    """The same by an open socket, and interface -> how often its carrier was lost or found since it was made."""
+    found = list(interfaces(netlink))
+    down = {each.name: not each.flags & IFF_UP for each in found if not carries_traffic(each.flags)}
+    counts = {each.name: each.attrs.get(IFLA_CARRIER_CHANGES, b"") for each in found}
+    return down, {name: int.from_bytes(count, sys.byteorder) for name, count in counts.items()}
 
 
 class NetInterface(NamedTuple):

@@ -26,6 +26,7 @@ IFLA_MASTER: Final = 10
 IFLA_LINKINFO: Final = 18
 IFLA_INFO_KIND: Final = 1  # inside IFLA_LINKINFO
 IFLA_EXT_MASK: Final = 29  # bits RTEXT_FILTER_*
+IFLA_CARRIER_CHANGES: Final = 35  # how often the carrier was lost or found, since the port was made
 IFLA_GRO_MAX_SIZE: Final = 58  # bytes; of IPv6
 IFLA_GRO_IPV4_MAX_SIZE: Final = 64
 RTA_DST: Final = 1

@@ -82,15 +82,20 @@ class State:
     @classmethod
     def of(cls, fabric: Fabric, now: Snapshot) -> State:
         """Which links are down, and which switches are drained. Parts: CARRIER and DRAINED."""
+        return cls(cls.ends(fabric, now.down), now.drained)
+
+    @staticmethod
+    def ends(fabric: Fabric, without: Mapping[str, bool]) -> tuple[str, ...]:
+        """`dead`. without: port without carrier -> whether it was taken down at this end."""
         ports = {port.ref: port for node in fabric.switches for port in node.ports}
-        down = {ref: (ports[ref], here) for ref, here in now.down.items() if ref in ports}
+        down = {ref: (ports[ref], here) for ref, here in without.items() if ref in ports}
         dead = []
         for ref, (port, here) in down.items():
             # A link is named by the end that was taken down. Hosts are not read: their end follows from the switch's.
             there = port.peer_ref in down and down[port.peer_ref][1]
             if here or not there:
                 dead.append(ref if here or fabric.by_name[port.peer_node].role is Role.SWITCH else port.peer_ref)
-        return cls(tuple(dead), now.drained)
+        return tuple(dead)
 
     def text(self) -> str:
         """`rtsw1:eth3 is down; ctsw2 is drained (BGP graceful-shutdown)`; empty when nothing is."""

@@ -22,7 +22,7 @@ from heddle.host.capacity import backlog_drops
 from heddle.kernel.fib import Fib, fib_of, read_names
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
-from heddle.kernel.netlink import RouteSocket, ports_down
+from heddle.kernel.netlink import RouteSocket, carriers
 from heddle.lab.convergence import without_route
 from heddle.lab.daemons import Adjacency, Daemons, pending
 from heddle.switch.counters import SwitchCounters, read_counters
@@ -45,7 +45,7 @@ class LabPart(Flag):
     COUNTERS = auto()  # packets and bytes by flow and by port
     DROPS = auto()  # packets dropped, by port, and by this machine's receive backlog
     QUEUES = auto()  # the maps of all queues
-    CARRIER = auto()  # ports without carrier
+    CARRIER = auto()  # ports without carrier; how often each port's carrier changed
     PORTS = auto()  # queues, shapers and programs of ports
     UNROUTED = auto()  # unnumbered ports that cannot reach their neighbour
     SESSIONS = auto()  # states of BGP sessions
@@ -67,7 +67,8 @@ class NodeSnapshot:
     """One node. A field is None where its part was not read. drops to programs: keys are the node's port names.
 
     class_drops: the same drops by port and class; classes without drops are omitted. Also None in older evidence.
-    sessions: also None where bgpd does not answer; hosts are not asked.
+    sessions: also None where bgpd does not answer; hosts are not asked. carrier_changes: of the node's ports, since the
+    lab came up; None in older evidence.
     """
 
     node: str
@@ -88,6 +89,7 @@ class NodeSnapshot:
     drained: bool | None = None
     silent: tuple[str, ...] | None = None
     adjacencies: tuple[Adjacency, ...] | None = None
+    carrier_changes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -296,8 +298,12 @@ class _Reading:
         lab, name = self._fabric.name, found.node
         if self._wants(LabPart.CARRIER):
             with self._guarded(LabPart.CARRIER):
-                down, ports = ports_down(netlink), self._fabric.by_name[name].ports
-                found = replace(found, down={port.name: down[port.name] for port in ports if port.name in down})
+                (down, changes), ports = carriers(netlink), self._fabric.by_name[name].ports
+                found = replace(
+                    found,
+                    down={port.name: down[port.name] for port in ports if port.name in down},
+                    carrier_changes={port.name: changes[port.name] for port in ports if port.name in changes},
+                )
         if self._wants(LabPart.UNROUTED):
             with self._guarded(LabPart.UNROUTED):
                 found = replace(found, unrouted=tuple(without_route(netlink, self._fabric.by_name[name])))

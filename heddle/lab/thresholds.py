@@ -23,7 +23,7 @@ from heddle.base.problems import HeddleError, InputError, MachineError, Problem,
 from heddle.base.tables import some_of
 from heddle.base.units import shown
 from heddle.fabric.checks import KeyPlaces, complaints_about, unknown_words
-from heddle.fabric.model import Fabric, Level
+from heddle.fabric.model import Fabric, Level, Port
 from heddle.fabric.policy import EcnPolicy, QueuePolicy
 from heddle.fabric.policydata import dump_queues, load_queues, queue_policy, queues_as_file
 from heddle.spec.keys import Strict
@@ -125,16 +125,20 @@ def write_queues(lab: Lab, own: Mapping[str, QueuePolicy], names: Sequence[str],
 
 def threshold_faults(lab: Lab, live: LabQueues) -> list[str]:
     """Differences of the thresholds in the BPF maps from those that were set last, a line each."""
-    now, wanted = live.policies(), live.expected(wanted_policies(lab))
-    faults: list[str] = []
-    for number, port in numbered_ports(lab.fabric):
+    found = threshold_differences(lab.fabric, live, wanted_policies(lab))
+    return [f"{port.ref}, class {number}: {what}" for port, number, what in found]
+
+
+def threshold_differences(fabric: Fabric, live: LabQueues, policies: Policies) -> Iterator[tuple[Port, int, str]]:
+    """Port, class, and `kmin is 9000, not 40000`, for each class whose thresholds in the BPF maps are others."""
+    now, wanted = live.policies(), live.expected(policies)
+    for number, port in numbered_ports(fabric):
         for traffic_class in range(CLASSES):
             at = row(number, traffic_class)
             if now[at] != wanted[at]:
                 names = [name for name in now.dtype.names or () if (now[at][name] != wanted[at][name]).any()]
                 what = ", ".join(f"{name} is {now[at][name]}, not {wanted[at][name]}" for name in names)
-                faults.append(f"{port.ref}, class {traffic_class}: {what}")
-    return faults
+                yield port, traffic_class, what
 
 
 def reapply_queues(lab: Lab) -> bool:

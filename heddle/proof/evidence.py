@@ -120,6 +120,17 @@ class Evidence:
         )
 
     @cached_property
+    def carrier_changes(self) -> Mapping[str, int]:
+        """`rtsw1:eth2` -> how often its carrier was lost or found over the run; only ports where it was."""
+        then = {name: each.carrier_changes or {} for name, each in self.before.nodes.items()}
+        return {
+            f"{name}:{port}": count - then[name][port]
+            for name, each in self.after.nodes.items()
+            for port, count in (each.carrier_changes or {}).items()
+            if count != then.get(name, {}).get(port, count)
+        }
+
+    @cached_property
     def switched(self) -> tuple[str, ...]:
         """Switches whose hashing was changed between the two, also if the old mode was restored."""
         return tuple(name for name, epoch in self.after.epochs.items() if epoch != self.before.epochs[name])
@@ -221,6 +232,7 @@ def _node(node: NodeSnapshot, known: NodeSnapshot | None) -> dict[str, Any]:
         }
     outages: dict[str, Any] = {} if node.down is None else {"down": dict(node.down)}
     outages |= {} if node.drained is None else {"drained": node.drained}
+    outages |= {} if node.carrier_changes is None else {"carrier_changes": dict(node.carrier_changes)}
     return {**row, **outages, "statistics": dict(node.statistics or {}), "drops": dict(node.drops or {})}
 
 
@@ -246,6 +258,9 @@ def _read_node(row: Mapping[str, Any], known: NodeSnapshot | None) -> NodeSnapsh
         },
         down=None if "down" not in row else {str(port): bool(here) for port, here in row["down"].items()},
         drained=None if "drained" not in row else bool(row["drained"]),
+        carrier_changes=None
+        if "carrier_changes" not in row
+        else {str(port): int(count) for port, count in row["carrier_changes"].items()},
     )
 
 

@@ -43,18 +43,20 @@ class FlowRow:
     """Packets sent on one QP, and their counters.
 
     ce: data packets that arrived with the mark Congestion Experienced. counters: of the transport, by the keys of its
-    columns. received: data packets that reached the receiving NIC, also copies and those with a wrong ICRC; None in
-    older runs, which did not record it.
+    columns. received: data packets that reached the receiving NIC, also copies and those with a wrong ICRC; damaged:
+    these; both None in older runs, which did not record them.
     """
 
     sent: Sent
     ce: int
     counters: Mapping[str, int]
     received: int | None = None
+    damaged: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One flat row: the transport's counters are between bytes and marks."""
-        return {**self.sent.to_json(), **self.counters, "ce": self.ce, "received": self.received}
+        arrived = {"ce": self.ce, "received": self.received, "damaged": self.damaged}
+        return {**self.sent.to_json(), **self.counters, **arrived}
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,14 @@ def flow_rows(plan: Plan, transport: Transport, reports: Sequence[WorkerReport])
         ce, counters = receiver.ce, {column.key: counted[column.key] for column in columns}
         planned, used = {flow.sport: flow for flow in qp.flows}, {use.sport: use for use in sender.sent}
         taken = Counter({use.sport: use.packets for use in receiver.received})
+        broken = Counter[int]()
         for sport, packets in receiver.damaged.items():  # the port of a damaged frame may be wrong, too
-            taken[sport if sport in planned or sport in used else qp.flow.sport] += packets
+            broken[sport if sport in planned or sport in used else qp.flow.sport] += packets
+        taken += broken
         for sport in {**planned, **used, **taken}:
             flow, use = planned.get(sport) or replace(qp.flow, sport=sport), used.get(sport) or PathUse(sport, 0)
             sent = Sent(flow, use.packets, use.bytes, planned=sport in planned)
-            rows.append(FlowRow(sent, ce, counters, taken[sport]))
+            rows.append(FlowRow(sent, ce, counters, taken[sport], broken[sport]))
             ce, counters = 0, dict.fromkeys(counters, 0)
     return tuple(rows)
 
@@ -155,6 +159,7 @@ class _Received:
 
     ce: int
     counters: Mapping[str, int]
+    damaged: int | None = None
 
 
 _RECEIVED: Final = TypeAdapter(tuple[_Received, ...])
@@ -162,7 +167,7 @@ _RECEIVED: Final = TypeAdapter(tuple[_Received, ...])
 
 def write_evidence(directory: Path, flows: Sequence[FlowRow], evidence: Evidence) -> None:
     """Write evidence.json atomically. flows: those of the evidence, in its order."""
-    rows = _RECEIVED.dump_python(tuple(_Received(row.ce, row.counters) for row in flows), mode="json")
+    rows = _RECEIVED.dump_python(tuple(_Received(row.ce, row.counters, row.damaged) for row in flows), mode="json")
     state.write_json(directory / EVIDENCE, {"received": rows, "evidence": evidence.to_json()})
 
 
@@ -177,4 +182,4 @@ def read_evidence(directory: Path) -> tuple[tuple[FlowRow, ...], Evidence]:
             raise ValueError("flows without evidence")
         taken = evidence.received or (None,) * len(evidence.sent)
         rows = zip(evidence.sent, received, taken, strict=True)
-        return tuple(FlowRow(sent, each.ce, each.counters, count) for sent, each, count in rows), evidence
+        return tuple(FlowRow(sent, each.ce, each.counters, count, each.damaged) for sent, each, count in rows), evidence

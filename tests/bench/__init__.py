@@ -14,7 +14,8 @@ from typing import Any, Final
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
 
-_ONLY_BY_NAME: Final = ("large", "vm-build")  # it fills the machine; it downloads hundreds of megabytes
+# It fills the machine; it downloads hundreds of megabytes; it takes a quarter of an hour.
+_ONLY_BY_NAME: Final = ("large", "vm-build", "diagnosis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ def at_least(name: str, value: float, unit: str, limit: float, ratio_to: str = "
 def bench(what: str, observer: Observer, runs: int | None = None) -> BenchResult:
     """Measure one group of figures, or `all`; InputError with the nearest word for a group that is not there.
 
-    runs: how many runs `order` makes; by default a few.
+    runs: how many runs `order` makes, or faults `diagnosis` sets; by default as many as the figure needs.
     """
     groups = _groups(runs)
     if what != "all" and what not in groups:
         raise InputError(
             Problem("", f"bench {what}", "is not a group of figures", did_you_mean(what, [*groups, "all"]))
         )
-    if runs is not None and (what != "order" or runs < 1):
-        why = "is not a number of runs" if runs < 1 else f"is an option of `order`, not of `{what}`"
+    if runs is not None and (what not in ("order", "diagnosis") or runs < 1):
+        why = "is not a number of runs" if runs < 1 else f"is an option of `order` and `diagnosis`, not of `{what}`"
         raise InputError(Problem("", f"--runs {runs}", why, "./inv bench order --runs 100"))
     figures: list[Figure] = []
     for name in [each for each in groups if each not in _ONLY_BY_NAME] if what == "all" else [what]:
@@ -94,6 +95,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         containers,
         dashboard,
         dcqcn,
+        diagnosis,
         hashing,
         large,
         marking,
@@ -127,6 +129,7 @@ def _groups(runs: int | None) -> Mapping[str, Callable[[Observer], Iterable[Figu
         "hashing": hashing.figures,
         "admission": admission.figures,
         "dcqcn": dcqcn.figures,
+        "diagnosis": partial(diagnosis.figures, runs=runs or diagnosis.FAULTS),
         "order": partial(order.figures, runs=runs or order.RUNS),
         "packets": packetcost.figures,
         "steps": steps.figures,

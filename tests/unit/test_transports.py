@@ -181,7 +181,7 @@ def test_rows_of_rc_keep_their_keys() -> None:
     row = FlowRow(Sent(flow, 10, 41580), 2, counters)
     assert list(row.to_json()) == [
         "src", "dst", "src_rank", "dst_rank", "src_ip", "dst_ip", "sport", "dport", "qpn", "first_hop", "packets",
-        "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "ce", "received",
+        "bytes", "retransmitted", "naks", "timeouts", "out_of_order", "duplicates", "ce", "received", "damaged",
     ]  # fmt: skip
 
 

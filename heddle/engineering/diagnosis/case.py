@@ -1,0 +1,253 @@
+"""The case of a diagnosis: all that an operator can see of a run and of its fabric.
+
+In:  a stored run, and the lab if it is up; or the lab alone, read twice, for a run that is being measured.
+Out: Case: states of ports, routes, hashing and sessions; packets that ports sent and that did not arrive; flows with
+their paths; queues over time; times of ranks and messages.
+Records of faults that Heddle injects are no part of it: no file of impairments, no option `--fault` or `--slow` of the
+run, no chance that a link program draws from. A diagnosis that read them would find only what Heddle itself broke.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import CheckError, HeddleError
+from heddle.fabric.model import Fabric, Role
+from heddle.lab.daemons import MissingSession, SessionCauses, explained, missing_of
+from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.thresholds import threshold_differences
+from heddle.predict.walk import ports_of, spreads
+from heddle.proof.evidence import Evidence
+from heddle.switch.queues.classes import policies_of
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+    from heddle.runs.parts.slowest import Slowest
+    from heddle.runs.stored import StoredRun
+    from heddle.switch.queues.queuestate import Tallies
+
+NOW: Final = "state now"
+OF_RUN: Final = "counters of the run"
+OF_PROBES: Final = "probes"
+_BEFORE: Final = "state before the run"
+_AFTER: Final = "state after the run"
+_WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
+_READ: Final = (
+    LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER | LabPart.PORTS | LabPart.SESSIONS | LabPart.DRAINED
+    | LabPart.SILENT | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSeen:
+    """Packets of one flow. ports: of its path, from the sender's NIC to the port that leads to the receiver.
+
+    damaged: those that arrived with a wrong ICRC. latency_s: the mean of one way, where it was measured.
+    """
+
+    name: str
+    ports: tuple[str, ...]
+    packets: int
+    damaged: int
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TrafficSeen:
+    """Packets between two readings. source: of the evidence. tallies: by port and class."""
+
+    source: str
+    tallies: Tallies
+    flows: tuple[FlowSeen, ...] = ()
+
+    def on_link(self, port: str) -> tuple[int, int]:
+        """Packets that a port sent, and how many of them did not arrive at the other end of its link."""
+        rows = self.tallies.get(port, {}).values()
+        return sum(each.offered - each.refused for each in rows), sum(each.lost - each.refused for each in rows)
+
+    def refused(self, port: str) -> int:
+        """Packets that the queue of a port dropped."""
+        return sum(each.refused for each in self.tallies.get(port, {}).values())
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What only a running lab shows. stopped: nodes that do not run. missing: BGP sessions, with bgpd's reasons.
+
+    thresholds: port -> differences of its queues from the fabric file, in words.
+    """
+
+    snapshot: Snapshot
+    stopped: tuple[str, ...]
+    missing: tuple[MissingSession, ...]
+    thresholds: Mapping[str, tuple[str, ...]]
+    rendered: bool
+
+    @classmethod
+    def of(cls, lab: Lab) -> LiveState:
+        """Read it now. MachineError when no lab runs."""
+        stopped = tuple(each.where or each.what for each in lab.missing_nodes())
+        now = lab.snapshot(_READ, [node.name for node in lab.fabric.nodes if node.name not in stopped])
+        seen = SessionCauses(stopped, now.down, now.silent)
+        missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
+        return cls(now, stopped, missing, _thresholds(lab.fabric), lab.blueprint.rendered)
+
+
+def _thresholds(fabric: Fabric) -> dict[str, tuple[str, ...]]:
+    from heddle.switch.queues.cells import LabQueues
+
+    found: dict[str, list[str]] = {}
+    with LabQueues.pinned(fabric) as live:
+        for port, number, what in threshold_differences(fabric, live, policies_of(fabric)):
+            found.setdefault(port.ref, []).append(f"class {number}: {what}")
+    return {ref: tuple(lines) for ref, lines in found.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a diagnosis judges. evidence: of the run, or of a second in which the lab was watched.
+
+    live: None without a running lab. traffic: of the run, then of probes. probed: whether probes were sent.
+    """
+
+    fabric: Fabric
+    run: StoredRun | None
+    evidence: Evidence | None
+    live: LiveState | None
+    traffic: tuple[TrafficSeen, ...]
+    probed: bool = False
+
+    @classmethod
+    def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
+        """Read what there is. A run that failed has no evidence; then the lab is all there is."""
+        live = None if lab is None else LiveState.of(lab)
+        evidence = None if run is None or run.damage else _measured(run)
+        if run is None and lab is not None and live is not None:
+            time.sleep(_WATCHED_S)
+            evidence = Evidence.of(live.snapshot, lab.snapshot(_READ, keep_errors=True), (), ())
+        case = cls(fabric, run, evidence, live, ())
+        return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
+
+    def of_run(self, evidence: Evidence) -> TrafficSeen:
+        """The traffic of the run."""
+        return TrafficSeen(OF_RUN, evidence.tallies, self._flows())
+
+    def _flows(self) -> tuple[FlowSeen, ...]:
+        measured = None if self.run is None else self.run.measured.value
+        if measured is None:
+            return ()
+        found = []
+        for row, path in zip(measured[0], self.paths, strict=True):
+            flow = row.sent.flow
+            if row.sent.packets and path and not spreads(path):
+                name = f"QP {flow.label} from {flow.src} to {flow.dst}"
+                ports = (self.peer(flow.first_hop), *path)
+                found.append(FlowSeen(name, ports, row.sent.packets, row.damaged or 0))
+        return tuple(found)
+
+    @cached_property
+    def paths(self) -> Sequence[tuple[str, ...]]:
+        """The path of each flow of the evidence: as counted, else as expected."""
+        proof = None if self.run is None else self.run.proof.value
+        if proof is None:
+            return [()] * (0 if self.evidence is None else len(self.evidence.sent))
+        return [each.measured or each.expected for each in proof.flows]
+
+    @cached_property
+    def crossing(self) -> Mapping[str, int]:
+        """Port -> flows of the run that passed it."""
+        found: dict[str, int] = {}
+        for path in self.paths:
+            for port in {port for step in path for port in ports_of(step)}:
+                found[port] = found.get(port, 0) + 1
+        return found
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The slowest ranks and QPs of the run; None where messages were not kept."""
+        from heddle.runs.parts.slowest import Slowest
+
+        outcome = None if self.run is None else self.run.record.outcome
+        return None if outcome is None else outcome.part(Slowest)
+
+    @cached_property
+    def states(self) -> tuple[tuple[str, Snapshot], ...]:
+        """Every reading of the fabric, with its name."""
+        run = self.evidence if self.run is not None else None
+        found = [] if run is None else [(_BEFORE, run.before), (_AFTER, run.after)]
+        return (*found, *([] if self.live is None else [(NOW, self.live.snapshot)]))
+
+    @cached_property
+    def down(self) -> Mapping[str, tuple[bool, str]]:
+        """Port without carrier -> whether it was taken down at this end, and the readings that show it."""
+        found: dict[str, tuple[bool, list[str]]] = {}
+        for source, state in self.states:
+            for name, node in state.nodes.items():
+                for port, here in (node.down or {}).items():
+                    before, sources = found.get(f"{name}:{port}", (False, []))
+                    found[f"{name}:{port}"] = (before or here, [*sources, source])
+        return {ref: (here, ", ".join(sources)) for ref, (here, sources) in found.items()}
+
+    @cached_property
+    def silent(self) -> Mapping[str, tuple[str, ...]]:
+        """Switch -> its daemons that do not answer; empty without a lab."""
+        return {} if self.live is None else self.live.snapshot.silent
+
+    @cached_property
+    def drained(self) -> Mapping[str, str]:
+        """Switch that BGP drains -> the readings that show it."""
+        found: dict[str, list[str]] = {}
+        for source, state in self.states:
+            for name, node in state.nodes.items():
+                if node.drained:
+                    found.setdefault(name, []).append(source)
+        return {name: ", ".join(sources) for name, sources in found.items()}
+
+    @cached_property
+    def dead(self) -> tuple[str, ...]:
+        """Switches that do not run, or all of whose links have no carrier at one reading."""
+        found = set() if self.live is None else {*self.live.stopped}
+        for _, state in self.states:
+            down = {f"{name}:{port}" for name, node in state.nodes.items() for port in node.down or ()}
+            for switch in self.fabric.switches:
+                if switch.ports and all({port.ref, port.peer_ref} & down for port in switch.ports):
+                    found.add(switch.name)
+        return tuple(node.name for node in self.fabric.nodes if node.name in found)
+
+    @property
+    def rendered(self) -> bool:
+        """Whether the fabric file states routes and seeds; an imported topology does not."""
+        if self.live is not None:
+            return self.live.rendered
+        around = None if self.run is None else self.run.surroundings.value
+        return around is None or bool(around.spec)
+
+    def peer(self, ref: str) -> str:
+        """The port at the other end of a link."""
+        node, _, port = ref.partition(":")
+        return self.fabric.by_name[node].port(port).peer_ref
+
+    def link(self, ref: str) -> str:
+        """`rtsw1:eth1 - ctsw1:eth1`."""
+        return f"{ref} - {self.peer(ref)}"
+
+    def to_host(self, ref: str) -> bool:
+        """Whether a port of a switch leads to a host."""
+        node, _, port = ref.partition(":")
+        return self.fabric.leads_to_host(self.fabric.by_name[node].port(port))
+
+    def of_switch(self, ref: str) -> bool:
+        """Whether it is a port of a switch."""
+        return self.fabric.by_name[ref.partition(":")[0]].role is Role.SWITCH
+
+
+def _measured(run: StoredRun) -> Evidence | None:
+    try:
+        found = run.measured.value
+    except (HeddleError, CheckError):
+        return None
+    return None if found is None else found[1]

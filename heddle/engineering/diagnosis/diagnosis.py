@@ -1,0 +1,108 @@
+"""Diagnose a run: judge every cause, send probes where counters do not decide, and choose the verdict.
+
+In:  a stored run, a running lab, or both. Out: Diagnosis, with findings, what was ruled out, and the verdict in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from heddle.engineering.diagnosis.case import Case
+from heddle.engineering.diagnosis.causes import CAUSES
+from heddle.engineering.diagnosis.finding import CauseResult, Finding
+
+if TYPE_CHECKING:
+    from heddle.base.events import Observer
+    from heddle.lab.lab import Lab
+    from heddle.runs.stored import StoredRun
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a diagnosis came to. results: by cause, in the order of CAUSES."""
+
+    case: Case
+    results: Mapping[str, CauseResult]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings: faults before properties of the load, established ones before likely ones."""
+        order = [*CAUSES]
+        every = [finding for result in self.results.values() for finding in result.findings]
+        return tuple(
+            sorted(
+                every,
+                key=lambda each: (
+                    not CAUSES[each.cause].fault, each.confidence != "established", order.index(each.cause),
+                ),
+            )
+        )  # fmt: skip
+
+    @property
+    def verdict(self) -> Finding | None:
+        """The first finding; None when no cause is established or likely."""
+        return next(iter(self.findings), None)
+
+    @property
+    def fault(self) -> bool:
+        """Whether the verdict is a fault of the fabric or of a host."""
+        return self.verdict is not None and CAUSES[self.verdict.cause].fault
+
+    @property
+    def ruled_out(self) -> dict[str, str]:
+        """Cause -> what shows that it is not one."""
+        return {name: result.ruled_out for name, result in self.results.items() if result.ruled_out}
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """Cause -> why it could not be judged."""
+        return {name: result.unknown for name, result in self.results.items() if result.unknown}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document. `root_causes` is in the form of the benchmark NIKA."""
+        run = self.case.run
+        verdict = self.verdict
+        return {
+            "lab": self.case.fabric.name, "run_id": None if run is None else run.id,
+            "verdict": None if verdict is None else verdict.to_json(),
+            "findings": [each.to_json() for each in self.findings],
+            "ruled_out": self.ruled_out, "not_checked": self.not_checked, "probed": self.case.probed,
+            "is_anomaly": self.fault,
+            "root_causes": [self._root_cause(each) for each in self.findings if CAUSES[each.cause].fault],
+        }  # fmt: skip
+
+    def _root_cause(self, found: Finding) -> dict[str, Any]:
+        """NIKA's resource: a node, an interface of it, or a link by both of its ends in order."""
+        check = CAUSES[found.cause]
+        node, _, port = found.object.partition(":")
+        resource: dict[str, str] = {"kind": "node", "node": node}
+        if port and check.kind == "link":
+            resource = {"kind": "link", "name": "--".join(sorted((found.object, self.case.peer(found.object))))}
+        elif port and check.kind == "interface":
+            resource = {"kind": "interface", "node": node, "name": port}
+        return {"resource": resource, "fault_type": check.nika}
+
+
+def judged(case: Case) -> Diagnosis:
+    """Judge every cause."""
+    return Diagnosis(case, {name: check.judge(case) for name, check in CAUSES.items()})
+
+
+def diagnose(run: StoredRun | None, lab: Lab | None, observer: Observer | None = None) -> Diagnosis:
+    """Judge a run and a lab. observer: of probes, which are sent over every path when no fault is established; None:
+    send none. InputError for a run without a fabric when no lab runs.
+    """
+    fabric = lab.fabric if lab is not None else run.needed(run.fabric) if run is not None else None
+    if fabric is None:
+        raise ValueError("a diagnosis needs a run or a lab")
+    found = judged(Case.of(fabric, run, lab))
+    verdict = found.verdict
+    decided = found.fault and verdict is not None and verdict.confidence == "established"
+    if decided or lab is None or observer is None:
+        return found
+    from heddle.engineering.diagnosis.pathprobes import probe_paths
+
+    traffic = probe_paths(lab, observer)
+    return judged(replace(found.case, traffic=(*found.case.traffic, traffic), probed=True))

@@ -1,0 +1,281 @@
+"""Causes that a state shows: links, nodes, control planes, routes, seeds, thresholds, rates.
+
+In:  a Case. Out: a CauseResult for each function; the table of causes is in causes.py.
+A state that follows from another one is not reported: a link of a dead node, a session over a dead link.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import CheckError
+from heddle.base.tables import many, some_of
+from heddle.base.units import format_rate
+from heddle.engineering.diagnosis.case import NOW, OF_RUN, Case
+from heddle.engineering.diagnosis.finding import CauseResult, Finding, Observation
+from heddle.fabric.model import Role
+from heddle.lab import convergence
+from heddle.lab.health import foreign_routes
+from heddle.lab.outages import State
+from heddle.switch.queues.classes import held_bps
+
+if TYPE_CHECKING:
+    from heddle.predict.polarisation import Pair
+
+NO_LAB: Final = "the lab is not running"
+IMPORTED: Final = "an imported topology does not state it"
+_FLAPS: Final = 2  # changes of a carrier: lost and found
+_SHARE: Final = 0.5  # of the switches: as many with one seed are no single wrong value
+
+
+def node_down(case: Case) -> CauseResult:
+    """A switch does not run, or none of its links has a carrier."""
+    found = []
+    for name in case.dead:
+        node = case.fabric.by_name[name]
+        lines = [Observation(f"none of its {many(len(node.ports), 'link')} has a carrier", _sources(case, name))]
+        if case.live is not None and name in case.live.stopped:
+            lines = [Observation("the node does not run", NOW)]
+        elif daemons := case.silent.get(name):
+            lines.append(Observation(f"{' and '.join(daemons)} do not answer", NOW))
+        found.append(Finding("node-down", name, f"{name} is down", "established", tuple(lines)))
+    return CauseResult.of(found, f"no switch of {len(case.fabric.switches)} has lost all links")
+
+
+def _sources(case: Case, node: str) -> str:
+    ports = [*case.fabric.by_name[node].ports]
+    return next((case.down[ref][1] for p in ports for ref in (p.ref, p.peer_ref) if ref in case.down), NOW)
+
+
+def link_down(case: Case) -> CauseResult:
+    """A link between running nodes has no carrier, or had none for a part of the run."""
+    dead = {*case.dead}
+    state: dict[str, str] = {}
+    for source, snapshot in case.states:
+        down = {
+            f"{name}:{port}": here for name, node in snapshot.nodes.items() for port, here in (node.down or {}).items()
+        }
+        for ref in State.ends(case.fabric, down):
+            state[ref] = f"{state[ref]}, {source}" if ref in state else source
+    found = [
+        Finding(
+            "link-down", ref, f"the link {case.link(ref)} is down", "established",
+            (Observation(f"{ref} has no carrier", source),),
+        )
+        for ref, source in state.items()
+        if not {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead
+    ]  # fmt: skip
+    return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier") if case.states else _unread()
+
+
+def link_flaps(case: Case) -> CauseResult:
+    """A link lost its carrier during the run and has it again."""
+    if case.evidence is None:
+        return CauseResult(unknown="the run left no counters")
+    changes = case.evidence.carrier_changes
+    dead = {*case.dead}
+    refs = dict.fromkeys(_lower(case, ref) for ref, count in changes.items() if count >= _FLAPS)
+    found = []
+    for ref in refs:
+        count = max(changes.get(ref, 0), changes.get(case.peer(ref), 0))
+        if {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead:
+            continue
+        line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
+        found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
+    return CauseResult.of(found, "no carrier changed and came back during the run")
+
+
+def _lower(case: Case, ref: str) -> str:
+    """The end of a link on the lower level that is a switch's; else the switch's end."""
+    other = case.peer(ref)
+    levels = {each: case.fabric.by_name[each.partition(":")[0]].level for each in (ref, other) if case.of_switch(each)}
+    return min(levels, key=lambda each: (levels[each], each))
+
+
+def control_plane(case: Case) -> CauseResult:
+    """Daemons of a switch with a carrier do not answer: it forwards with routes that no one updates."""
+    if case.live is None:
+        return _unread()
+    found = [
+        Finding(
+            "control-plane-dead", name, f"the control plane of {name} does not answer", "established",
+            (Observation(f"{' and '.join(daemons)} of {name} do not answer, and its links have a carrier", NOW),),
+        )
+        for name, daemons in case.silent.items()
+        if daemons and name not in case.dead
+    ]  # fmt: skip
+    return CauseResult.of(found, f"all daemons of {len(case.fabric.switches)} switches answer")
+
+
+def bgp_session(case: Case) -> CauseResult:
+    """A BGP session is not established although its link has a carrier and both daemons answer."""
+    if case.live is None:
+        return _unread()
+    found = []
+    quiet = {*case.dead, *(name for name, daemons in case.silent.items() if daemons)}
+    for each in case.live.missing:
+        ends = (each.a, each.b)
+        if {end.node for end in ends} & quiet or {end.ref for end in ends} & {*case.live.snapshot.down}:
+            continue
+        at = next((end for end in ends if f"down at {end.node} " in each.why), each.a)
+        lines = [Observation(f"{each.a.text()} - {each.b.text()}", NOW)]
+        lines += [Observation(each.why, NOW)] if each.why else []
+        what = f"the BGP session of {each.a.ref} and {each.b.ref} is down, and its link is up"
+        found.append(Finding("bgp-session-down", at.ref, what, "established", tuple(lines)))
+    return CauseResult.of(found, "every BGP session over a live link is established")
+
+
+def drained(case: Case) -> CauseResult:
+    """BGP drains a switch."""
+    found = [
+        Finding(
+            "drained", name, f"{name} is drained by BGP", "established",
+            (Observation(f"{name} announces its prefixes with graceful-shutdown", source),),
+        )
+        for name, source in case.drained.items()
+        if name not in case.dead
+    ]  # fmt: skip
+    return CauseResult.of(found, "BGP drains no switch") if case.states else _unread()
+
+
+def misrouting(case: Case) -> CauseResult:
+    """A switch has a route that the fabric does not have, or a next hop that is on no shortest path."""
+    if not case.rendered:
+        return CauseResult(unknown=IMPORTED)
+    lines: dict[str, dict[str, str]] = {}
+    for source, state in case.states:
+        fibs = {name: node.fib for name, node in state.nodes.items() if node.fib is not None and name not in case.dead}
+        for route in foreign_routes(case.fabric, fibs):
+            lines.setdefault(route.switch, {})[f"{route.what} {route.why}"] = source
+        for gap in convergence.gaps(case.fabric, fibs):
+            if gap.extra:
+                lines.setdefault(gap.switch, {})[gap.text()] = source
+    found = []
+    for name, texts in lines.items():
+        shown = tuple(Observation(text, source) for text, source in [*texts.items()][:3])
+        found.append(Finding("misrouting", name, f"{name} has a wrong route", "established", shown))
+    return CauseResult.of(found, "every route leads over a shortest path") if case.states else _unread()
+
+
+def _seeds(case: Case) -> dict[str, tuple[int, str]]:
+    """Switch -> its seed, where it is not that of the fabric file, and the reading that shows it."""
+    return {
+        name: (node.hashing.seed, source)
+        for source, state in case.states
+        for name, node in state.nodes.items()
+        if node.hashing is not None and node.hashing.seed != case.fabric.by_name[name].hash_seed
+    }
+
+
+def wrong_seed(case: Case) -> CauseResult:
+    """The hash seed of a switch is not the one of the fabric file."""
+    if not case.rendered:
+        return CauseResult(unknown=IMPORTED)
+    wrong, polarised = _seeds(case), _polarised(case)
+    if polarised and _one_seed(case):
+        return CauseResult(unknown="polarisation has the same evidence")
+    found = [
+        Finding(
+            "wrong-seed", name, f"{name} hashes with a wrong seed", "established",
+            (Observation(f"its seed is {seed}; the fabric file says {case.fabric.by_name[name].hash_seed}", source),),
+        )
+        for name, (seed, source) in wrong.items()
+    ]  # fmt: skip
+    return CauseResult.of(found, "every seed is that of the fabric file") if case.states else _unread()
+
+
+def polarisation(case: Case) -> CauseResult:
+    """Switches of two levels choose by the same rule, so that the upper one uses few of its next hops."""
+    pairs = _polarised(case)
+    if pairs is None:
+        return CauseResult(unknown="the hashing of its switches cannot be predicted")
+    if not pairs:
+        return CauseResult(ruled_out="the choice at one level does not decide the choice at the next")
+    if not _one_seed(case):
+        return CauseResult(unknown="the seeds differ; see wrong-seed")
+    worst = max(pairs, key=lambda pair: pair.share)
+    names = [*dict.fromkeys(pair.switch for pair in pairs)]
+    lines = [Observation(worst.text(), case.states[-1][0]), Observation(f"affected: {some_of(names)}", OF_RUN)]
+    what = f"{worst.switch} is polarised: it chooses by the same hash and seed as {worst.before}"
+    found = Finding("polarisation", worst.switch, what, "established", tuple(lines), tuple(names))
+    return CauseResult((found,))
+
+
+def _one_seed(case: Case) -> bool:
+    """Whether most switches have the same seed."""
+    hashing = [node.hashing for node in case.states[-1][1].nodes.values() if node.hashing] if case.states else []
+    counts = Counter(each.seed for each in hashing)
+    return bool(counts) and counts.most_common(1)[0][1] > _SHARE * len(hashing)
+
+
+def _polarised(case: Case) -> list[Pair] | None:
+    from heddle.predict.polarisation import polarisation as pairs_of
+
+    if not case.states:
+        return None
+    state = case.states[-1][1]
+    hashing = {name: node.hashing for name, node in state.nodes.items() if node.hashing is not None}
+    fibs = {name: node.fib for name, node in state.nodes.items() if node.fib is not None}
+    if len(fibs) < len(case.fabric.switches) or len(hashing) < len(case.fabric.switches):
+        return None
+    try:
+        return [pair for pair in pairs_of(case.fabric, fibs, hashing).pairs if pair.polarised]
+    except CheckError:
+        return None
+
+
+def wrong_threshold(case: Case) -> CauseResult:
+    """Thresholds of ECN, PFC or buffers are not those of the fabric file."""
+    live = case.live
+    if live is None:
+        around = None if case.run is None else case.run.surroundings.value
+        if around is None:
+            return _unread()
+        texts = {
+            node: tuple(f"{path}: {value}" for path, value in settings.items())
+            for node, settings in around.queues.items()
+        }
+        return _of_nodes(case, texts, "configuration of the run")
+    nodes: dict[str, list[str]] = {}
+    for ref, lines in live.thresholds.items():
+        nodes.setdefault(ref.partition(":")[0], []).append(f"{ref}: {lines[0]}")
+    return _of_nodes(case, nodes, NOW)
+
+
+def _of_nodes(case: Case, texts: Mapping[str, Iterable[str]], source: str) -> CauseResult:
+    found = []
+    for name, lines in texts.items():
+        shown = [*lines]
+        if not shown or name not in case.fabric.by_name or case.fabric.by_name[name].role is Role.HOST:
+            continue
+        evidence = [Observation(line, source) for line in shown[:2]]
+        evidence += [Observation(f"and {many(len(shown) - 2, 'more line')} like these", source)] * (len(shown) > 2)
+        what = f"{name} has thresholds that differ from the fabric file"
+        found.append(Finding("wrong-threshold", name, what, "established", tuple(evidence)))
+    return CauseResult.of(found, "all thresholds of ECN, PFC and buffers are those of the fabric file")
+
+
+def slow_port(case: Case) -> CauseResult:
+    """A port is set to a lower rate than its link has."""
+    if case.live is None:
+        return _unread()
+    found = []
+    shapers = case.live.snapshot.shapers
+    for node in case.fabric.nodes:
+        for port in node.ports:
+            row, rate = shapers.get(port.ref), held_bps(port.rate_bps)
+            if row is None or min(row.rate_bps, row.ceil_bps) >= rate:
+                continue
+            now = min(row.rate_bps, row.ceil_bps)
+            text = f"{port.ref} is set to {format_rate(now)}; its link has {format_rate(port.rate_bps)}"
+            cause, what = "slow-link", f"the link {case.link(port.ref)} is slow"
+            if node.role is Role.HOST:
+                cause, what = "slow-host", f"the NIC {port.ref} is slow"
+            found.append(Finding(cause, port.ref, what, "established", (Observation(text, NOW),)))
+    return CauseResult.of(found, "every port has the rate of its link")
+
+
+def _unread() -> CauseResult:
+    return CauseResult(unknown=NO_LAB)

@@ -1,0 +1,304 @@
+"""Causes that packets show: losses, bit errors, slow drains, pauses, late ranks, fan-in, shared ports, a busy machine.
+
+In:  a Case. Out: a CauseResult for each function; the table of causes is in causes.py.
+A wrong ICRC is seen only where a packet arrives. Its link follows from the paths: the port that all damaged packets
+have passed, and the fewest others. That is the most likely place, if each packet of one link is damaged with the same
+chance; the log-likelihood tells by how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.tables import many, some_of
+from heddle.base.units import format_bytes, format_rate
+from heddle.engineering.diagnosis.case import OF_RUN, Case, FlowSeen, TrafficSeen
+from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
+from heddle.engineering.diagnosis.states import slow_port
+from heddle.proof.linkuse import links_of
+
+if TYPE_CHECKING:
+    from heddle.base.arrays import F64
+    from heddle.runs.series import RowLabel, Series
+
+OF_SERIES: Final = "queues over time"
+OF_RANKS: Final = "times of the ranks"
+_NO_SLOWEST: Final = "no message is known to have waited, or the host CPU was the bottleneck"
+_SURE: Final = 3.0  # of the log-likelihood: 20 times as likely as the next port
+_PLACES: Final = 3  # links with bit errors that are looked for
+_SLOW: Final = 0.75  # of a link's rate, and of what other busy ports reach
+_BUSY: Final = 4  # buckets in which a port always had a queue: fewer say nothing
+_LATE: Final = 0.3  # of an iteration, in which arrived messages waited for their rank
+_FEW: Final = 4  # one of so many ranks may be slow: if more are, it is the machine
+_UNEVEN: Final = 1.3  # of the mean of a switch's uplinks
+_FAN_IN: Final = 3  # senders to one receiver
+_PAUSED: Final = 0.02  # of the run: a host that pauses its switch for less holds no one back
+
+
+def lossy_link(case: Case) -> CauseResult:
+    """A port sent packets that did not arrive at the other end of its link."""
+    found = [finding for traffic in case.traffic for finding in _losses(case, traffic)]
+    single = {finding.object: finding for finding in reversed(found)}
+    return _seen(case, tuple(single.values()), "every packet that a port sent arrived at the other end")
+
+
+def _losses(case: Case, traffic: TrafficSeen) -> Iterator[Finding]:
+    sure = case.evidence is None or case.evidence.backlog_drops == 0
+    for port in traffic.tallies:
+        sent, lost = traffic.on_link(port)
+        if lost <= 0 or _gone(case, port):
+            continue
+        share = f"{lost:,} of {sent:,} packets that {port} sent did not reach {case.peer(port)} ({lost / sent:.2%})"
+        lines = [Observation(share, traffic.source)]
+        if not sure:
+            lines.append(Observation("the receive backlog of this machine dropped packets, too", OF_RUN))
+        confidence: Confidence = "established" if sure else "likely"
+        yield Finding("link-lossy", port, f"{port} loses packets on its link", confidence, tuple(lines))
+
+
+def _gone(case: Case, port: str) -> bool:
+    """Whether the link was down, which explains lost packets."""
+    return bool({port, case.peer(port)} & {*case.down}) or port.partition(":")[0] in case.dead
+
+
+def bit_errors(case: Case) -> CauseResult:
+    """Packets arrive with a wrong ICRC, and all of them passed one port."""
+    found: dict[str, Finding] = {}
+    for traffic in case.traffic:
+        for place in damaged_at(traffic.flows):
+            sure = place.margin >= _SURE and not place.ties
+            text = (
+                f"{place.damaged:,} of {place.packets:,} packets that passed {place.port} arrived with a wrong ICRC; "
+                f"{place.clean:,} packets over other ports arrived without one"
+            )
+            what = f"{place.port} damages packets on its link"
+            confidence: Confidence = "established" if sure else "likely"
+            line = Observation(text, traffic.source)
+            old = found.get(place.port)
+            if old is None or (old.confidence == "likely" and sure):
+                lines = (*(() if old is None else old.evidence), line)
+                found[place.port] = Finding("bit-errors", place.port, what, confidence, lines, place.ties)
+    sure_ports = [each for each in found.values() if each.confidence == "established"]
+    kept = sure_ports or [*found.values()]
+    errors = None if case.run is None or case.run.record.outcome is None else case.run.record.outcome.icrc_errors
+    if not kept and errors:
+        return CauseResult(
+            unknown=f"{many(errors, 'packet')} arrived with a wrong ICRC, and no flow of data among them"
+        )
+    return _seen(case, tuple(kept), "no packet arrived with a wrong ICRC")
+
+
+@dataclass(frozen=True, slots=True)
+class DamagePlace:
+    """The port that damages packets, most likely. margin: of the log-likelihood, against the next port.
+
+    ties: ports with the same packets. clean: packets of flows that did not pass it.
+    """
+
+    port: str
+    packets: int
+    damaged: int
+    clean: int
+    margin: float
+    ties: tuple[str, ...]
+
+
+def damaged_at(flows: Sequence[FlowSeen]) -> list[DamagePlace]:
+    """Where packets were damaged, a row for each link, as far as the paths of these flows tell."""
+    left, found = [*flows], list[DamagePlace]()
+    while (total := sum(flow.damaged for flow in left)) and len(found) < _PLACES:
+        passed: dict[str, list[int]] = {}
+        for flow in left:
+            for port in flow.ports:
+                row = passed.setdefault(port, [0, 0])
+                row[0] += flow.packets
+                row[1] += flow.damaged
+        every = sum(flow.packets for flow in left)
+        scores = {port: _score(row[0], row[1], every, total) for port, row in passed.items() if row[1]}
+        best = max(scores, key=lambda port: (scores[port], port))
+        same = tuple(port for port in scores if port != best and passed[port] == passed[best])
+        others = [score for port, score in scores.items() if port != best and port not in same]
+        margin = scores[best] - max(others) if others else math.inf
+        packets, damaged = passed[best]
+        found.append(DamagePlace(best, packets, damaged, every - packets, margin, same))
+        left = [flow for flow in left if best not in flow.ports]
+    return found
+
+
+def _score(packets: int, damaged: int, every: int, total: int) -> float:
+    """The log-likelihood of one share of damaged packets over a port, and another, small one elsewhere."""
+    return _bernoulli(packets, damaged) + _bernoulli(every - packets, total - damaged)
+
+
+def _bernoulli(count: int, hits: int) -> float:
+    if not 0 < hits < count:
+        return 0.0
+    share = hits / count
+    return hits * math.log(share) + (count - hits) * math.log1p(-share)
+
+
+def slow_link(case: Case) -> CauseResult:
+    """A port is set to a lower rate than its link has, or drains its queue more slowly."""
+    state = slow_port(case)
+    if any(each.cause == "slow-link" for each in state.findings):
+        return CauseResult(tuple(each for each in state.findings if each.cause == "slow-link"))
+    recorded = None if case.run is None else case.run.recorded.value
+    if recorded is None:
+        return state if state.ruled_out else CauseResult(unknown="no queues over time were recorded")
+    rates = {label.port: (rate, label) for label, rate in _drains(recorded.labels, recorded.series)}
+    shares = {port: rate / label.rate_bps for port, (rate, label) in rates.items()}
+    found = []
+    for port, share in shares.items():
+        rest = [each for other, each in shares.items() if other != port]
+        if share < _SLOW * min(1.0, median(rest) if rest else 1.0) and not _gone(case, port):
+            rate, label = rates[port]
+            text = f"with a queue, {port} sent {format_rate(round(rate))} of {format_rate(label.rate_bps)}"
+            rest_text = f"other ports with a queue reached {median(rest):.0%} of their rate" if rest else ""
+            lines = [Observation(each, OF_SERIES) for each in (text, rest_text) if each]
+            host = not case.of_switch(port)
+            what = f"the {f'NIC {port}' if host else f'link {case.link(port)}'} is slow"
+            found.append(Finding("slow-host" if host else "slow-link", port, what, "likely", tuple(lines)))
+    if state.ruled_out:  # the rates of all ports were read: a slow drain is the machine's
+        return state
+    return CauseResult.of(found, "every port with a queue sent at the rate of its link")
+
+
+def _drains(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:
+    """The rate of each port in the buckets that began and ended with a queue, without pauses, in bit/s."""
+    lengths: F64 = series.ends_s - series.starts_s
+    for row, label in enumerate(labels):
+        depth, paused = series.columns["depth"][row], series.columns["paused_ns"][row]
+        full = (depth[1:] > 0) & (depth[:-1] > 0) & (paused[1:] == 0) & (lengths[1:] > 0)
+        if full.sum() >= _BUSY:
+            sent = series.columns["out_bytes"][row][1:][full].sum()
+            yield label, float(8 * sent / lengths[1:][full].sum())
+
+
+def slow_host(case: Case) -> CauseResult:
+    """A rank uses messages long after they arrived, or its NIC is set to a lower rate."""
+    nics = tuple(each for each in slow_port(case).findings if each.cause == "slow-host")
+    slowest = case.slowest
+    if nics or slowest is None or case.run is None:
+        return CauseResult(nics, unknown="" if nics else "the times of ranks are not known")
+    late = [rank for rank in slowest.ranks if rank.share >= _LATE]
+    found = []
+    for rank in late if _FEW * len(late) <= len(case.run.record.header.ranks) else ():
+        text = f"messages that had arrived waited for rank {rank.rank} {rank.share:.0%} of an iteration"
+        lines = (Observation(text, OF_RANKS), Observation(f"median of the other QPs: {slowest.median:.0%}", OF_RANKS))
+        host = rank.nic.partition(":")[0]
+        confidence: Confidence = "likely" if slowest.limited else "established"
+        found.append(Finding("slow-host", host, f"{host} is slow: its rank uses messages late", confidence, lines))
+    return CauseResult.of(found, "no rank uses messages late")
+
+
+def pause_storm(case: Case) -> CauseResult:
+    """A host sends pause frames, so that its switch's port, and the ports behind it, stop."""
+    frames, source = _host_pauses(case)
+    recorded = None if case.run is None else case.run.recorded.value
+    found = []
+    for port, count in frames.items():
+        nic = case.peer(port)
+        lines = [Observation(f"{port} received {many(count, 'pause frame')} from {nic}", source)]
+        confidence: Confidence = "established"
+        if recorded is not None and source == OF_SERIES:
+            total = max(float(recorded.series.ends_s[-1]) if len(recorded.series.ends_s) else 0.0, 1e-9)
+            paused = _sum_of(recorded.labels, recorded.series, port, "paused_ns") / 1e9
+            lines.append(Observation(f"{port} was paused {paused / total:.0%} of the run", OF_SERIES))
+            confidence = "established" if paused >= _PAUSED * total else "likely"
+            victims = [each for each in _paused(case, recorded.labels, recorded.series) if each != port]
+            if victims:
+                lines.append(Observation(f"paused behind it, as victims: {some_of(victims)}", OF_SERIES))
+        what = f"{nic} sends pause frames (PFC storm)"
+        found.append(Finding("pfc-storm", nic, what, confidence, tuple(lines)))
+    return CauseResult.of(found, "no host sent a pause frame")
+
+
+def _host_pauses(case: Case) -> tuple[dict[str, int], str]:
+    """Port of a switch to a host -> pause frames that it received, and the reading."""
+    recorded = None if case.run is None else case.run.recorded.value
+    if recorded is not None:
+        found: dict[str, int] = {}
+        for row, label in enumerate(recorded.labels):
+            count = int(recorded.series.columns["pfc_received"][row].sum())
+            if count and not label.host and case.to_host(label.port):
+                found[label.port] = found.get(label.port, 0) + count
+        return found, OF_SERIES
+    return {}, OF_SERIES
+
+
+def _sum_of(labels: Sequence[RowLabel], series: Series, port: str, column: str) -> int:
+    return int(sum(series.columns[column][row].sum() for row, label in enumerate(labels) if label.port == port))
+
+
+def _paused(case: Case, labels: Sequence[RowLabel], series: Series) -> list[str]:
+    """Ports of switches that were paused, longest first."""
+    times: dict[str, int] = {}
+    for row, label in enumerate(labels):
+        if not label.host:
+            times[label.port] = times.get(label.port, 0) + int(series.columns["paused_ns"][row].sum())
+    return sorted((port for port, ns in times.items() if ns), key=lambda port: -times[port])
+
+
+def incast(case: Case) -> CauseResult:
+    """Several senders fill the port of one receiver: a property of the traffic, not a fault."""
+    slowest = case.slowest
+    if slowest is None or slowest.limited or not slowest.waits:
+        return CauseResult(unknown=_NO_SLOWEST)
+    port = slowest.waits[0]
+    senders = (
+        {flow.ports[0] for flow in case.traffic[0].flows if flow.ports[-1] == port.port} if case.traffic else set()
+    )
+    if not case.to_host(port.port) or len(senders) < _FAN_IN:
+        return CauseResult(ruled_out="packets did not wait longest at the port of a receiver with several senders")
+    text = f"packets waited {port.wait_s * 1e3:.3g} ms at {port.port}, up to {format_bytes(port.high_water)}"
+    lines = (Observation(text, OF_SERIES), Observation(f"{len(senders)} NICs send to {case.peer(port.port)}", OF_RUN))
+    what = f"{len(senders)} senders share {port.port}, the port of {case.peer(port.port)} (incast)"
+    return CauseResult((Finding("incast", port.port, what, "established", lines),))
+
+
+def collision(case: Case) -> CauseResult:
+    """Flows share an uplink while others of the same switch carry less: hashing, not a fault."""
+    slowest = case.slowest
+    if slowest is None or slowest.limited or case.evidence is None:
+        return CauseResult(unknown=_NO_SLOWEST)
+    waits = {each.port: each for each in slowest.waits}
+    uplinks: dict[str, list[tuple[str, float]]] = {}
+    for link in links_of(case.fabric, case.evidence):
+        node, _, name = link.port.partition(":")
+        if case.fabric.leads_up(case.fabric.by_name[node].port(name)) and link.usable:
+            uplinks.setdefault(node, []).append((link.port, link.seconds))
+    found = []
+    for rows in uplinks.values():
+        mean = sum(seconds for _, seconds in rows) / len(rows)
+        for port, seconds in rows:
+            if port in waits and mean and seconds > _UNEVEN * mean and case.crossing.get(port, 0) > 1:
+                count = case.crossing[port]
+                text = f"{port} carried {seconds / mean:.1f} x the mean of {len(rows)} uplinks, with {count} flows"
+                wait = Observation(f"packets waited longest there: {waits[port].wait_s * 1e3:.3g} ms", OF_SERIES)
+                what = f"{many(count, 'flow')} share the uplink {port} (hash collision)"
+                found.append(Finding("hash-collision", port, what, "established", (Observation(text, OF_RUN), wait)))
+    return CauseResult.of(found, "the packets of the slowest QPs did not wait at an uplink with more load than others")
+
+
+def busy_machine(case: Case) -> CauseResult:
+    """The host CPU was the bottleneck of the run, not the fabric."""
+    outcome = None if case.run is None else case.run.record.outcome
+    if outcome is None:
+        return CauseResult(unknown="no finished run")
+    doubts = outcome.doubts
+    confidence: Confidence = "established" if outcome.overrun else "likely"
+    lines = tuple(Observation(cause.text, "use of the machine") for cause in doubts[:4])
+    what = f"the host CPU {'was' if outcome.overrun else 'may have been'} the bottleneck"
+    found = [Finding("host-cpu", case.fabric.name, what, confidence, lines)] if doubts else []
+    return CauseResult.of(found, "the host CPU was not the bottleneck")
+
+
+def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult:
+    if not case.traffic:
+        return CauseResult(unknown="no counters of a run, and no probes")
+    by = "" if case.probed else " (only ports that the run used)"
+    return CauseResult.of(found, f"{ruled_out}{by}")

@@ -1,0 +1,302 @@
+"""Faults by hand at a chosen place of a running lab, for benches and tests of the diagnosis: what broke, and where.
+
+In:  a lab and a random generator. Out: Incident: the cause and the objects that a diagnosis should name, and a with
+block in which the fault is in force. Most are made by ip, tc, vtysh and signals, as an operator's mistake would be.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from os import kill
+from typing import Any, Final
+
+from heddle.base.events import Silent
+from heddle.base.process import run
+from heddle.base.sysctls import HASH_SEED, sysctl_path
+from heddle.fabric.model import Port
+from heddle.kernel.namespace import inside
+from heddle.lab import impairments, outages, thresholds
+from heddle.lab.daemons import DAEMONS, ESTABLISHED
+from heddle.lab.health import repair
+from heddle.lab.lab import Lab
+from heddle.spec.impairments import LinkFault
+from heddle.switch.pfc.frame import build
+from tests.machine import until
+
+_DATA: Final = 3  # the class of data packets
+_QUANTA: Final = 2000  # 20 ms at 50 Mbit/s
+_PAUSE_EVERY_S: Final = 0.03
+_SHARED_SEED: Final = 7
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One fault. objects: any of them is right. options: of the run. around: has the fault in force.
+
+    cause: empty for a healthy fabric.
+    """
+
+    cause: str
+    objects: frozenset[str]
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def healthy(lab: Lab, rng: random.Random) -> Incident:
+    """Nothing is broken."""
+    return Incident("", frozenset())
+
+
+def link_down(lab: Lab, rng: random.Random) -> Incident:
+    """A link between two switches."""
+    port = _fabric_port(lab, rng)
+    return Incident("link-down", _ends(port), lambda: outages.link_down(lab, port.ref))
+
+
+def link_flap(lab: Lab, rng: random.Random) -> Incident:
+    """A link goes down in the run, and comes back."""
+    port = _fabric_port(lab, rng)
+    fault = f"{port.ref},down,from=0.1s,to=0.3s"
+    return Incident("link-flap", _ends(port), options={"faults": (fault,)})
+
+
+def lossy(lab: Lab, rng: random.Random) -> Incident:
+    """A port of any node loses packets."""
+    port = _any_port(lab, rng)
+    return Incident("link-lossy", frozenset({port.ref}), lambda: _impaired(lab, port, LinkFault(loss=1 / 64)))
+
+
+def corrupting(lab: Lab, rng: random.Random) -> Incident:
+    """A port of any node inverts bits."""
+    port = _any_port(lab, rng)
+    return Incident("bit-errors", frozenset({port.ref}), lambda: _impaired(lab, port, LinkFault(corrupt=1 / 64)))
+
+
+def slow_link(lab: Lab, rng: random.Random) -> Incident:
+    """A port between switches has a fifth of its rate."""
+    port = _fabric_port(lab, rng)
+    return Incident("slow-link", _ends(port), lambda: _shaped(lab, port, port.rate_bps // 5))
+
+
+def slow_host(lab: Lab, rng: random.Random) -> Incident:
+    """The ranks of a host process data at a tenth of their NIC's rate."""
+    host = rng.choice(lab.fabric.hosts)
+    return Incident("slow-host", frozenset({host.name, host.ports[0].ref}), options={"slow": ((host.name, 0.1),)})
+
+
+def storm(lab: Lab, rng: random.Random) -> Incident:
+    """A host pauses the port of its switch most of the time."""
+    port = rng.choice(lab.fabric.nics)
+    return Incident("pfc-storm", frozenset({port.ref, port.node}), lambda: _pausing(lab, port))
+
+
+def node_down(lab: Lab, rng: random.Random) -> Incident:
+    """A switch that hosts do not hang on: its links and daemons."""
+    node = rng.choice([each for each in lab.fabric.switches if not lab.fabric.level_of(each).is_edge])
+    return Incident("node-down", frozenset({node.name}), lambda: _dead(lab, node.name))
+
+
+def frozen(lab: Lab, rng: random.Random) -> Incident:
+    """The daemons of a switch are stopped, and it forwards."""
+    node = rng.choice(lab.fabric.switches)
+    return Incident("control-plane-dead", frozenset({node.name}), lambda: _stopped(lab, node.name))
+
+
+def session_down(lab: Lab, rng: random.Random) -> Incident:
+    """`neighbor PORT shutdown` at one end."""
+    port = _fabric_port(lab, rng)
+    return Incident("bgp-session-down", _ends(port), lambda: _shut(lab, port))
+
+
+def drained(lab: Lab, rng: random.Random) -> Incident:
+    """A switch that hosts do not hang on."""
+    node = rng.choice([each for each in lab.fabric.switches if not lab.fabric.level_of(each).is_edge])
+    return Incident("drained", frozenset({node.name}), lambda: outages.drain(lab, node.name))
+
+
+def misrouted(lab: Lab, rng: random.Random) -> Incident:
+    """A static route at a leaf takes all packets to a host of another leaf over one uplink."""
+    fabric = lab.fabric
+    leaf = rng.choice([each for each in fabric.switches if fabric.level_of(each).is_edge])
+    target = rng.choice([port for port in fabric.nics if port.peer_node != leaf.name])
+    uplink = rng.choice([port for port in leaf.ports if fabric.leads_up(port)])
+    assert target.address is not None
+    route = [f"{target.address.ip}/32", "via", "169.254.0.1", "dev", uplink.name, "onlink"]
+    return Incident("misrouting", frozenset({leaf.name}), lambda: _routed(lab, leaf.name, route))
+
+
+def wrong_threshold(lab: Lab, rng: random.Random) -> Incident:
+    """ECN marks from the first packet on, at one switch."""
+    node = rng.choice(lab.fabric.switches)
+    return Incident("wrong-threshold", frozenset({node.name}), lambda: _threshold(lab, node.name))
+
+
+def wrong_seed(lab: Lab, rng: random.Random) -> Incident:
+    """One switch hashes with another seed."""
+    node = rng.choice(lab.fabric.switches)
+    return Incident("wrong-seed", frozenset({node.name}), lambda: _seeded(lab, [node.name], rng.randrange(1, 1 << 32)))
+
+
+def polarised(lab: Lab, rng: random.Random) -> Incident:
+    """All switches hash with the same seed."""
+    names = [node.name for node in lab.fabric.switches]
+    middle = frozenset(node.name for node in lab.fabric.switches if not lab.fabric.level_of(node).is_edge)
+    return Incident("polarisation", middle, lambda: _seeded(lab, names, _SHARED_SEED))
+
+
+KINDS: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
+    link_down, lossy, corrupting, slow_link, slow_host, storm, node_down, frozen, session_down, drained, misrouted,
+    wrong_threshold, wrong_seed, link_flap,
+)  # fmt: skip
+
+
+def _fabric_port(lab: Lab, rng: random.Random) -> Port:
+    between = [port for node in lab.fabric.switches for port in node.ports if not lab.fabric.leads_to_host(port)]
+    return rng.choice(between)
+
+
+def _any_port(lab: Lab, rng: random.Random) -> Port:
+    return rng.choice([port for node in lab.fabric.nodes for port in node.ports])
+
+
+def _ends(port: Port) -> frozenset[str]:
+    return frozenset({port.ref, port.peer_ref})
+
+
+@contextmanager
+def _impaired(lab: Lab, port: Port, fault: LinkFault) -> Iterator[None]:
+    impairments.set_fault(lab, [port.ref], fault)
+    try:
+        yield
+    finally:
+        impairments.clear_faults(lab)
+
+
+def _ip(lab: Lab, node: str, *words: str) -> None:
+    run(["nsenter", f"--net={lab.handle(node).netns}", *words])
+
+
+@contextmanager
+def _shaped(lab: Lab, port: Port, rate_bps: int) -> Iterator[None]:
+    rate = f"{rate_bps}bit"
+    change = ["tc", "class", "change", "dev", port.name, "parent", "1:", "classid", "1:1", "htb", "rate", rate]
+    _ip(lab, port.node, *change, "ceil", rate, "burst", "8400b", "cburst", "8400b", "quantum", "4214")
+    try:
+        yield
+    finally:
+        repair(lab, Silent())
+
+
+@contextmanager
+def _pausing(lab: Lab, port: Port) -> Iterator[None]:
+    frame, stop = build(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA}), threading.Event()
+    with inside(lab.handle(port.node).netns):
+        raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        raw.bind((port.name, 0))
+
+    def pause() -> None:
+        while not stop.wait(_PAUSE_EVERY_S):
+            raw.send(frame)
+
+    thread = threading.Thread(target=pause)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        raw.close()
+
+
+def _pids(lab: Lab, node: str) -> list[int]:
+    return [int(lab.output(node, ["cat", f"/run/frr/{daemon}.pid"])) for daemon in DAEMONS]
+
+
+@contextmanager
+def _stopped(lab: Lab, node: str) -> Iterator[None]:
+    pids = _pids(lab, node)
+    for pid in pids:
+        kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            kill(pid, signal.SIGCONT)
+        outages.wait(lab)
+
+
+@contextmanager
+def _dead(lab: Lab, node: str) -> Iterator[None]:
+    with outages.link_down(lab, node), _stopped_until_links(lab, node):
+        yield
+
+
+@contextmanager
+def _stopped_until_links(lab: Lab, node: str) -> Iterator[None]:
+    pids = _pids(lab, node)
+    for pid in pids:
+        kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def _shut(lab: Lab, port: Port) -> Iterator[None]:
+    asn = lab.fabric.by_name[port.node].asn
+
+    def configure(word: str) -> None:
+        lines = ("configure terminal", f"router bgp {asn}", f"{word}neighbor {port.name} shutdown")
+        lab.output(port.node, ["vtysh", *(part for line in lines for part in ("-c", line))])
+
+    configure("")
+    try:
+        until(lambda: (lab.daemons.sessions(port.peer_node) or {}).get(port.peer_port) != ESTABLISHED)
+        time.sleep(1.0)  # the routes follow
+        yield
+    finally:
+        configure("no ")
+        outages.wait(lab)
+
+
+@contextmanager
+def _routed(lab: Lab, node: str, route: Sequence[str]) -> Iterator[None]:
+    _ip(lab, node, "ip", "route", "add", *route)
+    try:
+        yield
+    finally:
+        _ip(lab, node, "ip", "route", "del", *route)
+
+
+@contextmanager
+def _threshold(lab: Lab, node: str) -> Iterator[None]:
+    thresholds.set_queues(lab, ["ecn.kmin=1KB", "ecn.kmax=2KB"], [node])
+    try:
+        yield
+    finally:
+        thresholds.restore_queues(lab)
+
+
+@contextmanager
+def _seeded(lab: Lab, nodes: Sequence[str], seed: int) -> Iterator[None]:
+    path = sysctl_path(HASH_SEED)
+    before = {}
+    for node in nodes:
+        with inside(lab.handle(node).netns):
+            before[node] = path.read_text()
+            path.write_text(str(seed))
+    try:
+        yield
+    finally:
+        for node, value in before.items():
+            with inside(lab.handle(node).netns):
+                path.write_text(value)

@@ -1,0 +1,149 @@
+"""A diagnosis judges what an operator sees: states and counters in, a cause with its object out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from heddle.engineering.diagnosis.case import OF_PROBES, Case, FlowSeen, LiveState, TrafficSeen
+from heddle.engineering.diagnosis.causes import CAUSES
+from heddle.engineering.diagnosis.diagnosis import Diagnosis, judged
+from heddle.engineering.diagnosis.symptoms import damaged_at
+from heddle.fabric.model import Role
+from heddle.kernel.fib import Fib, NextHop
+from heddle.lab.daemons import MissingSession, SessionEnd
+from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.switch.hashing.hashing import hashing_of
+from heddle.switch.queues.queuestate import Tally
+from heddle.views.diagnosistext import diagnosis_text
+from tests.unit.run_samples import FABRIC
+
+ALL = LabPart(0)
+for each in LabPart:
+    ALL |= each
+
+
+def switch(name: str, **found: object) -> NodeSnapshot:
+    """A switch as configured, except for what is given."""
+    node = FABRIC.by_name[name]
+    routes = {
+        prefix: tuple(NextHop(port, 1, "", 1, False) for port in sorted(ports))
+        for prefix, ports in FABRIC.expected_next_hops[name].items()
+    }
+    usual = NodeSnapshot(
+        name, Role.SWITCH, fib=Fib(name, routes), hashing=hashing_of(FABRIC, node), down={}, sessions={},
+        drained=False, silent=(), carrier_changes={}, shapers={},
+    )  # fmt: skip
+    return replace(usual, **found)  # type: ignore[arg-type]
+
+
+def diagnosed(
+    *changed: NodeSnapshot, missing: tuple[MissingSession, ...] = (), traffic: tuple[TrafficSeen, ...] = (),
+    thresholds: Mapping[str, tuple[str, ...]] | None = None,
+) -> Diagnosis:  # fmt: skip
+    nodes = {node.name: switch(node.name) for node in FABRIC.switches} | {each.node: each for each in changed}
+    now = Snapshot("tiny", ALL, nodes, 0)
+    live = LiveState(now, (), missing, thresholds or {}, rendered=True)
+    return judged(Case(FABRIC, None, None, live, traffic, probed=bool(traffic)))
+
+
+def named(found: Diagnosis) -> tuple[str, str, str]:
+    assert found.verdict is not None
+    return found.verdict.cause, found.verdict.object, found.verdict.confidence
+
+
+def test_a_fabric_as_configured_has_no_cause_and_everything_is_ruled_out() -> None:
+    found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {"rtsw1:eth1": {3: Tally(100)}}),))
+    assert found.verdict is None
+    assert found.to_json()["is_anomaly"] is False
+    assert found.to_json()["root_causes"] == []
+    assert {"link-down", "bgp-session-down", "misrouting", "wrong-seed", "link-lossy"} <= set(found.ruled_out)
+    assert {*found.ruled_out, *found.not_checked} == set(CAUSES)
+    assert diagnosis_text(found).startswith("No cause is established: no fault was found, and no probe was lost.\n")
+
+
+def test_a_link_without_a_carrier_hides_the_session_that_follows() -> None:
+    ends = SessionEnd("rtsw1", "eth1", "eth1", "Active"), SessionEnd("ctsw1", "eth1", "eth1", "Active")
+    found = diagnosed(
+        switch("rtsw1", down={"eth1": True}), switch("ctsw1", down={"eth1": False}), missing=(MissingSession(*ends),)
+    )
+    assert named(found) == ("link-down", "rtsw1:eth1", "established")
+    assert [each.cause for each in found.findings] == ["link-down"]
+    (cause,) = found.to_json()["root_causes"]
+    assert cause == {"resource": {"kind": "link", "name": "ctsw1:eth1--rtsw1:eth1"}, "fault_type": "link_down"}
+
+
+def test_a_switch_without_any_carrier_is_down_and_its_links_are_not_listed() -> None:
+    ports = {port.name: True for port in FABRIC.by_name["ctsw2"].ports}
+    peers = [switch(port.peer_node, down={port.peer_port: False}) for port in FABRIC.by_name["ctsw2"].ports]
+    found = diagnosed(switch("ctsw2", down=ports, silent=("zebra", "bgpd"), sessions=None), *peers)
+    assert named(found) == ("node-down", "ctsw2", "established")
+    assert len(found.findings) == 1
+
+
+def test_a_session_over_a_live_link_is_named_with_the_end_that_shut_it() -> None:
+    ends = SessionEnd("rtsw1", "eth1", "eth1", "Active"), SessionEnd("ctsw1", "eth1", "eth1", "Idle")
+    why = "it is shut down at ctsw1 (neighbor eth1 shutdown)"
+    assert named(diagnosed(missing=(MissingSession(*ends, why),))) == ("bgp-session-down", "ctsw1:eth1", "established")
+
+
+@pytest.mark.parametrize(
+    ("node", "cause", "at"),
+    [
+        (switch("ctsw1", silent=("zebra", "bgpd")), "control-plane-dead", "ctsw1"),
+        (switch("ctsw1", drained=True), "drained", "ctsw1"),
+        (switch("rtsw2", hashing=hashing_of(FABRIC, FABRIC.by_name["rtsw2"], seed=7)), "wrong-seed", "rtsw2"),
+    ],
+    ids=["frozen", "drained", "seed"],
+)
+def test_a_state_of_a_switch_is_named(node: NodeSnapshot, cause: str, at: str) -> None:
+    assert named(diagnosed(node)) == (cause, at, "established")
+
+
+def test_a_route_that_the_fabric_does_not_have_is_misrouting() -> None:
+    fib = switch("rtsw1").fib
+    assert fib is not None
+    edge = FABRIC.by_name["rtsw2"].prefix
+    assert edge is not None
+    wrong = {**fib.routes, edge: (NextHop("eth3", 1, "", 1, False),)}
+    found = diagnosed(switch("rtsw1", fib=Fib("rtsw1", wrong)))
+    assert named(found) == ("misrouting", "rtsw1", "established")
+    assert found.verdict is not None
+    assert "has the extra next hop eth3" in found.verdict.evidence[0].text
+
+
+def test_a_port_whose_packets_do_not_arrive_loses_them_and_thresholds_come_after_it() -> None:
+    traffic = TrafficSeen(OF_PROBES, {"rtsw1:eth1": {3: Tally(offered=400, lost=5)}, "rtsw1:eth2": {3: Tally(400)}})
+    found = diagnosed(traffic=(traffic,), thresholds={"ctsw1:eth1": ("class 3: kmin is 9, not 40000",)})
+    assert named(found) == ("link-lossy", "rtsw1:eth1", "established")
+    assert [each.cause for each in found.findings] == ["link-lossy", "wrong-threshold"]
+    text = diagnosis_text(found)
+    assert text.startswith("rtsw1:eth1 loses packets on its link (established).\n")
+    assert "5 of 400 packets that rtsw1:eth1 sent did not reach ctsw1:eth1 (1.25%) (probes)" in text
+
+
+def test_the_link_that_damages_packets_follows_from_the_paths() -> None:
+    ways = [("rtsw1:eth1", "ctsw1:eth2"), ("rtsw1:eth2", "ctsw2:eth2")]
+    flows = [
+        FlowSeen(f"{host} {turn}", (f"{host}:eth1", *way, "rtsw2:eth3"), 400, 6 if way == ways[1] else 0)
+        for turn, way in enumerate(ways)
+        for host in ("host1", "host2")
+    ]
+    other = FlowSeen("host3", ("host3:eth1", "rtsw2:eth2", "ctsw2:eth1", "rtsw1:eth3"), 400, 0)
+    (place,) = damaged_at([*flows, other])
+    assert (place.port, place.damaged, place.packets) == ("rtsw1:eth2", 12, 800)
+    assert place.ties == ("ctsw2:eth2",), "the same packets passed both"
+    more = FlowSeen("host4", ("host4:eth1", "rtsw2:eth2", "ctsw2:eth2", "rtsw2:eth3"), 400, 0)
+    (place,) = damaged_at([*flows, other, more])
+    assert place.port == "rtsw1:eth2"
+    assert place.ties == ()
+    found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, (*flows, other, more)),))
+    assert named(found) == ("bit-errors", "rtsw1:eth2", "established")
+
+
+def test_two_links_with_bit_errors_are_both_found() -> None:
+    flows = [FlowSeen(port, (f"{port}:a", f"{port}:b"), 500, 9) for port in ("x", "y")]
+    flows += [FlowSeen(f"{port}2", (f"{port}:a",), 500, 0) for port in ("x", "y")]
+    assert {place.port for place in damaged_at(flows)} == {"x:b", "y:b"}
