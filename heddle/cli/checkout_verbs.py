@@ -49,7 +49,7 @@ def _needed(what: str) -> Sequence[str]:
         "what": "Of labs: cli, up, large, containers, place, demo, dashboard, labs, vm, vm-build. Of traffic: "
         "all-reduce, budget, steady, hashing, admission, dcqcn, order, packets, steps, predict, queues, marking, rxe, "
         "transports, collectives, workloads, spread, programs, diagnosis. Or all, without large, vm-build, diagnosis",
-        "runs": "number of runs of `order` (default: 84), or of faults of `diagnosis` (default: 60)",
+        "runs": "runs of `order` (84 if not given), or faults of `diagnosis` (60 if not given)",
     },
     positional=["what"],
     packages=lambda typed: _needed(typed["what"]),

@@ -46,6 +46,13 @@ def test_every_section_stands_in_the_page_in_its_order(tmp_path: Path) -> None:
     assert all(f">{label.port}</th>" in text for label in LABELS)
 
 
+def test_the_diagnosis_is_of_the_files_of_the_run(tmp_path: Path) -> None:
+    text = page_without_plotly(report_html([keep(tmp_path)]))
+    section = text.rpartition('-diagnosis"')[2].partition("</section>")[0]
+    assert "No cause is established: no fault was found." in section
+    assert "the lab is not running" in section
+
+
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
     html = report_html([keep(tmp_path)])
     text = page_without_plotly(html)
@@ -76,7 +83,7 @@ def test_a_run_of_an_older_heddle_or_with_damaged_files_says_what_it_does_not_ca
     (run.path / "series.npz").unlink()
     text = page_without_plotly(report_html(open_runs([str(run.path)])))
     missing = "fabric.json is missing: the Heddle that made this run did not write it, and its lab is gone"
-    assert text.count(f"Not shown: {missing}.") == 2  # the fabric and the paths
+    assert text.count(f"Not shown: {missing}.") == 3  # the fabric, the paths and the diagnosis
     assert "Not shown: series.npz is missing, so its queues were not recorded." in text
     assert "The fabric file is not here: fabric.json is missing" in text
     # Damaged surroundings are named.

@@ -176,10 +176,11 @@ class Case:
 
     @cached_property
     def states(self) -> tuple[tuple[str, Snapshot], ...]:
-        """Every reading of the fabric, with its name."""
+        """Every reading of the fabric that has switches, with its name."""
         run = self.evidence if self.run is not None else None
         found = [] if run is None else [(_BEFORE, run.before), (_AFTER, run.after)]
-        return (*found, *([] if self.live is None else [(NOW, self.live.snapshot)]))
+        found += [] if self.live is None else [(NOW, self.live.snapshot)]
+        return tuple((source, state) for source, state in found if state.nodes)
 
     @cached_property
     def down(self) -> Mapping[str, tuple[bool, str]]:

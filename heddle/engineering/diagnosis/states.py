@@ -41,7 +41,8 @@ def node_down(case: Case) -> CauseResult:
         elif daemons := case.silent.get(name):
             lines.append(Observation(f"{' and '.join(daemons)} do not answer", NOW))
         found.append(Finding("node-down", name, f"{name} is down", "established", tuple(lines)))
-    return CauseResult.of(found, f"no switch of {len(case.fabric.switches)} has lost all links")
+    ruled_out = f"no switch of {len(case.fabric.switches)} has lost all links"
+    return CauseResult.of(found, ruled_out) if case.states else _unread()
 
 
 def _sources(case: Case, node: str) -> str:

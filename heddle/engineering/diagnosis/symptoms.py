@@ -142,29 +142,28 @@ def _bernoulli(count: int, hits: int) -> float:
 
 
 def slow_link(case: Case) -> CauseResult:
-    """A port is set to a lower rate than its link has, or drains its queue more slowly."""
+    """A port is set to a lower rate than its link has; without a lab, it drains its queue more slowly than others."""
     state = slow_port(case)
-    if any(each.cause == "slow-link" for each in state.findings):
-        return CauseResult(tuple(each for each in state.findings if each.cause == "slow-link"))
+    if not state.unknown:
+        found = tuple(each for each in state.findings if each.cause == "slow-link")
+        return CauseResult.of(found, "every port has the rate of its link")
     recorded = None if case.run is None else case.run.recorded.value
-    if recorded is None:
-        return state if state.ruled_out else CauseResult(unknown="no queues over time were recorded")
+    outcome = None if case.run is None else case.run.record.outcome
+    if recorded is None or outcome is None or outcome.limited:
+        return CauseResult(unknown="no queues over time, or the host CPU was the bottleneck")
     rates = {label.port: (rate, label) for label, rate in _drains(recorded.labels, recorded.series)}
     shares = {port: rate / label.rate_bps for port, (rate, label) in rates.items()}
-    found = []
+    slow = []
     for port, share in shares.items():
         rest = [each for other, each in shares.items() if other != port]
-        if share < _SLOW * min(1.0, median(rest) if rest else 1.0) and not _gone(case, port):
-            rate, label = rates[port]
-            text = f"with a queue, {port} sent {format_rate(round(rate))} of {format_rate(label.rate_bps)}"
-            rest_text = f"other ports with a queue reached {median(rest):.0%} of their rate" if rest else ""
-            lines = [Observation(each, OF_SERIES) for each in (text, rest_text) if each]
-            host = not case.of_switch(port)
-            what = f"the {f'NIC {port}' if host else f'link {case.link(port)}'} is slow"
-            found.append(Finding("slow-host" if host else "slow-link", port, what, "likely", tuple(lines)))
-    if state.ruled_out:  # the rates of all ports were read: a slow drain is the machine's
-        return state
-    return CauseResult.of(found, "every port with a queue sent at the rate of its link")
+        if not rest or share >= _SLOW * min(1.0, median(rest)) or _gone(case, port):
+            continue
+        rate, label = rates[port]
+        text = f"with a queue, {port} sent {format_rate(round(rate))} of {format_rate(label.rate_bps)}"
+        others = f"other ports with a queue reached {median(rest):.0%} of their rate"
+        lines = (Observation(text, OF_SERIES), Observation(others, OF_SERIES))
+        slow.append(Finding("slow-link", port, f"the link {case.link(port)} is slow", "likely", lines))
+    return CauseResult.of(slow, "every port with a queue sent at the rate of its link")
 
 
 def _drains(labels: Sequence[RowLabel], series: Series) -> Iterator[tuple[RowLabel, float]]:

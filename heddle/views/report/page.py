@@ -36,6 +36,7 @@ SECTIONS: Final = (
     Section("bandwidth", "Bandwidth and iterations", "charts", runparts.bandwidth),
     Section("queues", "Queues and pauses over time", "queues", fabricparts.queues),
     Section("paths", "Proof of paths", "paths", fabricparts.paths),
+    Section("diagnosis", "Diagnosis", "diagnosis", runparts.diagnosis),
     Section("parameters", "Parameters and versions", "parameters", settingparts.parameters),
     Section("reproduce", "How to reproduce it", "reproduce", settingparts.reproduce),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from heddle.base.tables import Table
+from heddle.base.tables import Table, some_of
 from heddle.base.units import format_size
 from heddle.runs.runtable import SizeRow
 from heddle.views.report import charts
@@ -72,6 +72,27 @@ def _doubts(run: StoredRun) -> list[str]:
     if state is not None and state.word != "converged":
         found.append(f"the fabric was {state.word} during this run")
     return [*found, *outcome.warnings]
+
+
+def diagnosis(run: StoredRun) -> Values:
+    """The verdict of a diagnosis from the files of the run alone, with its evidence and what it ruled out."""
+    from heddle.engineering.diagnosis.causes import CAUSES
+    from heddle.engineering.diagnosis.diagnosis import diagnose
+    from heddle.views.diagnosistext import verdict_text
+
+    if run.fabric.value is None:
+        raise NotCarriedError(run.fabric.why)
+    found = diagnose(run, None)
+    verdict, rest = found.verdict, found.findings[1:]
+    rows = [(CAUSES[name].words, "ruled out", why) for name, why in found.ruled_out.items()]
+    rows += [(CAUSES[name].words, "not judged", why) for name, why in found.not_checked.items()]
+    others = tuple((each.what, each.confidence, some_of([line.text for line in each.evidence])) for each in rest)
+    return {
+        "good": not found.fault, "verdict": f"{verdict_text(found)}.",
+        "evidence": [] if verdict is None else [f"{each.text} ({each.source})" for each in verdict.evidence],
+        "others": Table("Other findings", ("finding", "certain", "evidence"), others) if others else None,
+        "checked": Table("Other causes", ("cause", "", "why"), tuple(rows)),
+    }  # fmt: skip
 
 
 def results(run: StoredRun) -> Values:
