@@ -17,7 +17,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -45,6 +45,7 @@ class Record:
     options: Mapping[str, str] = field(default_factory=dict)  # dialect and mgmt, as the topology was rendered
     imported: Mapping[str, Any] = field(default_factory=dict)  # of an imported topology: see lab/imported
     hashing: Mapping[str, Any] = field(default_factory=dict)  # switches that were changed live: see lab/rehash.py
+    engineering: Mapping[str, Any] = field(default_factory=dict)  # entries of `te` in force: see lab/engineered.py
     queues: Mapping[str, Any] = field(default_factory=dict)  # nodes whose queues were changed live: lab/thresholds.py
     before_run: Mapping[str, Any] = field(default_factory=dict)  # ECN curves that a run has changed: lab/thresholds.py
     version: str = ""  # of the Heddle that started the lab; empty in records of older versions
@@ -144,7 +145,7 @@ def unpark(lab: str) -> bool:
 
 def write_record(record: Record) -> None:
     """Write lab.json."""
-    write_json(lab_dir(record.name) / "lab.json", asdict(record), indent=1)
+    write_json(lab_dir(record.name) / "lab.json", {each.name: getattr(record, each.name) for each in fields(record)})
 
 
 @contextmanager

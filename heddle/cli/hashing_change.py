@@ -23,7 +23,7 @@ from heddle.base.units import format_duration
 from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_ROW, EXAMPLE_SWITCHES, HASHING_COLUMNS
 from heddle.fabric.checks import KeyPlaces, complaints_about
-from heddle.fabric.hashmodes import MODES
+from heddle.fabric.hashmodes import EXACT_MATCH, MODES
 from heddle.fabric.naming import split_words
 from heddle.fabric.policy import DEFAULT_OPTIONS, FIELDS, HashOptions
 from heddle.fabric.policydata import routing_as_file, routing_policy
@@ -47,7 +47,6 @@ _OF_MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("flow",), "fields": ("flow",), "udf": tuple(mode for mode in MODES if mode != "flow"),
     "gap": ("flowlet", "adaptive"), "first": ("flowlet",), "choice": ("spray",),
 }  # fmt: skip
-_EXACT: Final = "exact-match"
 _WIDE: Final = 100  # columns
 COLUMNS: Final = ("switch", "sport", "prefix", "port", "backup")
 _NEEDED: Final = COLUMNS[:4]
@@ -100,16 +99,18 @@ def _check_nothing_else(asked: HashingWords) -> None:
     given = {"--set": asked.settings, "--table": asked.table, "--entry": asked.entries, "--clear": asked.clear}
     wrong = [name for name, value in given.items() if value]
     if wrong:
-        hint = f"./inv hashing {_EXACT if wrong[0] != '--set' else 'e-ecmp'} {wrong[0]} ..."
+        hint = f"./inv hashing {EXACT_MATCH if wrong[0] != '--set' else 'e-ecmp'} {wrong[0]} ..."
         raise InputError(Problem("", wrong[0], "needs a mode before it", hint))
 
 
 def _set(lab: Lab, mode: str, asked: HashingWords) -> None:
     if mode not in MODES:
         raise InputError(Problem("", f"mode {mode}", "is not a hashing mode", did_you_mean(mode, MODES)))
-    if mode != _EXACT and (asked.table or asked.entries or asked.clear):
-        hint = f"./inv hashing {_EXACT} ..."
-        raise InputError(Problem("", "--table, --entry and --clear", f"are for mode {_EXACT}, not for {mode}", hint))
+    if mode != EXACT_MATCH and (asked.table or asked.entries or asked.clear):
+        hint = f"./inv hashing {EXACT_MATCH} ..."
+        raise InputError(
+            Problem("", "--table, --entry and --clear", f"are for mode {EXACT_MATCH}, not for {mode}", hint)
+        )
     switches = _names(asked.switches) or None
     options, seed = _options(lab.fabric, mode, asked.settings)
     tables, added = _tables(lab, asked)

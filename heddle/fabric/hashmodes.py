@@ -15,7 +15,8 @@ MODES: Final[Mapping[str, int]] = {  # MODE_* of C
     "flow": 0, "e-ecmp": 1, "flowlet": 2, "spray": 3, "pinned": 4, "exact-match": 5, "adaptive": 6,
 }  # fmt: skip
 SPREADING: Final = frozenset({"spray", "flowlet", "adaptive"})  # packets of one QP may take several paths
-TABLED: Final = frozenset({"pinned", "exact-match"})  # a table chooses; a hash is the fall-back
+EXACT_MATCH: Final = "exact-match"
+TABLED: Final = frozenset({"pinned", EXACT_MATCH})  # a table chooses; a hash is the fall-back
 TE: Final = "te"  # of predictions only: exact-match entries that a controller makes (predict/cspf.py)
 PREDICTED: Final = (*MODES, TE)
 BY_PROGRAM: Final = frozenset(MODES) - {"flow"} - SPREADING  # the program sets a hash, with policy 1

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base import owners, state
 from heddle.base.families import Network
-from heddle.base.problems import InputError, MachineError, Problem, did_you_mean
-from heddle.base.sysctls import HASH_SEED, sysctl_number, sysctl_path
+from heddle.base.problems import HeddleError, InputError, MachineError, Problem, did_you_mean
+from heddle.base.sysctls import HASH_SEED, sysctl_number
 from heddle.fabric import hashmodes
-from heddle.fabric.hashmodes import programmed
 from heddle.fabric.model import Node
 from heddle.fabric.policy import DEFAULT_OPTIONS, HashOptions
 from heddle.fabric.seeds import seed_for
-from heddle.kernel.fib import port_names
-from heddle.kernel.grace import grace
-from heddle.kernel.handle import NodeHandle
-from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart
-from heddle.switch.hashing import hashing
-from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
-from heddle.switch.hashing.maps import Tables
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
 from heddle.switch.hashing.steering import Exact, exact_from_json, exact_to_json
+from heddle.switch.hashing.swap import change
 
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
+_MOST_PORT: Final = 65535
 _SHOWN: Final = 3  # switches that a label names
 
 
@@ -76,10 +71,10 @@ def live_hashing(lab: Lab) -> dict[str, LiveHashing]:
         raise MachineError(Problem("", f"the hashing of lab {lab.name}", why, hint)) from None
 
 
-def wanted(lab: Lab) -> dict[str, SwitchHashing]:
-    """Switch -> its expected hashing: as set last, or else as in the fabric file."""
-    live = live_hashing(lab)
-    return {node.name: _wanted(lab, node, live.get(node.name)) for node in lab.fabric.switches}
+def wanted(lab: Lab, live: Mapping[str, LiveHashing] | None = None) -> dict[str, SwitchHashing]:
+    """Switch -> its expected hashing: as set last (live, if the caller has it), or else as in the fabric file."""
+    live = live_hashing(lab) if live is None else live
+    return {node.name: expected(lab, node, live.get(node.name)) for node in lab.fabric.switches}
 
 
 def set_live(lab: Lab) -> frozenset[str]:
@@ -134,9 +129,9 @@ def set_hashing(
             row = now[node.name]
             if node in nodes:
                 chosen = node.hash_seed if seed is None else seed_for(seed, lab.fabric.level_of(node).word, node.name)
-                row = _with_exact(hashing_of(lab.fabric, node, mode, options, chosen), row.steering.exact)
+                row = with_exact(hashing_of(lab.fabric, node, mode, options, chosen), row.steering.exact)
             whole = (exact or {}).get(node.name, row.steering.exact)
-            rows.append(_with_exact(row, {**whole, **(added or {}).get(node.name, {})}))
+            rows.append(with_exact(row, {**whole, **(added or {}).get(node.name, {})}))
         _change_and_remember(lab, rows)
 
 
@@ -144,7 +139,7 @@ def set_exact(lab: Lab, switch: str, entries: Exact) -> None:
     """Replace a switch's whole exact-match table, in one swap; its mode stays. Raises as set_hashing does."""
     check_exact(lab, {switch: entries})
     with owners.lock(lab.name, owners.CHANGES):
-        _change_and_remember(lab, [_with_exact(wanted(lab)[switch], entries)])
+        _change_and_remember(lab, [with_exact(wanted(lab)[switch], entries)])
 
 
 def restore_hashing(lab: Lab) -> bool:
@@ -156,7 +151,8 @@ def restore_hashing(lab: Lab) -> bool:
         live = live_hashing(lab)
         if not live:
             return False
-        _set(lab, [_wanted(lab, node, None) for node in lab.fabric.switches if node.name in live], {})
+        rows = [expected(lab, node, None) for node in lab.fabric.switches if node.name in live]
+        set_rows(lab, rows, {}, engineering={})
     return True
 
 
@@ -216,7 +212,15 @@ def check_exact(
             place = next((at for (name, *_), at in (where or {}).items() if name == switch), "")
             problems.append(Problem(place, switch, f"is not a switch of {lab.name}", did_you_mean(switch, names)))
             continue
+        hops = {prefix: ports for prefix, ports in lab.fabric.expected_next_hops[switch].items() if len(ports) > 1}
+        good = {
+            (prefix, ports)
+            for prefix, ports in {(prefix, ports) for (_, prefix), ports in entries.items()}
+            if prefix in hops and len(set(ports)) == len(ports) and set(ports) <= set(hops[prefix])
+        }
         for (sport, prefix), ports in entries.items():
+            if (prefix, ports) in good and 1 <= sport <= _MOST_PORT:  # all rows, unless there is an error
+                continue
             place = (where or {}).get((switch, sport, prefix), "")
             problems += [replace(wrong, where=place) for wrong in _wrong_entry(lab, node, sport, prefix, ports)]
     if problems:
@@ -225,7 +229,7 @@ def check_exact(
 
 def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, ports: tuple[str, ...]) -> Iterable[Problem]:
     what = f"{node.name} {sport} {prefix} {' '.join(ports)}"
-    if not 1 <= sport <= 65535:
+    if not 1 <= sport <= _MOST_PORT:
         yield Problem("", what, f"has the source port {sport}", "UDP source ports are 1 to 65535")
     hops = lab.fabric.expected_next_hops[node.name]
     names = [each.name for each in node.ports]
@@ -247,76 +251,6 @@ def _wrong_entry(lab: Lab, node: Node, sport: int, prefix: Network, ports: tuple
         yield Problem("", what, f"has no effect: {node.name} has only one next hop to {prefix}", f"it is {only}")
 
 
-def change(lab: str, rows: Sequence[tuple[NodeHandle, SwitchHashing]], version: int = 4) -> None:
-    """Give switches their new rules. version: IP version of the fabric's hosts.
-
-    A switch handles a packet, from the BPF program to the kernel's choice, within one RCU read-side section. So after
-    `grace` no packet is in progress that has seen the previous state. The order of the steps relies on this.
-    """
-    with ExitStack() as stack:
-        jobs = [_Job.of(lab, handle, row, version, stack) for handle, row in rows]
-        for job in jobs:
-            hashing.check_sysctls(job.handle.netns, job.rules)
-        grace()  # the halves that are filled next may have been active until now
-        for job in jobs:
-            job.tables.fill(hashing.rule_of(job.row, version), {name: index for index, name in job.names.items()})
-        for job in jobs:
-            job.flip()
-        if any(job.rest for job in jobs):
-            grace()
-        for job in jobs:
-            hashing.write_sysctls(job.handle.netns, job.rest)
-
-
-@dataclass(slots=True)
-class _Job:
-    """The change of one switch. rest: sysctls that are written when no packet uses the old rule any more."""
-
-    handle: NodeHandle
-    row: SwitchHashing
-    tables: Tables
-    names: Mapping[int, str]
-    rules: Mapping[str, str]
-    rest: Mapping[str, str]
-
-    @classmethod
-    def of(cls, lab: str, handle: NodeHandle, row: SwitchHashing, version: int, stack: ExitStack) -> _Job:
-        tables = stack.enter_context(Tables.pinned(pin_dir(lab, handle.name)))
-        rules = hashmodes.sysctls(row.mode, row.seed, row.options, version)
-        return cls(handle, row, tables, port_names(handle), rules, {})
-
-    def flip(self) -> None:
-        """Activate the new half, and first write the sysctls that must precede it.
-
-        The kernel's seed and fields matter only while the kernel alone hashes RoCEv2. Under the policies of `flow`
-        other than l4 the kernel ignores the program's hash, so there the policy alone decides.
-        """
-        policy = {name: value for name, value in self.rules.items() if name.endswith("_policy")}
-        numbers = {name: value for name, value in self.rules.items() if name not in policy}
-        (path,) = policy
-        with inside(self.handle.netns):
-            before = sysctl_number(sysctl_path(path).read_text())
-        old = self.tables.read(self.names)
-        by_program = programmed(old.mode, old.options) and before == hashmodes.POLICY_L4
-        netns = self.handle.netns
-        if policy[path] == str(hashmodes.POLICY_L4):
-            if by_program and not programmed(self.row.mode, self.row.options):
-                hashing.write_sysctls(netns, numbers)
-            self.tables.flip()
-            self.rest = self.rules if self._differs() else {}
-            return
-        first = numbers if by_program or before != hashmodes.POLICY_CUSTOM else policy
-        hashing.write_sysctls(netns, first)
-        hashing.write_sysctls(netns, self.rules)
-        self.tables.flip()
-
-    def _differs(self) -> bool:
-        """True when a sysctl does not have the value of the new rule yet."""
-        with inside(self.handle.netns):
-            now = {name: sysctl_number(sysctl_path(name).read_text()) for name in self.rules}
-        return now != {name: sysctl_number(value) for name, value in self.rules.items()}
-
-
 def _nodes(lab: Lab, switches: Sequence[str] | None) -> list[Node]:
     if switches is None:
         return list(lab.fabric.switches)
@@ -336,33 +270,46 @@ def _check_steerable(lab: Lab, mode: str, options: HashOptions) -> None:
     """InputError where a mode needs the expected next hops of each route: an imported topology defines none."""
     by_hash = {"spray": options.choice == "random", "flowlet": options.first == "hash"}
     needs = options.resilient or mode in ("pinned", "exact-match", "adaptive") or not by_hash.get(mode, True)
-    if needs and not any(row.steering.groups for row in wanted(lab).values()) and not lab.blueprint.rendered:
+    if needs and not lab.blueprint.rendered and not any(row.steering.groups for row in wanted(lab).values()):
         why = "needs the expected routes of a fabric file, and this topology was imported"
         hint = "use flow, e-ecmp, spray with choice: random, or flowlet with first: hash"
         raise InputError(Problem("", f"mode {mode}" if not options.resilient else "resilient", why, hint))
 
 
-def _with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
+def with_exact(row: SwitchHashing, entries: Exact) -> SwitchHashing:
+    """The same rule with another exact-match table."""
     return replace(row, steering=replace(row.steering, exact=dict(entries)))
 
 
-def _wanted(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
+def expected(lab: Lab, node: Node, live: LiveHashing | None) -> SwitchHashing:
+    """The hashing of a switch as it was set live; None: as in the fabric file."""
     if live is None:
         return hashing_of(lab.fabric, node)
-    return _with_exact(hashing_of(lab.fabric, node, live.mode, live.options, live.seed), live.exact)
+    return with_exact(hashing_of(lab.fabric, node, live.mode, live.options, live.seed), live.exact)
 
 
 def _change_and_remember(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
     live = {name: row.to_json() for name, row in live_hashing(lab).items()}
-    _set(lab, rows, live | {row.switch: LiveHashing.of(row).to_json() for row in rows})
+    set_rows(lab, rows, live | {row.switch: LiveHashing.of(row).to_json() for row in rows})
 
 
-def _set(lab: Lab, rows: Sequence[SwitchHashing], live: Mapping[str, Any]) -> None:
-    """Record the hashing of the switches that differ from the file, `live`, and give switches their new rules."""
-    with state.recorded(lab.name, partial(reapply_hashing, lab), hashing=live):
-        _change(lab, rows)
+def set_rows(lab: Lab, rows: Sequence[SwitchHashing], live: Mapping[str, Any], **more: Any) -> Mapping[str, int]:
+    """Give switches their new rules, and record `live`, the hashing of those that differ from the file.
+
+    more: further values of the lab's record. Returns switch -> the epoch of its new rule. If a switch cannot be
+    changed, all switches get their old rule back. The caller holds CHANGES.
+    """
+    with state.recorded(lab.name, partial(_undo, lab, [row.switch for row in rows]), hashing=live, **more):
+        return _change(lab, rows)
 
 
-def _change(lab: Lab, rows: Sequence[SwitchHashing]) -> None:
+def _undo(lab: Lab, switches: Sequence[str]) -> None:
+    """Give each of these switches that can be changed its recorded rule."""
+    for row in [row for name, row in wanted(lab).items() if name in switches]:
+        with suppress(HeddleError, OSError):  # the switch that made the change fail
+            _change(lab, [row])
+
+
+def _change(lab: Lab, rows: Sequence[SwitchHashing]) -> Mapping[str, int]:
     handles = lab.handles()
-    change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.policy.ip_version)
+    return change(lab.name, [(handles[row.switch], row) for row in rows], lab.fabric.policy.ip_version)

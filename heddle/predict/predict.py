@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +24,12 @@ from heddle.kernel.fib import Fib, NextHop
 from heddle.predict.flowarrays import FlowTable
 from heddle.predict.forwarding import Forwarding, forwarding_of
 from heddle.predict.rules import NO_PORT, FabricRules, HashingRule, SteeringTables, exact_keys
-from heddle.predict.walk import Hops, element, walk
+from heddle.predict.walk import MAX_HOPS, Hops, element, walk
 from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.traffic.flow import Flow
 
 Path = tuple[str, ...]
+_LOW: Final = 0xFFFFFFFF
 Group = tuple[tuple[int, ...], tuple[int, ...], bool]  # port ids, weights, whether a bucket chooses
 
 
@@ -44,6 +46,39 @@ def predict(
         return []
     forwarding, hops = walk_of(fabric, fibs, hashing, flows)
     return paths_of(forwarding, hops)
+
+
+def predict_under(
+    fabric: Fabric, fibs: Mapping[str, Fib], states: Sequence[Mapping[str, SwitchHashing]], flows: Sequence[Flow]
+) -> list[Path]:
+    """The same while rules change: each step has all ports that its switches choose in any of the states.
+
+    states: the hashing of all switches, at least one.
+    """
+    table = FlowTable.of(fabric, flows)
+    forwarding = forwarding_for(fabric, fibs, table.addresses)
+    rules = [rules_for(forwarding, state, table.addresses) for state in states]
+    paths: list[list[str]] = [[] for _ in flows]
+    row = np.flatnonzero(table.first >= 0).astype(np.int64)
+    here = table.first[row]
+    for _ in range(MAX_HOPS):
+        steps = [
+            walk(forwarding, each, table.arrays.take(row), table.destination[row], here, max_hops=1).steps
+            for each in rules
+        ]
+        chosen = [row[step.flow] << 32 | step.port for found in steps for step in found]
+        if not chosen:
+            break
+        keys = np.unique(np.concatenate(chosen))
+        words: dict[int, list[str]] = {}
+        for flow, port in zip((keys >> 32).tolist(), (keys & _LOW).tolist(), strict=True):
+            words.setdefault(flow, []).append(forwarding.ports[port])
+        for flow, ports in words.items():
+            paths[flow].append(element(ports))
+        there = forwarding.peer[keys & _LOW]
+        keys = np.unique((keys >> 32 << 32 | there)[there >= 0])
+        row, here = keys >> 32, (keys & _LOW).astype(np.int32)
+    return [tuple(path) for path in paths]
 
 
 def walk_of(

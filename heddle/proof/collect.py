@@ -11,12 +11,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.kernel.handle import NodeHandle
+from heddle.lab.engineered import changes_of_run, forget_changes
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import rule_of
@@ -59,6 +61,7 @@ def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
     """
     _wait_until_quiet(lab)
     clear(lab.fabric)
+    forget_changes(lab.fabric.name)
     return lab.snapshot(PARTS | more)
 
 
@@ -91,7 +94,8 @@ def collect_after(
     asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
     # After the oracle, so that changes during its lookups are seen.
     now = lab.snapshot(PARTS | more, keep_errors=True)
-    return Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
+    found = Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
+    return _with_rules(lab, found)
 
 
 def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: LabPart = NO_PART) -> Evidence:
@@ -111,7 +115,16 @@ def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: Lab
             sizes[row.key, name] += row.bytes
     at = [(flow.key, flow.first_hop.partition(":")[0]) for flow in flows]
     sent = [Sent(flow, counts[where], sizes[where]) for flow, where in zip(flows, at, strict=True)]
-    return Evidence.of(before, now, sent, asked.paths, (), seconds, asked.choices)
+    return _with_rules(lab, Evidence.of(before, now, sent, asked.paths, (), seconds, asked.choices))
+
+
+def _with_rules(lab: RunningLab, found: Evidence) -> Evidence:
+    """Add the changes of rules, if the run had some."""
+    if LabPart.HASHING in found.after.failed or not found.switched:
+        return found
+    then = found.before.epochs
+    of_run = (each for each in changes_of_run(lab.fabric.name) if any(e > then[n] for n, (e, _) in each.rules.items()))
+    return replace(found, rules=tuple(of_run))
 
 
 def counted_flows(

@@ -16,6 +16,7 @@ from typing import Any, Final
 from heddle.base.tables import many, some_of
 from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib
+from heddle.lab.engineered import RuleChange
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
 from heddle.switch.counters import SwitchCounters
 from heddle.switch.hashing.hashing import SwitchHashing
@@ -40,6 +41,7 @@ class Evidence:
     choices: the source of the oracle's choices (oracle.py) -> their number; empty if not known.
     tallies: what the queues and links of all ports did over the run; empty in runs of an older Heddle.
     requested: what the user changed during the run, a sentence each.
+    rules: changes of rules by traffic engineering during the run, in their order.
     """
 
     before: Snapshot
@@ -51,6 +53,7 @@ class Evidence:
     choices: Mapping[str, int] = field(default_factory=dict)
     tallies: Tallies = field(default_factory=dict)
     requested: tuple[str, ...] = ()
+    rules: tuple[RuleChange, ...] = ()
 
     @classmethod
     def of(
@@ -165,6 +168,7 @@ class Evidence:
                 for port, classes in self.tallies.items()
             },
             "requested": list(self.requested),
+            "rules": [each.to_json() for each in self.rules],
         }
 
     @classmethod
@@ -192,6 +196,7 @@ class Evidence:
                 for port, classes in data.get("tallies", {}).items()
             },
             tuple(str(each) for each in data.get("requested", ())),
+            tuple(RuleChange.from_json(each) for each in data.get("rules", ())),
         )
 
 

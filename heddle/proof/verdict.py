@@ -32,6 +32,7 @@ from heddle.predict.walk import ports_of, spreads
 from heddle.proof import oracle
 from heddle.proof.collect import RunningLab
 from heddle.proof.evidence import Evidence
+from heddle.proof.intervals import change_notes, paths_by, proven_over_changes
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, planned_links
 from heddle.proof.measure import Behind, Measured, measure, measured_why, peers_of
 from heddle.traffic.flow import Flow, Sent
@@ -221,8 +222,8 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     flows = evidence.sent
     wanted = [sent.flow for sent in flows]
     trusted = selftest or verdict()
-    predicted = _predicted(fabric, evidence.before, wanted, trusted)
-    expected = [asked if own is None else own for own, asked in zip(predicted, evidence.oracle, strict=True)]
+    predicted, answers = paths_by(fabric, evidence, wanted, trusted)
+    expected = [asked if own is None else own for own, asked in zip(predicted, answers, strict=True)]
     wide = [spreads(path) for path in expected]
     measured = measure(fabric, evidence.counters, wanted, wide, evidence.received)
     peers = peers_of(fabric)
@@ -231,14 +232,14 @@ def prove(fabric: Fabric, evidence: Evidence, selftest: SelfTest | None = None) 
     addresses = _host_addresses(fabric)
     proofs = tuple(
         _proof(sent, own, asked, seen, (behind[number], peers), addresses)
-        for sent, own, asked, seen, number in zip(flows, predicted, evidence.oracle, measured, classes, strict=True)
+        for sent, own, asked, seen, number in zip(flows, predicted, answers, measured, classes, strict=True)
     )
     misses = sum(table.misses for table in evidence.counters.values())
-    notes = _notes(evidence, misses, behind, sum(not sent.packets for sent in flows))
-    notes += _prediction_notes(trusted, proofs)
+    notes = _notes(evidence, change_notes(evidence, predicted), misses, behind)
+    notes += _prediction_notes(trusted, () if evidence.switched else proofs)
     notes += other_routes(fabric, evidence.after.fibs, wanted, [proof.measured for proof in proofs])
-    # Packets that were sent under two rules prove neither rule, even if the counts agree with both.
-    agree = not misses and not evidence.switched and all(not proof.why for proof in proofs)
+    # Packets that were sent under rules which are not known prove none of them, even if the counts agree with some.
+    agree = not misses and proven_over_changes(evidence, predicted) and all(not proof.why for proof in proofs)
     links = links_of(fabric, evidence)
     lost = sum((Counter(each.lost) for each in behind.values()), Counter[str]())
     found = _result(fabric, agree, proofs, links, lost, notes, (_sources(trusted, "counters"), trusted))
@@ -252,7 +253,9 @@ def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = 
     """
     now = now or lab.snapshot(LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER)
     trusted = verdict()
-    predicted = _predicted(lab.fabric, now, flows, trusted)
+    predicted: Sequence[Path | None] = [None] * len(flows)
+    if not trusted.differs:
+        predicted = predict(lab.fabric, now.fibs, now.hashing, flows)
     asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
     addresses = _host_addresses(lab.fabric)
     proofs = tuple(
@@ -268,11 +271,6 @@ def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = 
     agree = all(not proof.why for proof in proofs)
     found = _result(lab.fabric, agree, proofs, links, {}, notes, (_sources(trusted), trusted))
     return replace(found, choices=asked.choices)
-
-
-def _predicted(fabric: Fabric, then: Snapshot, flows: Sequence[Flow], trusted: SelfTest) -> Sequence[Path | None]:
-    """The predicted paths; None for every flow if the prediction is wrong on this kernel."""
-    return [None] * len(flows) if trusted.differs else predict(fabric, then.fibs, then.hashing, flows)
 
 
 def _sources(trusted: SelfTest, *more: str) -> tuple[str, ...]:
@@ -344,16 +342,12 @@ def _path_why(flow: Flow, own: Path | None, asked: Path, addresses: Mapping[str,
     return ""
 
 
-def _notes(evidence: Evidence, misses: int, behind: Mapping[int, Behind], idle: int) -> tuple[str, ...]:
-    """behind: by the number of the class."""
+def _notes(evidence: Evidence, moved: Sequence[str], misses: int, behind: Mapping[int, Behind]) -> tuple[str, ...]:
+    """moved: notes on changes of rules and routes. behind: by the number of the class."""
     notes: list[str] = []
-    if idle:
+    if idle := sum(not sent.packets for sent in evidence.sent):
         notes.append(f"{idle} QPs had nothing to send, so they have no measured path")
-    if evidence.switched:
-        notes.append(f"hashing was changed during the run, so no path follows one rule: {', '.join(evidence.switched)}")
-    elif evidence.changed:
-        notes.append(f"routes or hashing changed during the run: {', '.join(evidence.changed)}")
-    notes += (*evidence.requested, *evidence.unplanned)
+    notes += (*moved, *evidence.requested, *evidence.unplanned)
     for number, changes in behind.items():
         for port, count in sorted(changes.lost.items()):
             drops = evidence.class_drops(port, number)

@@ -21,9 +21,9 @@ from heddle.kernel.fib import port_names
 from heddle.kernel.libbpf import Program
 from heddle.kernel.namespace import inside
 from heddle.kernel.testrun import TestRun, run_on
-from heddle.lab import rehash
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash, jhash2
+from heddle.switch.hashing import swap
 from heddle.switch.hashing.hashing import hashing_of, pin_dir
 from heddle.switch.hashing.maps import Tables
 from heddle.switch.hashing.steering import Exact
@@ -55,7 +55,7 @@ def set_mode(lab: StaticLab, mode: str, exact: Exact | None = None, **options: A
     """Set the mode of rtsw1; returns its hash seed."""
     row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, HashOptions(**options))
     row = replace(row, steering=replace(row.steering, exact=exact or {}))
-    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
+    swap.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
     return row.seed
 
 

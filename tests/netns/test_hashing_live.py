@@ -22,10 +22,10 @@ from heddle.fabric.policy import HashOptions, Udf
 from heddle.kernel import grace
 from heddle.kernel.libbpf import Map
 from heddle.kernel.namespace import inside
-from heddle.lab import rehash
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import e_ecmp_hash
 from heddle.switch.counters import read_counters
+from heddle.switch.hashing import swap
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_of, pin_dir
 from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
@@ -57,7 +57,7 @@ def row_of(lab: StaticLab, mode: str, exact: Exact | None = None, **options: Any
 
 
 def set_hashing_of(lab: StaticLab, row: SwitchHashing) -> None:
-    rehash.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
+    swap.change(lab.name, [(lab.handle("rtsw1"), row)], lab.fabric.policy.ip_version)
 
 
 def flows_of(lab: StaticLab, count: int) -> list[Flow]:
@@ -222,7 +222,7 @@ def test_connected_udp_goes_where_the_kernel_says_for_its_5_tuple(mode: str) -> 
     options = HashOptions(policy="l4") if mode == "flow" else HashOptions()
     with static_fabric("flow") as lab, ExitStack() as stack:
         row = hashing_of(lab.fabric, lab.fabric.by_name["rtsw1"], mode, options)
-        rehash.change(lab.name, [(lab.handle("rtsw1"), row)])
+        swap.change(lab.name, [(lab.handle("rtsw1"), row)])
         here = next(host for host in lab.fabric.hosts if host.group("rack") == 1)
         there = next(host for host in lab.fabric.hosts if host.group("rack") == 2).ports[0].address
         own = here.ports[0].address

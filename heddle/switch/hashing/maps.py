@@ -19,7 +19,7 @@ from heddle.base.problems import MachineError, Problem
 from heddle.fabric.hashmodes import MODES, POLICIES
 from heddle.fabric.policy import DEFAULT_UDF, HashOptions, Udf
 from heddle.kernel.libbpf import Map, Object
-from heddle.switch.hashing.steering import PrefixRule, Steering
+from heddle.switch.hashing.steering import NO_STEERING, PrefixRule, Steering
 
 _BASES: Final = ("l3", "l4", "bth")
 RULE_CLEAR, RULE_RESILIENT, RULE_LOAD, RULE_ROUND_ROBIN, RULE_UDF = 1, 2, 4, 8, 16  # in rules.h
@@ -128,8 +128,8 @@ class Tables:
             found[name] = sum(value for (value,) in struct.iter_unpack("=Q", cells))
         return found
 
-    def read(self, names: Mapping[int, str]) -> ProgramRule:
-        """The active rule. names: interface index -> port."""
+    def read(self, names: Mapping[int, str] | None) -> ProgramRule:
+        """The active rule. names: interface index -> port; None: without its steering tables."""
         half = self.active
         (mode, seed, flags, _, gap, buckets, policy, fields, base, offset, size, version, first, count) = _RULE.unpack(
             self._maps["rules"].lookup(_CELL.pack(half)) or bytes(_RULE.size)
@@ -141,7 +141,8 @@ class Tables:
             resilient=bool(flags & RULE_RESILIENT), buckets=buckets,
         )  # fmt: skip
         return ProgramRule(
-            _word(MODES, mode), seed, options, self._steering(half, first, count, names),
+            _word(MODES, mode), seed, options,
+            NO_STEERING if names is None else self._steering(half, first, count, names),
             6 if version == 6 else 4, bool(flags & RULE_CLEAR),
         )  # fmt: skip
 

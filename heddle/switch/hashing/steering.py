@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from ipaddress import ip_network
 from typing import Any, Final
 
@@ -70,7 +71,8 @@ def exact_to_json(exact: Exact) -> list[list[Any]]:
 
 def exact_from_json(rows: Iterable[Sequence[Any]]) -> Exact:
     """From the rows of `exact_to_json`. ValueError or TypeError for others."""
-    return {(int(sport), ip_network(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
+    network = cache(ip_network)  # many rows have one prefix, and parsing one is most of the work
+    return {(int(sport), network(prefix)): tuple(map(str, ports)) for sport, prefix, *ports in rows}
 
 
 def _values(rule: PrefixRule) -> tuple[int, int, int]:

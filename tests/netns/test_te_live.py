@@ -1,0 +1,141 @@
+"""Entries of traffic engineering in a running lab: put in force and taken out under load, without a loss, proven."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from heddle.base import state
+from heddle.base.problems import InputError, MachineError
+from heddle.lab import rehash
+from heddle.lab.engineered import changes_of_run, engineered, put_in_force, take_out
+from heddle.lab.lab import Lab
+from heddle.lab.snapshot import LabPart
+from heddle.runs.store import load, paths_of
+from heddle.switch.hashing import swap
+from heddle.switch.hashing.steering import Exact
+from heddle.traffic.flow import Flow
+from heddle.traffic.options import RunOptions
+from tests.conftest import FabricLab
+from tests.netns.collectives import proven, ran, run_and, total
+from tests.readings import read_hashing
+
+OPTIONS: dict[str, Any] = {"qps": 8, "placement": "cyclic"}
+UPLINKS = ("eth1", "eth2", "eth3", "eth4")
+
+
+@pytest.fixture(scope="module")
+def lab(fabric_lab: FabricLab) -> Lab:
+    """2 RTSW, 4 CTSW, 4 hosts."""
+    return fabric_lab(racks=2, ctsw=4)
+
+
+@pytest.fixture(autouse=True)
+def back_to_the_file(lab: Lab) -> Iterator[None]:
+    """Every story begins with what the file says."""
+    yield
+    rehash.restore_hashing(lab)
+
+
+@pytest.fixture(scope="module")
+def flows(lab: Lab) -> list[Flow]:
+    """The flows of every run with OPTIONS."""
+    ran(lab, **OPTIONS)
+    return [sent.flow for sent in load(lab, None).evidence.sent]
+
+
+def tables_for(lab: Lab, flows: list[Flow], turn: int = 0) -> dict[str, Exact]:
+    """Entries that send all flows of a switch over its uplinks in turn, from number `turn` on."""
+    tables: dict[str, dict[Any, tuple[str, ...]]] = {}
+    prefixes = {owner: prefix for prefix, owner in lab.fabric.edge_prefixes.items()}
+    for flow in flows:
+        switch, home = flow.first_hop.partition(":")[0], lab.fabric.nic_at[flow.dst_ip].peer_node
+        if switch != home:
+            table = tables.setdefault(switch, {})
+            at = len(table) + turn
+            table.setdefault((flow.sport, prefixes[home]), (UPLINKS[at % 4], UPLINKS[(at + 1) % 4]))
+    return dict(tables)
+
+
+def test_entries_are_put_in_force_counted_and_taken_out_again(lab: Lab, flows: list[Flow]) -> None:
+    rehash.set_hashing(lab, "e-ecmp", switches=["rtsw1"])
+    before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
+    tables = tables_for(lab, flows)
+    assert put_in_force(lab, tables, "te apply") == ("rtsw1", "rtsw2")
+    assert put_in_force(lab, tables, "te apply") == (), "nothing differs"
+    assert read_hashing(lab.name, lab.handle("rtsw2")).steering.exact == tables["rtsw2"]
+    ran(lab, **OPTIONS)
+    taken = {(each.flow.first_hop.partition(":")[0], each.flow.sport): each.measured[0] for each in proven(lab).flows}
+    for switch, table in tables.items():
+        for (sport, _), ports in table.items():
+            assert taken[switch, sport] == f"{switch}:{ports[0]}"
+    found = engineered(lab.name)
+    assert found is not None and (found.by, found.switches) == ("te apply", ("rtsw1", "rtsw2"))
+    now = lab.snapshot(LabPart.HASHING).statistics
+    counts = found.since("rtsw1", now["rtsw1"])
+    assert counts["steered"] > 100 and counts["backups"] == 0
+    take_out(lab, "te off")
+    assert {name: read_hashing(lab.name, lab.handle(name)) for name in before} == before
+    assert engineered(lab.name) is None
+    with pytest.raises(InputError, match="has no entries of traffic engineering in force"):
+        take_out(lab, "te off")
+
+
+def test_paths_stay_proven_while_entries_change_and_off_loses_no_packet(lab: Lab, flows: list[Flow]) -> None:
+    rehash.set_hashing(lab, "e-ecmp")
+
+    def change() -> None:
+        for turn in range(3):
+            put_in_force(lab, tables_for(lab, flows, turn), "te watch")
+        take_out(lab, "te off")
+
+    result = run_and(lab, RunOptions(**OPTIONS, sizes=(1 << 20,), iters=2, warmup=0), change)
+    assert result.wrong == 0 and total(result, "retransmitted") == 0
+    paths = proven(lab)
+    moved = [proof for proof in paths.flows if proof.spread]
+    assert moved and all(len({*proof.expected}) == len(proof.expected) for proof in moved)
+    (note,) = [note for note in paths.notes if "entries were changed" in note]
+    assert note.startswith("entries were changed 4 times during the run (te watch at ") and "te off at " in note
+    ran(lab, **OPTIONS)
+    assert changes_of_run(lab.name) == () and not any(proof.spread for proof in proven(lab).flows)
+
+
+def test_a_change_that_is_not_recorded_is_never_a_proof(lab: Lab, flows: list[Flow]) -> None:
+    rehash.set_hashing(lab, "e-ecmp")
+    tables = tables_for(lab, flows)
+
+    def change() -> None:
+        put_in_force(lab, tables, "te apply")
+        rehash.set_hashing(lab, "e-ecmp", switches=["rtsw2"])
+
+    run_and(lab, RunOptions(**OPTIONS, sizes=(1 << 20,), iters=2, warmup=0), change)
+    paths = paths_of(lab)
+    assert not paths.agree
+    assert any(
+        note.startswith("hashing was changed during the run, so no path follows one rule") for note in paths.notes
+    )
+
+
+def test_a_switch_that_dies_during_a_swap_gives_the_others_their_old_rule(
+    lab: Lab, flows: list[Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehash.set_hashing(lab, "e-ecmp")
+    before = {name: read_hashing(lab.name, lab.handle(name)) for name in rehash.wanted(lab)}
+    record = state.read_record(lab.name)
+    real = swap._Job.flip
+
+    def flip(self: swap._Job) -> None:
+        real(self)
+        if self.handle.name == "rtsw2":
+            self.handle = replace(self.handle, netns=self.handle.netns.with_name("gone"))
+            real(self)
+
+    monkeypatch.setattr(swap._Job, "flip", flip)
+    with pytest.raises(MachineError, match="gone is not a namespace here"):
+        put_in_force(lab, tables_for(lab, flows), "te apply")
+    monkeypatch.undo()
+    now = {name: read_hashing(lab.name, lab.handle(name)) for name in before}
+    assert now["rtsw1"] == before["rtsw1"] and state.read_record(lab.name) == record
