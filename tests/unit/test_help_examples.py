@@ -78,7 +78,7 @@ def test_help_lists_every_group() -> None:
     listed, _, rest = option.help.partition("Or all, ")
     names = re.findall(r"[a-z-]+", re.sub(r"Of \w+:", "", listed))
     assert sorted(names) == sorted(_groups(None))
-    assert rest == f"without {' and '.join(_ONLY_BY_NAME)}"
+    assert rest == f"without {', '.join(_ONLY_BY_NAME)}"
 
 
 def test_order_takes_every_mode_that_keeps_one_path_with_resilient_tables_too() -> None:
