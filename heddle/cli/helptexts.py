@@ -141,21 +141,6 @@ PREDICT: Final[Options] = {
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
 }
 
-PLACE: Final[Options] = {
-    "fabric": Option("preset name or fabric file; without it, a running lab", excludes="lab"),
-    "ranks": Option("number of ranks (default: of the job, else all free NICs)", value="N", least=2),
-    "workload": Option(
-        "the job and the others on the fabric, as predict takes it (default: ring)", completion.workloads
-    ),
-    "job": Option("the job to place; the others stay where the workload places them", value="NAME"),
-    "down": PREDICT["down"],
-    "drain": PREDICT["drain"],
-    "seed": Option("of the random orders and of the search", value="N", least=0),
-    "choose": Option("list and write this candidate, instead of the best", value="NAME"),
-    "out": Option("write a rank file, for run --placement and predict", value=_FILE),
-    "lab": f"{_LAB}; with its faults",
-}
-
 TE: Final[Options] = {
     "action": Option("plan: show the entries for a demand, and their effect", "heddle.cli.te_verb:ACTIONS"),
     "run": "the demand is what this run sent: an ID or number that ./inv runs lists (default: last)",

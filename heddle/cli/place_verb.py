@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
+from heddle.cli import completion
 from heddle.cli import helptexts as words
-from heddle.cli.argv import Tool
+from heddle.cli.argv import Option, Options, Tool
 from heddle.cli.console import Console
 from heddle.cli.predict_verb import words_of_flag
 from heddle.cli.verbs import verb
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
 
 _RING: Final = "ring"
+_LAB: Final = words.SHARED["lab"].help
+_HELP: Final[Options] = {
+    "fabric": Option("preset name or fabric file; without it, a running lab", excludes="lab"),
+    "ranks": Option("number of ranks (default: of the job, else all free NICs)", value="N", least=2),
+    "workload": Option(
+        "the job and the others on the fabric, as predict takes it (default: ring)", completion.workloads
+    ),
+    "job": Option("the job to place; the others stay where the workload places them", value="NAME"),
+    "down": words.PREDICT["down"],
+    "drain": words.PREDICT["drain"],
+    "seed": Option("of the random orders and of the search", value="N", least=0),
+    "choose": Option("list and write this candidate, instead of the best", value="NAME"),
+    "out": Option("write a rank file, for run --placement and predict", value="FILE"),
+    "lab": f"{_LAB}; with its faults",
+}
 
 
 def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
@@ -30,7 +46,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
 
 @verb(
     group="Paths",
-    help=words.PLACE,
+    help=_HELP,
     positional=["fabric"],
     root=lambda typed: typed["fabric"] is None,
     files_in=files_in,

@@ -96,10 +96,11 @@ class _Graph:
 
 def _grown(levels: Sequence[CutLevel], slots: I64, graph: _Graph) -> I64:
     """Fill group after group of the finest level, each time with the rank that has most bytes with those in it."""
+    finest = next(iter(levels)).group
     first: dict[int, int] = {}
-    for at, group in enumerate(levels[0].group[slots].tolist()):
+    for at, group in enumerate(finest[slots].tolist()):
         first.setdefault(group, at)
-    slots = slots[np.argsort([first[group] for group in levels[0].group[slots].tolist()], kind="stable")]
+    slots = slots[np.argsort([first[group] for group in finest[slots].tolist()], kind="stable")]
     left = [np.bincount(level.group[slots]) for level in levels]
     near: dict[tuple[int, int], F64] = {}  # of groups with free slots: bytes of each rank with the ranks there
     place = np.full(graph.ranks, -1, dtype=np.int64)
