@@ -101,6 +101,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "zone --ranks 8": "rank placements of a ring all-reduce of eight ranks",
         "zone --workload two-tenants --job b --down ctsw1": "place one job beside another, with a switch down",
         "zone --ranks 8 --out ranks.txt": "write the best one for ./inv run --placement ranks.txt",
+        "zone --export slurm --out topology.conf": "write the tree of switches for Slurm",
     },
     "te": {
         "plan": "entries for the flows of the last run, and their effect on links",

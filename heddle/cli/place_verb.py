@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.files import real
-from heddle.base.problems import InputError, Problem
+from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.cli import completion
 from heddle.cli import helptexts as words
 from heddle.cli.argv import Option, Options, Tool
@@ -31,7 +32,13 @@ _HELP: Final[Options] = {
     "drain": words.PREDICT["drain"],
     "seed": Option("of the random orders and of the search", value="N", least=0),
     "choose": Option("list and write this candidate, instead of the best", value="NAME"),
-    "out": Option("write a rank file, for run --placement and predict", value="FILE"),
+    "nccl": Option("dumps of a job's hosts by NCCL, with commas: its order is the candidate nccl", value="FILE"),
+    "export": Option(
+        "write the fabric for a scheduler: slurm (topology.conf), slurm-yaml, topograph (labels of nodes)",
+        "heddle.engineering.schedulers:EXPORTS",
+        value="FORMAT",
+    ),
+    "out": Option("write a rank file, for run --placement and predict; or the file of --export", value="FILE"),
     "lab": f"{_LAB}; with its faults",
 }
 
@@ -41,7 +48,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     from heddle.endpoints.workloadfile import files_of
 
     fabric = [typed["fabric"]] if typed["fabric"] is not None else []
-    return [*fabric, *files_of(typed["workload"])]
+    return [*fabric, *files_of(typed["workload"]), *words_of_flag("--nccl", typed["nccl"])]
 
 
 @verb(
@@ -54,7 +61,7 @@ def files_in(typed: Mapping[str, Any]) -> Sequence[str]:
     tool=Tool(
         "Rank placements of a ring all-reduce of so many ranks in a running lab, with its links that are down and its "
         "switches that are drained: completion, racks, bytes between switches, busiest link.",
-        without=("fabric", "workload", "job", "set"),
+        without=("fabric", "workload", "job", "set", "nccl", "export"),
     ),
 )
 def place(
@@ -68,28 +75,55 @@ def place(
     drain: Sequence[str] = (),
     seed: int = 0,
     choose: str = "",
+    nccl: Sequence[str] = (),
+    export: str | None = None,
     out_: str | None = None,
     lab: str | None = None,
 ) -> None:
     """Find the NICs for a job: packed, spread, interleaved, random, or by a search for the least loaded links.
 
     Each candidate is predicted as by ./inv predict. It takes any fabric file, or a running lab as it is now. --out
-    writes a file for run --placement and predict (docs/placement.md). Exit 1 when a flow has no path.
+    writes a file for run --placement and predict (docs/placement.md). --export writes the fabric for a scheduler
+    instead. Exit 1 when a flow has no path.
     """
     from heddle.endpoints.workloadfile import load_workload
+    from heddle.engineering.nccldumps import read_dumps
     from heddle.engineering.placement import PlacementAsk, rank_placements
     from heddle.views.placementtext import render
 
+    if export is not None:
+        _export(out, export, _fabric(fabric, lab, set_)[0], out_)
+        return
     _check_out(out_)
     built, dead, drained = _fabric(fabric, lab, set_)
+    dumps = words_of_flag("--nccl", nccl)
+    dumped = read_dumps(dumps, ranks) if dumps else ()
     ask = PlacementAsk(
-        job, ranks, [*words_of_flag("--down", down), *dead], [*words_of_flag("--drain", drain), *drained], seed
+        job, ranks, [*words_of_flag("--down", down), *dead], [*words_of_flag("--drain", drain), *drained], seed, dumped
     )  # fmt: skip
     ranking = rank_placements(built, load_workload(workload or _RING).workload, ask, out.observer)
     chosen = ranking.candidate(choose)
+    chosen = replace(chosen, name=choose or chosen.name)
     text = [render(ranking, chosen), *_written(ranking, chosen, out_)]
     out.result({**ranking.to_json(), "file": out_}, "\n\n".join(text))
     out.exit_code = 1 if chosen.unreachable else 0
+
+
+def _export(out: Console, kind: str, fabric: Fabric, name: str | None) -> None:
+    """Write the tree of a fabric's switches for a scheduler, to a file or to stdout."""
+    from heddle.engineering.schedulers import EXPORTS
+    from heddle.views.graph import write_file
+
+    if kind not in EXPORTS:
+        hint = did_you_mean(kind, EXPORTS)
+        raise InputError(Problem("", f"--export {kind}", "is not a format of a scheduler", hint))
+    text = "\n".join(EXPORTS[kind](fabric))
+    data = {"fabric": fabric.name, "export": kind, "file": name}
+    if name is None:
+        out.result({**data, "text": text}, text)
+        return
+    write_file(real(name), f"{text}\n".encode(), name)
+    out.result(data, f"wrote {name}: {len(fabric.hosts)} hosts of {fabric.name} for {kind}")
 
 
 def _fabric(

@@ -53,13 +53,18 @@ def candidates(hosts: Sequence[FreeHost], ranks: int, seed: int) -> dict[str, li
 
 
 def packed(hosts: Sequence[FreeHost], ranks: int) -> list[Port]:
-    """All NICs, those first that fill the fewest areas and boxes, and leave the largest ones free."""
+    """All NICs, in the order of `packed_hosts`."""
+    return _nics(packed_hosts(hosts, ranks))
+
+
+def packed_hosts(hosts: Sequence[FreeHost], ranks: int) -> list[FreeHost]:
+    """All hosts, those first that fill the fewest areas and boxes, and leave the largest ones free."""
     found: list[FreeHost] = []
     for area in _fewest(_split(hosts, _area), ranks):
         missing = ranks - sum(len(host.nics) for host in found)
         for box in _fewest(_split(area, _box), missing):
             found += box
-    return _nics(found)
+    return found
 
 
 def _fewest(groups: Sequence[Sequence[FreeHost]], ranks: int) -> list[Sequence[FreeHost]]:

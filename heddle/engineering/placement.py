@@ -9,7 +9,7 @@ is the mean over the fabric's hash seeds and some other ones, so that the luck o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from heddle.base.arrays import F64, I64
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.engineering.candidates import FreeHost, candidates, free_hosts, packed
+from heddle.engineering.candidates import FreeHost, candidates, free_hosts, packed, packed_hosts
 from heddle.engineering.mincut import MOST_CONNECTIONS, CutLevel, Exchange, search
+from heddle.engineering.nccldumps import DumpedHost, on_hosts
 from heddle.fabric.model import Fabric, Port
 from heddle.host.preflight import frr_release
 from heddle.offline.cuts import cuts_of
@@ -40,6 +41,7 @@ from heddle.traffic.placement import endpoint_at, no_nic
 from heddle.traffic.workload import Job, Workload
 
 MINCUT: Final = "min-cut"
+NCCL: Final = "nccl"
 EQUAL: Final = 1.03  # times that hash seeds can change by as much
 _SEEDS: Final = 4  # sets of hash seeds, the fabric's own first
 _MANY_FLOWS: Final = 300_000  # that make luck small: one set is enough
@@ -49,7 +51,8 @@ _MANY_FLOWS: Final = 300_000  # that make luck small: one set is enough
 class PlacementAsk:
     """What to place. job: of the workload, empty for its only one. ranks: instead of the job's own number.
 
-    seed: of random orders and of the search. more: other candidates, name -> NICs by rank. down, drain: as in predict.
+    seed: of random orders and of the search. dumped: the hosts of a real job, as another candidate. down, drain: as in
+    predict.
     """
 
     job: str = ""
@@ -57,7 +60,7 @@ class PlacementAsk:
     down: Sequence[str] = ()
     drain: Sequence[str] = ()
     seed: int = 0
-    more: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    dumped: Sequence[DumpedHost] = ()
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,10 @@ def rank_placements(fabric: Fabric, workload: Workload, ask: PlacementAsk, obser
         raise InputError(problem if ask.ranks else job.keys.located(problem))
     by_ref = {port.ref: port for port in fabric.nics}
     hosts = free_hosts(fabric, free)
-    named = {key: [by_ref[ref] for ref in refs] for key, refs in ask.more.items()}
     written = job.options.placement if job.slots is None else "ranks of the file"
-    named |= {**candidates(hosts, ranks, ask.seed), written: [by_ref[end.nic] for end in wanted]}
+    named = {**candidates(hosts, ranks, ask.seed), written: [by_ref[end.nic] for end in wanted]}
+    if ask.dumped:
+        named[NCCL] = on_hosts(ask.dumped, packed_hosts(hosts, ranks))
     found, left_out = dict[tuple[str, ...], Candidate](), dict[str, str]()
     observer.begin("placements", len(named) + 1)
 
@@ -203,9 +207,8 @@ def _job(workload: Workload, ask: PlacementAsk) -> Job:
         why, hint = f"has {len(names)} jobs", f"add --job with one of {', '.join(names)}"
         raise InputError(Problem("", f"--workload {workload.name}", why, hint))
     job = next(job for job in workload.jobs if ask.job in ("", job.name))
-    if ask.ranks is None:
-        return job
-    return replace(job, slots=None, options=replace(job.options, ranks=ask.ranks))
+    ranks = ask.ranks or sum(len(host.nics) for host in ask.dumped)
+    return replace(job, slots=None, options=replace(job.options, ranks=ranks)) if ranks else job
 
 
 class _Judge:

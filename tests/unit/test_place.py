@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.cli.program import main
 from heddle.endpoints.workloadfile import load_workload
 from heddle.engineering.placement import Candidate, PlacementAsk, Ranking, rank_placements
+from heddle.engineering.schedulers import hostlist
 from heddle.fabric.fabricfile import load_fabric
 from heddle.offline.forecast import Ask as Forecast
 from heddle.offline.forecast import forecast
@@ -140,6 +142,7 @@ def test_more_ranks_than_free_nics_are_an_error() -> None:
         (["zone", "--ranks", "4", "--out", "no/ranks.txt"], "is in a directory that does not exist"),
         (["zone", "--lab", "zone"], "--lab and --fabric exclude each other"),
         (["zone", "--down", "rtsw99"], "did you mean"),
+        (["zone", "--export", "slurn"], "did you mean slurm?"),
     ],
 )
 def test_mistakes_are_named(inv: Inv, words: list[str], said: str) -> None:
@@ -169,3 +172,49 @@ def test_a_job_without_a_path_comes_last_and_gives_exit_code_1(inv: Inv) -> None
     assert (code, text.splitlines()[0]) == (
         1, "choice: packed, but 2 flows of it have no path: 4 ranks in 2 racks",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fabric", "kind", "lines"),
+    [
+        ("dc", "slurm", ["SwitchName=rtsw3 Nodes=host[5-6]", "SwitchName=zone2 Switches=rtsw[3-4]",
+                         "SwitchName=fabric Switches=zone[1-2]"]),
+        ("rail", "slurm", ["SwitchName=pod2 Nodes=host[3-4]", "SwitchName=fabric Switches=pod[1-2]"]),
+        ("dc", "slurm-yaml", ["- topology: dc", "      - switch: zone1", "        children: rtsw[1-2]"]),
+        ("dc", "topograph", ["  name: host8", "    fabric.topograph.run/tier-0: rtsw4",
+                             "    fabric.topograph.run/tier-1: zone2"]),
+    ],
+)  # fmt: skip
+def test_a_scheduler_gets_the_tree_of_switches(inv: Inv, fabric: str, kind: str, lines: list[str]) -> None:
+    code, text = inv("place", fabric, "--export", kind)
+    assert code == 0
+    assert set(lines) <= {*text.splitlines()}
+
+
+def test_slurms_yaml_and_the_labels_are_yaml(inv: Inv, tmp_path: Path) -> None:
+    assert inv("place", "zone", "--export", "slurm-yaml", "--out", "topology.yaml")[0] == 0
+    (topology,) = yaml.safe_load((tmp_path / "topology.yaml").read_text())
+    assert topology["tree"]["switches"][-1] == {"switch": "fabric", "children": "rtsw[1-8]"}
+    assert len(topology["tree"]["switches"]) == 9
+    nodes = [*yaml.safe_load_all(inv("place", "rail", "--export", "topograph")[1])]
+    labels = {node["metadata"]["name"]: node["metadata"]["labels"] for node in nodes}
+    assert labels["host3"] == {"fabric.topograph.run/tier-0": "pod2", "fabric.topograph.run/tier-1": "fabric"}
+
+
+def test_names_become_a_list_of_slurm() -> None:
+    assert hostlist(["host1", "host2", "host4", "gpu", "a7"]) == "host[1-2,4],gpu,a7"
+    assert hostlist(["n08", "n09", "n10"]) == "n0[8-9],n10", "a zero in front stays in the name"
+
+
+def test_the_order_of_a_real_job_is_a_candidate(inv: Inv, tmp_path: Path) -> None:
+    channel = '<channel><net dev="0x{0}"/><gpu dev="0" rank="{1}"/><gpu dev="0x1" rank="{2}"/></channel>'
+    for first in (0, 2):
+        channels = channel.format(1, first, first + 1) + channel.format(0, first + 1, first)
+        (tmp_path / f"n{first}.xml").write_text(f'<graphs version="1"><graph id="0">{channels}</graph></graphs>')
+    words = ["rail", "--nccl", "n0.xml,n2.xml", "--choose", "nccl", "--out", "ranks.txt"]
+    code, text = inv("place", *words)
+    assert code == 0
+    assert "ranks of nccl" in text
+    lines = (tmp_path / "ranks.txt").read_text().splitlines()
+    assert lines == ["# 4 ranks placed nccl by ./inv place, fabric rail",
+                     "host1:eth2", "host1:eth1", "host2:eth2", "host2:eth1"]  # fmt: skip
