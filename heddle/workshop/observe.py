@@ -34,7 +34,7 @@ _OPTIONS: Final = (
     "chunk", "posting", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
 _RESULTS: Final = (
-    "busbw", "time_us", "wrong", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
+    "busbw", "time_us", "wrong", "damaged", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
     "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
 )  # fmt: skip
 _PATHS: Final = (
@@ -142,7 +142,7 @@ def run_facts(record: RunRecord) -> dict[str, Fact]:
         largest = max(outcome.rows, key=lambda row: row.size)
         facts |= {
             "busbw": largest.busbw, "time_us": largest.time_us, "wrong": outcome.wrong,
-            "reliable": not outcome.limited,
+            "reliable": not outcome.limited, "damaged": outcome.icrc_errors or 0,
             "fabric": outcome.fabric_state.word if outcome.fabric_state is not None else "converged",
         }  # fmt: skip
         admission = outcome.part(AdmissionUse)
