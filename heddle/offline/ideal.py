@@ -24,8 +24,10 @@ from heddle.traffic.plan import Plan
 from heddle.traffic.schedule import Key, Local, Schedule, Send, build_schedule
 from heddle.wire.layout import LAYOUTS
 
-_ITERATIONS: Final = 2  # that are timed: those after them overlap as they do
-_MOST_MESSAGES: Final = 400_000  # in all iterations: about ten seconds of simulation
+_ITERATIONS: Final = 5  # that are timed: in the first ones, ranks that send or receive less can get ahead
+_LEAST: Final = 2
+_USUAL_MESSAGES: Final = 40_000  # in all iterations: about a second of simulation
+_MOST_MESSAGES: Final = 400_000  # with the least number of iterations
 
 
 class _At(NamedTuple):
@@ -147,7 +149,8 @@ def ideal_seconds(plan: Plan, size: int) -> float | None:
     schedules = [build_schedule(pattern, plan.size, rank, count, options.chunk) for rank in range(plan.size)]
     messages = max(1, sum(len(each.actions) for each in schedules))
     warmup = min(1, options.warmup)
-    timed = min(_ITERATIONS, options.iters, _MOST_MESSAGES // messages - warmup)
+    usual = max(_LEAST, min(_ITERATIONS, _USUAL_MESSAGES // messages - warmup))
+    timed = min(usual, options.iters, _MOST_MESSAGES // messages - warmup)
     if timed < 1:
         return None
     found = []

@@ -24,6 +24,7 @@ from heddle.traffic.collectives.pattern import (
     Span,
 )
 from heddle.traffic.collectives.ranges import Ranges
+from heddle.traffic.collectives.steps import NEARLY_BYTES
 
 MESSAGE_BITS: Final = 12  # bits of the immediate, for a message's index within its step
 MAX_MESSAGES: Final = 1 << MESSAGE_BITS
@@ -167,7 +168,7 @@ def build_schedule(pattern: Pattern, ranks: int, rank: int, count: int, chunk: i
             before[each.step] = each
             continue
         # Whole steps are searched first, since there are far more messages than steps.
-        whole = _all(each, before, width)
+        whole = _all(each, before, width) + _nearly_all(each, before, width, max(1, NEARLY_BYTES // chunk))
         partly = written[each.buffer].overlapping(each.span)
         for key, start, end in _pieces(each.step, each.span, width):
             waits = dict.fromkeys((*whole, *(need for t in partly for need in _messages_in(t, start, end, width))))
@@ -200,6 +201,14 @@ def _all(
         elif t is not None:
             found.append((step, 0))
     return found
+
+
+def _nearly_all(
+    send: SendStep, before: Mapping[int, ReceiveStep | ComputeStep | LocalStep], width: int, last: int
+) -> list[Key]:
+    """The messages of the receives `nearly` without the last ones."""
+    receives = (each for step in send.nearly if isinstance(each := before.get(step), ReceiveStep))
+    return [key for each in receives for key, _, _ in [*_pieces(each.step, each.span, width)][:-last]]
 
 
 def _messages_in(written: tuple[Span, int], lo: int, hi: int, width: int) -> Iterator[Key]:

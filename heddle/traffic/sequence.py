@@ -249,7 +249,8 @@ def _moved(placed: _Placed, pattern: Pattern, place: int, begins: tuple[int, ...
         if isinstance(each, LocalStep):
             yield LocalStep(number, span, put, each.buffer, each.into, each.reduce, after)
         else:
-            yield SendStep(number, ranks[each.to], span, put, each.buffer, after)
+            nearly = tuple(before + step for before in each.nearly)
+            yield SendStep(number, ranks[each.to], span, put, each.buffer, after, nearly)
 
 
 def _pieces(placed: _Placed, rank: int) -> Iterator[Piece]:

@@ -37,8 +37,10 @@ from heddle.traffic.collectives.pattern import (
     SendStep,
     Step,
 )
+from heddle.traffic.collectives.steps import NEARLY_BYTES
 from heddle.traffic.collectives.tree import double_tree
 from heddle.traffic.options import RunOptions
+from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import build_plan
 from heddle.traffic.schedule import build_schedule
 
@@ -264,8 +266,17 @@ def test_rounds_are_those_of_nccl_and_wait_for_what_they_need() -> None:
     for together in zip(*programs, strict=True):
         to = [each.to for each in together if isinstance(each, SendStep)]
         assert not to or sorted(to) == list(range(11))
-    rounds = build_schedule(find_pattern("all-to-all"), 4, 1, 400, 200)  # two messages a chunk
-    assert {s.key[0]: s.needs for s in rounds.sends} == {0: (), 1: (), 2: ((0, 0), (0, 1))}
+    count, message = NEARLY_BYTES * 2, NEARLY_BYTES  # two messages a chunk
+    rounds = build_schedule(find_pattern("all-to-all"), 4, 1, count, message)
+    needs = {0: (), 1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0))}
+    assert {s.key[0]: s.needs for s in rounds.sends} == needs, "all of the round before but its last message"
+    parts = steps_text([Part("", (3, 2, 1, 0), find_pattern("all-to-all"), 4 * count)])
+    listed = build_plan(load_fabric("tiny").fabric, RunOptions("steps", "list", steps=parts)).pattern
+    rounds = build_schedule(listed, 4, 2, count, message)
+    assert {s.key[0]: s.needs for s in rounds.sends} == needs, "also as a part of other steps"
+    halves = build_schedule(find_pattern("all-reduce", "halving-doubling"), 4, 1, 400, 200)
+    for send in halves.sends:
+        assert {key for key in halves.receives if key[0] == send.key[0] - 1} <= {*send.needs}, "all of the step before"
     root = build_schedule(find_pattern("incast"), 4, 0, 400, 200)
     assert all(set(s.needs) == {(r, i) for r in (1, 2, 3) for i in (0, 1)} for s in root.sends), "a credit of all data"
     assert [s.needs for s in build_schedule(find_pattern("incast"), 4, 2, 400, 200).sends] == [(), ()]

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from heddle.base.events import Silent
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.offline import ideal as ideal_module
+from heddle.offline.forecast import Ask, forecast
 from heddle.offline.ideal import ideal_seconds
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.runtable import SizeRow, figures
@@ -17,6 +19,7 @@ from heddle.traffic.collectives import find_pattern
 from heddle.traffic.options import RunOptions
 from heddle.traffic.parts import Part, steps_text
 from heddle.traffic.plan import Plan, build_plan
+from heddle.traffic.workload import Workload
 
 TINY = load_fabric("tiny").fabric
 DELAYED = load_fabric("tiny", overrides=["link.delay=2us"]).fabric
@@ -48,6 +51,14 @@ def test_a_broadcast_that_goes_on_overlaps_and_a_single_one_pays_for_each_hop() 
     assert first == pytest.approx(8 * message + 2 * message * (0 + 1 + 1 + 1) / 4, rel=0.3)
     many = ideal_seconds(planned(collective="broadcast", sizes=(MIB,), iters=5), MIB)
     assert many is not None and first is not None and many > 8 * message * 0.98
+
+
+def test_ranks_that_receive_less_get_ahead_and_do_not_shorten_the_ideal() -> None:
+    eight = load_fabric("tiny", overrides=["racks=1", "hosts_per_rack=8"]).fabric
+    few, many = (planned(collective="all-to-all-v", sizes=(8 * MIB,), iters=n, fabric=eight) for n in (2, 5))
+    bound = forecast(eight, Workload.of(many.options), Ask(), Silent()).roofline.nic_s
+    first, ideal = ideal_seconds(few, 8 * MIB), ideal_seconds(many, 8 * MIB)
+    assert first is not None and ideal is not None and first < 0.98 * bound and 0.99 * bound < ideal < 1.02 * bound
 
 
 def test_propagation_and_computations_add_to_the_path_of_steps() -> None:

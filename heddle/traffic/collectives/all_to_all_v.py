@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from heddle.base.declared import Declared
 from heddle.base.problems import InputError
 from heddle.traffic import matrixrows
-from heddle.traffic.collectives.all_to_all import StaggeredAllToAll, deltas
+from heddle.traffic.collectives.all_to_all import StaggeredAllToAll, before, deltas
 from heddle.traffic.collectives.parameters import GROUP
 from heddle.traffic.collectives.pattern import CREDIT_BYTES, Pattern, Piece, ReceiveStep, SendStep, Step
 
@@ -101,9 +101,9 @@ class StaggeredAllToAllV(StaggeredAllToAll):
             to, source = (rank + delta) % ranks, (rank - delta) % ranks
             lo, put = int(starts[rank, to]), int(puts[source, rank])
             out, into = int(length[rank, to]), int(length[source, rank])
-            after = (step - self.at_once(ranks),) if step >= self.at_once(ranks) else ()
+            after, nearly = before(step)
             if out:
-                steps.append(SendStep(step, to, (lo, lo + out), int(puts[rank, to]), after=after))
+                steps.append(SendStep(step, to, (lo, lo + out), int(puts[rank, to]), after=after, nearly=nearly))
             if into:
                 steps.append(ReceiveStep(step, source, (put, put + into)))
         return steps

@@ -1,7 +1,9 @@
 """Halving-doubling all-reduce: reduce-scatter by recursive halving, then all-gather by recursive doubling.
 
 2 log2(n) steps instead of the ring's 2(n-1), with the same volume (Rabenseifner 2004; Thakur, Rabenseifner and Gropp
-2005). Partners are half of the communicator apart in the first step, and neighbours in the middle.
+2005). Partners are half of the communicator apart in the first step, and neighbours in the middle. As in MPICH, a rank
+sends in a step when it has received all of the step before. If messages went on one by one, each rank would have
+several senders at once; queues would fill, and a pause of one receiver would stop packets to others.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ class HalvingDoublingAllReduce(AllReducePattern):
         for s, distance in enumerate(distances):
             peer = rank ^ distance
             out = half(peer, distance)
-            steps.append(SendStep(s, peer, out, out[0]))
+            steps.append(SendStep(s, peer, out, out[0], after=tuple(range(s)[-1:])))
             steps.append(self.reduced(s, peer, half(rank, distance), ranks, last=distance == 1))
         for s, distance in enumerate(reversed(distances), len(distances)):
             peer = rank ^ distance
             out = half(rank, distance)
-            steps.append(SendStep(s, peer, out, out[0]))
+            steps.append(SendStep(s, peer, out, out[0], after=tuple(range(s)[-1:])))
             steps.append(ReceiveStep(s, peer, half(peer, distance), "input"))
         return steps
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from heddle.traffic.collectives.all_to_all import UNDER_WAY, deltas, exchanged
+from heddle.traffic.collectives.all_to_all import deltas, exchanged
 from heddle.traffic.collectives.hosts import RailPattern
 from heddle.traffic.collectives.pattern import Piece, ReceiveStep, SendStep, Step, chunk_range
+
+UNDER_WAY: Final = 2  # rounds of one rank at once
 
 
 @dataclass(frozen=True)

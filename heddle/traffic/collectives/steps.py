@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+NEARLY_BYTES: Final = 1 << 17
 Span = tuple[int, int]  # elements [lo, hi); an empty range is not sent
 # input: the rank's input, written again for each iteration. credit: see above; patterns do not use it.
 Buffer = Literal["input", "output", "scratch", "credit"]
@@ -15,8 +16,8 @@ Reduction = Literal["sum", "max", "min", "avg"]
 class SendStep:
     """Send a range of a buffer to rank `to`, to its element `put` and up.
 
-    It waits for all earlier operations of this rank that write into the range, and for the steps `after`. step: of the
-    receiver's operation.
+    It waits for all earlier operations of this rank that write into the range, for the steps `after`, and for the
+    receives `nearly` without their last NEARLY_BYTES, at least one message. step: of the receiver's operation.
     """
 
     step: int
@@ -25,6 +26,7 @@ class SendStep:
     put: int
     buffer: Buffer = "input"
     after: tuple[int, ...] = ()
+    nearly: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
