@@ -119,6 +119,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "zone": "write the topology and FRR files of preset zone to out/",
         "zone --dialect frr --out zone-frr": "write them for containerlab's own kind for FRR",
     },
+    "import": {
+        "sonic config_db.json --onto zone": "show what preset zone can apply of a switch's queues, PFC and hashing",
+        "sonic config_db.json --onto zone --out mine.yml": "write a fabric file with these keys for ./inv up mine.yml",
+    },
     "graph": {
         "": "draw the running lab, with the link loads of the last run",
         "--fabric zone --out zone.png": "draw a preset; no lab is needed",

@@ -36,10 +36,17 @@ def load_fabric(name_or_path: str, *, name: str | None = None, overrides: Sequen
     name: replaces the file's name (`--name`). overrides: `path=value` each (`--set`), applied before the checks.
     Raises InputError with all problems found.
     """
+    problems = Problems()
+    return load_document(read_fabric(name_or_path, name=name, overrides=overrides, problems=problems), problems)
+
+
+def load_document(document: Document, problems: Problems) -> LoadedFabric:
+    """Check the keys of a fabric file, build the fabric, and check everything. problems: those found before.
+
+    Raises InputError with all problems found.
+    """
     from heddle.spec.wording import in_order
 
-    problems = Problems()
-    document = read_fabric(name_or_path, name=name, overrides=overrides, problems=problems)
     found = examined_fabric(document)
     loaded = None if found.value is None else LoadedFabric(found.value, build(found.value))
     more = [] if loaded is None else _problems(loaded, document, found.spoilt)

@@ -53,7 +53,7 @@ def read_fabric(name_or_path: str, *, name: str | None, overrides: Sequence[str]
     for text in overrides:
         override(document, text, problems)
     if name is not None:
-        _put(document, ("name",), name, "--name")
+        put(document, ("name",), name, "--name")
     return document
 
 
@@ -134,10 +134,13 @@ def override(document: Document, text: str, problems: Problems) -> None:
         problems.found += error.problems
         return
     document.marks.update(marks)
-    _put(document, trail, data, "--set", keep_marks=True)
+    put(document, trail, data, "--set", keep_marks=True)
 
 
-def _put(document: Document, trail: Trail, value: object, where: str, *, keep_marks: bool = False) -> None:
+def put(
+    document: Document, trail: Trail, value: object, where: str, text: str | None = None, *, keep_marks: bool = False
+) -> None:
+    """Set a key of a document that is not yet checked. where, text: its place and value in messages."""
     from heddle.spec.yamlfile import Mark
 
     here = document.data
@@ -151,4 +154,4 @@ def _put(document: Document, trail: Trail, value: object, where: str, *, keep_ma
         here = inner
     here[str(trail[-1])] = value
     if not keep_marks:
-        document.marks[trail] = Mark(where, str(value))
+        document.marks[trail] = Mark(where, str(value) if text is None else text)

@@ -1,4 +1,4 @@
-"""Mutated files of people: fabric files, containerlab topologies, traffic plans, matrices and traces."""
+"""Mutated files of people: fabric files, topologies, SONiC configurations, traffic plans, matrices and traces."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.endpoints.workloadfile import load_workload
 from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.fromsonic import import_sonic
 from heddle.fabric.model import Fabric
 from heddle.lab.imported.choose import blueprint_of
 from heddle.offline.demand import traffic_of
@@ -71,11 +72,16 @@ def a_trace(path: Path) -> None:
     read_trace([str(path)], Reading(ranks=2))
 
 
+def a_switch(path: Path) -> None:
+    import_sonic(str(path), "demo")
+
+
 KINDS: Final[tuple[tuple[list[Path], str, Callable[[Path], None]], ...]] = (
     (FABRICS, "x.yml", a_fabric),
     (TOPOLOGIES, "x.clab.yml", a_topology),
     (PLANS, "x.yml", a_plan),
     (MATRICES, "x.csv", a_matrix),
+    ([ROOT / "tests/golden/sonic/config_db.json"], "x.json", a_switch),
     *(([trace], trace.name, a_trace) for trace in TRACES),
 )
 

@@ -1,0 +1,65 @@
+"""A fabric with the queues, PFC and hashing of a SONiC switch.
+
+In:  a config_db.json, the fabric that gets its keys, and `--set path=value` overrides, which have priority over both.
+Out: SonicFabric. InputError with all problems; one about an imported value names the line of the JSON file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base.files import real
+from heddle.base.problems import Problems
+from heddle.fabric.fabricfile import load_document
+from heddle.spec.jsonfile import parse_json
+from heddle.spec.load import override, put, read_fabric
+from heddle.spec.sonic.configdb import as_text, name_of
+from heddle.spec.sonic.convert import convert
+from heddle.spec.yamlfile import ReadOptions, read_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from heddle.spec.sonic.configdb import ImportedKey
+
+_FILE: Final = ReadOptions(max_bytes=16 << 20, kind="config_db.json")
+_MOST_VALUES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SonicFabric:
+    """The result of an import.
+
+    rows: what became of each key. data: the new fabric file. settings: the imported keys of it, by path; sources: the
+    line and the key of the JSON file of each.
+    """
+
+    rows: tuple[ImportedKey, ...]
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    sources: Mapping[str, str]
+
+
+def import_sonic(file: str, onto: str, overrides: Sequence[str] = ()) -> SonicFabric:
+    """Read a config_db.json and check the fabric with its keys. onto: a preset's name or a fabric file."""
+    problems = Problems()
+    document = read_fabric(onto, name=None, overrides=(), problems=problems)
+    before = deepcopy(document)
+    for each in overrides:
+        override(before, each, problems)
+    base = load_document(before, problems)
+    found = convert(*parse_json(read_text(real(file), file, _FILE), file, _MOST_VALUES), base.spec)
+    for path, (value, trail) in found.settings.items():
+        put(document, tuple(path.split(".")), value, found.where(trail), f"{as_text(value)} ({name_of(trail)})")
+    for each in overrides:
+        override(document, each, problems)
+    load_document(document, problems)
+    return SonicFabric(
+        rows=tuple(found.rows),
+        data=document.data,
+        settings={path: value for path, (value, _) in found.settings.items()},
+        sources={path: f"{found.where(trail)} {name_of(trail)}" for path, (_, trail) in found.settings.items()},
+    )

@@ -1,0 +1,265 @@
+"""SONiC's config_db.json: each key is applied or listed, with its line; mistakes name the line of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.base.problems import InputError
+from heddle.fabric.fabricfile import load_fabric
+from heddle.fabric.fromsonic import SonicFabric, import_sonic
+from heddle.spec.jsonfile import parse_json
+from heddle.views.importtext import fabric_yaml
+
+QOS = {"Ethernet0": {"pfc_enable": "3"}}
+Tables = dict[str, Any]
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import tables, or the text of a file, onto preset tiny."""
+    monkeypatch.chdir(tmp_path)
+
+    def one(tables: Tables | str, *overrides: str, onto: str = "tiny") -> SonicFabric:
+        text = tables if isinstance(tables, str) else json.dumps(tables, indent=1)
+        Path("c.json").write_text(text, encoding="utf-8")
+        return import_sonic("c.json", onto, overrides)
+
+    return one
+
+
+def wrong(imported: Any, tables: Tables | str, *overrides: str, onto: str = "tiny") -> str:
+    with pytest.raises(InputError) as caught:
+        imported(tables, *overrides, onto=onto)
+    return str(caught.value)
+
+
+def why(found: SonicFabric, key: str) -> str:
+    (row,) = [row for row in found.rows if row.key == key and not row.paths]
+    return row.why
+
+
+def wred(**fields: str) -> Tables:
+    return {"PORT_QOS_MAP": QOS, "WRED_PROFILE": {"W": {"ecn": "ecn_all", **fields}}}
+
+
+def test_ecn_thresholds_have_priority_over_those_of_wred_value_by_value(imported: Any) -> None:
+    found = imported(wred(green_min_threshold="1000", green_max_threshold="9000", ecn_green_min_threshold="500"))
+    assert found.settings["queues.ecn.kmin"] == 500 and found.settings["queues.ecn.kmax"] == 9000
+    assert found.settings["queues.ecn.pmax"] == 1  # SONiC's default is 100 %
+    assert "ecn_green_min_threshold" in why(found, "WRED_PROFILE|W|green_min_threshold")
+    both = imported(wred(green_drop_probability="5", ecn_green_mark_probability="20"))
+    assert both.settings["queues.ecn.pmax"] == 0.2
+
+
+@pytest.mark.parametrize("ecn", ["ecn_none", "ecn_yellow", "ecn_yellow_red"])
+def test_a_profile_that_marks_no_green_packets_turns_marking_off(imported: Any, ecn: str) -> None:
+    found = imported(wred(ecn=ecn, green_min_threshold="1000"))
+    assert found.settings["queues.ecn.enabled"] is False and "queues.ecn.kmin" not in found.settings
+
+
+def test_another_class_has_its_own_curve_and_the_lossless_one_is_for_all(imported: Any) -> None:
+    tables = wred(green_min_threshold="1000") | {
+        "QUEUE": {"E0|3": {"wred_profile": "W"}, "E0|0": {"wred_profile": "V"}}
+    }
+    tables["WRED_PROFILE"]["V"] = {"ecn": "ecn_none", "green_min_threshold": "7"}
+    tables["WRED_PROFILE"]["U"] = {"ecn": "ecn_all"}
+    found = imported(tables)
+    assert found.settings["queues.ecn.kmin"] == 1000 and found.settings["queues.ecn.enabled"] is True
+    assert not [path for path in found.settings if path.startswith("queues.ecn.classes")]
+    assert why(found, "WRED_PROFILE|V|ecn").startswith("ECN is on or off for all classes")
+    assert why(found, "WRED_PROFILE|U") == "no queue of a class in use has it"
+
+
+PG = {"PORT_QOS_MAP": QOS, "BUFFER_PG": {"E0|3-4": {"profile": "P"}}}
+
+
+def profile(pool: str | None = None, **fields: str) -> Tables:
+    pools = {"BUFFER_POOL": {"I": {"type": "ingress", "size": pool}}} if pool else {}
+    return {**PG, **pools, "BUFFER_PROFILE": {"P": {"pool": "I", **fields}}}
+
+
+def test_a_dynamic_threshold_is_alpha_and_xoff_follows_from_the_pool(imported: Any) -> None:
+    found = imported(profile("30000000", dynamic_th="1", xoff="50000", xon_offset="3000", size="9000")).settings
+    assert found["queues.alpha"] == 2 and found["queues.buffer"] == 30_000_000
+    assert found["queues.pfc.xoff"] == 20_000_000 and found["queues.pfc.xon"] == 19_997_000
+    assert found["queues.pfc.headroom"] == 50_000 and found["queues.reserve"] == 9000
+    static = imported(profile(static_th="90000", xon="20000")).settings
+    assert static["queues.pfc.xoff"] == 90_000 and static["queues.pfc.xon"] == 20_000
+    alone = imported(profile(dynamic_th="-8", xon_offset="5000")).settings
+    assert alone["queues.alpha"] == 1 / 256 and alone["queues.pfc.xon"] == 55_000 and "queues.pfc.xoff" not in alone
+    assert "64 is the most" in why(imported(profile(dynamic_th="7")), "BUFFER_PROFILE|P|dynamic_th")
+
+
+def test_lossy_queues_give_alpha_if_no_lossless_group_does(imported: Any) -> None:
+    tables = {
+        "BUFFER_QUEUE": {"E0|0": {"profile": "[BUFFER_PROFILE|L]"}},
+        "BUFFER_PROFILE": {"L": {"pool": "E", "size": "1518", "dynamic_th": "3"}},
+    }
+    assert imported(tables).settings == {"queues.reserve": 1518, "queues.alpha": 8}
+
+
+def test_values_that_break_a_rule_of_the_fabric_name_the_line_and_the_key_of_the_file(imported: Any) -> None:
+    said = wrong(imported, profile(xon="70000"))
+    assert said.startswith("c.json:15  queues.pfc.xon: 70000 (BUFFER_PROFILE|P|xon) is not below xoff, 60KB\n")
+    said = wrong(imported, wred(ecn_green_min_threshold="500", ecn_green_max_threshold="400"))
+    assert said.startswith("c.json:10  queues.ecn.kmin: 500 (WRED_PROFILE|W|ecn_green_min_threshold) is above kmax")
+    assert imported(profile(xon="70000"), "queues.pfc.xoff=100KB").settings["queues.pfc.xon"] == 70_000
+    assert "c.json" in wrong(imported, profile("20000")) and "queues.buffer: 20000" in wrong(imported, profile("20000"))
+
+
+def test_classes_are_queues_and_hosts_keep_their_dscps(imported: Any) -> None:
+    port = {"dscp_to_tc_map": "M", "tc_to_queue_map": "Q", "pfc_to_queue_map": "P", "pfc_enable": "4"}
+    tables = {
+        "PORT_QOS_MAP": {"E0": port, "E4": {"pfc_enable": "3"}, "E8": {"pfc_enable": "4"}},
+        "DSCP_TO_TC_MAP": {"M": {"0": "1", "24": "0", "26": "7", "48": "6", "50": "15"}, "N": {"3": "3"}},
+        "TC_TO_QUEUE_MAP": {"Q": {"7": "4", "1": "2"}},
+        "MAP_PFC_PRIORITY_TO_QUEUE": {"P": {"4": "5"}},
+    }
+    found = imported(tables)
+    assert found.settings["queues.lossless"] == [5] and found.settings["queues.dscp.24"] == 5
+    assert found.settings["queues.best_effort"] == 2 and found.settings["queues.control"] == 6
+    assert found.settings["queues.dscp.26"] == 4 and found.settings["queues.weights.4"] == 1
+    assert "Heddle's hosts send it with DSCP 24" in why(found, "DSCP_TO_TC_MAP|M|24")
+    assert why(found, "DSCP_TO_TC_MAP|M|50") == "goes to queue 15, and classes are 0 to 7"
+    assert why(found, "PORT_QOS_MAP|E4|pfc_enable").endswith("they get 4, as 2 ports or entries have")
+    assert imported({"PORT_QOS_MAP": {"E0": {"pfc_enable": ""}}}).settings == {"queues.lossless": []}
+
+
+def test_a_strict_scheduler_is_for_the_control_class_only(imported: Any) -> None:
+    tables = {
+        "QUEUE": {"E0|3": {"scheduler": "D"}, "E0|0": {"scheduler": "S"}, "E0|6": {"scheduler": "S"}},
+        "SCHEDULER": {"D": {"type": "DWRR", "weight": "40", "pir": "9"}, "S": {"type": "STRICT"}},
+    }
+    found = imported(tables)
+    assert found.settings == {"queues.weights.3": 40}
+    assert why(found, "QUEUE|E0|0|scheduler").startswith("is STRICT")
+    assert why(found, "QUEUE|E0|6|scheduler").startswith("class 6 is the control class")
+    assert why(found, "SCHEDULER") == "no queue has a rate of its own"
+
+
+def test_times_are_multiplied_by_k_or_left_where_they_are_too_long(imported: Any) -> None:
+    watchdog = {"PFC_WD": {"E0": {"action": "forward", "detection_time": "200", "restoration_time": "5000"}}}
+    found = imported({**watchdog, "PORT": {"E0": {"speed": "1000"}}})  # tiny: 100 Mb/s
+    assert found.settings["scale"] == 10
+    assert (
+        found.settings["queues.pfc.watchdog.detect"] == "2s" and found.settings["queues.pfc.watchdog.restore"] == "50s"
+    )
+    slow = imported(watchdog)  # k = 4000
+    assert "queues.pfc.watchdog.detect" not in slow.settings
+    assert why(slow, "PFC_WD|E0|detection_time").startswith("200 ms x k = 4,000 is 800 s, and the longest is 100 s")
+    assert "drops or forwards" in why(imported({"PFC_WD": {"E0": {"action": "alert"}}}), "PFC_WD|E0|action")
+
+
+def hashed(*fields: str, **more: Any) -> Tables:
+    return {"SWITCH_HASH": {"GLOBAL": {"ecmp_hash": [*fields], **more}}}
+
+
+def test_the_most_special_hash_list_of_the_fabrics_ip_version_counts(imported: Any) -> None:
+    flow = imported(hashed("DST_IP", "SRC_IP", "INNER_SRC_IP")).settings
+    assert flow["routing.ecmp"] == "flow" and flow["routing.hash.fields"] == ["src", "dst"]
+    more = {"ecmp_hash_ipv4_rdma": ["SRC_IP", "RDMA_BTH_DEST_QP"], "ecmp_hash_ipv6": ["IPV6_FLOW_LABEL"]}
+    assert imported(hashed("SRC_IP", **more)).settings == {"routing.ecmp": "e-ecmp"}
+    assert imported(hashed("SRC_IP", **more), "family=ipv6").settings["routing.hash.fields"] == ["flowlabel"]
+    assert imported(hashed("SRC_MAC")).settings == {}
+    text = {"SWITCH_HASH": {"GLOBAL": {"ecmp_hash": "RDMA_BTH_OPCODE,RDMA_BTH_DEST_QP"}}}
+    assert imported(text).settings == {"routing.ecmp": "e-ecmp"}
+
+
+def test_adaptive_routing_has_priority_over_hashing(imported: Any) -> None:
+    ars = {"ARS_OBJECT": {"A": {"assign_mode": "per_flowlet_quality", "flowlet_idle_time": "256"}}}
+    found = imported({**ars, **hashed("SRC_IP")})
+    assert found.settings == {"routing.ecmp": "adaptive", "routing.hash.gap": "1024ms"}
+    assert why(found, "SWITCH_HASH|GLOBAL|ecmp_hash") == "ARS_OBJECT chooses the path, by queue depth"
+    ars["ARS_OBJECT"]["B"] = {"assign_mode": "per_packet_quality", "flowlet_idle_time": "2"}
+    assert imported(ars).settings == {}
+    chosen = imported({**ars, "ARS_PROFILE": {"X": {"default_ars_object": "B", "max_flows": "9"}}})
+    assert chosen.settings == {"routing.ecmp": "adaptive", "routing.hash.gap": "1us"}
+
+
+def test_a_resilient_group_that_does_not_fit_the_hash_is_refused_and_can_be_overridden(imported: Any) -> None:
+    tables = {**hashed("SRC_IP", "DST_IP"), "FG_NHG": {"G": {"bucket_size": "64", "match_mode": "route-based"}}}
+    assert wrong(imported, tables).startswith(
+        "c.json:4  routing.hash.fields: [src, dst] (SWITCH_HASH|GLOBAL|ecmp_hash)"
+    )
+    assert imported(tables, "routing.resilient=false").settings["routing.hash.buckets"] == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "c.json  the file is empty"),
+        ("PORT: {}", "c.json:1  column 1 is not JSON: expecting value"),
+        ('{"PORT":\n{}', "c.json:2  column 3 is not JSON: expecting ',' delimiter"),
+        ("[]", "c.json  the file holds a list, not keys and values"),
+        ('{"PORT": NaN}', "c.json  the file has a number that cannot be read: NaN is not a number of JSON"),
+        ('{"VLAN": {"Vlan1": {}}}', "c.json  the file has no table that Heddle reads"),
+        ('{"PORT": ' + "[" * 4000 + "]" * 4000 + "}", "nested deeper than 16 levels"),
+        ('{"QUEUE":\n []}', "c.json:1  QUEUE is not a group of keys"),
+        ('{"QUEUE": {\n"E0|3": "x"}}', "c.json:2  QUEUE|E0|3: x is not a group of keys"),
+        ('{"QUEUE": {\n"E0|x": {"scheduler": "y"}}}', "c.json:2  QUEUE|E0|x does not end with numbers of classes"),
+        ('{"PFC_WD": {"E0": {\n"action": "dorp"}}}', "c.json:2  PFC_WD|E0|action: dorp is not drop, forward or alert"),
+        ('{"PFC_WD": {"E0": {\n"detection_time": "9"}}}', "detection_time: 9 is not from 100 to 5000"),
+        ('{"PORT": {"E0": {\n"speed": ["1"]}}}', "c.json:2  PORT|E0|speed is a list, but must be one value"),
+        ('{"SWITCH_HASH": {"GLOBAL": {"ecmp_hash":[\n"SRC_PI"]}}}', "c.json:2  SWITCH_HASH|GLOBAL|ecmp_hash|0: SRC_PI"),
+        ('{"DSCP_TO_TC_MAP": {"M": {\n"03": "3"}}}', "c.json:2  DSCP_TO_TC_MAP|M|03: 3 has a key that is not a number"),
+        ('{"PORT_QOS_MAP": {"E0": {\n"pfc_enable": "8"}}}', "c.json:2  PORT_QOS_MAP|E0|pfc_enable: 8 has 8, which"),
+        ('{"SCHEDULER": {"S": {\n"weight": "x"}}}', "c.json:2  SCHEDULER|S|weight: x is not a whole number"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_explained(imported: Any, text: str, said: str) -> None:
+    assert said in wrong(imported, text)
+
+
+def test_lines_are_those_of_the_last_of_two_equal_keys(imported: Any) -> None:
+    text = '{"PORT": {\n"E0": {"speed": "1"},\n"E0": {\n"speed": "2000"}}}'
+    found = imported(text)
+    assert found.settings == {"scale": 20} and found.sources == {"scale": "c.json:4 PORT|E0|speed"}
+    assert why(found, "PORT|E0") == "is there again in line 3: the last one counts"
+    document, repeated = parse_json(text, "c.json", 100)
+    assert document.data == json.loads(text) and repeated == [(("PORT", "E0"), 2, 3)]
+
+
+def test_every_key_of_every_table_is_in_a_row_and_tables_can_be_in_a_group(imported: Any) -> None:
+    tables = json.loads((Path(__file__).parents[1] / "golden/sonic/config_db.json").read_text())
+    found = imported({"localhost": tables, "asic0": tables}, onto="zone")
+    rows = {row.key for row in found.rows}
+    fields = {name for row in found.rows for name in row.value.split(", ")}
+    for table, entries in tables.items():
+        for entry, values in entries.items():
+            for key in values:
+                names = {table, f"{table}|{entry}", f"{table}|{entry}|{key}"}
+                assert (
+                    names & rows or key in fields or any(row.key.startswith(table) and row.more for row in found.rows)
+                )
+    assert why(found, "asic0") == "the tables of localhost are read"
+
+
+def test_twenty_thousand_lines_give_few_rows(imported: Any) -> None:
+    port = {"speed": "400000", "mtu": "9100", "alias": "x"}
+    tables = {
+        "PORT": {f"Ethernet{n}": port for n in range(3000)},
+        "PORT_QOS_MAP": {f"Ethernet{n}": {"pfc_enable": "3,4"} for n in range(1500)},
+        "QUEUE": {f"Ethernet{n}|3-4": {"scheduler": "s"} for n in range(2000)},
+        "SCHEDULER": {"s": {"weight": "20"}},
+    }
+    text = json.dumps(tables, indent=1)
+    assert text.count("\n") > 20_000
+    found = imported(text)
+    assert len(found.rows) < 10
+    assert found.settings["queues.weights.4"] == 20
+
+
+def test_the_written_file_is_the_fabric_with_these_keys(imported: Any, tmp_path: Path) -> None:
+    found = imported(wred(ecn_green_min_threshold="500", ecn_green_mark_probability="1"), "name=other")
+    file = tmp_path / "new.yml"
+    file.write_text(fabric_yaml(found.data, found.sources, ["a line\nwith a break"]))
+    spec = load_fabric(str(file)).spec
+    assert spec == load_fabric("tiny", overrides=["name=other", *(f"{k}={v}" for k, v in found.settings.items())]).spec
+    assert (
+        spec.queues.ecn.kmin == 500
+        and "kmin: 500  # c.json:10 WRED_PROFILE|W|ecn_green_min_threshold" in file.read_text()
+    )
