@@ -232,7 +232,7 @@ class _DescriptionReader:
     def _bind(self, trail: Trail, text: str, node: str, lab: str) -> BindDescription | None:
         source, _, rest = magic(text, lab, node).partition(":")
         typed, _, mode = rest.partition(":")
-        what, target = f"binds: {text}", bind_target(typed)
+        what, target = f"binds: {text[:_SHOWN]}", bind_target(typed)
         if not source or not target or set(mode.split(",")) - BIND_MODES:
             self.add(trail, what, NO_BIND)
             return None
