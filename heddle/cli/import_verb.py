@@ -35,7 +35,7 @@ def import_(
     found = import_sonic(file, onto, set_)
     data = {"onto": onto, "out": out_, "settings": found.settings, "keys": [each.to_json() for each in found.rows]}
     if out_ is None:
-        end = up_command(onto, found.settings, set_)
+        end = up_command(onto, found.data, found.settings, set_)
     else:
         typed = [f"./inv import {kind}", shlex.quote(file), "--onto", shlex.quote(onto)]
         head = " ".join([*typed, *(f"--set {shlex.quote(each)}" for each in set_)])

@@ -16,7 +16,7 @@ from heddle.base.ethernet import CLASSES, DSCPS, MAX_QUANTA
 from heddle.base.units import format_size, parse_size, round_down, shown
 from heddle.spec.keys import Duration, Size, Strict, Takes, at, reading, wrong
 
-_BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
+BUFFERS: Final = (10_000, 2**29)  # the qdiscs take twice as much (disciplines.LEAF_LIMIT)
 _HEADROOMS: Final = (0, 2**31)
 
 
@@ -40,7 +40,7 @@ def _auto_or(bounds: tuple[int, int]) -> Takes:
     return Takes(f"`auto`, or a size from {shown(bounds[0])} to {format_size(bounds[1])}")
 
 
-BufferSize = Annotated[int | Literal["auto"], _size(_BUFFERS), _auto_or(_BUFFERS)]
+BufferSize = Annotated[int | Literal["auto"], _size(BUFFERS), _auto_or(BUFFERS)]
 Headroom = Annotated[int | Literal["auto"], _size(_HEADROOMS), _auto_or(_HEADROOMS)]
 
 
@@ -61,7 +61,7 @@ def _one_for_all(value: Any) -> Any:
     """One value sets the buffer of every switch."""
     if isinstance(value, dict | BufferSpec):
         return value
-    read: Any = _size(_BUFFERS).func
+    read: Any = _size(BUFFERS).func
     return {"switch": read(value)}
 
 
@@ -84,7 +84,7 @@ class BufferSpec(Strict):
     __pydantic_extra__: dict[str, BufferSize]
 
     switch: BufferSize = "auto"
-    host: Size = Field(default=1_000_000, ge=_BUFFERS[0], le=2**31 - 1)
+    host: Size = Field(default=1_000_000, ge=BUFFERS[0], le=2**31 - 1)
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ In:  the rows and settings of heddle/spec/sonic/. Out: two tables, or YAML that 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -56,9 +56,20 @@ def _target(row: ImportedKey) -> str:
     return f"{', '.join(names)}: {row.becomes}" + (f" ({row.why})" if row.why else "")
 
 
-def up_command(fabric: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> str:
-    """The command that brings the fabric up with these keys, without a file. overrides: typed ones, `path=value`."""
-    words = [*(f"{path}={_flow(value)}" for path, value in settings.items()), *overrides]
+def up_command(fabric: str, data: Mapping[str, Any], paths: Iterable[str], overrides: Sequence[str]) -> str:
+    """The command that brings the fabric up with these keys, without a file.
+
+    data: the new fabric file. paths: its imported keys. overrides: typed ones, `path=value`.
+    """
+    whole: dict[str, str] = {}
+    for path in paths:
+        above, _, last = path.rpartition(".")
+        here = above if last.isdecimal() else path  # a map of numbers is one value
+        value: Any = data
+        for step in here.split("."):
+            value = value[step]
+        whole[here] = f"{here}={_flow(value)}"
+    words = [*whole.values(), *overrides]
     return " \\\n  ".join([f"./inv up {shlex.quote(fabric)}", *(f"--set {shlex.quote(each)}" for each in words)])
 
 

@@ -87,6 +87,7 @@ def test_a_dynamic_threshold_is_alpha_and_xoff_follows_from_the_pool(imported: A
     assert found["queues.alpha"] == 2 and found["queues.buffer"] == 30_000_000
     assert found["queues.pfc.xoff"] == 20_000_000 and found["queues.pfc.xon"] == 19_997_000
     assert found["queues.pfc.headroom"] == 50_000 and found["queues.reserve"] == 9000
+    assert imported(profile(static_th="30000")).settings["queues.pfc.xon"] == 20_000  # as in tiny: 40 of 60 KB
     static = imported(profile(static_th="90000", xon="20000")).settings
     assert static["queues.pfc.xoff"] == 90_000 and static["queues.pfc.xon"] == 20_000
     alone = imported(profile(dynamic_th="-8", xon_offset="5000")).settings
@@ -100,6 +101,36 @@ def test_lossy_queues_give_alpha_if_no_lossless_group_does(imported: Any) -> Non
         "BUFFER_PROFILE": {"L": {"pool": "E", "size": "1518", "dynamic_th": "3"}},
     }
     assert imported(tables).settings == {"queues.reserve": 1518, "queues.alpha": 8}
+
+
+def test_a_deep_buffer_is_not_applied_and_without_a_lossless_profile_the_largest_pool_is(imported: Any) -> None:
+    deep = imported(profile(str(6 << 30), dynamic_th="0"))
+    assert deep.settings["queues.alpha"] == 1 and {"queues.buffer", "queues.pfc.xoff"}.isdisjoint(deep.settings)
+    assert why(deep, "BUFFER_POOL|I|size").startswith("is above 512 MiB")
+    tables = {
+        "BUFFER_POOL": {name: {"type": kind, "size": size} for name, kind, size in (
+            ("a", "ingress", "2000000"), ("b", "ingress", "3000000"), ("c", "egress", "9000000"))},
+        "BUFFER_QUEUE": {"E0|0": {"profile": "L"}},
+        "BUFFER_PROFILE": {"L": {"pool": "c", "size": "0", "dynamic_th": "0", "static_th": "5"}},
+    }  # fmt: skip
+    assert imported(tables).settings == {"queues.buffer": 3_000_000, "queues.reserve": 0, "queues.alpha": 1}
+
+
+def test_ports_that_are_down_do_not_count(imported: Any) -> None:
+    tables = {
+        "PORT": {"E0": {"admin_status": "up"}, "E4": {"admin_status": "down"}, "E8": {}},
+        "PORT_QOS_MAP": {"E4": {"pfc_enable": "4"}, "E8": {"pfc_enable": "4"}, "E0": {"pfc_enable": "3"}},
+    }
+    assert imported(tables).settings["queues.lossless"] == [3]
+    del tables["PORT"]["E0"]
+    assert imported(tables).settings["queues.lossless"] == [4]
+
+
+def test_kinds_of_classes_move_where_the_map_or_a_lossless_class_takes_their_number(imported: Any) -> None:
+    one = {"PORT_QOS_MAP": QOS, "DSCP_TO_TC_MAP": {"M": {"0": "0", "48": "0"}}}
+    assert imported(one).settings["queues.dscp.48"] == 0 and "queues.control" not in imported(one).settings
+    moved = imported({"PORT_QOS_MAP": {"E0": {"pfc_enable": "0,6"}}}).settings
+    assert moved["queues.control"] == 7 and moved["queues.best_effort"] == 1
 
 
 def test_values_that_break_a_rule_of_the_fabric_name_the_line_and_the_key_of_the_file(imported: Any) -> None:

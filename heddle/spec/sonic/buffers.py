@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from heddle.base.units import format_duration, format_rate, shown
+from heddle.base.units import format_duration, format_rate, format_size, shown
+from heddle.spec.queuespec import BUFFERS
 from heddle.spec.sonic.configdb import ConfigDb, Held
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _MS: Final = 10**6
 _LONGEST_NS: Final = 10**11  # of queues.pfc.watchdog.detect and .restore
 _SHORTEST_NS: Final = 10**7
+_ALPHA: Final = 64  # the most of queues.alpha
 _PROFILE: Final = "BUFFER_PROFILE"
 _POOL: Final = "BUFFER_POOL"
 _ONE_ALPHA: Final = "Heddle has one alpha and one reserve for all classes"
@@ -40,14 +42,13 @@ def read_buffers(db: ConfigDb, onto: FabricSpec, found: ClassesFound) -> None:
     for name in db.entries(_PROFILE):
         if name != chosen:
             db.leave([(_PROFILE, name)], _ONE_ALPHA if chosen else "no lossless class has it")
-    names = [*db.entries(_POOL)]
-    pool = db.name(_POOL, db.text(_PROFILE, chosen, "pool") or "") if chosen else names[0] if len(names) == 1 else ""
-    for name in names:
+    pool = db.name(_POOL, db.text(_PROFILE, chosen, "pool") or "") if lossless else _largest(db)
+    for name in db.entries(_POOL):
         if name != pool:
             db.leave([(_POOL, name)], "Heddle's switch has one pool")
     size = _pool(db, pool) if pool else None
     if chosen:
-        _profile(db, chosen, size, onto)
+        _profile(db, chosen, pool, size, onto, lossless=lossless)
 
 
 def _chosen(db: ConfigDb, groups: list[Held], queues: list[Held], found: ClassesFound) -> tuple[str, bool]:
@@ -63,10 +64,21 @@ def _chosen(db: ConfigDb, groups: list[Held], queues: list[Held], found: Classes
     return (db.name(_PROFILE, lossy[0].value), False) if lossy else ("", False)
 
 
+def _largest(db: ConfigDb) -> str:
+    """The pool that stands for the switch's buffer if no lossless class names one: the largest, of ingress first."""
+    sizes = {name: db.number(_POOL, name, "size") for name in db.entries(_POOL)}
+    ranked = [(db.text(_POOL, name, "type") != "egress", size, name) for name, size in sizes.items() if size]
+    return max(ranked)[2] if ranked else ""
+
+
 def _pool(db: ConfigDb, name: str) -> int | None:
-    """The size of a pool, which is the buffer of every switch."""
+    """The size of a pool, which is the buffer of every switch; None if it is not given or too large."""
     size = db.number(_POOL, name, "size")
-    if size is not None:
+    if size is not None and size > BUFFERS[1]:
+        why = f"is above {format_size(BUFFERS[1])}, the most of a switch; use --set queues.buffer=SIZE"
+        db.leave([(_POOL, name, "size")], why)
+        size = None
+    elif size is not None:
         db.apply([(_POOL, name, "size")], {"queues.buffer": size}, "the buffer of each switch, whatever its ports")
     for key, why in _OF_POOLS.items():
         if db.text(_POOL, name, key) is not None:
@@ -82,43 +94,56 @@ _OF_POOLS: Final = {
 }
 
 
-def _profile(db: ConfigDb, name: str, pool: int | None, onto: FabricSpec) -> None:
-    """Thresholds of the lossless classes, or of the lossy ones if the profile has no headroom."""
+def _profile(db: ConfigDb, name: str, pool: str, size: int | None, onto: FabricSpec, *, lossless: bool) -> None:
+    """Alpha and reserve; thresholds of pauses too, if it is the profile of lossless classes. size: the pool's."""
 
     def trail(key: str) -> tuple[str, str, str]:
         return _PROFILE, name, key
 
-    if db.text(_PROFILE, name, "pool") is not None:
-        there = db.name(_POOL, db.text(_PROFILE, name, "pool") or "")
-        if there:
-            db.read([trail("pool")], ["queues.buffer"], f"by {_POOL}")
-        else:
-            db.leave([trail("pool")], f"{_POOL} has no such entry")
-    size = db.number(_PROFILE, name, "size", 0, 2**31)
-    if size is not None:
-        db.apply([trail("size")], {"queues.reserve": size}, "of each class of each port")
-    xoff, why = onto.queues.pfc.xoff, ""
-    power, static = db.number(_PROFILE, name, "dynamic_th", -8, 7), db.number(_PROFILE, name, "static_th")
-    if static is not None:
+    used = db.text(_PROFILE, name, "pool")
+    if used is not None and pool and db.name(_POOL, used) == pool:
+        db.read([trail("pool")], ["queues.buffer"], f"by {_POOL}")
+    elif used is not None:
+        db.leave([trail("pool")], f"{_POOL} has no such entry, or another one is the switch's buffer")
+    reserve = db.number(_PROFILE, name, "size", 0, 2**31)
+    if reserve is not None:
+        db.apply([trail("size")], {"queues.reserve": reserve}, "of each class of each port")
+    xoff, static = onto.queues.pfc.xoff, db.number(_PROFILE, name, "static_th")
+    if static is not None and lossless:
         xoff = static
         db.apply([trail("static_th")], {"queues.pfc.xoff": xoff}, "the occupancy from which a port is paused")
-    if power == 7:
-        db.leave([trail("dynamic_th")], "alpha would be 128, and 64 is the most")
+    elif static is not None:
+        db.leave([trail("static_th")], "a lossy class has a dynamic threshold")
+    power = db.number(_PROFILE, name, "dynamic_th", -8, 7)
+    if power is not None and 2**power > _ALPHA:
+        db.leave([trail("dynamic_th")], f"alpha would be {2**power}, and {_ALPHA} is the most")
     elif power is not None:
-        alpha = 2.0**power
-        settings: dict[str, float] = {"queues.alpha": alpha}
-        why = "alpha = 2^dynamic_th"
-        if pool and static is None:
-            settings["queues.pfc.xoff"] = xoff = int(pool * alpha / (1 + alpha))
-            why += "; Xoff is the most that one port can hold: alpha / (1 + alpha) of the pool"
+        settings, why = {"queues.alpha": 2.0**power}, "alpha = 2^dynamic_th"
+        if lossless and static is None:
+            if size:
+                settings["queues.pfc.xoff"] = xoff = int(size * 2**power / (1 + 2**power))
+                why += "; Xoff is the most that one port can hold: alpha / (1 + alpha) of the pool"
+            else:
+                why += f"; Xoff stays at most {shown(xoff)}: the size of the pool is not known"
         db.apply([trail("dynamic_th")], settings, why)
+    if lossless:
+        _headroom(db, name, onto.link.host)
+        _resume(db, name, xoff)
+        if "queues.pfc.xon" not in db.settings and "queues.pfc.xoff" in db.settings:
+            before = onto.queues.pfc
+            xon = xoff * before.xon // before.xoff
+            db.apply(
+                [db.settings["queues.pfc.xoff"][1]], {"queues.pfc.xon": xon}, "in proportion: the profile has none"
+            )
+
+
+def _headroom(db: ConfigDb, name: str, rate_bps: int) -> None:
+    """SONiC's xoff: bytes beyond the pause threshold."""
     headroom = db.number(_PROFILE, name, "xoff", 0, 2**31)
     if headroom:
-        rate = onto.link.host
-        lasts = format_duration(headroom * 8 * 10**6 // rate * 1000)
-        why = f"SONiC's xoff is headroom: {lasts} at {format_rate(rate)}; ./inv queues shows the reaction time"
-        db.apply([trail("xoff")], {"queues.pfc.headroom": headroom}, why)
-    _resume(db, name, xoff)
+        lasts = f"{headroom * 8e3 / rate_bps:.3g} ms at {format_rate(rate_bps)}"
+        why = f"SONiC's xoff is headroom: {lasts}; ./inv queues shows the reaction time"
+        db.apply([(_PROFILE, name, "xoff")], {"queues.pfc.headroom": headroom}, why)
 
 
 def _resume(db: ConfigDb, name: str, xoff: int) -> None:

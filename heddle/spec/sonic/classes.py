@@ -58,6 +58,12 @@ def read_classes(db: ConfigDb, onto: QueuesSpec) -> ClassesFound:
     lossless = _lossless(db, onto, maps[_PFC].numbers)
     found = _kinds(onto, lossless, of_dscp)
     _dscps(db, found, of_dscp, maps[_DSCP])
+    for path, number, before in (
+        ("queues.control", found.control, onto.control),
+        ("queues.best_effort", found.best_effort, onto.best_effort),
+    ):
+        if number != before and path not in db.settings:  # the preset's class has another kind now
+            db.settings[path] = (number, [trail for _, trail in db.settings.values()][-1])
     _other_maps(db, found, maps)
     bound = db.held("QUEUE", "scheduler")
     _weights(db, found, bound)
@@ -121,9 +127,10 @@ def _lossless(db: ConfigDb, onto: QueuesSpec, queue: Mapping[int, int]) -> tuple
 def _kinds(onto: QueuesSpec, lossless: tuple[int, ...], of_dscp: Mapping[int, int]) -> ClassesFound:
     """The class of answers is control, the one of DSCP 0 best effort; the preset's, where these are not possible."""
     free = [number for number in range(CLASSES) if number not in lossless]
+    plain = of_dscp.get(0, -1)
     wanted = [of_dscp.get(_ANSWERS, -1), onto.control, *reversed(free)]
-    control = next((number for number in wanted if number in free), onto.control)
-    wanted = [of_dscp.get(0, -1), onto.best_effort, *free]
+    control = next((number for number in wanted if number in free and number != plain), onto.control)
+    wanted = [plain, onto.best_effort, *free]
     best = next((number for number in wanted if number in free and number != control), onto.best_effort)
     mapped = {number for number in of_dscp.values() if number < CLASSES}
     return ClassesFound(lossless, control, best, frozenset({*lossless, control, best, *mapped}))
@@ -143,7 +150,7 @@ def _dscps(db: ConfigDb, found: ClassesFound, of_dscp: Mapping[int, int], chosen
             )
         elif dscp == _ANSWERS and number in found.lossless:
             db.leave([trail], "is the DSCP of ACKs, CNPs and BGP: PFC must not pause them")
-        elif dscp == _ANSWERS:
+        elif dscp == _ANSWERS and number == found.control:
             why = f"the class of DSCP {_ANSWERS} (ACKs, CNPs, BGP) is served before all others"
             db.apply([trail], {"queues.control": found.control, f"queues.dscp.{dscp}": number}, why)
         elif dscp == 0 and number == found.best_effort:
@@ -168,8 +175,9 @@ def _other_maps(db: ConfigDb, found: ClassesFound, maps: Mapping[str, _Map]) -> 
         trail = (_PFC, maps[_PFC].name, str(priority))
         if number in found.lossless:
             db.read([trail], ["queues.lossless"], f"class {number}")
-        else:
-            db.leave([trail], "is not lossless: pfc_enable does not have it")
+    lossy = [str(priority) for priority, number in maps[_PFC].numbers.items() if number not in found.lossless]
+    if lossy:
+        db.leave_keys((_PFC, maps[_PFC].name), lossy, "the classes are not lossless: pfc_enable does not have them")
     groups = maps[_GROUP]
     lossy = [str(tc) for tc in groups.numbers if queue.numbers.get(tc, tc) not in found.lossless]
     if lossy:

@@ -70,6 +70,7 @@ class ConfigDb:
     settings: dict[str, tuple[Any, Trail]] = field(default_factory=dict)
     decided: set[Trail] = field(default_factory=set)
     problems: Problems = field(default_factory=Problems)
+    _up: dict[str, bool] = field(default_factory=dict)
     _wrong: set[Trail] = field(default_factory=set)
     _groups: dict[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -137,10 +138,19 @@ class ConfigDb:
             if key in fields and (text := self.text(table, entry, key)) is not None:
                 found.setdefault((text, self._classes(table, entry)), []).append((table, entry, key))
         groups = [
-            Held(value, classes, tuple(trails), sum(len(str(trail[1]).split(",")) for trail in trails))
+            Held(value, classes, tuple(trails), sum(self._ports(str(trail[1])) for trail in trails))
             for (value, classes), trails in found.items()
         ]
         return sorted(groups, key=lambda each: -each.ports)
+
+    def _ports(self, entry: str) -> int:
+        """The number of ports that an entry's name has; those that are down do not count where others are up."""
+        if not self._up:
+            states = {name: self.text("PORT", name, "admin_status") for name in self.entries("PORT")}
+            up = {name for name, state in states.items() if state == "up"}
+            self._up.update({name: name in up or not up for name in states})
+            self._up[""] = True  # read once, also without a table PORT
+        return sum(self._up.get(port, True) for port in entry.partition("|")[0].split(","))
 
     def _classes(self, table: str, entry: str) -> tuple[int, ...]:
         """`Ethernet0|3-4` -> 3, 4. Only the last part can be classes: a chassis has more parts before it."""
