@@ -150,6 +150,10 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
         "rtsw1:eth1 --loss 1/256 --corrupt 0.1%": "lose 1 packet in 256 behind rtsw1:eth1, and corrupt 1 in 1000",
         "--clear": "clear the faults of all links",
     },
+    "check": {
+        "--base main:topologies/zone.yml --head topologies/zone.yml": "a fabric file against that of branch main",
+        "--base zone --head my.yml --max-worst-link +5%": "exit 1 if the worst link needs more than 5 % more time",
+    },
     "queues": {
         "--watch": "show depth, marks and pauses, updated until Ctrl-C",
         "set ecn.kmin=40KB ecn.kmax=160KB": "change the ECN thresholds of all switches; no packet is lost",

@@ -106,7 +106,7 @@ def addresses(endpoints: Sequence[Endpoint]) -> U32:
     return address_words([endpoint.ip for endpoint in endpoints])
 
 
-def flows_of(connections: Connections, part: slice, address: U32) -> FlowArrays:
+def flows_of(connections: Connections, part: slice | I64, address: U32) -> FlowArrays:
     """The flows of some connections, sorted by connection, index of the QP, index of the port. address: `addresses`."""
     qps, sports = connections.qps, connections.sports
     index = np.arange(qps, dtype=np.uint32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from heddle.base.arrays import F64, I32, Bools
+from heddle.base.arrays import F64, I32, I64, Bools
 from heddle.offline.columns import flows_of
 from heddle.offline.demand import Traffic
 from heddle.offline.wires import Wires
@@ -118,7 +118,7 @@ def carry(
     every = [Loads(np.zeros(count), np.zeros(count), np.zeros(count)) for _ in scenarios]
     needed = set(befores) - {None}
     for part in traffic.connections.batches():
-        batch = _Batch(wires, traffic, nics, part)
+        batch = FlowBatch(wires, traffic, nics, part)
         kept: dict[int, tuple[Hops, Bools]] = {}
         for index, (scenario, loads) in enumerate(zip(scenarios, every, strict=True)):
             hops, arrived = batch.go(scenario, loads)
@@ -130,10 +130,10 @@ def carry(
     return every
 
 
-class _Batch:
-    """The flows of some connections, and their ends."""
+class FlowBatch:
+    """The flows of some connections, and their ends. part: which connections, as a slice or as their rows."""
 
-    def __init__(self, wires: Wires, traffic: Traffic, nics: Nics, part: slice) -> None:
+    def __init__(self, wires: Wires, traffic: Traffic, nics: Nics, part: slice | I64) -> None:
         connections = traffic.connections
         each = connections.each
         self._wires = wires
@@ -192,7 +192,7 @@ def _hoped(wires: Wires, forwarding: Forwarding, hops: Hops, edge: I32, amount: 
 
 
 def _compare(
-    scenario: Scenario, batch: _Batch, before: tuple[Hops, Bools], after: tuple[Hops, Bools], loads: Loads
+    scenario: Scenario, batch: FlowBatch, before: tuple[Hops, Bools], after: tuple[Hops, Bools], loads: Loads
 ) -> None:
     """Count the flows with a new path, and those of them whose old path is not usable."""
     old, new = before[0].ports, after[0].ports

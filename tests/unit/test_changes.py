@@ -1,0 +1,137 @@
+"""`./inv check`: what a change of a fabric file does to a workload, and when it is beyond a limit."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.base.problems import InputError
+from heddle.cli.program import main
+from heddle.endpoints.workloadfile import load_workload
+from heddle.experiments.changes import LIMITED, ChangeLimit, Changes, compare_fabrics, fabric_files
+from heddle.spec.load import presets
+from heddle.views.changetext import changes_text, junit_xml
+
+TRAFFIC = {"ring": load_workload("ring,qps=4").workload, "mesh": load_workload("all-to-all").workload}
+BASE = "name: x\nshape: clos\nracks: 2\nhosts_per_rack: 4\nctsw: 4\n"
+
+
+def compared(base: str, head: str, workload: str = "ring", **limits: str) -> Changes:
+    read = {
+        name: ChangeLimit.parse(name, limits[key], share=name == "moved")
+        for name in LIMITED
+        if (key := name.replace("-", "_")) in limits
+    }
+    return compare_fabrics(base, head, {workload: TRAFFIC[workload]}, read, Silent())
+
+
+@pytest.mark.parametrize("name", presets())
+def test_an_unchanged_fabric_is_never_beyond_a_limit(name: str) -> None:
+    changes = compared(name, name, moved="0%", worst_link="+0%", mmr="1.0", completion="0.5")
+    (pair,) = changes.results
+    assert changes.ok and (pair.paths is None or (pair.paths.moved == 0 and pair.paths.common > 0))
+
+
+def test_one_uplink_less_moves_paths_and_is_beyond_its_limits(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yml", tmp_path / "other.yml"
+    one.write_text(BASE)
+    other.write_text(BASE.replace("ctsw: 4", "ctsw: 1"))
+    changes = compared(str(one), str(other), "mesh", moved="10%", worst_link="+5%", mmr="+5%")
+    (pair,) = changes.results
+    assert pair.paths is not None and 0 < pair.paths.moved < pair.paths.common == 56
+    base, head = pair.figure("worst-link")
+    assert head is not None and base is not None and head >= 2 * base
+    assert [line.partition(" is ")[0] for line in pair.beyond] == [
+        "time of the worst link",
+        "share of paths that moved",
+    ]
+    assert "BEYOND A LIMIT" in changes_text(changes)
+    suite = ElementTree.fromstring(junit_xml(changes))
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1") and suite.find("testcase/failure") is not None
+    back = compared(str(other), str(one), "mesh", worst_link="+5%", mmr="1.0")
+    assert back.results[0].figure("mmr")[1] and "time of the worst link" not in " ".join(back.results[0].beyond)
+
+
+def test_hosts_that_are_added_are_no_moved_paths(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yml", tmp_path / "other.yml"
+    one.write_text(BASE)
+    other.write_text(BASE.replace("racks: 2", "racks: 3"))
+    (pair,) = compared(str(one), str(other)).results
+    assert pair.paths is not None and pair.paths.added > 0 and pair.paths.removed > 0  # the ring closes elsewhere
+    assert pair.paths.common + pair.paths.removed == 32
+
+
+def test_packets_that_spread_have_no_moved_paths(tmp_path: Path) -> None:
+    file = tmp_path / "x.yml"
+    file.write_text(f"{BASE}routing: {{ecmp: spray}}\n")
+    (pair,) = compared(str(file), str(file), moved="0%").results
+    assert pair.paths is None and not pair.beyond
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "share", "said"),
+    [
+        ("--max-moved", "+5%", True, "write --max-moved 10%"),
+        ("--max-mmr", "5%", False, "write --max-mmr +5% for a growth, or a number as 1.3"),
+        ("--max-mmr", "+5", False, "is not a limit"),
+        ("--max-mmr", "much", False, "--max-mmr much is not a limit"),
+    ],
+)
+def test_a_wrong_limit_is_named(flag: str, text: str, share: bool, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ChangeLimit.parse(flag, text, share=share)
+    assert said in str(caught.value)
+
+
+def git(where: Path, *words: str) -> None:
+    user = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", *user, *words], cwd=where, check=True, capture_output=True)
+
+
+def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "fabrics"
+    folder.mkdir()
+    (folder / "a.yml").write_text(BASE)
+    (folder / "b.yml").write_text(BASE.replace("name: x", "name: y"))
+    (folder / "notes.yml").write_text("text: not a fabric\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    (folder / "b.yml").unlink()
+    (folder / "c.yml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+    changes = compared("HEAD:fabrics", "fabrics")
+    assert ([each.name for each in changes.results], changes.added, changes.removed) == (
+        ["a.yml"],
+        ("c.yml",),
+        ("b.yml",),
+    )
+    assert "only before the change: b.yml" in changes_text(changes)
+    with fabric_files("HEAD:fabrics/b.yml") as found:
+        assert [*found] == ["b.yml"]
+    (folder / "a.yml").write_text(BASE.replace("racks", "rack"))
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "broken")
+    for typed, said in (
+        ("HEAD:fabrics/a.yml", "HEAD:fabrics/a.yml:3  rack"),
+        ("HEAD:nothing.yml", "HEAD:nothing.yml is not in that revision"),
+        ("no:fabrics", "no:fabrics is neither a file nor of a revision"),
+        ("--all:fabrics", "is neither a file nor of a revision"),
+    ):
+        with pytest.raises(InputError) as caught:
+            compared(typed, "zone")
+        assert said in str(caught.value)
+
+
+def test_the_verb_writes_junit_and_needs_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    file = tmp_path / "check.xml"
+    assert main(vars(tasks), ["inv", "check", "--base", "tiny", "--head", "tiny", "--junit", str(file)]) == 0
+    assert file.read_text().count("<testcase") == 1 and "0 of 16 (0.0%)" in capsys.readouterr().out
+    assert main(vars(tasks), ["inv", "check", "--head", "tiny"]) == 2
+    assert "--base is missing" in capsys.readouterr().err
