@@ -34,8 +34,8 @@ _OPTIONS: Final = (
     "chunk", "posting", "mode", "congestion", "admission", "budget", "cts_class", "slow_hosts",
 )  # fmt: skip
 _RESULTS: Final = (
-    "busbw", "time_us", "wrong", "damaged", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms", "paused_hosts",
-    "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
+    "busbw", "time_us", "wrong", "damaged", "reliable", "fabric", "marks", "drops", "pauses", "paused_ms",
+    "paused_hosts", "storms", "deepest", "deepest_at", "cnps", "cts", "cts_wait_us",
 )  # fmt: skip
 _PATHS: Final = (
     "agree", "mmr_flows", "mmr_bytes", "uplinks", "uplinks_used", "upper_uplinks", "upper_used", "five_tuples",
