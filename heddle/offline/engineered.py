@@ -27,13 +27,13 @@ def engineered(
     wires: Wires, jobs: Sequence[tuple[Traffic, Nics]], forwarding: Forwarding, steering: SteeringTables
 ) -> SteeringTables:
     """The tables with an entry for each flow that has a choice. forwarding: after failures."""
-    entries = cspf(forwarding, wires.rate, _demands(jobs)).entries
+    entries = cspf(forwarding, wires.rate, demands_of(jobs)).entries
     keys = exact_keys(entries.switch, entries.destination, entries.sport, forwarding.group.shape[1])
     backup = np.where(entries.backup == NOWHERE, entries.port, entries.backup)
     return replace(steering, exact_key=keys, exact_port=np.stack([entries.port, backup], axis=1))
 
 
-def _demands(jobs: Sequence[tuple[Traffic, Nics]]) -> Demands:
+def demands_of(jobs: Sequence[tuple[Traffic, Nics]]) -> Demands:
     """The flows of all jobs that carry bytes between live NICs."""
     columns = []
     for traffic, nics in jobs:
