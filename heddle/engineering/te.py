@@ -18,7 +18,7 @@ import numpy as np
 from heddle.base.arrays import F64
 from heddle.base.families import Network
 from heddle.base.problems import CheckError, InputError, Problem
-from heddle.fabric.hashmodes import POLICY_L4
+from heddle.fabric.hashmodes import EXACT_MATCH, POLICY_L4
 from heddle.fabric.model import Fabric, Role
 from heddle.fabric.wiring import ports_above
 from heddle.lab.snapshot import LabPart, Snapshot
@@ -250,7 +250,7 @@ def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:
         demand,
         demand.seconds or _busiest(demand, nics),
         tables,
-        {name: row.steering.exact for name, row in now.hashing.items() if row.mode == "exact-match"},
+        {name: row.steering.exact for name, row in now.hashing.items() if row.mode == EXACT_MATCH},
         tuple(_links(wires, now, demand.flows, before, after)),
         routes.keys,
         routes.shared,
@@ -298,7 +298,7 @@ def _after(
     """
     rows = {
         name: replace(
-            row, mode="exact-match", policy=POLICY_L4, steering=replace(row.steering, exact=tables.get(name, {}))
+            row, mode=EXACT_MATCH, policy=POLICY_L4, steering=replace(row.steering, exact=tables.get(name, {}))
         )
         for name, row in now.hashing.items()
     }

@@ -16,7 +16,7 @@ import numpy as np
 
 from heddle.base.arrays import F64, Bools
 from heddle.base.events import Observer
-from heddle.fabric.hashmodes import TE
+from heddle.fabric.hashmodes import EXACT_MATCH, TE
 from heddle.fabric.model import Fabric
 from heddle.fabric.wiring import ports_above
 from heddle.host.preflight import frr_release
@@ -107,7 +107,7 @@ class _Forecast:
         scenarios, befores = self._scenarios()
         if TE in self._modes:
             observer.begin("te")
-            rule = rule_of(self._wires.fabric.policy, "exact-match")
+            rule = rule_of(self._wires.fabric.policy, EXACT_MATCH)
             tables = engineered(self._wires, self._jobs, self._after, self._steering)
             scenarios.append(Scenario(TE, self._after, rules_of(self._wires, rule, tables, self._wires.seeds)))
             befores.append(None)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.events import Observer, Silent
 
 from . import Figure, at_least, at_most
+
+if TYPE_CHECKING:
+    from heddle.fabric.model import Fabric
+    from heddle.offline.result import Prediction
 
 _ZONE: Final[dict[str, Any]] = {"racks": 252, "ctsw": 18, "hosts_per_rack": 2, "nics_per_host": 8}
 _PAIR: Final[dict[str, Any]] = {"racks": 2, "ctsw": 8, "hosts_per_rack": 8}
@@ -66,11 +70,11 @@ def _spread(mode: str) -> float:
 def _completion(mode: str, qps: int, *down: str) -> float:
     """Seconds of the busiest link, of hashing the mean over other seeds."""
     found = _predicted(_PAIR, f"shift:8,qps={qps}", mode, *down)
-    ratio: float = found.modes[0].trials["ratio"].mean if found.modes[0].trials else found.modes[0].ratio or 0.0
+    ratio = found.modes[0].trials["ratio"].mean if found.modes[0].trials else found.modes[0].ratio or 0.0
     return ratio * found.roofline.seconds
 
 
-def _predicted(keys: dict[str, Any], plan: str, mode: str, *down: str) -> Any:
+def _predicted(keys: dict[str, Any], plan: str, mode: str, *down: str) -> Prediction:
     from heddle.endpoints.workloadfile import load_workload
     from heddle.offline.forecast import Ask, forecast
 
@@ -78,7 +82,7 @@ def _predicted(keys: dict[str, Any], plan: str, mode: str, *down: str) -> Any:
     return forecast(_fabric(keys), load_workload(plan).workload, Ask(mode, trials, down), Silent())
 
 
-def _fabric(keys: dict[str, Any]) -> Any:
+def _fabric(keys: dict[str, Any]) -> Fabric:
     from heddle.fabric.shapes import build
     from heddle.spec.shapes.clos import ClosSpec
 
