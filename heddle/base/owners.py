@@ -2,6 +2,7 @@
 
     /run/heddle/.locks/zone.json           the owner: the state directory that has the lab's record
     /run/heddle/.locks/zone.lock           exists while a process changes the lab or measures in it
+    /run/heddle/.locks/zone.te.lock        exists while a controller of traffic engineering runs (lab/engineered.py)
     /run/heddle/.locks/zone.changes.lock   exists while one changes hashing, thresholds or link faults
 
 Namespaces, containers and BPF pins are named after the lab, and every user of a machine shares these names. The
@@ -108,9 +109,9 @@ def owned_labs() -> list[LabOwner]:
     return []
 
 
-def working_on(lab: str) -> LockHolder | None:
-    """The process that has the lab's lock now."""
-    holder = holder_of(_lock(lab))
+def working_on(lab: str, what: str = "") -> LockHolder | None:
+    """The process that has the lab's lock now, or with `what` the lock of that part."""
+    holder = holder_of(_lock(lab, what))
     return holder if holder is not None and holder.alive else None
 
 
@@ -120,11 +121,11 @@ def work_text(holder: LockHolder) -> str:
 
 
 @contextmanager
-def lock(lab: str, what: str = "", *, work: str = "") -> Iterator[None]:
+def lock(lab: str, what: str = "", *, work: str = "", seconds: float = 0.0) -> Iterator[None]:
     """Lock the lab on this machine for a with block; InputError when another command has the lock.
 
     what: lock only this part, as CHANGES, which may change while a run has the lab's lock. `down` takes both locks.
-    work: what the others are told, as `run`.
+    work: what the others are told, as `run`. seconds: how long to wait for another command that has the lock.
     """
     path = _lock(check_name(lab), what)
 
@@ -142,7 +143,7 @@ def lock(lab: str, what: str = "", *, work: str = "") -> Iterator[None]:
             for attempt in range(_ATTEMPTS):
                 try:
                     _make_directory()
-                    stack.enter_context(held(path, busy, work=work))
+                    stack.enter_context(held(path, busy, seconds=seconds, work=work))
                     break
                 except FileNotFoundError:  # the last one that had a lab removed it just now
                     if attempt == _ATTEMPTS - 1:

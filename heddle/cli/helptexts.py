@@ -149,18 +149,6 @@ PREDICT: Final[Options] = {
     "heatmap": Option("draw the load of every link to this file: load.svg, load.png or load.pdf", value=_FILE),
 }
 
-TE: Final[Options] = {
-    "action": Option("plan: show the entries for a demand, and their effect", "heddle.cli.te_verb:ACTIONS"),
-    "run": "the demand is what this run sent: an ID or number that ./inv runs lists (default: last)",
-    "interval": Option("the demand is what switches count in this time from now on: 2s", value="TIME"),
-    "workload": Option(
-        "the demand is one iteration of a workload: a file, a name of traffic/, or a word, as in predict",
-        completion.workloads,
-    ),
-    "out": Option("write all entries to this file, for hashing exact-match --table", value=_FILE),
-    "all": "show all changes, not only 16",
-}
-
 QUEUES: Final[Options] = {
     "action": Option(
         "set: change thresholds of a running lab; reset: set all counters to 0", "heddle.cli.queues_verb:ACTIONS"

@@ -48,7 +48,7 @@ def demand_of(where: Lab, asked: TeWords) -> TeDemand:
     if len(given) > 1:
         raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", f"./inv te plan {given[0]}"))
     if asked.interval is not None:
-        return tedemand.of_interval(where, _seconds(asked.interval))
+        return tedemand.of_interval(where, seconds_of(asked.interval))
     if asked.workload is not None:
         from heddle.endpoints.workloadfile import load_workload
 
@@ -56,7 +56,8 @@ def demand_of(where: Lab, asked: TeWords) -> TeDemand:
     return tedemand.of_run(where, asked.run)
 
 
-def _seconds(typed: str) -> float:
+def seconds_of(typed: str) -> float:
+    """The time after --interval, in seconds. InputError when it is none, or out of range."""
     try:
         seconds = parse_duration(typed) / 1e9
     except ValueError as error:

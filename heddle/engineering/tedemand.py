@@ -23,7 +23,11 @@ from heddle.traffic.workload import Workload
 from heddle.wire.layout import ROCE_PORT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
+    from heddle.switch.counters import SwitchCounters
 
 
 def of_run(lab: Lab, run: str | None = None) -> TeDemand:
@@ -39,13 +43,20 @@ def of_interval(lab: Lab, seconds: float) -> TeDemand:
     before, began = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
     time.sleep(seconds)
     after, passed = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic() - began
-    flows = [flow for flow in counted_flows(lab.fabric, after, before) if flow.has_qp]
+    return counted(lab.fabric, before, after, passed) or _checked(TeDemand(f"counters of {passed:.1f} s", (), ()))
+
+
+def counted(
+    fabric: Fabric, before: Mapping[str, SwitchCounters], after: Mapping[str, SwitchCounters], seconds: float
+) -> TeDemand | None:
+    """What switches counted between two readings that are so many seconds apart; None if that is nothing."""
+    flows = [flow for flow in counted_flows(fabric, after, before) if flow.has_qp]
     sizes: Counter[tuple[FlowKey, str]] = Counter()
     for name, table in after.items():
         for row in table.since(before[name]).flows:
             sizes[row.key, name] += row.bytes
     found = [float(sizes[flow.key, flow.first_hop.partition(":")[0]]) for flow in flows]
-    return _checked(TeDemand(f"counters of {passed:.1f} s", tuple(flows), tuple(found), passed))
+    return TeDemand(f"counters of {seconds:.1f} s", tuple(flows), tuple(found), seconds) if flows else None
 
 
 def of_workload(lab: Lab, workload: Workload) -> TeDemand:

@@ -57,6 +57,7 @@ RTM_GETNEXTHOPBUCKET: Final = 118
 _SOL_NETLINK: Final = 270
 _NETLINK_GET_STRICT_CHK: Final = 12
 _ATTR: Final = struct.Struct("=HH")
+_RTMGRP_LINK, _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x1, 0x40, 0x400  # include/uapi/linux/rtnetlink.h
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
@@ -179,6 +180,18 @@ class RouteSocket:
                     if code:
                         raise NetlinkError(code, os.strerror(code))
                 yield kind, flags, body
+
+
+def changes_of_links_and_routes(netns: Path) -> socket.socket:
+    """A socket on which the kernel reports changes of interfaces and routes in a namespace; reading does not block.
+
+    MachineError when the namespace does not exist.
+    """
+    with inside(netns):
+        found = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    found.bind((0, _RTMGRP_LINK | _RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE))
+    found.setblocking(False)
+    return found
 
 
 def down_ports(handle: NodeHandle) -> dict[str, bool]:

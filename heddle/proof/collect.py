@@ -25,6 +25,7 @@ from heddle.predict.predict import rule_of
 from heddle.proof import oracle
 from heddle.proof.evidence import PARTS, Evidence
 from heddle.switch.counters import FlowCount, SwitchCounters, clear, room
+from heddle.switch.hashing.hashing import SwitchHashing
 from heddle.switch.queues.classes import deepest_queue
 from heddle.traffic.flow import Flow, FlowKey, Sent
 from heddle.traffic.plan import Plan
@@ -91,7 +92,7 @@ def collect_after(
     received: packets of each flow that the receiving NIC took. seconds: duration of the run. Both if known.
     """
     _wait_until_counted(lab, before, sent)
-    asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, [each.flow for each in sent])
+    asked = oracle.ask(lab.fabric, lab.handles(), _hashing(lab, before), [each.flow for each in sent])
     # After the oracle, so that changes during its lookups are seen.
     now = lab.snapshot(PARTS | more, keep_errors=True)
     found = Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
@@ -105,7 +106,7 @@ def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: Lab
     """
     _wait_until_quiet(lab)
     flows = counted_flows(lab.fabric, lab.snapshot(LabPart.COUNTERS).counters, before.counters)
-    asked = oracle.ask(lab.fabric, lab.handles(), before.hashing, flows)
+    asked = oracle.ask(lab.fabric, lab.handles(), _hashing(lab, before), flows)
     now = lab.snapshot(PARTS | more, keep_errors=True)
     counts: Counter[tuple[FlowKey, str]] = Counter()
     sizes: Counter[tuple[FlowKey, str]] = Counter()
@@ -116,6 +117,11 @@ def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: Lab
     at = [(flow.key, flow.first_hop.partition(":")[0]) for flow in flows]
     sent = [Sent(flow, counts[where], sizes[where]) for flow, where in zip(flows, at, strict=True)]
     return _with_rules(lab, Evidence.of(before, now, sent, asked.paths, (), seconds, asked.choices))
+
+
+def _hashing(lab: RunningLab, before: Snapshot) -> Mapping[str, SwitchHashing]:
+    """The hashing that kernels are asked about: the present one, where traffic engineering has changed it."""
+    return lab.snapshot(LabPart.HASHING).hashing if changes_of_run(lab.fabric.name) else before.hashing
 
 
 def _with_rules(lab: RunningLab, found: Evidence) -> Evidence:

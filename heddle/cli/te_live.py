@@ -1,0 +1,186 @@
+"""`./inv te apply`, `show`, `watch` and `off`: entries of traffic engineering in the switches of a running lab.
+
+In:  TeWords. Out: changed switches (heddle/lab/engineered.py), and what is in force as text or JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.base import owners
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many, some_of, table
+from heddle.cli.console import Console
+from heddle.cli.te_plan import demand_of, seconds_of
+from heddle.cli.te_verb import TeWords
+from heddle.lab.engineered import CONTROLLER, Engineered, engineered, put_in_force, take_out
+from heddle.lab.opening import open_lab
+from heddle.lab.snapshot import LabPart
+
+if TYPE_CHECKING:
+    from heddle.engineering.controller import TeRound
+    from heddle.switch.hashing.hashing import SwitchHashing
+
+_INTERVAL: Final = "30s"
+_ROWS: Final = 16
+_PATIENCE_S: Final = 5.0  # for a controller to end
+
+
+def apply(out: Console, asked: TeWords) -> None:
+    """Put a plan in force. Exit 1 when a flow has no path."""
+    from heddle.engineering.te import plan_for
+    from heddle.views.tetext import plan_text
+
+    where = open_lab(asked.lab)
+    _refuse(asked, "out")
+    with owners.lock(where.name, CONTROLLER, work="te apply"):
+        found = plan_for(where, demand_of(where, asked))
+        began = time.monotonic()
+        changed = put_in_force(where, found.tables, "te apply")
+        seconds = time.monotonic() - began
+    said = _changed(changed, seconds) if changed else "no entry changed: these are in force"
+    text = plan_text(found, **({"rows": None} if asked.all else {}))
+    out.result({**found.to_json(), "switches_changed": list(changed), "seconds": seconds}, f"{text}\n\n{said}")
+    out.exit_code = 1 if found.without else 0
+
+
+def off(out: Console, asked: TeWords) -> None:
+    """End the controller, if one runs, and restore the hashing from before."""
+    where = open_lab(asked.lab)
+    _refuse(asked, "out", "run", "interval", "workload", "all")
+    ended = _end_controller(where.name)
+    with owners.lock(where.name, CONTROLLER, work="te off", seconds=_PATIENCE_S):
+        idle = ended is not None and engineered(where.name) is None
+        changed = () if idle else take_out(where, "te off")
+    text = [f"ended te watch (process {ended})"] if ended is not None else []
+    text.append(
+        f"{where.name}: no entries of te; the hashing from before is in force on {many(len(changed), 'switch')}"
+    )
+    out.result({"lab": where.name, "ended": ended, "switches_changed": list(changed)}, "\n".join(text))
+
+
+def _end_controller(lab: str) -> int | None:
+    holder = owners.working_on(lab, CONTROLLER)
+    if holder is None or holder.work != "te watch":
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(holder.pid, signal.SIGINT)
+    return holder.pid
+
+
+def watch(out: Console, asked: TeWords) -> None:
+    """Run the controller until Ctrl-C, or until the lab is gone."""
+    from heddle.engineering.controller import rounds
+
+    where = open_lab(asked.lab)
+    _refuse(asked, "out", "run", "workload", "all")
+    if out.json:
+        raise InputError(Problem("", "te watch and --format json", "exclude each other", "./inv te show --format json"))
+    interval_s = seconds_of(asked.interval or _INTERVAL)
+    with owners.lock(where.name, CONTROLLER, work="te watch"):
+        out.show(f"{where.name}: recomputes every {interval_s:g} s, and when a link or a route changes; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            for each in rounds(where, interval_s, "te watch"):
+                out.show(round_text(each))
+            out.show(f"lab {where.name} is gone")
+            return
+    found = engineered(where.name)
+    left = "no entries are in force" if found is None else "the entries stay in force: ./inv te off removes them"
+    out.show(f"ended; {left}")
+
+
+def round_text(each: TeRound) -> str:
+    """One line for a round of the controller."""
+    head = f"{datetime.fromtimestamp(each.at).astimezone():%H:%M:%S}  {each.reason}: "
+    if each.error is not None:
+        return f"{head}not computed: {each.error}"
+    if each.plan is None:
+        return f"{head}no traffic; entries stay"
+    uses = ""
+    if each.spread is not None:
+        before, after = each.spread
+        uses = f"{'' if before is None else f'{100 * before.most:.1f} % -> '}{100 * after.most:.1f} %"
+        uses = f"busiest link {uses}; "
+    said = _changed(each.changed, each.seconds) if each.changed else "entries stay"
+    return f"{head}{many(len(each.plan.demand.flows), 'flow')}; {uses}{said}"
+
+
+def _changed(switches: tuple[str, ...], seconds: float) -> str:
+    return f"entries changed on {many(len(switches), 'switch')} in {1000 * seconds:.0f} ms"
+
+
+def show(out: Console, asked: TeWords) -> None:
+    """Print the entries in force, who set them and when, and what became of packets since."""
+    where = open_lab(asked.lab)
+    _refuse(asked, "out")
+    found, holder = engineered(where.name), owners.working_on(where.name, CONTROLLER)
+    rows: list[tuple[SwitchHashing, dict[str, int]]] = []
+    if found is not None:
+        now = where.snapshot(LabPart.HASHING, found.switches)
+        rows = [(now.hashing[name], found.since(name, now.statistics[name])) for name in found.switches]
+    data = {
+        "lab": where.name,
+        "controller": None if holder is None else {"work": holder.work, "pid": holder.pid},
+        "by": found.by if found else None,
+        "at": found.at if found else None,
+        "changes": found.changes if found else 0,
+        "switches": [_json(row, counts) for row, counts in rows],
+    }
+    controller = "no controller runs" if holder is None else f"{holder.work} runs (process {holder.pid})"
+    if found is None:
+        out.result(data, f"{where.name}: no entries of te in force; {controller}")
+        return
+    out.result(data, f"{where.name}: {_head(found)}; {controller}\n\n{_text(rows, None if asked.all else _ROWS)}")
+
+
+def _head(found: Engineered) -> str:
+    when = datetime.fromtimestamp(found.at, UTC).astimezone()
+    changed = f"changed {many(found.changes, 'time')}, last " if found.changes > 1 else "set "
+    return f"entries were {changed}by {found.by} at {when:%Y-%m-%d %H:%M:%S}"
+
+
+def _json(row: SwitchHashing, counts: Mapping[str, int]) -> dict[str, Any]:
+    entries = [
+        {"sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
+        for (sport, prefix), ports in row.steering.exact.items()
+    ]
+    return {"switch": row.switch, "mode": row.mode, "entries": entries, "packets": _packets(counts)}
+
+
+def _packets(counts: Mapping[str, int]) -> dict[str, int]:
+    port = counts["steered"] - counts["backups"]
+    return {"port": port, "backup": counts["backups"], "fell_back": counts["fell_back"], "no_entry": counts["misses"]}
+
+
+def _text(rows: list[tuple[SwitchHashing, dict[str, int]]], most: int | None) -> str:
+    lines = [
+        (row.switch, row.mode, str(len(row.steering.exact)), *map(str, _packets(counts).values()))
+        for row, counts in rows
+    ]
+    parts = [table(("switch", "mode", "entries", "to port", "to backup", "fell back", "no entry"), lines)]
+    parts[0] += (
+        "\npackets since the first change. fell back: neither port nor backup was a live next hop. no entry: hashed; "
+        "acknowledgements are among these"
+    )
+    entries = [
+        (row.switch, str(sport), str(prefix), *ports, *["-"] * (2 - len(ports)))
+        for row, _ in rows
+        for (sport, prefix), ports in sorted(row.steering.exact.items(), key=lambda each: (str(each[0][1]), each[0][0]))
+    ]
+    if entries:
+        parts.append(table(("switch", "sport", "prefix", "port", "backup"), entries[:most]))
+        if len(entries) > len(entries[:most]):
+            parts[-1] += f"\nand {len(entries) - len(entries[:most])} more: --all shows them"
+    return "\n\n".join(parts)
+
+
+def _refuse(asked: TeWords, *words: str) -> None:
+    given = [f"--{word}" for word in words if getattr(asked, word)]
+    if given:
+        raise InputError(Problem("", some_of(given), "has no effect with this action of te", "./inv te --help"))
