@@ -52,7 +52,7 @@ def _sources(case: Case, node: str) -> str:
 
 def link_down(case: Case) -> CauseResult:
     """A link between running nodes has no carrier, or had none for a part of the run."""
-    dead = {*case.dead}
+    dead, flaps = {*case.dead}, {*_flapping(case)}
     state: dict[str, str] = {}
     for source, snapshot in case.states:
         down = {
@@ -66,26 +66,30 @@ def link_down(case: Case) -> CauseResult:
             (Observation(f"{ref} has no carrier", source),),
         )
         for ref, source in state.items()
-        if not {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead
+        if not {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead and not {ref, case.peer(ref)} & flaps
     ]  # fmt: skip
     return CauseResult.of(found, f"all {len(case.fabric.links)} links have a carrier") if case.states else _unread()
 
 
+def _flapping(case: Case) -> list[str]:
+    """The lower ends of links whose carrier was lost and found during the run."""
+    changes = {} if case.evidence is None else case.evidence.carrier_changes
+    return [*dict.fromkeys(_lower(case, ref) for ref, count in changes.items() if count >= _FLAPS)]
+
+
 def link_flaps(case: Case) -> CauseResult:
-    """A link lost its carrier during the run and has it again."""
+    """A link lost its carrier during the run and found it again, once or more often."""
     if case.evidence is None:
         return CauseResult(unknown="the run left no counters")
-    changes = case.evidence.carrier_changes
-    dead = {*case.dead}
-    refs = dict.fromkeys(_lower(case, ref) for ref, count in changes.items() if count >= _FLAPS)
+    changes, dead = case.evidence.carrier_changes, {*case.dead}
     found = []
-    for ref in refs:
+    for ref in _flapping(case):
         count = max(changes.get(ref, 0), changes.get(case.peer(ref), 0))
         if {ref.partition(":")[0], case.peer(ref).partition(":")[0]} & dead:
             continue
         line = Observation(f"the carrier of {ref} changed {count} times during the run", OF_RUN)
         found.append(Finding("link-flap", ref, f"the link {case.link(ref)} flaps", "established", (line,)))
-    return CauseResult.of(found, "no carrier changed and came back during the run")
+    return CauseResult.of(found, "no carrier was lost and came back during the run")
 
 
 def _lower(case: Case, ref: str) -> str:
@@ -259,23 +263,26 @@ def _of_nodes(case: Case, texts: Mapping[str, Iterable[str]], source: str) -> Ca
 
 
 def slow_port(case: Case) -> CauseResult:
-    """A port is set to a lower rate than its link has."""
+    """Ports that are set to a lower rate than their link has; one finding for a link, also if both ends are slow.
+
+    A slow NIC is a slow host, whatever rate the switch's end has. Elsewhere it is a slow link.
+    """
     if case.live is None:
         return _unread()
-    found = []
-    shapers = case.live.snapshot.shapers
-    for node in case.fabric.nodes:
-        for port in node.ports:
-            row, rate = shapers.get(port.ref), held_bps(port.rate_bps)
-            if row is None or min(row.rate_bps, row.ceil_bps) >= rate:
-                continue
-            now = min(row.rate_bps, row.ceil_bps)
-            text = f"{port.ref} is set to {format_rate(now)}; its link has {format_rate(port.rate_bps)}"
-            cause, what = "slow-link", f"the link {case.link(port.ref)} is slow"
-            if node.role is Role.HOST:
-                cause, what = "slow-host", f"the NIC {port.ref} is slow"
-            found.append(Finding(cause, port.ref, what, "established", (Observation(text, NOW),)))
-    return CauseResult.of(found, "every port has the rate of its link")
+    shapers, texts = case.live.snapshot.shapers, dict[str, str]()
+    for port in (port for node in case.fabric.nodes for port in node.ports):
+        row = shapers.get(port.ref)
+        if row is not None and (now := min(row.rate_bps, row.ceil_bps)) < held_bps(port.rate_bps):
+            texts[port.ref] = f"{port.ref} is set to {format_rate(now)}; its link has {format_rate(port.rate_bps)}"
+    found: dict[frozenset[str], Finding] = {}
+    for ref in sorted(texts, key=case.of_switch):  # NICs first
+        link = frozenset({ref, case.peer(ref)})
+        lines = tuple(Observation(texts[each], NOW) for each in sorted(link & texts.keys()))
+        cause, what = "slow-link", f"the link {case.link(ref)} is slow"
+        if not case.of_switch(ref):
+            cause, what = "slow-host", f"the NIC {ref} is slow"
+        found.setdefault(link, Finding(cause, ref, what, "established", lines))
+    return CauseResult.of([*found.values()], "every port has the rate of its link")
 
 
 def _unread() -> CauseResult:

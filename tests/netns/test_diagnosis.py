@@ -1,0 +1,107 @@
+"""A diagnosis of a live lab names the cause and the place, and does not read the record of faults that were set."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from heddle.base.events import Silent
+from heddle.engineering.diagnosis.diagnosis import Diagnosis, diagnose
+from heddle.lab import impairments
+from heddle.lab.impairments import Requested
+from heddle.lab.lab import Lab
+from heddle.runs.runrecord import RECORD
+from heddle.runs.store import History
+from heddle.spec.impairments import LinkFault
+from tests import incidents
+from tests.netns.collectives import ran
+from tests.typed import typed
+
+pytestmark = pytest.mark.root
+
+BAD = "rtsw2:eth1"
+HIDDEN = ("faults", "fabric_state")  # of the record of a run: what `run --fault`, and the lab's own list, say of faults
+
+
+def of_last(lab: Lab, *, probes: bool = True) -> Diagnosis:
+    return diagnose(History.of(lab).open(), lab, Silent() if probes else None)
+
+
+def named(found: Diagnosis) -> tuple[str, str, str]:
+    assert found.verdict is not None
+    return found.verdict.cause, found.verdict.object, found.verdict.confidence
+
+
+def refused(*_: Any) -> Any:
+    raise AssertionError("the record of faults was read")
+
+
+def test_a_lossy_link_is_named_also_when_every_record_of_it_is_gone(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    impairments.set_fault(tiny, [BAD], LinkFault(loss=1 / 8))
+    try:
+        result = ran(tiny, qps=4, placement="cyclic", sizes=(1 << 17,))
+        seen = of_last(tiny)
+        assert named(seen) == ("link-lossy", BAD, "established")
+        path = History.of(tiny).open(result.run_id).path / RECORD
+        record = json.loads(path.read_text())
+        record["header"]["options"]["faults"] = []
+        record["outcome"] |= dict.fromkeys(HIDDEN)
+        path.write_text(json.dumps(record))
+        kept = Requested.read(tiny.dir)
+        Requested().write(tiny.dir)
+        with monkeypatch.context() as hiding:
+            hiding.setattr(Requested, "read", refused)
+            hiding.setattr(impairments, "wanted_faults", refused)
+            again = of_last(tiny)
+        kept.write(tiny.dir)
+        assert [each.to_json() for each in again.findings] == [each.to_json() for each in seen.findings]
+    finally:
+        impairments.clear_faults(tiny)
+
+
+def test_what_the_run_did_not_use_is_found_by_probes(tiny: Lab) -> None:
+    ran(tiny, ranks=2, sizes=(1 << 14,))  # both are in the first rack
+    impairments.set_fault(tiny, ["ctsw2:eth2"], LinkFault(loss=1 / 8))
+    try:
+        assert not of_last(tiny, probes=False).fault
+        found = of_last(tiny)
+        assert named(found) == ("link-lossy", "ctsw2:eth2", "established")
+        assert found.case.probed
+    finally:
+        impairments.clear_faults(tiny)
+
+
+@pytest.mark.parametrize(
+    "kind", [incidents.misrouted, incidents.wrong_seed, incidents.wrong_threshold, incidents.slow_link],
+    ids=lambda kind: str(kind.__name__),
+)  # fmt: skip
+def test_what_an_operator_did_by_hand_is_named(tiny: Lab, kind: Any) -> None:
+    if not History.of(tiny).ids():
+        ran(tiny, sizes=(1 << 14,))
+    incident = kind(tiny, random.Random(3))
+    with incident.around():
+        found = of_last(tiny, probes=False)
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
+    assert not of_last(tiny, probes=False).fault, "it is over"
+
+
+def test_the_verb_prints_the_verdict_first_and_needs_a_run(tiny: Lab) -> None:
+    for each in History.of(tiny).ids():
+        History.of(tiny).remove([each])
+    none = typed("diagnose", f"--lab={tiny.name}")
+    assert (none.returncode, "has no run yet" in none.stderr) == (2, True)
+    ran(tiny, sizes=(1 << 14,))
+    with incidents.misrouted(tiny, random.Random(3)).around():
+        done = typed("diagnose", f"--lab={tiny.name}", "--format=json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert document["verdict"]["cause"] == document["findings"][0]["cause"] == "misrouting"
+    node = document["verdict"]["object"]
+    assert document["root_causes"] == [
+        {"resource": {"kind": "node", "node": node}, "fault_type": "host_static_blackhole"}
+    ]
+    assert document["is_anomaly"] is True
