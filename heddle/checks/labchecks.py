@@ -17,8 +17,9 @@ from heddle.kernel import inorder
 from heddle.kernel import offloads as port_offloads
 from heddle.kernel.namespace import inside
 from heddle.lab import health, rehash
+from heddle.lab.faults.orders import fault_lines, lost_faults
 from heddle.lab.health import overriding_routes
-from heddle.lab.impairments import fault_lines, wanted_faults
+from heddle.lab.impairments import wanted_faults
 from heddle.lab.lab import Lab
 from heddle.runs.store import has_run, paths_of
 from heddle.switch.links.portfaults import differences
@@ -120,8 +121,9 @@ def faults(subject: Subject) -> Answer:
     count = _ports(lab)
     notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
     checked = (
-        f"{len(notes)} of {count} ports have a fault, as it was set" if notes else f"no fault is set on {count} ports"
+        f"{len(wanted)} of {count} ports have a fault, as it was set" if wanted else f"no fault is set on {count} ports"
     )
+    wrong |= {each.where: f"has lost its fault {each.kind}" for each in lost_faults(lab)}
     return Answer(checked, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
 
 

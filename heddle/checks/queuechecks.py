@@ -36,7 +36,9 @@ def shapers(subject: Subject) -> Found:
     lab, now = subject.lab, subject.now
     setup = queues.Setup.of(lab.fabric)
     faults = [f"{fault.where}: {fault.what} {fault.why}" for fault in health.foreign_queues(now)]
-    faults += [f"{ref} {why}" for ref, why in health.port_faults(lab.fabric, now).queues.items()]
+    faults += [
+        f"{ref} {why}" for ref, why in health.port_faults(lab.fabric, now, health.slowed_ports(lab)).queues.items()
+    ]
     own = own_queues(lab) if setup.curves else {}
     for node in lab.fabric.switches if setup.curves else ():
         curves = red.curves_of(own.get(node.name, lab.fabric.policy.queues))

@@ -189,16 +189,21 @@ def ports(typed: Typed) -> list[str]:
 
 def fault_words(typed: Typed) -> list[str]:
     """Actions of `fault`, and ports."""
+    from heddle.lab.faults.registry import KINDS
     from heddle.lab.outages import ACTIONS
 
-    return [*ACTIONS, *ports(typed)]
+    return [*ACTIONS, *KINDS, "list", "clear", *ports(typed)]
 
 
 def ports_or_switches(typed: Typed) -> list[str]:
-    """Switches after drain and undrain, else ports."""
+    """Switches or hosts after a kind of fault that is for these, else ports."""
+    from heddle.lab.faults.registry import KINDS
     from heddle.lab.outages import DRAINS
 
-    return switches(typed) if set(DRAINS) & set(typed.before) else ports(typed)
+    of = {kind.at for name, kind in KINDS.items() if name in typed.before}
+    if "host" in of:
+        return _further(typed, (node.name for fabric in _fabrics_meant(typed) for node in fabric.hosts))
+    return switches(typed) if "switch" in of or set(DRAINS) & set(typed.before) else ports(typed)
 
 
 def nics(typed: Typed) -> list[str]:

@@ -1,10 +1,11 @@
-"""The verb `fault`: links that are down or that damage packets, and switches that BGP drains."""
+"""The verb `fault`: faults on purpose of links, switches, hosts and sessions; which there are, and their end."""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from heddle.base.problems import InputError, Problem, nearest
@@ -13,16 +14,21 @@ from heddle.cli import helptexts as words
 from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.cli.verbs import verb
+from heddle.spec.faultsettings import SETTINGS
 from heddle.spec.impairments import KINDS
 
 if TYPE_CHECKING:
+    from heddle.lab.faults.kind import NamedFault
     from heddle.lab.lab import Lab
+
+LIST, CLEAR = "list", "clear"
 
 
 def _with_kinds(function: Callable[..., None]) -> Callable[..., None]:
-    """Give the verb a flag for each kind of fault, in the place of `**typed`."""
+    """Give the verb a flag for each setting of a fault, in the place of `**typed`."""
     signature = inspect.signature(function)
-    kinds = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str") for key in KINDS]
+    keys = [f"{key}_" if iskeyword(key) else key for key in (*SETTINGS, *KINDS)]
+    kinds = [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str") for key in keys]
     own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]
     at = 1 + [each.name for each in own].index("port")
     found = [own[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY), *own[1:at], *kinds, *own[at:-1]]
@@ -42,26 +48,42 @@ def fault(
     lab: str | None = None,
     **typed: str | None,
 ) -> None:
-    """Break a link or drain a switch; without words, list the faults that are set.
+    """Set a fault on purpose; list or clear what is set.
 
-    ./inv fault down rtsw1:eth1 takes a link down, ./inv fault drain ctsw1 drains a switch by BGP; up and undrain undo
-    it. They return when every kernel has the routes that follow, else with exit code 1, and the change is undone.
+    ./inv fault KIND PLACE sets one: down, drain, bgp-down, slow-link, ...; docs/faults.md has a table of all kinds.
+    Each is verified by its effect before the command returns. Otherwise it is undone, and the exit code is 1.
+    ./inv fault list shows what is set, ./inv fault clear [PLACE] ends it. up and undrain end down and drain.
     ./inv fault rtsw1:eth1 --loss 1/256 lets a link lose, corrupt, duplicate, delay or reorder packets. This concerns
     packets that leave by the port, after its queue: shaping, ECN marks, PFC and counters stay exact. Setting a fault
     replaces the port's earlier one. Delay, jitter and reordering need a kernel with netem.
     """
+    from heddle.lab.faults.registry import KINDS as NAMED
     from heddle.lab.opening import open_lab
-    from heddle.lab.outages import ACTIONS, DRAINS, SECONDS
+    from heddle.lab.outages import ACTIONS, DRAINS
 
-    given = {key: value for key, value in typed.items() if value is not None}
+    given = {key.rstrip("_"): value for key, value in typed.items() if value is not None}
     flags = [*(f"--{key}" for key in given), *["--both"] * both, *["--clear"] * clear]
+    if action in NAMED and action is not None and not clear:
+        return _named(out, open_lab(lab), NAMED[action], port, given, both=both, timeout=timeout)
+    if action in (LIST, CLEAR) and action is not None:
+        if flags or (action == LIST and port):
+            what = f"{action} and {[*flags, *port][0]}"
+            raise InputError(Problem("", what, "exclude each other", f"write ./inv fault {action}"))
+        return _clear(out, open_lab(lab), port, timeout) if action == CLEAR else _show(out, open_lab(lab))
+    if action in KINDS and "rate" in given and action not in given:
+        given[str(action)] = given.pop("rate")
+        action, port = (port[0] if port else None), port[1:]
+    if "rate" in given or set(given) - set(KINDS):
+        flag = next(key for key in given if key not in KINDS)
+        hint = f"write ./inv fault KIND PLACE --{flag} {SETTINGS[flag].example}"
+        raise InputError(Problem("", f"--{flag}", "is for a kind of fault", hint))
     if action is None or action not in ACTIONS:
         ports = [action, *port] if action is not None else []
         where = open_lab(lab)
-        near = nearest(action, ACTIONS) if port and action is not None else ""
+        near = nearest(action, [*ACTIONS, *NAMED, LIST, CLEAR]) if port and action is not None else ""
         if near and str(action) not in where.fabric.by_name:
             hint = f"did you mean ./inv fault {near} {' '.join(port)}?"
-            raise InputError(Problem("", f"fault {action}", "is not an action of fault", hint))
+            raise InputError(Problem("", f"fault {action}", "is not a kind of fault", hint))
         return _impair(out, where, ports, given, both=both, clear=clear)
     if flags:
         why = "exclude each other"
@@ -69,16 +91,67 @@ def fault(
     if not port:
         what = EXAMPLE_SWITCH if action in DRAINS else EXAMPLE_PORT
         raise InputError(Problem("", f"fault {action}", "needs a name", f"./inv fault {action} {what}"))
+    return _outage(out, open_lab(lab), action, port, _seconds(timeout))
+
+
+def _seconds(timeout: float | None) -> float:
+    """The time to wait for an effect."""
+    from heddle.lab.outages import SECONDS
+
     if timeout is not None and timeout <= 0:
         hint = "use a positive number of seconds, for example --timeout 60"
         raise InputError(Problem("", f"--timeout {timeout:g}", "leaves no time to converge", hint))
-    return _outage(out, open_lab(lab), action, port, SECONDS if timeout is None else timeout)
+    return SECONDS if timeout is None else timeout
+
+
+def _named(
+    out: Console, where: Lab, kind: NamedFault, words: Sequence[str], given: Mapping[str, str], *,
+    both: bool, timeout: float | None,
+) -> None:  # fmt: skip
+    """Set a fault of a kind, and show the evidence of its effect."""
+    from heddle.lab.faults import orders
+
+    example = {"switch": EXAMPLE_SWITCH, "host": "host1"}.get(kind.at, EXAMPLE_PORT)
+    if not words:
+        raise InputError(Problem("", f"fault {kind.name}", "needs a name", f"./inv fault {kind.name} {example}"))
+    if both and kind.at != "port":
+        why = f"is not for {kind.name}, which concerns a {kind.at}"
+        raise InputError(Problem("", "--both", why, f"./inv fault {kind.name} {example}"))
+    places = kind.places(where.fabric, words)
+    if both:
+        places = list(dict.fromkeys(end for each in places for end in (each, orders.peer_of(where.fabric, each))))
+    began = time.monotonic()
+    done = orders.set_kind(where, kind.name, places, kind.read(given, lambda key: f"--{key}"), _seconds(timeout))
+    seconds = time.monotonic() - began
+    rows = [
+        {"kind": each.kind, "where": each.where, "what": orders.text_of(each), "effect": evidence,
+         "undo": orders.undo_of(where, each.where)}
+        for each, evidence in done
+    ]  # fmt: skip
+    lines = [f"{row['where']}: {row['what']}: {row['effect']}" for row in rows]
+    undo = f"{rows[0]['undo']} ends it" if len(rows) == 1 else f"./inv fault clear --lab {where.name} ends all faults"
+    document = {"lab": where.name, "action": kind.name, "seconds": round(seconds, 3), "set": rows}
+    out.result(document, "\n".join([*lines, f"verified in {seconds:.1f} s; {undo}"]))
+
+
+def _clear(out: Console, where: Lab, words: Sequence[str], timeout: float | None) -> None:
+    """End faults of all kinds."""
+    from heddle.lab.faults import orders
+
+    done = orders.clear(where, words, _seconds(timeout))
+    text = "\n".join([*(f"ended: {each}" for each in done), *([] if done else ["no fault was set there"])])
+    out.result({"lab": where.name, "action": CLEAR, "ended": done}, text)
+
+
+def _show(out: Console, where: Lab) -> None:
+    _impair(out, where, (), {}, both=False, clear=False)
 
 
 def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout: float) -> None:
     """Take links down or up, drain or undrain switches, and wait for the effect."""
     from heddle.fabric.naming import matching_names, split_words
     from heddle.lab import impairments, outages
+    from heddle.lab.faults.orders import check_free
 
     began = time.monotonic()
     if action in outages.DRAINS:
@@ -86,7 +159,9 @@ def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout
         found = matching_names(split_words(names), switches, f"is not a switch of {where.name}")
         (outages.drain if action == "drain" else outages.undrain)(where, *found, timeout=timeout)
     else:
-        found = [each.ref for each in impairments.ports_of(where.fabric, names)]
+        ports = impairments.ports_of(where.fabric, names)
+        check_free(where, action, "link", [ref for each in ports for ref in (each.ref, each.peer_ref)])
+        found = [each.ref for each in ports]
         (outages.link_down if action == "down" else outages.link_up)(where, *found, timeout=timeout)
     seconds = time.monotonic() - began
     state = outages.state_of(where)
@@ -102,6 +177,7 @@ def _impair(
 ) -> None:
     """Set, clear or list what links do to packets."""
     from heddle.lab import impairments
+    from heddle.lab.faults import orders
     from heddle.lab.outages import State, state_of
     from heddle.spec.impairments import read_fault
     from heddle.views.labtext import faults_text
@@ -131,6 +207,9 @@ def _impair(
         found = [each for each in found if each.port in named]
     k = where.fabric.policy.k
     state = state_of(where) if where.blueprint.rendered else State((), ())
-    text = "\n\n".join([*([state.text()] if state.text() else []), faults_text(found, k, example)])
-    document = {"lab": where.name, "k": k, "faults": [each.to_json() for each in found]}
+    rows = [row for row in orders.fault_rows(where) if not port or row["where"] in ports]
+    lines = [f"{row['where']}: {row['what']}: {row['effect'] or 'no effect is seen now'}" for row in rows]
+    above = [part for part in (state.text(), "\n".join(lines)) if part]
+    text = "\n\n".join([*above, faults_text(found, k, example)])
+    document = {"lab": where.name, "k": k, "set": rows, "faults": [each.to_json() for each in found]}
     out.result({**document, "down": list(state.dead), "drained": list(state.drained)}, text)

@@ -68,9 +68,12 @@ class ExpectedRoutes:
     bandwidths: Mapping[str, Mapping[Network, Mapping[str, int]]]
 
     @classmethod
-    def of(cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = ()) -> ExpectedRoutes:
-        """Routes of a fabric with these dead links and drained switches; see nexthops.py."""
-        groups = next_hop_groups(fabric, dead, drained) if dead or drained else fabric.next_hop_groups
+    def of(
+        cls, fabric: Fabric, dead: Collection[str] = (), drained: Collection[str] = (), shut: Collection[str] = ()
+    ) -> ExpectedRoutes:
+        """Routes of a fabric with these dead links, drained switches and links without a session; see nexthops.py."""
+        lost = {*dead, *shut}
+        groups = next_hop_groups(fabric, lost, drained) if lost or drained else fabric.next_hop_groups
         bandwidths = {
             switch: {
                 fabric.prefixes[edge]: dict(zip(group.ports, group.bandwidths, strict=True))
@@ -80,7 +83,7 @@ class ExpectedRoutes:
             }
             for switch, parts in groups.items()
         }
-        if not dead and not drained:
+        if not lost and not drained:
             return cls(fabric.expected_next_hops, bandwidths)
         ports = fabric.next_hops(groups)
         for node in fabric.switches:

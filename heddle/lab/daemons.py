@@ -22,6 +22,7 @@ from heddle.fabric.model import Fabric, Node
 from heddle.runtimes.registry import Runtime
 
 ESTABLISHED: Final = "Established"
+ADMIN_DOWN: Final = "Idle (Admin)"  # `neighbor ... shutdown`
 GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 65535:0
 DAEMONS: Final = ("zebra", "bgpd")
 _SUMMARY: Final = "show bgp summary json"

@@ -38,7 +38,7 @@ class FabricReading:
     def of(cls, lab: Lab, now: Snapshot) -> FabricReading:
         """now: a snapshot with `state_parts(lab)`, taken just now."""
         from heddle.lab import health
-        from heddle.lab.impairments import fault_lines
+        from heddle.lab.faults.orders import fault_lines
 
         try:
             found: Sequence[Problem] = health.problems(lab, now)

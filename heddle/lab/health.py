@@ -13,7 +13,7 @@ exists during a whole run. Next hops of the fabric's own prefixes are compared i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 
@@ -27,7 +27,9 @@ from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab.convergence import restore_routes
-from heddle.lab.impairments import Requested, reinstall_faults
+from heddle.lab.faults import orders
+from heddle.lab.faults.slowlink import SlowLink, shares_of
+from heddle.lab.impairments import Requested, changing, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
@@ -82,10 +84,11 @@ def faults(lab: Lab) -> list[Problem]:
 
 def problems(lab: Lab, now: Snapshot) -> list[Problem]:
     """The same for a lab whose nodes are all running."""
-    return [
+    found = [
         *silent_daemons(now), *wrong_ports(lab, now), *lost_agent(lab), *down_or_drained(lab, now),
         *unrouted(lab, now), *wrong_routes(lab, now),
     ]  # fmt: skip
+    return orders.explained(lab, found)
 
 
 def silent_daemons(now: Snapshot) -> list[Problem]:
@@ -127,9 +130,16 @@ def wrong_ports(lab: Lab, now: Snapshot) -> list[Problem]:
     """Ports whose queues, shaper or programs differ from those of the fabric file. Part: PORTS."""
     installs = repair_hint(lab.name, "installs it again")
     changed = [
-        Problem(ref, "the port", why, installs) for part in port_faults(lab.fabric, now) for ref, why in part.items()
+        Problem(ref, "the port", why, installs)
+        for part in port_faults(lab.fabric, now, slowed_ports(lab))
+        for ref, why in part.items()
     ]
     return [*foreign_queues(now), *changed]
+
+
+def slowed_ports(lab: Lab) -> dict[str, float]:
+    """Port -> the share of its rate that it has on purpose."""
+    return shares_of(orders.each_of(SlowLink, lab), lab)
 
 
 class PortFaults(NamedTuple):
@@ -139,15 +149,19 @@ class PortFaults(NamedTuple):
     programs: Mapping[str, str]
 
 
-def port_faults(fabric: Fabric, now: Snapshot) -> PortFaults:
-    """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS."""
-    setup, foreign = queues.Setup.of(fabric), now.foreign_roots
+def port_faults(fabric: Fabric, now: Snapshot, shares: Mapping[str, float] | None = None) -> PortFaults:
+    """Differences of shapers and queues, and of programs; also of the programs below a foreign root. Part: PORTS.
+
+    shares: port -> the share of its rate that it has on purpose.
+    """
+    setup, foreign, shares = queues.Setup.of(fabric), now.foreign_roots, shares or {}
     wrong: dict[str, str] = {}
     odd: dict[str, str] = {}
     for node in fabric.nodes:
         for port in node.ports:
+            slowed = replace(port, rate_bps=round(port.rate_bps * shares.get(port.ref, 1)))
             has, wanted = now.programs[port.ref], expected(node, setup.ids[port.node, port.name])
-            if port.ref not in foreign and (lines := setup.faults(port, now.shapers.get(port.ref))):
+            if port.ref not in foreign and (lines := setup.faults(slowed, now.shapers.get(port.ref))):
                 wrong[port.ref] = "; ".join(lines)
             if has != wanted and foreign.get(port.ref) != "":
                 current, should = (", ".join(each.text() for each in some) for some in (has, wanted))
@@ -280,10 +294,14 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     with owners.lock(lab.name, owners.CHANGES):
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
         done += ["thresholds of queues set again, as recorded"] * reapply_queues(lab)
+    with changing(lab):
+        over = orders.finish(lab)
+    done += [f"{each.where}: {orders.text_of(each)} was not finished, undone" for each in over]
     done += [f"{ref}: fault of a run that was killed, undone" for ref in end_run_faults(lab)]
     done += [f"{name}: ECN thresholds of a run that was killed, restored" for name in end_run_ecn(lab)]
     done += [f"{ref}: link fault set again" for ref in reinstall_faults(lab)]
     done += _daemons(lab)
+    done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
 
@@ -308,7 +326,7 @@ def _links(lab: Lab) -> list[str]:
     """Set up ports that are down at their own end, except those that Heddle took down on purpose."""
     if not lab.blueprint.rendered:
         return []  # an imported topology does not say which links should be up
-    kept, repaired = Requested.read(lab.dir).down, []
+    kept, repaired = Requested.read(lab.dir).down | orders.places_of(lab, "link"), []
     for node in lab.fabric.nodes:
         down = down_ports(lab.handle(node.name))
         ports = [port for port in node.ports if down.get(port.name) and port.ref not in kept]
@@ -338,7 +356,7 @@ def _set_up(lab: Lab, node: Node, ports: Sequence[Port]) -> None:
 def _ports(lab: Lab) -> list[str]:
     """Reinstall queues and programs on ports where they differ from the expected ones."""
     now = lab.snapshot(LabPart.PORTS)
-    wrong, odd = port_faults(lab.fabric, now)
+    wrong, odd = port_faults(lab.fabric, now, slowed_ports(lab))
     broken: dict[str, list[Port]] = {}
     why: dict[str, list[str]] = {}
     for port in (port for node in lab.fabric.nodes for port in node.ports):
@@ -359,8 +377,9 @@ def _daemons(lab: Lab) -> list[str]:
     silent = lab.snapshot(LabPart.SILENT).silent
     nodes = read_topology(lab.topology).nodes
     repaired = []
+    on_purpose = orders.places_of(lab, "daemons")
     for switch, names in silent.items():
-        if not names:
+        if not names or switch in on_purpose:
             continue
         start = nodes[switch].start
         if not start:
@@ -375,4 +394,4 @@ def _daemons(lab: Lab) -> list[str]:
 def _left(lab: Lab) -> tuple[str, ...]:
     """Links and switches that are down or drained on purpose, in lines."""
     now = lab.snapshot(parts(lab))
-    return tuple(f"{each.where}: {each.what} {each.why}" for each in down_or_drained(lab, now))
+    return tuple(f"{each.where}: {each.what} {each.why}" for each in orders.explained(lab, down_or_drained(lab, now)))

@@ -5,7 +5,8 @@ Out: the fault of each port, with its counters. What was set is recorded, so tha
 `up --repair` know it; so are ports that were taken down (outages.py):
 
     LABDIR/faults.json     {"down": ["rtsw1:eth3", ...], "links": {"rtsw1:eth3": {"loss": 0.01}, ...},
-                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}, "run_down": ["rtsw1:eth1", ...]}
+                            "run": {"rtsw1:eth3": {"loss": 0.5} or null, ...}, "run_down": ["rtsw1:eth1", ...],
+                            "more": [{"kind": "bgp-down", "where": "rtsw1:eth1"}, ...]}
 
 Whether a port is down now is read from its kernel, not from this file. The caller holds the lab's lock.
 A fault concerns the packets that leave by a port: the other direction is another port.
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from heddle.base import owners, state
 from heddle.base.problems import InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port
+from heddle.lab.faults.record import SetFault
 from heddle.spec.impairments import NO_FAULT, LinkFault
 from heddle.switch.links.portfaults import FaultCounts, differences, file_faults, read_counts, require_netem, set_faults
 
@@ -43,13 +45,15 @@ class Requested:
     down: ports that were taken down. `up --repair` leaves them down; `up` and `status` report them. links: port that
     packets leave by -> the fault that was set on its link, an empty one where that of the fabric file was cleared.
     before_run: port whose fault in `links` is for one run -> what `links` had of it before; None: nothing.
-    run_down: ports that a run took down, and that it sets up again.
+    run_down: ports that a run took down, and that it sets up again. more: faults of the kinds
+    of faults/registry.py.
     """
 
     down: frozenset[str] = frozenset()
     links: Mapping[str, LinkFault] = field(default_factory=dict)
     before_run: Mapping[str, LinkFault | None] = field(default_factory=dict)
     run_down: frozenset[str] = frozenset()
+    more: tuple[SetFault, ...] = ()
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -61,7 +65,8 @@ class Requested:
         if not isinstance(data, dict):
             return cls()
         links = {ref: fault for ref, fault in _faults(data.get("links")).items() if fault is not None}
-        return cls(_ports(data.get("down")), links, _faults(data.get("run")), _ports(data.get("run_down")))
+        down, run_down = _ports(data.get("down")), _ports(data.get("run_down"))
+        return cls(down, links, _faults(data.get("run")), run_down, _more(data.get("more")))
 
     def write(self, directory: Path) -> None:
         """Replace the record."""
@@ -73,11 +78,23 @@ class Requested:
             data["run"] = {ref: None if fault is None else fault.to_json() for ref, fault in run}
         if self.run_down:
             data["run_down"] = sorted(self.run_down)
+        if self.more:
+            data["more"] = [each.to_json() for each in self.more]
         state.write_json(directory / _FILE, data)
 
 
 def _ports(refs: Any) -> frozenset[str]:
     return frozenset(each for each in refs if isinstance(each, str)) if isinstance(refs, list) else frozenset()
+
+
+def _more(data: Any) -> tuple[SetFault, ...]:
+    found = []
+    for each in data if isinstance(data, list) else ():
+        try:
+            found.append(SetFault.from_json(each))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return tuple(found)
 
 
 def _faults(data: Any) -> dict[str, LinkFault | None]:
@@ -187,8 +204,8 @@ def read_faults(lab: Lab) -> list[PortFault]:
     ]
 
 
-def fault_lines(lab: Lab) -> tuple[str, ...]:
-    """One line for each port that has a fault, as recorded: `rtsw1:eth3: 1/256 lost`, `...: 1/256 lost (one run)`."""
+def packet_lines(lab: Lab) -> tuple[str, ...]:
+    """One line for each port with a fault of its packets, as recorded: `rtsw1:eth3: 1/256 lost (one run)`."""
     k, running = lab.fabric.policy.k, Requested.read(lab.dir).before_run
     return tuple(
         f"{ref}: {fault.text(k)}{' (one run)' if ref in running else ''}"

@@ -89,7 +89,7 @@ class Rendered(Blueprint):
         state = State.of(self.fabric, now)
         causes = [state.text()] if state.text() else []
         if causes:  # report the cause once, and not every prefix that follows from it
-            wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained)
+            wanted = convergence.ExpectedRoutes.of(self.fabric, state.dead, state.drained, state.shut)
             found = convergence.gaps(self.fabric, now.fibs, wanted)
         return [*causes, *(gap.text() for gap in found)]
 

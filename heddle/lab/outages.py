@@ -74,15 +74,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Links and switches of a running lab that are down or drained. dead: one port per link, the end taken down."""
+    """Links and switches of a running lab that are down or drained. dead: one port per link, the end taken down.
+
+    shut: ends of links whose BGP session is administratively down there.
+    """
 
     dead: tuple[str, ...]
     drained: tuple[str, ...]
+    shut: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fabric: Fabric, now: Snapshot) -> State:
         """Which links are down, and which switches are drained. Parts: CARRIER and DRAINED."""
-        return cls(cls.ends(fabric, now.down), now.drained)
+        ports = {port.ref for node in fabric.switches for port in node.ports}
+        return cls(cls.ends(fabric, now.down), now.drained, tuple(ref for ref in now.shut if ref in ports))
 
     @staticmethod
     def ends(fabric: Fabric, without: Mapping[str, bool]) -> tuple[str, ...]:
@@ -105,6 +110,8 @@ class State:
         if self.drained:
             are = "is" if len(self.drained) == 1 else "are"
             parts.append(f"{', '.join(self.drained)} {are} drained (BGP {GRACEFUL_SHUTDOWN})")
+        if self.shut:
+            parts.append(f"the BGP session at {some_of(self.shut)} is shut down")
         return "; ".join(parts)
 
     def problems(self, lab: Lab) -> list[Problem]:
@@ -118,7 +125,12 @@ class State:
             for ref in self.dead
         ]
         why, undrain = f"drains the switch ({GRACEFUL_SHUTDOWN})", f"./inv fault undrain {{}} --lab {lab.name} ends it"
-        return [*links, *(Problem(name, "BGP", why, undrain.format(name)) for name in self.drained)]
+        ends = f"./inv fault clear {{}} --lab {lab.name} starts it again"
+        return [
+            *links,
+            *(Problem(name, "BGP", why, undrain.format(name)) for name in self.drained),
+            *(Problem(ref, "the BGP session", "is shut down", ends.format(ref)) for ref in self.shut),
+        ]
 
 
 def link_down(lab: Lab, *refs: str, timeout: float = SECONDS) -> Fault:
@@ -195,7 +207,7 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
     while settled < _LOOKS:
         now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
         state = State.of(lab.fabric, now)
-        wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained)
+        wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, state.shut)
         found = convergence.gaps(lab.fabric, now.fibs, wanted, strict=True)
         late = _unsettled(lab.fabric, now, state)
         settled = 0 if found or late else settled + 1
@@ -212,7 +224,7 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
 def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
     """Link ends between switches with outdated BGP state: a session over a dead link, or none over a live one."""
     ends = {port.ref: port for node in fabric.switches for port in node.ports}
-    dead = set(state.dead) | {ends[ref].peer_ref for ref in state.dead if ref in ends}
+    dead = {ref for each in (*state.dead, *state.shut) if each in ends for ref in (each, ends[each].peer_ref)}
     found = []
     for node in fabric.switches:
         sessions = now.sessions[node.name] or {}
@@ -286,8 +298,13 @@ def _set(lab: Lab, node: Node, names: Sequence[str], word: str) -> None:
 def _graceful_all(lab: Lab, nodes: Sequence[Node], word: str) -> None:
     check_rendered(lab)
     for node in nodes:
-        commands = ["configure terminal", f"router bgp {node.asn}", f"{word}bgp graceful-shutdown"]
-        lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
+        configure_bgp(lab, node, f"{word}bgp graceful-shutdown")
+
+
+def configure_bgp(lab: Lab, node: Node, line: str) -> None:
+    """A line of a switch's `router bgp`, set while it runs. MachineError when bgpd does not take it."""
+    commands = ["configure terminal", f"router bgp {node.asn}", line]
+    lab.output(node.name, ["vtysh", "-d", "bgpd", *(part for each in commands for part in ("-c", each))])
 
 
 def check_rendered(lab: Lab) -> None:

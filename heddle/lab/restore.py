@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heddle.lab.faults.orders import end_all
 from heddle.lab.impairments import restore_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import SECONDS, undo_all
@@ -13,5 +14,6 @@ def restore_configured(lab: Lab, seconds: float = SECONDS) -> None:
     """Make a lab as its fabric file describes it. seconds: for routes to come back. CheckError when they do not."""
     restore_hashing(lab)
     restore_queues(lab)
+    end_all(lab, seconds)
     restore_faults(lab)
     undo_all(lab, seconds)

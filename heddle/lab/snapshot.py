@@ -24,7 +24,7 @@ from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RouteSocket, carriers
 from heddle.lab.convergence import without_route
-from heddle.lab.daemons import Adjacency, Daemons, pending
+from heddle.lab.daemons import ADMIN_DOWN, Adjacency, Daemons, pending
 from heddle.switch.counters import SwitchCounters, read_counters
 from heddle.switch.hashing.hashing import SwitchHashing, hashing_in, pin_dir
 from heddle.switch.hashing.maps import Tables
@@ -49,7 +49,7 @@ class LabPart(Flag):
     PORTS = auto()  # queues, shapers and programs of ports
     UNROUTED = auto()  # unnumbered ports that cannot reach their neighbour
     SESSIONS = auto()  # states of BGP sessions
-    DRAINED = auto()  # whether BGP drains the switch
+    DRAINED = auto()  # whether BGP drains the switch, and its sessions that are administratively down
     SILENT = auto()  # daemons that do not answer
     ADJACENCIES = auto()  # neighbours of OSPF and IS-IS that are not up
 
@@ -87,6 +87,7 @@ class NodeSnapshot:
     unrouted: tuple[str, ...] | None = None
     sessions: Mapping[str, str] | None = None
     drained: bool | None = None
+    shut: tuple[str, ...] | None = None
     silent: tuple[str, ...] | None = None
     adjacencies: tuple[Adjacency, ...] | None = None
     carrier_changes: Mapping[str, int] | None = None
@@ -205,6 +206,12 @@ class Snapshot:
         """The switches that BGP drains."""
         self._check(LabPart.DRAINED)
         return tuple(name for name, each in self.nodes.items() if each.drained)
+
+    @cached_property
+    def shut(self) -> tuple[str, ...]:
+        """Ports (`rtsw1:eth2`) whose BGP session is administratively down at this end. Part: DRAINED."""
+        self._check(LabPart.DRAINED)
+        return tuple(f"{name}:{port}" for name, each in self.nodes.items() for port in each.shut or ())
 
     @cached_property
     def silent(self) -> Mapping[str, tuple[str, ...]]:
@@ -355,9 +362,11 @@ def _asked(found: Collection[NodeSnapshot], parts: LabPart, daemons: Daemons) ->
     """Ask the daemons of all switches."""
 
     def ask(node: NodeSnapshot) -> NodeSnapshot:
+        sessions = daemons.sessions(node.node) if parts & (LabPart.SESSIONS | LabPart.DRAINED) else None
         return replace(
             node,
-            sessions=daemons.sessions(node.node) if LabPart.SESSIONS in parts else None,
+            sessions=sessions if LabPart.SESSIONS in parts else None,
+            shut=tuple(peer for peer, state in (sessions or {}).items() if state == ADMIN_DOWN),
             drained=daemons.drained(node.node) if LabPart.DRAINED in parts else None,
             silent=daemons.silent(node.node) if LabPart.SILENT in parts else None,
             adjacencies=tuple(pending(daemons, daemons.fabric.by_name[node.node]))

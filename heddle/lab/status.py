@@ -14,7 +14,7 @@ from heddle.base import state
 from heddle.base.problems import HeddleError, InputError, Problem, did_you_mean, first_lines
 from heddle.lab import health
 from heddle.lab.daemons import MissingSession, SessionCauses, explained
-from heddle.lab.impairments import fault_lines
+from heddle.lab.faults.orders import fault_lines
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 from heddle.lab.ownership import check_ours

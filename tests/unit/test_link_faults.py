@@ -19,6 +19,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.lab.faults.record import SetFault
 from heddle.lab.impairments import PortFault, Requested
 from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
@@ -127,6 +128,7 @@ def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Pa
         Requested(down=frozenset({"rtsw1:eth1", "rtsw2:eth1"})),
         Requested(frozenset({"rtsw1:eth1"}), links),
         Requested(frozenset({"rtsw1:eth1"}), links, before, frozenset({"rtsw1:eth2"})),
+        Requested(more=(SetFault("slow-link", "rtsw1:eth1", {"rate": 0.5}, (7, 9)), SetFault("flap", "a", run=True))),
     ):
         each.write(tmp_path)
         assert Requested.read(tmp_path) == each
@@ -134,7 +136,9 @@ def test_the_record_has_ports_that_are_down_and_faults_side_by_side(tmp_path: Pa
 
 @pytest.mark.parametrize("faults", ["x", [1], {"a": 1}, {"a": {"loss": "1"}}, {"a": {"colour": 1}}])
 def test_a_damaged_part_of_the_record_counts_as_no_fault(tmp_path: Path, faults: object) -> None:
-    (tmp_path / "faults.json").write_text(json.dumps({"down": ["rtsw1:eth1"], "links": faults, "run": faults}))
+    (tmp_path / "faults.json").write_text(
+        json.dumps({"down": ["rtsw1:eth1"], "links": faults, "run": faults, "more": faults})
+    )
     assert Requested.read(tmp_path) == Requested(down=frozenset({"rtsw1:eth1"}))
 
 

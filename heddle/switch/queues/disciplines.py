@@ -87,12 +87,15 @@ def _shaper_lines(port: Port, queues: QueuePolicy, default: str) -> list[str]:
 
     Its burst is small, so that a port that was idle does not send for long above its rate.
     """
-    rate, burst = held_bps(port.rate_bps), burst_bytes(port.mtu, queues.burst, port.rate_bps)
+    qdisc = f"qdisc add dev {port.name} root handle {ROOT} htb default {default}"
+    return [qdisc, rate_line(port, queues, port.rate_bps, "add")]
+
+
+def rate_line(port: Port, queues: QueuePolicy, rate_bps: int, word: str = "change") -> str:
+    """The line that sets the rate of a port. word: `add` for a port that has none."""
+    rate, burst = held_bps(rate_bps), burst_bytes(port.mtu, queues.burst, rate_bps)
     shape = f"rate {rate}bit ceil {rate}bit burst {burst}b cburst {burst}b quantum {port.mtu + HEADER}"
-    return [
-        f"qdisc add dev {port.name} root handle {ROOT} htb default {default}",
-        f"class add dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}",
-    ]
+    return f"class {word} dev {port.name} parent {ROOT} classid {RATE_CLASS} htb {shape}"
 
 
 def _htb_lines(port: Port, queues: QueuePolicy) -> list[str]:

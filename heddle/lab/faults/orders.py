@@ -1,0 +1,254 @@
+"""Set, list and clear faults of the kinds of registry.py; finish what a killed process has left.
+
+In:  a Lab; kinds, places and values.
+Out: SetFault, recorded before each change, with the evidence of its effect; or errors, and nothing changed.
+Nothing here is for links that are down, drains and what links do to packets (outages.py, impairments.py), but `clear`
+ends these, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from heddle.base.problems import InputError, Problem
+from heddle.fabric.model import Fabric
+from heddle.fabric.naming import split_words
+from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.registry import KINDS
+from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, wanted_faults
+from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+K = TypeVar("K", bound=NamedFault)
+
+
+def set_kind(
+    lab: Lab, name: str, places: Sequence[str], values: Mapping[str, Any], timeout: float = SECONDS
+) -> list[tuple[SetFault, str]]:
+    """Set a fault of a kind on places; returns each with the evidence of its effect.
+
+    InputError for a place that has such a fault, or that cannot have it. CheckError where no effect is seen within
+    `timeout` seconds. The fault is undone then, and after an interruption.
+    """
+    kind = KINDS[name]
+    with kind.locked(lab):
+        faults = begin(lab, [(name, where, values) for where in places])
+    try:
+        done = [(replace(fault, maker=None), kind.proof(lab, fault, timeout)) for fault in faults]
+        with changing(lab):
+            _write(lab, faults, [fault for fault, _ in done])
+    except BaseException:  # Ctrl-C above all
+        end(lab, faults)
+        raise
+    return done
+
+
+def begin(lab: Lab, orders: Sequence[tuple[str, str, Mapping[str, Any]]], *, run: bool = False) -> list[SetFault]:
+    """Record faults and make their changes, without waiting for their effects. orders: kind, place and values of each.
+
+    run: they are for one run, and need no proof. InputError where a place has a fault that excludes another.
+    """
+    faults = [SetFault(name, where, dict(values), run=run).being_set() for name, where, values in orders]
+    with changing(lab):
+        finish(lab)
+        for fault in faults:
+            kind = KINDS[fault.kind]
+            check_free(lab, f"{fault.kind} {fault.where}", kind.part, kind.touched(lab.fabric, fault))
+        faults = [replace(each, values=KINDS[each.kind].prepared(lab, each.where, each.values)) for each in faults]
+        _write(lab, (), faults)
+        try:
+            for number, fault in enumerate(faults):
+                changed = KINDS[fault.kind].apply(lab, fault)
+                if changed is not None:
+                    _write(lab, [fault], [changed])
+                    faults[number] = changed
+        except BaseException:
+            _undo(lab, faults)
+            raise
+    return faults
+
+
+def end(lab: Lab, faults: Sequence[SetFault]) -> None:
+    """Undo faults and remove them from the record, without waiting for routes."""
+    with changing(lab):
+        _undo(lab, faults)
+
+
+def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
+    """End all faults of these kinds, and wait for the routes; returns them. A lab without any is not changed."""
+    faults = list(Requested.read(lab.dir).more)
+    if faults:
+        end(lab, faults)
+    if any(KINDS[each.kind].routes for each in faults if each.kind in KINDS):
+        wait(lab, timeout)
+    return faults
+
+
+def finish(lab: Lab) -> list[SetFault]:
+    """Undo the faults whose makers were killed, and forget those that have ended; returns them. The caller holds
+    CHANGES.
+    """
+    over = [each for each in Requested.read(lab.dir).more if each.unfinished or _ended(each)]
+    _undo(lab, over)
+    return over
+
+
+def _ended(fault: SetFault) -> bool:
+    kind = KINDS.get(fault.kind)
+    return kind is None or (not kind.lasting and fault.worker is not None and not runs(fault.worker))
+
+
+def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
+    """End the faults of ports and nodes, or all: also links that are down, drains, and faults of packets.
+
+    Returns each in words. InputError for a word that is no port and no node; CheckError when routes do not return.
+    """
+    ports = {port.ref for port in ports_of(lab.fabric, words)} if words else None
+    names = [each for each in split_words(words) if ":" not in each]
+    nodes = {node.name for node in lab.fabric.nodes if any(fnmatchcase(node.name, each) for each in names)}
+
+    def meant(ref: str, *, by_both_ends: bool = True) -> bool:
+        both = {ref, peer_of(lab.fabric, ref)} if by_both_ends else {ref}
+        return ports is None or bool(both & ports) or ref in nodes
+
+    faults = [
+        each
+        for each in Requested.read(lab.dir).more
+        if meant(each.where, by_both_ends=each.kind in KINDS and KINDS[each.kind].at == "session")
+    ]
+    done = [f"{each.where}: {text_of(each)}" for each in faults]
+    rerouted = any(KINDS[each.kind].routes for each in faults if each.kind in KINDS)
+    if faults:
+        end(lab, faults)
+    links = [ref for ref in wanted_faults(lab) if meant(ref, by_both_ends=False)]
+    if links:
+        clear_faults(lab, links)
+        done += [f"{ref}: fault of packets" for ref in links]
+    if lab.blueprint.rendered:
+        state = state_of(lab)
+        if down := [ref for ref in state.dead if meant(ref)]:
+            link_up(lab, *down, timeout=timeout)
+            done += [f"{ref}: down" for ref in down]
+        if drained := [name for name in state.drained if ports is None or name in nodes]:
+            undrain(lab, *drained, timeout=timeout)
+            done += [f"{name}: drained" for name in drained]
+        if rerouted:
+            wait(lab, timeout)
+    return done
+
+
+def reapply(lab: Lab) -> list[SetFault]:
+    """Set faults again that the lab has lost, as after FRR of a switch was restarted; returns them."""
+    with changing(lab):
+        lost = lost_faults(lab)
+        for fault in lost:
+            changed = KINDS[fault.kind].apply(lab, fault)
+            _write(lab, [fault], [changed or fault])
+    return lost
+
+
+def lost_faults(lab: Lab) -> list[SetFault]:
+    """Faults that are recorded, and of which no effect is seen."""
+    rows = each_of(NamedFault, lab)  # type: ignore[type-abstract]
+    return [each for kind, each in rows if each.maker is None and kind.lasting and not kind.effect(lab, each)]
+
+
+def text_of(fault: SetFault) -> str:
+    """`slow-link at 10% of its rate`."""
+    kind = KINDS.get(fault.kind)
+    return f"{fault.kind if kind is None else kind.text(fault)}{' (one run)' * fault.run}"
+
+
+def fault_rows(lab: Lab) -> list[dict[str, Any]]:
+    """The faults in force, with the evidence that is seen now: rows of `./inv fault list --format json`."""
+    return [
+        {
+            "kind": each.kind,
+            "where": each.where,
+            "what": text_of(each),
+            "by": "run" if each.run else "fault",
+            "effect": KINDS[each.kind].effect(lab, each) if each.kind in KINDS else "",
+            "undo": undo_of(lab, each.where),
+        }
+        for each in Requested.read(lab.dir).more
+    ]
+
+
+def undo_of(lab: Lab, where: str) -> str:
+    """The command that ends the faults of a place."""
+    return f"./inv fault clear {where} --lab {lab.name}"
+
+
+def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
+    """Problems of a lab; where a fault is set on purpose, it is named, with the command that ends it."""
+    faults = [(each, KINDS[each.kind]) for each in Requested.read(lab.dir).more if each.kind in KINDS]
+    causes: dict[str, SetFault] = {}
+    for each, kind in faults:
+        causes |= dict.fromkeys(kind.touched(lab.fabric, each), each)
+    return [
+        replace(problem, why=f"{problem.why} on purpose ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where))
+        if (cause := causes.get(problem.where)) is not None
+        else problem
+        for problem in problems
+    ]
+
+
+def each_of(kind: type[K], lab: Lab) -> list[tuple[K, SetFault]]:
+    """The faults of a class of kinds that are set, each with its kind."""
+    faults = [(KINDS.get(each.kind), each) for each in Requested.read(lab.dir).more]
+    return [(found, each) for found, each in faults if isinstance(found, kind)]
+
+
+def places_of(lab: Lab, part: str) -> set[str]:
+    """Nodes and ports of which faults change a part on purpose."""
+    faults = each_of(NamedFault, lab)  # type: ignore[type-abstract]
+    return {ref for kind, each in faults if part in kind.part.split() for ref in kind.touched(lab.fabric, each)}
+
+
+def fault_lines(lab: Lab) -> tuple[str, ...]:
+    """A line for each fault of this lab that is set, also for those of packets: `rtsw1:eth3: 1/256 lost`."""
+    return (*packet_lines(lab), *(f"{each.where}: {text_of(each)}" for each in Requested.read(lab.dir).more))
+
+
+def check_free(lab: Lab, what: str, part: str, refs: Iterable[str]) -> None:
+    """InputError where one of these places has a fault of the same part. what: the new fault."""
+    taken = {
+        ref: each
+        for each in Requested.read(lab.dir).more
+        if each.kind in KINDS and {*KINDS[each.kind].part.split()} & {*part.split()}
+        for ref in KINDS[each.kind].touched(lab.fabric, each)
+    }
+    if others := {taken[ref].key: taken[ref] for ref in refs if ref in taken}:
+        why = "is not possible: {} has the fault {}"
+        raise InputError(
+            *(
+                Problem("", what, why.format(each.where, text_of(each)), f"{undo_of(lab, each.where)} ends it")
+                for each in others.values()
+            )
+        )
+
+
+def _undo(lab: Lab, faults: Sequence[SetFault]) -> None:
+    for fault in faults:
+        if fault.kind in KINDS:
+            KINDS[fault.kind].undo(lab, fault)
+        _write(lab, [fault], ())
+
+
+def _write(lab: Lab, old: Sequence[SetFault], new: Sequence[SetFault]) -> None:
+    """Replace faults in the record. The caller holds CHANGES."""
+    gone, record = {each.key for each in (*old, *new)}, Requested.read(lab.dir)
+    kept = [each for each in record.more if each.key not in gone]
+    replace(record, more=(*kept, *new)).write(lab.dir)
+
+
+def peer_of(fabric: Fabric, ref: str) -> str:
+    """The port at the other end of a port's link; empty for a node."""
+    node, colon, name = ref.partition(":")
+    return fabric.by_name[node].port(name).peer_ref if colon else ""

@@ -1,0 +1,128 @@
+"""Faults that are set by name: a story for each kind. The effect is there when it is set, and its undo ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from heddle.checks.validate import validate
+from heddle.kernel.fib import read_fib
+from heddle.kernel.netlink import down_ports
+from heddle.lab import lifecycle as life
+from heddle.lab.daemons import ADMIN_DOWN
+from heddle.lab.faults import orders
+from heddle.lab.impairments import Requested
+from heddle.lab.lab import Lab
+from heddle.lab.outages import State, state_of
+from heddle.lab.snapshot import LabPart
+from heddle.lab.status import status
+from heddle.switch.queues.classes import held_bps
+from tests.typed import typed
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(autouse=True)
+def without(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    lab: Lab = request.getfixturevalue("tiny")
+    orders.end_all(lab)
+
+
+def fault(lab: Lab, *words: str, ends: int = 0) -> dict[str, Any]:
+    done = typed("fault", *words, "--lab", lab.name, "--format", "json")
+    assert done.returncode == ends, done.stderr + done.stdout
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+def refused(lab: Lab, *words: str) -> str:
+    done = typed("fault", *words, "--lab", lab.name)
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout
+    return done.stderr.replace(lab.name, "tiny")
+
+
+def hops(lab: Lab, switch: str, rack: int) -> set[str]:
+    routes = read_fib(lab.handle(switch)).routes.get(lab.fabric.prefixes[rack], ())
+    return {hop.port for hop in routes if not hop.dead}
+
+
+def rate(lab: Lab, ref: str) -> int:
+    return lab.snapshot(LabPart.PORTS, [ref.partition(":")[0]]).shapers[ref].rate_bps
+
+
+def test_a_session_goes_down_while_its_link_stays_up(tiny: Lab) -> None:
+    data = fault(tiny, "bgp-down", "ctsw1:eth1")
+    (row,) = data["set"]
+    assert row["undo"] == f"./inv fault clear ctsw1:eth1 --lab {tiny.name}"
+    assert row["effect"].startswith(f"the session is {ADMIN_DOWN} here")
+    assert hops(tiny, "rtsw1", 2) == {"eth2"}, "the routes were there when the command ended"
+    assert down_ports(tiny.handle("ctsw1")) == {}
+    assert state_of(tiny) == State((), (), ("ctsw1:eth1",))
+    (line,) = status(tiny.name)[0].faults
+    assert line == "ctsw1:eth1  the BGP session is shut down on purpose (bgp-down ctsw1:eth1)"
+    assert "bgp-down rtsw1:eth1 is not possible: ctsw1:eth1 has the fault bgp-down" in refused(
+        tiny, "bgp-down", "rtsw1:eth1"
+    )
+    assert "down is not possible: ctsw1:eth1 has the fault bgp-down" in refused(tiny, "down", "rtsw1:eth1")
+    assert fault(tiny, "clear", "rtsw1:eth1")["ended"] == ["ctsw1:eth1: bgp-down"]
+    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"} and Requested.read(tiny.dir) == Requested()
+
+
+def test_a_slow_link_is_a_fault_of_one_direction_and_the_lab_is_converged(tiny: Lab) -> None:
+    usual = rate(tiny, "rtsw1:eth1")
+    fault(tiny, "slow-link", "rtsw1:eth1", "--rate", "10%")
+    assert (rate(tiny, "rtsw1:eth1"), rate(tiny, "ctsw1:eth1")) == (held_bps(usual // 10), usual)
+    (row,) = status(tiny.name)
+    assert row.converged and row.link_faults == ("rtsw1:eth1: slow-link at 1/10 of its rate",)
+    assert [each.name for each in validate(tiny, ("queues", "faults")) if not each.ok] == []
+    tiny.output(
+        "rtsw1", ["tc", "class", "change", "dev", "eth1", "parent", "1:", "classid", "1:1", "htb", "rate", "7mbit"]
+    )
+    assert [each.name for each in validate(tiny, ("queues", "faults")) if not each.ok] == ["queues", "faults"]
+    assert life.repair_lab(tiny.name).repaired is not None
+    assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10), "a repair sets the fault again"
+    fault(tiny, "clear", "ctsw1:eth1")
+    assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 10), "the other end is another port"
+    fault(tiny, "clear")
+    assert rate(tiny, "rtsw1:eth1") == usual
+
+
+def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(tiny: Lab) -> None:
+    usual = rate(tiny, "rtsw1:eth1")
+    killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
+    assert rate(tiny, "rtsw1:eth1") == held_bps(usual // 2)
+    fault(tiny, "slow-link", "rtsw1:eth2", "--rate", "50%")
+    assert rate(tiny, "rtsw1:eth1") == usual
+    killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5})
+    done = life.repair_lab(tiny.name).repaired
+    assert done is not None
+    assert "rtsw1:eth1: slow-link at 50% of its rate was not finished, undone" in done.done
+    assert [each.where for each in Requested.read(tiny.dir).more] == ["rtsw1:eth2"]
+
+
+def killed_while_setting(lab: Lab, kind: str, where: str, values: dict[str, Any]) -> None:
+    """A process that makes the change, and ends before it has seen the effect."""
+    pid = os.fork()
+    if not pid:
+        try:
+            orders.begin(lab, [(kind, where, values)])
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    (left,) = [each for each in Requested.read(lab.dir).more if each.where == where]
+    assert left.unfinished
+
+
+def test_a_fault_without_an_effect_is_undone_with_exit_code_1(tiny: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = rate(tiny, "rtsw1:eth1")
+    monkeypatch.setattr("heddle.lab.faults.slowlink.SlowLink.effect", lambda *_: "")
+    (problem,) = fault(tiny, "slow-link", "rtsw1:eth1", "--rate", "10%", "--timeout", "0.1", ends=1)["error"][
+        "problems"
+    ]
+    assert problem["why"] == "shows no effect after 0.1 s, so it was undone"
+    assert rate(tiny, "rtsw1:eth1") == usual and Requested.read(tiny.dir).more == ()
