@@ -61,6 +61,7 @@ _RTMGRP_LINK, _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x1, 0x40, 0x400  # inclu
 _RECEIVE: Final = 1 << 18
 _BATCH: Final = 64  # requests in one datagram: their answers fit into the default receive buffer
 _RETRIES: Final = 20
+_IFLA_CARRIER_CHANGES: Final = 35
 _NLA_F_NESTED: Final = 0x8000
 _LOOPBACK: Final = 1  # a new namespace has `lo` and nothing else
 
@@ -209,6 +210,12 @@ def carriers(netlink: RouteSocket) -> tuple[dict[str, bool], dict[str, int]]:
     down = {each.name: not each.flags & IFF_UP for each in found if not carries_traffic(each.flags)}
     counts = {each.name: each.attrs.get(IFLA_CARRIER_CHANGES, b"") for each in found}
     return down, {name: int.from_bytes(count, sys.byteorder) for name, count in counts.items()}
+
+
+def carrier_changes(netlink: RouteSocket) -> dict[str, int]:
+    """Interface -> how many times its carrier went or came since it was created."""
+    found = {each.name: each.attrs.get(_IFLA_CARRIER_CHANGES, bytes(4)) for each in interfaces(netlink)}
+    return {name: struct.unpack("=I", value)[0] for name, value in found.items()}
 
 
 class NetInterface(NamedTuple):

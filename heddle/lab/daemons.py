@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from heddle.base.problems import MachineError
+from heddle.base.process import is_stopped
 from heddle.fabric.model import Fabric, Node
 from heddle.runtimes.registry import Runtime
 
@@ -25,6 +27,7 @@ ESTABLISHED: Final = "Established"
 ADMIN_DOWN: Final = "Idle (Admin)"  # `neighbor ... shutdown`
 GRACEFUL_SHUTDOWN: Final = "graceful-shutdown"  # the community of RFC 8326, 65535:0
 DAEMONS: Final = ("zebra", "bgpd")
+_CREDENTIALS: Final = struct.Struct("=3i")  # struct ucred: pid, uid, gid
 _SUMMARY: Final = "show bgp summary json"
 _NEIGHBOURS: Final = "show bgp neighbors json"
 
@@ -125,6 +128,9 @@ def ask(vty: Path, command: str, timeout: float = 2.0) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(timeout)
         link.connect(str(vty))
+        pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if is_stopped(pid):  # it would not answer before the timeout either
+            raise TimeoutError(f"process {pid} is stopped")
         link.sendall(command.encode() + b"\0")
         answer = bytearray()
         # The end is three NULs and the result byte, which may itself be NUL (success).

@@ -29,6 +29,7 @@ from heddle.kernel.netlink import down_ports
 from heddle.lab.convergence import restore_routes
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
+from heddle.lab.frr import end_daemons, start_daemons
 from heddle.lab.impairments import Requested, changing, reinstall_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, repair_hint
@@ -231,46 +232,6 @@ def _unknown(node: Node, fib: Fib, known: Collection[Network]) -> Iterator[Forei
 
 
 STEP: Final = "repair"
-_END_S: Final = 30.0
-
-# Ends the daemons of the node that this runs in. A PID in a file may belong to another process by now, or to the
-# daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process (no
-# CAP_SYS_PTRACE). A stopped daemon reacts only to SIGKILL.
-_END_DAEMONS: Final = r"""
-ours() {
-  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
-  space=$(readlink "/proc/$2/ns/net")
-  [ -z "$space" ] || [ "$space" = "$(readlink /proc/self/ns/net)" ]
-}
-for signal in TERM KILL; do
-  tries=0
-  while [ "$tries" -lt 30 ]; do
-    left=
-    for file in /run/frr/*.pid; do
-      [ -e "$file" ] || continue
-      daemon=$(basename "$file" .pid) pid=$(cat "$file")
-      ours "$daemon" "$pid" || continue
-      left=1
-      [ "$tries" -gt 0 ] || kill "-$signal" "$pid"
-    done
-    [ -n "$left" ] || break 2
-    tries=$((tries + 1))
-    sleep 0.1
-  done
-done
-rm -f /run/frr/*.pid
-"""
-
-# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end. The file is not
-# in /run/frr, where user frr could place a link.
-_START_DAEMONS: Final = r"""
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
-"$0" "$@" < /dev/null > "$said" 2>&1 && exit 0
-code=$?
-cat "$said" >&2
-exit $code
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,18 +336,13 @@ def _daemons(lab: Lab) -> list[str]:
     Restarting only zebra is not enough: it often does not get the routes of a bgpd that was connected to the old zebra.
     """
     silent = lab.snapshot(LabPart.SILENT).silent
-    nodes = read_topology(lab.topology).nodes
     repaired = []
     on_purpose = orders.places_of(lab, "daemons")
     for switch, names in silent.items():
         if not names or switch in on_purpose:
             continue
-        start = nodes[switch].start
-        if not start:
-            hint = f"./inv down {lab.name}, then up again"
-            raise MachineError(Problem(switch, ", ".join(names), "is not started by Heddle, but by its image", hint))
-        lab.output(switch, ["sh", "-c", _END_DAEMONS], timeout=_END_S)
-        lab.output(switch, ["sh", "-c", _START_DAEMONS, *start], timeout=_END_S)
+        end_daemons(lab, switch)
+        start_daemons(lab, switch)
         repaired.append(f"{switch}: {' and '.join(names)} did not answer; FRR started again")
     return repaired
 

@@ -16,7 +16,7 @@ were taken down here are recorded, for `up --repair` (impairments.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -206,10 +206,12 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
     settled = 0
     while settled < _LOOKS:
         now = lab.snapshot(LabPart.CARRIER | LabPart.DRAINED | LabPart.FIBS | LabPart.SESSIONS)
-        state = State.of(lab.fabric, now)
+        state, mute = State.of(lab.fabric, now), _mute(lab, now)
+        state = replace(state, shut=(*state.shut, *_left_by_neighbours(lab.fabric, now, mute)))
         wanted = convergence.ExpectedRoutes.of(lab.fabric, state.dead, state.drained, state.shut)
-        found = convergence.gaps(lab.fabric, now.fibs, wanted, strict=True)
-        late = _unsettled(lab.fabric, now, state)
+        fibs = {name: fib for name, fib in now.fibs.items() if name not in mute}
+        found = convergence.gaps(lab.fabric, fibs, wanted, strict=True)
+        late = _unsettled(lab.fabric, now, state, mute)
         settled = 0 if found or late else settled + 1
         if time.monotonic() > end and found:
             raise CheckError(*convergence.describe_gaps(lab.fabric, found, lab.daemons.sessions, timeout))
@@ -221,12 +223,28 @@ def wait(lab: Lab, timeout: float = SECONDS) -> None:
             time.sleep(_PAUSE_S)
 
 
-def _unsettled(fabric: Fabric, now: Snapshot, state: State) -> list[str]:
+def _mute(lab: Lab, now: Snapshot) -> set[str]:
+    """Switches whose bgpd does not answer because of a fault on purpose: their routes stay as they are."""
+    return {each.where for each in Requested.read(lab.dir).more if now.sessions.get(each.where, {}) is None}
+
+
+def _left_by_neighbours(fabric: Fabric, now: Snapshot, mute: Collection[str]) -> list[str]:
+    """Ports of mute switches whose neighbour has ended the session."""
+    ports = [port for name in mute for port in fabric.by_name[name].ports]
+    return [
+        port.ref
+        for port in ports
+        if fabric.by_name[port.peer_node].role is Role.SWITCH
+        and (now.sessions.get(port.peer_node) or {}).get(port.peer_port) != ESTABLISHED
+    ]
+
+
+def _unsettled(fabric: Fabric, now: Snapshot, state: State, mute: Collection[str]) -> list[str]:
     """Link ends between switches with outdated BGP state: a session over a dead link, or none over a live one."""
     ends = {port.ref: port for node in fabric.switches for port in node.ports}
     dead = {ref for each in (*state.dead, *state.shut) if each in ends for ref in (each, ends[each].peer_ref)}
     found = []
-    for node in fabric.switches:
+    for node in (each for each in fabric.switches if each.name not in mute):
         sessions = now.sessions[node.name] or {}
         for port in node.ports:
             if fabric.by_name[port.peer_node].role is Role.SWITCH:
@@ -333,3 +351,28 @@ def _switch(lab: Lab, name: str) -> Node:
         names = [each.name for each in lab.fabric.switches]
         raise InputError(Problem("", name, f"is not a switch of {lab.name}", did_you_mean(name, names)))
     return node
+
+
+def set_links(lab: Lab, refs: Sequence[str], word: str) -> None:
+    """Set ports (`rtsw1:eth3`) down or up at their own ends, without a record. MachineError when ip fails."""
+    for node, names in by_node(refs).items():
+        lines = "".join(f"link set dev {name} {word}\n" for name in names)
+        netns = str(lab.handle(node).netns)
+        done = run(["nsenter", f"--net={netns}", "ip", "-batch", "-"], stdin=lines, check=False)
+        if done.code != 0:
+            raise MachineError(Problem(node, f"ports {word}", f"failed: {done.err.strip()}"))
+
+
+def by_node(refs: Sequence[str]) -> Mapping[str, list[str]]:
+    """Node -> the names of its ports."""
+    found: dict[str, list[str]] = {}
+    for ref in refs:
+        node, _, name = ref.partition(":")
+        found.setdefault(node, []).append(name)
+    return found
+
+
+def switch_end(fabric: Fabric, ref: str) -> str:
+    """The end of a port's link at which it goes down: a switch's, since a host loses its routes with its port."""
+    node, _, name = ref.partition(":")
+    return fabric.by_name[node].port(name).peer_ref if fabric.by_name[node].role is Role.HOST else ref

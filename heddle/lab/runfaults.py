@@ -11,19 +11,20 @@ from __future__ import annotations
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from heddle.base.events import Observer
-from heddle.base.problems import HeddleError, InputError, MachineError, Problem
-from heddle.base.process import run
+from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
-from heddle.fabric.model import Fabric, Port, Role
+from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import down_ports
 from heddle.lab import outages
+from heddle.lab.faults import orders
 from heddle.lab.impairments import Requested, changing, ports_of, write_faults
+from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
@@ -74,7 +75,7 @@ def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
         meant = {min(port.ref, port.peer_ref) if each.down else port.ref: port for port in reversed(ports)}
         for key, port in reversed(meant.items()):
             others = found.setdefault((key, each.down), [])
-            ref = _switch_end(fabric, port) if each.down else port.ref
+            ref = switch_end(fabric, port.ref) if each.down else port.ref
             planned = PlannedFault(ref, None if each.down else each.fault, each.times)
             if not each.times and others and not others[-1].times:
                 others[-1] = planned
@@ -88,11 +89,6 @@ def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
     every = tuple(each for some in found.values() for each in some)
     require_netem(each.fault for each in every if each.fault is not None)
     return every
-
-
-def _switch_end(fabric: Fabric, port: Port) -> str:
-    """The end at which a link goes down: a switch's, since a host loses its routes with its port."""
-    return port.peer_ref if fabric.by_name[port.node].role is Role.HOST else port.ref
 
 
 def delays_of(planned: Sequence[PlannedFault]) -> dict[str, LinkFault]:
@@ -128,7 +124,7 @@ class FaultClock:
             links = {**requested.links, **faults}
             more = replace(requested, links=links, before_run=before, run_down=requested.run_down | {*down})
             write_faults(self._lab, faults, more)
-            _set_links(self._lab, down, "down")
+            set_links(self._lab, down, "down")
         now = time.monotonic_ns()
         for each in planned:
             self._active[each] = RunFaultSpan(each, now)
@@ -226,8 +222,13 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     """
     clock, complete = FaultClock(lab, planned), False
     down_before = Requested.read(lab.dir).run_down
-    if left := end_run_faults(lab):
-        observer.warn(f"a run that was killed had left faults on {some_of(left)}, which are cleared now")
+    with changing(lab):
+        over = orders.finish(lab)
+    if over:
+        left = some_of([f"{each.where}: {orders.text_of(each)}" for each in over])
+        observer.warn(f"a fault that was not finished is undone now: {left}")
+    if restored := end_run_faults(lab):
+        observer.warn(f"a run that was killed had left faults on {some_of(restored)}, which are cleared now")
     if down_before:
         clock.wait()
     whole = [each for each in planned if each.times.begin_ns is None]
@@ -263,7 +264,7 @@ def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> lis
         ended = every if which is None else every & {(each.port, each.fault is None) for each in which}
         down = [ref for ref in sorted(requested.run_down) if (ref, True) in ended]
         before = {ref: each for ref, each in requested.before_run.items() if (ref, False) in ended}
-        _set_links(lab, down, "up")
+        set_links(lab, down, "up")
         own = {ref: fault for ref, fault in requested.links.items() if ref not in before}
         own |= {ref: fault for ref, fault in before.items() if fault is not None}
         wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
@@ -275,24 +276,7 @@ def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> lis
 def _up_now(lab: Lab, refs: Sequence[str]) -> list[str]:
     """Those of these ports that are not down at their own end."""
     found = []
-    for node, names in _by_node(refs).items():
+    for node, names in by_node(refs).items():
         down = down_ports(lab.handle(node))
         found += [f"{node}:{name}" for name in names if not down.get(name)]
-    return found
-
-
-def _set_links(lab: Lab, refs: Sequence[str], word: str) -> None:
-    for node, names in _by_node(refs).items():
-        lines = "".join(f"link set dev {name} {word}\n" for name in names)
-        netns = str(lab.handle(node).netns)
-        done = run(["nsenter", f"--net={netns}", "ip", "-batch", "-"], stdin=lines, check=False)
-        if done.code != 0:
-            raise MachineError(Problem(node, f"ports {word}", f"failed: {done.err.strip()}"))
-
-
-def _by_node(refs: Sequence[str]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for ref in refs:
-        node, _, name = ref.partition(":")
-        found.setdefault(node, []).append(name)
     return found

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from heddle.base.events import Silent
+from heddle.base.process import start_of
 from heddle.checks.validate import validate
 from heddle.kernel.fib import read_fib
 from heddle.kernel.netlink import down_ports
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ADMIN_DOWN
 from heddle.lab.faults import orders
-from heddle.lab.impairments import Requested
+from heddle.lab.frr import on_daemons
+from heddle.lab.impairments import Requested, wanted_faults
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.runs.run import run
+from heddle.spec.impairments import LinkFault
+from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.classes import held_bps
+from heddle.traffic.options import RunOptions
+from tests.machine import until
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
@@ -64,7 +73,7 @@ def test_a_session_goes_down_while_its_link_stays_up(tiny: Lab) -> None:
     assert down_ports(tiny.handle("ctsw1")) == {}
     assert state_of(tiny) == State((), (), ("ctsw1:eth1",))
     (line,) = status(tiny.name)[0].faults
-    assert line == "ctsw1:eth1  the BGP session is shut down on purpose (bgp-down ctsw1:eth1)"
+    assert line == "ctsw1:eth1  the BGP session is shut down, on purpose (bgp-down ctsw1:eth1)"
     assert "bgp-down rtsw1:eth1 is not possible: ctsw1:eth1 has the fault bgp-down" in refused(
         tiny, "bgp-down", "rtsw1:eth1"
     )
@@ -126,3 +135,82 @@ def test_a_fault_without_an_effect_is_undone_with_exit_code_1(tiny: Lab, monkeyp
     ]
     assert problem["why"] == "shows no effect after 0.1 s, so it was undone"
     assert rate(tiny, "rtsw1:eth1") == usual and Requested.read(tiny.dir).more == ()
+
+
+def test_a_link_flaps_until_it_is_cleared_and_a_repair_starts_it_again(tiny: Lab) -> None:
+    (row,) = fault(tiny, "flap", "rtsw1:eth1", "--period", "200ms")["set"]
+    assert row["what"] == "flap every 200ms, down for 50% of it"
+    (record,) = Requested.read(tiny.dir).more
+    assert record.worker is not None
+    assert "down is not possible: rtsw1:eth1 has the fault flap" in refused(tiny, "down", "ctsw1:eth1")
+    os.kill(record.worker[0], signal.SIGKILL)
+    until(lambda: not orders.fault_rows(tiny)[0]["effect"])
+    done = life.repair_lab(tiny.name).repaired
+    assert done is not None and "rtsw1:eth1: flap every 200ms, down for 50% of it set again" in done.done
+    (record,) = Requested.read(tiny.dir).more
+    fault(tiny, "clear", "ctsw1:eth1")
+    assert record.worker is not None and start_of(record.worker[0]) != record.worker[1]
+    assert down_ports(tiny.handle("rtsw1")) == {} and hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
+
+
+def test_a_frozen_switch_forwards_and_is_not_waited_for(tiny: Lab) -> None:
+    fault(tiny, "frozen", "ctsw1")
+    assert set(on_daemons(tiny, "ctsw1").values()) == {"T"}
+    assert hops(tiny, "ctsw1", 2) == {"eth2"}, "its kernel has its routes"
+    assert any("ctsw1  bgpd does not answer, on purpose (frozen ctsw1)" in each for each in status(tiny.name)[0].faults)
+    fault(tiny, "clear", "ctsw1")
+    assert "T" not in on_daemons(tiny, "ctsw1").values()
+    assert status(tiny.name)[0].converged
+
+
+def test_a_wrong_route_is_looked_up_by_the_kernel_and_reported(tiny: Lab) -> None:
+    (row,) = fault(tiny, "misroute", "rtsw1:eth1", "--to", "host3")["set"]
+    assert row["effect"] == "the kernel of rtsw1 looks up 10.0.1.1/32 and returns eth1"
+    (line,) = status(tiny.name)[0].faults
+    assert "is not a route of the fabric and overrides 10.0.1.0/24, on purpose (misroute rtsw1:eth1)" in line
+    result = run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0, collective="send-recv"), Silent())
+    assert result.fabric_state is not None and result.fabric_state.word == "degraded"
+    fault(tiny, "clear", "rtsw1")
+    assert status(tiny.name)[0].converged
+    assert "is not a host of tiny" in refused(tiny, "misroute", "rtsw1:eth1", "--to", "host9")
+    assert "rtsw1:eth3 leads to a host" in refused(tiny, "misroute", "rtsw1:eth3", "--to", "host3")
+
+
+def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: Lab) -> None:
+    (row,) = fault(tiny, "pfc-storm", "host3")["set"]
+    assert row["effect"].startswith("rtsw2:eth3 got ") and "class 3 is stopped there" in row["effect"]
+    assert ("eth3", 3) in read_closed(tiny.handle("rtsw2").netns)
+    fault(tiny, "clear", "host3")
+    until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
+    assert "--class 0 is not lossless here" in refused(tiny, "pfc-storm", "host3", "--class", "0")
+    fault(tiny, "pfc-storm", "host3", "--time", "300ms")
+    until(lambda: Requested.read(tiny.dir).more == ())
+    until(lambda: read_closed(tiny.handle("rtsw2").netns) == set())
+
+
+def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
+    usual = rate(tiny, "host1:eth1")
+    fault(tiny, "slow-host", "host1", "--rate", "1/4")
+    assert rate(tiny, "host1:eth1") == rate(tiny, "rtsw1:eth3") == held_bps(usual // 4)
+    fault(tiny, "rtsw1:eth4", "--loss", "1/64")
+    fault(tiny, "bit-errors", "rtsw1:eth4", "--rate", "1/8", "--ramp", "300ms")
+    until(lambda: wanted_faults(tiny)["rtsw1:eth4"] == LinkFault(loss=1 / 64, corrupt=1 / 8))
+    assert orders.fault_rows(tiny)[1]["effect"].startswith("the program inverts a bit in 1/8 of packets")
+    orders.end_all(tiny)
+    assert wanted_faults(tiny) == {"rtsw1:eth4": LinkFault(loss=1 / 64)}, "the port has what it had"
+    assert rate(tiny, "host1:eth1") == usual
+    assert fault(tiny, "clear")["ended"] == ["rtsw1:eth4: fault of packets"]
+
+
+# The last one: a lab whose daemons were started again is built again before its next test.
+def test_a_dead_switch_has_no_link_and_no_daemon_and_a_repair_leaves_it_so(tiny: Lab) -> None:
+    fault(tiny, "node-down", "ctsw2", "host1")
+    assert hops(tiny, "rtsw1", 2) == {"eth1"}
+    assert set(tiny.daemons.silent("ctsw2")) == {"zebra", "bgpd"}
+    assert state_of(tiny).dead == ("rtsw1:eth3", "ctsw2:eth1", "ctsw2:eth2")
+    done = life.repair_lab(tiny.name).repaired
+    assert done is not None and done.done == () and len(done.left) == 3
+    assert fault(tiny, "clear", "ctsw2")["ended"] == ["ctsw2: node-down"]
+    assert hops(tiny, "rtsw1", 2) == {"eth1", "eth2"}
+    fault(tiny, "clear")
+    assert status(tiny.name)[0].converged

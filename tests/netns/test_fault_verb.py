@@ -108,7 +108,7 @@ def test_a_link_that_is_down_inside_its_host_is_not_reported_as_up(tiny: Lab) ->
         ("drain host1", "host1 is not a switch of "),
         ("drain cstw1", "did you mean ctsw1?"),
         ("down rtsw1:eth9", "rtsw1:eth9 is not a port of "),
-        ("drian ctsw1", "fault drian is not an action of fault\n  hint: did you mean ./inv fault drain ctsw1?"),
+        ("drian ctsw1", "fault drian is not a kind of fault\n  hint: did you mean ./inv fault drain ctsw1?"),
         ("down rtsw1:eth1 --loss 1/2", "down and --loss exclude each other"),
         ("up rtsw1:eth1 --clear", "up and --clear exclude each other"),
         ("up rtsw1:eth1 --timeout 0", "--timeout 0 leaves no time to converge"),

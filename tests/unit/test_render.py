@@ -16,7 +16,7 @@ from heddle.base.problems import InputError
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
-from heddle.lab import health
+from heddle.lab import frr as control
 from heddle.lab.imported import copy, frr
 from heddle.render.dialects import DIALECTS, RenderOptions, Version, check_deployable, render_options
 from heddle.render.render import mgmt_subnet, render, rendered
@@ -163,7 +163,7 @@ def test_root_writes_no_file_where_user_frr_could_place_a_link() -> None:
     """The scripts run as root; /run/frr and /var/log/frr belong to frr, whose daemons write pids and logs there."""
     files = rendered(build(ClosSpec(name="one", racks=1, ctsw=1)))
     starts = [text for name, text in files.items() if name.endswith("start.sh")]
-    for script in (*starts[:1], copy._start_script(), health._START_DAEMONS, health._END_DAEMONS):
+    for script in (*starts[:1], copy._start_script(), control._START_DAEMONS, control._END_DAEMONS):
         lines = [line for line in script.splitlines() if not line.startswith("#")]
         named = set(re.findall(r"/(?:run|var/log)/frr/[^\s\";)]+", "\n".join(lines)))
         # The last one is removed, and then made with `set -C`, which follows no link.

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from heddle.base import owners
 from heddle.base.problems import CheckError, InputError, Problem
@@ -33,16 +33,19 @@ class NamedFault(ABC):
 
     name: the word of `./inv fault`. does: a sentence. at: what it is set on. part: what it changes there; two faults of
     one part cannot be on one place. settings: keys of SETTINGS, each with the text that stands for a value that is not
-    typed; None where it must be typed, empty where the kind chooses it. routes: routes change, so the lab must have
-    been rendered by Heddle, and no run may be in progress. lasting: False where the fault ends by itself.
+    typed; None where it must be typed, empty where the kind chooses it. rendered: the lab must have been rendered by
+    Heddle. routes: that, too, since routes change; no run may be in progress. settles: False where the routes with the
+    fault do not stay, or not yet come. lasting: False where the fault ends by itself.
     """
 
     name: ClassVar[str]
     does: ClassVar[str]
-    at: ClassVar[Literal["port", "session", "switch", "host"]]
+    at: ClassVar[str]  # port, link, session, node, switch or host
     part: ClassVar[str]  # several with blanks
     settings: ClassVar[Mapping[str, str | None]] = {}
+    rendered: ClassVar[bool] = False
     routes: ClassVar[bool] = False
+    settles: ClassVar[bool] = True
     lasting: ClassVar[bool] = True
 
     @abstractmethod
@@ -57,6 +60,10 @@ class NamedFault(ABC):
     def undo(self, lab: Lab, fault: SetFault) -> None:
         """Restore what `apply` changed; it may have been changed in part, or not at all."""
 
+    def work(self, lab: Lab, fault: SetFault, going: Callable[[float], bool]) -> bool:
+        """Keep the fault going, in a process of its own (worker.py); True when it has ended by itself."""
+        return False
+
     def text(self, fault: SetFault) -> str:
         """The fault in words, behind its place: `slow-link at 10% of its rate`."""
         return self.name
@@ -67,21 +74,23 @@ class NamedFault(ABC):
 
     def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
         """Nodes and ports at which `status` and `validate` see the effect."""
-        if self.at != "session":
+        if self.at not in ("link", "session"):
             return {fault.where}
         node, _, name = fault.where.partition(":")
         return {fault.where, fabric.by_name[node].port(name).peer_ref}
 
     def places(self, fabric: Fabric, words: Sequence[str]) -> list[str]:
         """The places that names and patterns select; InputError for a word that selects none."""
-        if self.at in ("switch", "host"):
-            nodes = fabric.switches if self.at == "switch" else fabric.hosts
+        if self.at in ("node", "switch", "host"):
+            nodes = {"switch": fabric.switches, "host": fabric.hosts}.get(self.at, fabric.nodes)
             found = matching_names(split_words(words), [n.name for n in nodes], f"is not a {self.at} of {fabric.name}")
             return [str(each) for each in found]
         ports = ports_of(fabric, words)
         if self.at == "port":
             return [port.ref for port in ports]
-        between = [p for p in ports if {fabric.by_name[n].role for n in (p.node, p.peer_node)} == {Role.SWITCH}]
+        between = ports
+        if self.at == "session":
+            between = [p for p in ports if {fabric.by_name[n].role for n in (p.node, p.peer_node)} == {Role.SWITCH}]
         if not between:
             why = "leads to a host: there is no BGP session"
             raise InputError(Problem("", ports[0].ref, why, "name a link between two switches"))
@@ -115,9 +124,10 @@ class NamedFault(ABC):
 
     def locked(self, lab: Lab) -> AbstractContextManager[None]:
         """The lab's lock where routes change, so that no run measures meanwhile."""
+        if self.routes or self.rendered:
+            check_rendered(lab)
         if not self.routes:
             return nullcontext()
-        check_rendered(lab)
         return owners.lock(lab.name, work="fault")
 
     def proof(self, lab: Lab, fault: SetFault, timeout: float) -> str:
@@ -128,6 +138,6 @@ class NamedFault(ABC):
                 why = f"shows no effect after {timeout:g} s, so it was undone"
                 raise CheckError(Problem(fault.where, self.name, why, "run ./inv status to see the state of the lab"))
             time.sleep(_LOOK_S)
-        if self.routes:
+        if self.routes and self.settles:
             wait(lab, max(0.001, end - time.monotonic()))
         return found

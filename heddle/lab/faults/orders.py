@@ -80,6 +80,12 @@ def end(lab: Lab, faults: Sequence[SetFault]) -> None:
         _undo(lab, faults)
 
 
+def forget(lab: Lab, fault: SetFault) -> None:
+    """Remove a fault that has ended by itself from the record."""
+    with changing(lab):
+        _write(lab, [fault], ())
+
+
 def end_all(lab: Lab, timeout: float = SECONDS) -> list[SetFault]:
     """End all faults of these kinds, and wait for the routes; returns them. A lab without any is not changed."""
     faults = list(Requested.read(lab.dir).more)
@@ -120,7 +126,7 @@ def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list
     faults = [
         each
         for each in Requested.read(lab.dir).more
-        if meant(each.where, by_both_ends=each.kind in KINDS and KINDS[each.kind].at == "session")
+        if meant(each.where, by_both_ends=each.kind in KINDS and KINDS[each.kind].at in ("link", "session"))
     ]
     done = [f"{each.where}: {text_of(each)}" for each in faults]
     rerouted = any(KINDS[each.kind].routes for each in faults if each.kind in KINDS)
@@ -192,7 +198,7 @@ def explained(lab: Lab, problems: Sequence[Problem]) -> list[Problem]:
     for each, kind in faults:
         causes |= dict.fromkeys(kind.touched(lab.fabric, each), each)
     return [
-        replace(problem, why=f"{problem.why} on purpose ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where))
+        replace(problem, why=f"{problem.why}, on purpose ({cause.kind} {cause.where})", hint=undo_of(lab, cause.where))
         if (cause := causes.get(problem.where)) is not None
         else problem
         for problem in problems

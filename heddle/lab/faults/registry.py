@@ -6,10 +6,24 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle.lab.faults.bgpdown import BgpDown
+from heddle.lab.faults.biterrors import BitErrors
+from heddle.lab.faults.flap import Flap
+from heddle.lab.faults.frozen import Frozen
 from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.misroute import Misroute
+from heddle.lab.faults.nodedown import NodeDown
+from heddle.lab.faults.pfcstorm import PfcStorm
+from heddle.lab.faults.slowhost import SlowHost
 from heddle.lab.faults.slowlink import SlowLink
 
 KINDS: Final[Mapping[str, NamedFault]] = {
     "bgp-down": BgpDown(),
+    "bit-errors": BitErrors(),
+    "flap": Flap(),
     "slow-link": SlowLink(),
+    "slow-host": SlowHost(),
+    "node-down": NodeDown(),
+    "frozen": Frozen(),
+    "misroute": Misroute(),
+    "pfc-storm": PfcStorm(),
 }

@@ -35,6 +35,7 @@ from heddle.kernel.uapi import (
     IFLA_ADDRESS,
     IFLA_MTU,
     NLMSGHDR,
+    PACKET_QDISC_BYPASS,
     SOL_PACKET,
     TC_H_ROOT,
     TCA_KIND,
@@ -55,7 +56,6 @@ KICK_ETHERTYPE: Final = 0x88B5  # IEEE 802: local experimental use; BPF's `enque
 KICK_CLASS: Final = 0x10FF0  # its leaf refuses every packet
 
 RTM_DELLINK: Final = 17
-_PACKET_QDISC_BYPASS: Final = 20
 _RTMGRP_LINK: Final = 1
 _TCA_TBF_BURST: Final = 6
 _RATESPEC: Final = struct.Struct("=BBHhHI")  # cell_log, linklayer, overhead, cell_align, mpu, rate
@@ -106,7 +106,7 @@ class Gates:
             self.netlink.bind((0, _RTMGRP_LINK))
             self.kicker.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, KICK_CLASS)
             # A MAC sends control frames ahead of its queues: here they bypass the qdiscs and the egress programs.
-            self.control.setsockopt(SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
+            self.control.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
             self._names, self.macs, self.gates = _read(netns)
         except BaseException:
             self.close_sockets()

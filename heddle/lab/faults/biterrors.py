@@ -1,0 +1,74 @@
+"""Optics that die: a link whose bit errors become more and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from heddle.base.units import format_duration, format_share
+from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.impairments import Requested, changing, read_faults, wanted_faults, write_faults
+from heddle.spec.impairments import NO_FAULT
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+STEPS: Final = 10
+
+
+class BitErrors(NamedFault):
+    """A process raises the share of corrupt packets in steps; then the fault of the link stays."""
+
+    name = "bit-errors"
+    does = "One bit of a share of RoCEv2 packets is inverted; the share grows to its rate in ten steps (ramp)."
+    at = "port"
+    part = "errors"
+    settings: ClassVar[Mapping[str, str | None]] = {"rate": None, "ramp": "10s"}
+
+    def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With the share that the port has already."""
+        return {**values, "before": wanted_faults(lab).get(where, NO_FAULT).corrupt}
+
+    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
+        """Start the process."""
+        return start_worker(lab, fault, fault.where.partition(":")[0])
+
+    def effect(self, lab: Lab, fault: SetFault) -> str:
+        """The program at the port has a share, and the process still runs or has reached the rate."""
+        row = next((each for each in read_faults(lab) if each.port == fault.where), None)
+        if row is None or row.counts is None or not (share := row.fault.corrupt):
+            return ""
+        if share < fault.values["rate"] and (fault.worker is None or not runs(fault.worker)):
+            return ""
+        corrupted = f"{row.counts['corrupted']} of {row.counts['packets']} packets since the last step"
+        return f"the program inverts a bit in {format_share(share)} of packets: {corrupted}"
+
+    def undo(self, lab: Lab, fault: SetFault) -> None:
+        """End the process, and restore the share from before."""
+        end_worker(fault)
+        _set(lab, fault.where, fault.values["before"])
+
+    def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
+        """One step after the other; the last one stays."""
+        rate, step_s = fault.values["rate"], fault.values["ramp"] / 1e9 / STEPS
+        for number in range(1, STEPS + 1):
+            with changing(lab):
+                _set(lab, fault.where, rate if number == STEPS else rate * number / STEPS)
+            if number < STEPS and not going(step_s):
+                break
+        return False
+
+    def text(self, fault: SetFault) -> str:
+        """`bit-errors up to 1/64 within 10s`."""
+        return f"bit-errors up to {format_share(fault.values['rate'])} within {format_duration(fault.values['ramp'])}"
+
+
+def _set(lab: Lab, ref: str, share: float) -> None:
+    """Set the share of corrupt packets of a port; what else its link does stays. The caller holds CHANGES."""
+    requested, now = Requested.read(lab.dir), wanted_faults(lab).get(ref, NO_FAULT)
+    if now.corrupt != share:
+        fault = replace(now, corrupt=share)
+        write_faults(lab, {ref: fault}, replace(requested, links={**requested.links, ref: fault}))

@@ -1,0 +1,80 @@
+"""A link that goes down and comes back, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from heddle.base.problems import InputError, Problem
+from heddle.base.units import format_duration, format_share
+from heddle.kernel.namespace import inside
+from heddle.kernel.netlink import RouteSocket, carrier_changes, down_ports
+from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault, runs
+from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.lab.outages import set_links, switch_end
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+_CHANGES: Final = 2  # of the carrier: down and up again
+
+
+class Flap(NamedFault):
+    """A process sets the port down for a share of each period."""
+
+    name = "flap"
+    does = "The link goes down and comes back: once a period, for a share of it (duty). BGP follows each time."
+    at = "link"
+    part = "link"
+    settings: ClassVar[Mapping[str, str | None]] = {"period": "2s", "duty": "50%"}
+    routes = True
+    settles = False
+
+    def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With the end that goes down. InputError for a link that is down already."""
+        port = switch_end(lab.fabric, where)
+        node, _, name = port.partition(":")
+        if name in down_ports(lab.handle(node)):
+            hint = f"./inv fault up {where} --lab {lab.name}"
+            raise InputError(Problem(where, "the link", "is down already", hint))
+        return {**values, "port": port, "changes": _changes(lab, port)}
+
+    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
+        """Start the process."""
+        return start_worker(lab, fault, fault.values["port"].partition(":")[0])
+
+    def effect(self, lab: Lab, fault: SetFault) -> str:
+        """The carrier went and came back."""
+        if fault.worker is None or not runs(fault.worker):
+            return ""
+        count = _changes(lab, fault.values["port"]) - fault.values["changes"]
+        return f"the carrier of {fault.values['port']} has changed {count} times" if count >= _CHANGES else ""
+
+    def undo(self, lab: Lab, fault: SetFault) -> None:
+        """End the process, and set the link up."""
+        end_worker(fault)
+        set_links(lab, [fault.values["port"]], "up")
+
+    def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
+        """Down for duty * period, then up for the rest."""
+        period_s, duty, ports = fault.values["period"] / 1e9, fault.values["duty"], [fault.values["port"]]
+        while True:
+            set_links(lab, ports, "down")
+            if not going(period_s * duty):
+                return False
+            set_links(lab, ports, "up")
+            if not going(period_s * (1 - duty)):
+                return False
+
+    def text(self, fault: SetFault) -> str:
+        """`flap every 2s, down for 50% of it`."""
+        values = fault.values
+        return f"flap every {format_duration(values['period'])}, down for {format_share(values['duty'])} of it"
+
+
+def _changes(lab: Lab, port: str) -> int:
+    node, _, name = port.partition(":")
+    netns = lab.handle(node).netns
+    with inside(netns), RouteSocket(netns, here=True) as netlink:
+        return carrier_changes(netlink)[name]

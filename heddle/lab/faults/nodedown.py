@@ -1,0 +1,63 @@
+"""A switch or host that is dead: all its links are down, and no daemon runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many
+from heddle.fabric.model import Fabric, Role
+from heddle.kernel.netlink import down_ports
+from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault
+from heddle.lab.frr import end_daemons, start_daemons
+from heddle.lab.outages import by_node, set_links, switch_end
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+
+class NodeDown(NamedFault):
+    """Links down, then daemons ended."""
+
+    name = "node-down"
+    does = "All links of a switch or host go down. On a switch the daemons of FRR end, too."
+    at = "node"
+    part = "link daemons"
+    routes = True
+
+    def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With the ports that go down. InputError for a node of which all links are down already."""
+        ports = [switch_end(lab.fabric, port.ref) for port in lab.fabric.by_name[where].ports]
+        down = {f"{node}:{name}" for node in by_node(ports) for name in down_ports(lab.handle(node))}
+        if not (fresh := [ref for ref in ports if ref not in down]):
+            raise InputError(Problem(where, "the node", "has no link that is up", f"run ./inv status {lab.name}"))
+        return {"ports": fresh}
+
+    def apply(self, lab: Lab, fault: SetFault) -> None:
+        """Take the links down, then end the daemons."""
+        set_links(lab, fault.values["ports"], "down")
+        if lab.fabric.by_name[fault.where].role is Role.SWITCH:
+            end_daemons(lab, fault.where)
+
+    def effect(self, lab: Lab, fault: SetFault) -> str:
+        """No link has a carrier, and no daemon answers."""
+        ports = fault.values["ports"]
+        if any({*names} - down_ports(lab.handle(node)).keys() for node, names in by_node(ports).items()):
+            return ""
+        if lab.fabric.by_name[fault.where].role is not Role.SWITCH:
+            return f"{many(len(ports), 'link')} without a carrier; all kernels have the routes without it"
+        if set(lab.daemons.silent(fault.where)) != set(lab.blueprint.daemons(fault.where)):
+            return ""
+        return f"{many(len(ports), 'link')} without a carrier, no daemon answers; all other kernels have new routes"
+
+    def undo(self, lab: Lab, fault: SetFault) -> None:
+        """Start the daemons, and set the links up."""
+        set_links(lab, fault.values["ports"], "up")
+        if lab.fabric.by_name[fault.where].role is Role.SWITCH:
+            start_daemons(lab, fault.where)
+
+    def touched(self, fabric: Fabric, fault: SetFault) -> set[str]:
+        """The node, and both ends of its links."""
+        return {fault.where} | {ref for port in fabric.by_name[fault.where].ports for ref in (port.ref, port.peer_ref)}

@@ -1,0 +1,106 @@
+"""A host that does not stop to send pause frames (IEEE 802.1Qbb), as a NIC with a defect does."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from heddle.base.ethernet import MAX_QUANTA
+from heddle.base.problems import InputError, Problem
+from heddle.base.tables import many
+from heddle.base.units import format_duration
+from heddle.kernel.uapi import PACKET_QDISC_BYPASS, SOL_PACKET
+from heddle.lab.faults.kind import NamedFault
+from heddle.lab.faults.record import SetFault
+from heddle.lab.faults.worker import Going, end_worker, start_worker
+from heddle.switch.pfc.frame import build, quanta_ns
+from heddle.switch.queues.portids import port_ids, row
+from heddle.switch.queues.portqueues import Setup
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+_MOST_S: Final = 0.05  # between two frames
+
+
+class PfcStorm(NamedFault):
+    """A process in the host sends the longest pause by each of its ports, before the last one ends."""
+
+    name = "pfc-storm"
+    does = "The host sends pause frames of a lossless class for some time. Its switch stops that class, then others do."
+    at = "host"
+    part = "pauses"
+    settings: ClassVar[Mapping[str, str | None]] = {"time": "5s", "class": ""}
+    lasting = False
+
+    def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """With the class and what its switches have counted. InputError for a lab or a class without pauses."""
+        setup = Setup.of(lab.fabric)
+        lossless = setup.queues.lossless
+        if not setup.gated:
+            why = f"has no lossless class in {lab.name}, so no pause is obeyed"
+            raise InputError(Problem("", "pfc-storm", why, "use a fabric file with queues.pfc.enabled: true"))
+        number = values.get("class", min(lossless))
+        if number not in lossless:
+            which = ", ".join(map(str, sorted(lossless)))
+            raise InputError(Problem("", f"--class {number}", "is not lossless here", f"lossless: {which}"))
+        return {**values, "class": number, "received": _received(lab, where, number)[0]}
+
+    def apply(self, lab: Lab, fault: SetFault) -> SetFault:
+        """Start the process."""
+        return start_worker(lab, fault, fault.where)
+
+    def effect(self, lab: Lab, fault: SetFault) -> str:
+        """The switch has received frames, and its gate is closed."""
+        count, closed = _received(lab, fault.where, fault.values["class"])
+        if count <= fault.values["received"] or not closed:
+            return ""
+        new = many(count - fault.values["received"], "pause frame")
+        return f"{', '.join(closed)} got {new}, and class {fault.values['class']} is stopped there"
+
+    def undo(self, lab: Lab, fault: SetFault) -> None:
+        """End the process, and send Xon."""
+        end_worker(fault)
+        if lab.handle(fault.where).netns.exists():
+            from heddle.kernel.namespace import inside
+
+            with inside(lab.handle(fault.where).netns):
+                self._send(lab, fault, 0)
+
+    def work(self, lab: Lab, fault: SetFault, going: Going) -> bool:
+        """Send until the time is over."""
+        rate = min(port.rate_bps for port in lab.fabric.by_name[fault.where].ports)
+        pause_s = min(_MOST_S, quanta_ns(MAX_QUANTA, rate) / 2e9)
+        end = time.monotonic() + fault.values["time"] / 1e9
+        while time.monotonic() < end:
+            self._send(lab, fault, MAX_QUANTA)
+            if not going(pause_s):
+                return False
+        return True
+
+    def text(self, fault: SetFault) -> str:
+        """`pfc-storm of class 3 for 5s`."""
+        return f"pfc-storm of class {fault.values['class']} for {format_duration(fault.values['time'])}"
+
+    @staticmethod
+    def _send(lab: Lab, fault: SetFault, quanta: int) -> None:
+        """A frame by each port of the host, ahead of its queues; this thread is in the host's namespace."""
+        for port in lab.fabric.by_name[fault.where].ports:
+            with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sender:
+                sender.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
+                sender.bind((port.name, 0))
+                source = sender.getsockname()[4]
+                sender.send(build(source, {fault.values["class"]: quanta}))
+
+
+def _received(lab: Lab, host: str, number: int) -> tuple[int, list[str]]:
+    """Pause frames of a class that the host's switches have received, and their ports where it is stopped now."""
+    from heddle.switch.queues.cells import LabQueues
+
+    ids, peers = port_ids(lab.fabric), [port.peer_ref for port in lab.fabric.by_name[host].ports]
+    rows = {ref: row(ids[node, name], number) for ref in peers for node, _, name in [ref.partition(":")]}
+    with LabQueues.pinned(lab.fabric) as live:
+        count = sum(int(live.gates["pfc_received"][at]) for at in rows.values())
+        return count, [ref for ref, at in rows.items() if int(live.agent["closed_since_ns"][at])]

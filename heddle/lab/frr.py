@@ -1,0 +1,99 @@
+"""The daemons of FRR on a switch, as processes: end them, start them, stop them and let them continue.
+
+In:  a Lab and a switch. Each command is one shell in the node. MachineError when it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from heddle.base.problems import MachineError, Problem
+from heddle.runtimes.netns_topology import read_topology
+
+if TYPE_CHECKING:
+    from heddle.lab.lab import Lab
+
+STOP: Final = "STOP"
+CONTINUE: Final = "CONT"
+_END_S: Final = 30.0
+
+# Whether a process is a daemon of the node that this runs in. A PID in a file may belong to another process by now, or
+# to the daemon of another node. A container has its own PIDs, and may not read the namespace of another user's process
+# (no CAP_SYS_PTRACE).
+_OURS: Final = r"""
+ours() {
+  [ "$(cat "/proc/$2/comm" 2> /dev/null)" = "$1" ] || return 1
+  space=$(readlink "/proc/$2/ns/net")
+  [ -z "$space" ] || [ "$space" = "$(readlink /proc/self/ns/net)" ]
+}
+"""
+
+# Ends the daemons. A stopped daemon reacts only to SIGKILL.
+_END_DAEMONS: Final = r"""
+for signal in TERM KILL; do
+  tries=0
+  while [ "$tries" -lt 30 ]; do
+    left=
+    for file in /run/frr/*.pid; do
+      [ -e "$file" ] || continue
+      daemon=$(basename "$file" .pid) pid=$(cat "$file")
+      ours "$daemon" "$pid" || continue
+      left=1
+      [ "$tries" -gt 0 ] || kill "-$signal" "$pid"
+    done
+    [ -n "$left" ] || break 2
+    tries=$((tries + 1))
+    sleep 0.1
+  done
+done
+rm -f /run/frr/*.pid
+"""
+
+# A daemon of FRR 10.3 may keep the output of its start script open; a pipe would never reach its end. The file is not
+# in /run/frr, where user frr could place a link.
+_START_DAEMONS: Final = r"""
+said=$(mktemp)
+trap 'rm -f "$said"' EXIT
+"$0" "$@" < /dev/null > "$said" 2>&1 && exit 0
+code=$?
+cat "$said" >&2
+exit $code
+"""
+
+# Sends a signal, if there is one, and prints each daemon with the state of its process (proc(5)).
+_SIGNAL_DAEMONS: Final = r"""
+for file in /run/frr/*.pid; do
+  [ -e "$file" ] || continue
+  daemon=$(basename "$file" .pid) pid=$(cat "$file")
+  ours "$daemon" "$pid" || continue
+  [ -z "$0" ] || kill "-$0" "$pid"
+  echo "$daemon $(sed 's/.*) \(.\).*/\1/' "/proc/$pid/stat")"
+done
+"""
+
+
+def end_daemons(lab: Lab, switch: str) -> None:
+    """End all daemons of a switch, also stopped ones. MachineError for daemons that cannot be started again."""
+    _start_of(lab, switch)
+    lab.output(switch, ["sh", "-c", _OURS + _END_DAEMONS], timeout=_END_S)
+
+
+def start_daemons(lab: Lab, switch: str) -> None:
+    """Start the daemons of a switch that do not run."""
+    lab.output(switch, ["sh", "-c", _START_DAEMONS, *_start_of(lab, switch)], timeout=_END_S)
+
+
+def _start_of(lab: Lab, switch: str) -> Sequence[str]:
+    """The command that starts the daemons."""
+    start = read_topology(lab.topology).nodes[switch].start
+    if not start:
+        hint = f"./inv down {lab.name}, then up again"
+        raise MachineError(Problem(switch, "FRR", "is not started by Heddle, but by its image", hint))
+    return start
+
+
+def on_daemons(lab: Lab, switch: str, signal: str = "") -> dict[str, str]:
+    """Send a signal to all daemons of a switch; returns daemon -> state of its process: `S`, `T` if it is stopped."""
+    lines = lab.output(switch, ["sh", "-c", _OURS + _SIGNAL_DAEMONS, signal]).splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)
