@@ -121,7 +121,7 @@ def _named(
     if both:
         places = list(dict.fromkeys(end for each in places for end in (each, orders.peer_of(where.fabric, each))))
     began = time.monotonic()
-    done = orders.set_kind(where, kind.name, places, kind.read(given, lambda key: f"--{key}"), _seconds(timeout))
+    done = orders.set_kind(where, kind.name, places, kind.read(given, lambda key: f"--{key} "), _seconds(timeout))
     seconds = time.monotonic() - began
     rows = [
         {"kind": each.kind, "where": each.where, "what": orders.text_of(each), "effect": evidence,

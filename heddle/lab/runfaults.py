@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, Problem
@@ -23,10 +23,12 @@ from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import down_ports
 from heddle.lab import outages
 from heddle.lab.faults import orders
+from heddle.lab.faults.record import SetFault
+from heddle.lab.faults.registry import KEYS, KINDS
 from heddle.lab.impairments import Requested, changing, ports_of, write_faults
 from heddle.lab.outages import by_node, set_links, switch_end
 from heddle.spec.faulttimes import Times
-from heddle.spec.impairments import NO_FAULT, LinkFault, parse_run_faults
+from heddle.spec.impairments import NO_FAULT, LinkFault, RunFault, parse_run_faults
 from heddle.switch.links.portfaults import file_faults, require_netem
 
 if TYPE_CHECKING:
@@ -37,14 +39,32 @@ _POLL_S: Final = 0.002  # until the first barrier
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """What one port gets in a run. fault: None for a link that is down; then `port` is the switch's end."""
+    """What one port gets in a run. fault: None for a link that is down; then `port` is the switch's end.
+
+    kind: the name of another kind, for which `port` is its place, with its values; `fault` is None then.
+    """
 
     port: str
     fault: LinkFault | None
     times: Times
+    kind: str = ""
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def reroutes(self) -> bool:
+        """Whether routes change."""
+        named = KINDS.get(self.kind)
+        return self.fault is None and (named is None or named.routes or named.rendered)
+
+    @property
+    def down(self) -> bool:
+        """Whether it is a link that goes down."""
+        return self.fault is None and not self.kind
 
     def what(self, k: int) -> str:
         """`rtsw1:eth3 down`, `rtsw1:eth3: 1/256 lost`. k: of the fabric."""
+        if self.kind:
+            return f"{self.port}: {KINDS[self.kind].text(SetFault(self.kind, self.port, dict(self.values)))}"
         return f"{self.port} down" if self.fault is None else f"{self.port}: {self.fault.text(k)}"
 
 
@@ -63,32 +83,45 @@ def faults_on(fabric: Fabric, texts: Sequence[str]) -> tuple[PlannedFault, ...]:
     InputError for a port that the fabric does not have, and for times of one port that overlap. MachineError where a
     fault needs netem and there is none.
     """
-    found: dict[tuple[str, bool], list[PlannedFault]] = {}
+    found: dict[tuple[str, str], list[PlannedFault]] = {}
     problems: list[Problem] = []
-    for text, each in zip(texts, parse_run_faults(texts), strict=True):
+    for text, each in zip(texts, parse_run_faults(texts, KEYS), strict=True):
         try:
-            ports = ports_of(fabric, each.ports)
+            if each.kind:
+                some = _named(fabric, each)
+            else:
+                ports = ports_of(fabric, each.ports)
+                # Both ends of a link go down together.
+                meant = {min(port.ref, port.peer_ref) if each.down else port.ref: port.ref for port in reversed(ports)}
+                fault = None if each.down else each.fault
+                refs = {key: switch_end(fabric, ref) if each.down else ref for key, ref in reversed(meant.items())}
+                some = {key: PlannedFault(ref, fault, each.times) for key, ref in refs.items()}
         except InputError as error:
             problems += [Problem(f"--fault {text}", wrong.what, wrong.why, wrong.hint) for wrong in error.problems]
             continue
-        # Both ends of a link go down together.
-        meant = {min(port.ref, port.peer_ref) if each.down else port.ref: port for port in reversed(ports)}
-        for key, port in reversed(meant.items()):
-            others = found.setdefault((key, each.down), [])
-            ref = switch_end(fabric, port.ref) if each.down else port.ref
-            planned = PlannedFault(ref, None if each.down else each.fault, each.times)
+        for key, planned in some.items():
+            others = found.setdefault((key, each.kind or ("down" if each.down else "")), [])
             if not each.times and others and not others[-1].times:
                 others[-1] = planned
                 continue
             if any(each.times.overlap(other.times) for other in others):
                 why = "has another fault at the same time"
-                problems.append(Problem(f"--fault {text}", ref, why, "give them times that do not overlap"))
+                problems.append(Problem(f"--fault {text}", planned.port, why, "give them times that do not overlap"))
             others.append(planned)
     if problems:
         raise InputError(*problems)
-    every = tuple(each for some in found.values() for each in some)
+    every = tuple(each for planned_ones in found.values() for each in planned_ones)
     require_netem(each.fault for each in every if each.fault is not None)
     return every
+
+
+def _named(fabric: Fabric, each: RunFault) -> dict[str, PlannedFault]:
+    """Place -> its fault of a kind by name."""
+    kind = KINDS[each.kind]
+    values = tuple(kind.read(each.values, lambda key: f"{key}=").items())
+    return {
+        where: PlannedFault(where, None, each.times, each.kind, values) for where in kind.places(fabric, each.ports)
+    }
 
 
 def delays_of(planned: Sequence[PlannedFault]) -> dict[str, LinkFault]:
@@ -111,24 +144,33 @@ class FaultClock:
         self._lab = lab
         self._end = threading.Event()
         self._active: dict[PlannedFault, RunFaultSpan] = {}
+        self._named: dict[PlannedFault, SetFault] = {}
 
     def begin(self, planned: Sequence[PlannedFault]) -> None:
         """Set these faults; links that are down already stay as they are."""
         faults = {each.port: each.fault for each in planned if each.fault is not None}
+        named = [each for each in planned if each.kind]
         with changing(self._lab):
             if self._end.is_set():
                 return
             requested = Requested.read(self._lab.dir)
-            down = _up_now(self._lab, [each.port for each in planned if each.fault is None])
+            down = _up_now(self._lab, [each.port for each in planned if each.down])
             before = {ref: requested.links.get(ref) for ref in faults} | dict(requested.before_run)
             links = {**requested.links, **faults}
             more = replace(requested, links=links, before_run=before, run_down=requested.run_down | {*down})
             write_faults(self._lab, faults, more)
             set_links(self._lab, down, "down")
+        made = orders.begin(self._lab, [(each.kind, each.port, dict(each.values)) for each in named], run=True)
+        self._named |= zip(named, made, strict=True)
         now = time.monotonic_ns()
         for each in planned:
             self._active[each] = RunFaultSpan(each, now)
             self.spans.append(self._active[each])
+
+    def prove(self) -> None:
+        """Wait for the effects of the faults by name that are set now. CheckError for one that shows none."""
+        for each, fault in self._named.items():
+            KINDS[each.kind].proof(self._lab, fault, outages.SECONDS)
 
     def end(self, planned: Sequence[PlannedFault]) -> None:
         """End these faults, unless the user has set others meanwhile."""
@@ -162,7 +204,7 @@ class FaultClock:
         timed = [each for each in self._active if each.times]
         if timed:
             end_run_faults(self._lab, timed)
-        if any(span.planned.fault is None and span.planned.times for span in self.spans):
+        if any(span.planned.reroutes and span.planned.times for span in self.spans):
             self.wait()
 
     def rerouted(self) -> list[str]:
@@ -170,9 +212,9 @@ class FaultClock:
         nodes = self._lab.fabric.by_name
         ends = []
         for span in self.spans:
-            if span.planned.fault is None and span.planned.times:
+            if span.planned.reroutes and span.planned.times:
                 node, _, name = span.planned.port.partition(":")
-                ends += [node, nodes[node].port(name).peer_node]
+                ends += [node, *(port.peer_node for port in nodes[node].ports if name in ("", port.name))]
         return [name for name in ends if nodes[name].role is not Role.HOST]
 
     def wait(self) -> None:
@@ -232,21 +274,24 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
     if down_before:
         clock.wait()
     whole = [each for each in planned if each.times.begin_ns is None]
-    down = any(each.fault is None for each in planned)
-    if down:
+    if any(each.reroutes for each in planned):
         outages.check_rendered(lab)
+    for each in planned:
+        if each.kind:
+            KINDS[each.kind].prepared(lab, each.port, dict(each.values))
     try:
         if whole:
             clock.begin(whole)
-        if any(each.fault is None for each in whole):
+        if any(each.down for each in whole):
             outages.wait(lab)
+        clock.prove()
         yield clock
         complete = True
     finally:
         try:
             if planned:
                 end_run_faults(lab)
-            if complete and any(each.fault is None for each in whole):
+            if complete and any(each.reroutes for each in whole):
                 outages.wait(lab)
         except HeddleError as error:
             why = str(error).partition("\n")[0]
@@ -256,12 +301,16 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
 def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> list[str]:
     """End these faults of a run, or all; returns the ports. The caller holds the lab's lock."""
     record = Requested.read(lab.dir)
+    meant = None if which is None else {(each.kind, each.port) for each in which}
+    named = [each for each in record.more if each.run and (meant is None or each.key in meant)]
+    if named:
+        orders.end(lab, named)
     if not record.before_run and not record.run_down:
-        return []
+        return [each.where for each in named]
     with changing(lab):
         requested, usual = Requested.read(lab.dir), file_faults(lab.fabric)
         every = {(ref, True) for ref in requested.run_down} | {(ref, False) for ref in requested.before_run}
-        ended = every if which is None else every & {(each.port, each.fault is None) for each in which}
+        ended = every if which is None else every & {(each.port, each.down) for each in which if not each.kind}
         down = [ref for ref in sorted(requested.run_down) if (ref, True) in ended]
         before = {ref: each for ref, each in requested.before_run.items() if (ref, False) in ended}
         set_links(lab, down, "up")
@@ -270,7 +319,7 @@ def end_run_faults(lab: Lab, which: Sequence[PlannedFault] | None = None) -> lis
         wanted = {ref: own.get(ref, usual.get(ref, NO_FAULT)) for ref in before}
         left = {ref: each for ref, each in requested.before_run.items() if ref not in before}
         write_faults(lab, wanted, replace(requested, links=own, before_run=left, run_down=requested.run_down - {*down}))
-    return [*before, *down]
+    return [*before, *down, *(each.where for each in named)]
 
 
 def _up_now(lab: Lab, refs: Sequence[str]) -> list[str]:

@@ -51,7 +51,7 @@ SETTINGS: Final[Mapping[str, FaultSetting]] = {
     "period": FaultSetting("flap: from one failure to the next", _time, "2s"),
     "duty": FaultSetting("flap: the share of the period for which the link is down", _share, "50%"),
     "ramp": FaultSetting("bit-errors: the time until the rate is reached", _time, "10s"),
-    "to": FaultSetting("misroute: the host whose packets go wrong", str, "host3"),
+    "host": FaultSetting("misroute: the host whose packets go wrong", str, "host3"),
     "time": FaultSetting("pfc-storm: how long it lasts", _time, "5s"),
     "class": FaultSetting("pfc-storm: the traffic class that is paused", _class, "3"),
 }

@@ -12,7 +12,7 @@ switch/bpf/fault.h is what the kind does; then build the object again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
@@ -158,12 +158,17 @@ COUNTS: Final = (*COUNTED, "waiting")
 
 @dataclass(frozen=True, slots=True)
 class RunFault:
-    """A fault for one run. ports: names and patterns, as typed. down: the links go down, and `fault` is empty."""
+    """A fault for one run. ports: names and patterns, as typed. down: the links go down, and `fault` is empty.
+
+    kind: the name of another kind, with the texts of its values by key; `fault` is empty then, too.
+    """
 
     ports: tuple[str, ...]
     fault: LinkFault
     times: Times = ALWAYS
     down: bool = False
+    kind: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str], tuple[str, str]]) -> LinkFault:
@@ -191,17 +196,25 @@ def read_fault(given: Mapping[str, str], clear: str, named: Callable[[str, str],
     return fault
 
 
-def parse_run_fault(text: str) -> RunFault:
-    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`, or `down`, and times; InputError with the reason."""
+def parse_run_fault(text: str, kinds: Mapping[str, Collection[str]] | None = None) -> RunFault:
+    """`PORT[,PORT...],KEY=VALUE[,KEY=VALUE...]`, or `down` or another kind, and times; InputError with the reason.
+
+    kinds: names of other kinds, each with the keys of its values.
+    """
     where = f"--fault {text}"
     words = [word.strip() for word in text.split(",") if word.strip()]
-    ports = tuple(word for word in words if "=" not in word and word != _DOWN)
+    named = [word for word in words if word in (kinds or ())]
+    ports = tuple(word for word in words if "=" not in word and word not in (_DOWN, *named))
+    own = [*(kinds or {})[named[0]]] if named else [*KINDS]
     given: dict[str, str] = {}
     problems: list[Problem] = []
     for key, _, value in (word.partition("=") for word in words if "=" in word):
-        if key not in KINDS and key not in TIMES:
-            near = did_you_mean(key, [*KINDS, *TIMES])
-            problems.append(Problem(where, key or "=", "is not a fault of a link", near))
+        if key not in own and key not in TIMES:
+            near = did_you_mean(key, [*own, *TIMES])
+            why = f"is not for {named[0]}" if named else "is not a fault of a link"
+            if not named and (others := [name for name, keys in (kinds or {}).items() if key in keys]):
+                why, near = "is a value of a kind of fault", f"name the kind, too: {', '.join(others)}"
+            problems.append(Problem(where, key or "=", why, near))
         elif key in given:
             problems.append(Problem(where, key, "has two values", "write each of them once"))
         given[key] = value
@@ -209,27 +222,33 @@ def parse_run_fault(text: str) -> RunFault:
         raise InputError(Problem("", "--fault", "has an empty value", f"write --fault {_EXAMPLE}"))
     if not ports:
         problems.append(Problem("", where, "names no port", f"write --fault {_EXAMPLE}"))
-    down, values = _DOWN in words, {key: value for key, value in given.items() if key in KINDS}
-    if not values and not down and not problems:
+    down, values = _DOWN in words, {key: value for key, value in given.items() if key in own}
+    if len(kind := [*[_DOWN] * down, *named]) > 1:
+        problems.append(
+            Problem(where, " and ".join(kind), "exclude each other", "use two --fault, each with its times")
+        )
+    if not values and not kind and not problems:
         problems.append(Problem("", where, "sets no fault", f"write --fault {_EXAMPLE}"))
-    if down and values:
+    if down and values and not named:
         why = "exclude each other: no packet passes a link that is down"
         problems.append(Problem(where, f"down and {next(iter(values))}", why, "use two --fault, each with its times"))
     if problems:
         raise InputError(*problems)
     times = read_times({key: given[key] for key in TIMES if key in given}, where)
+    if named:
+        return RunFault(ports, NO_FAULT, times, kind=named[0], values=values)
     if down:
         return RunFault(ports, NO_FAULT, times, down=True)
     return RunFault(ports, read_fault(values, "leave it out", lambda key, value: (where, f"{key}={value}")), times)
 
 
-def parse_run_faults(texts: Sequence[str]) -> tuple[RunFault, ...]:
-    """All of a run; InputError with every error."""
+def parse_run_faults(texts: Sequence[str], kinds: Mapping[str, Collection[str]] | None = None) -> tuple[RunFault, ...]:
+    """All of a run; InputError with every error. kinds: as of parse_run_fault."""
     found: list[RunFault] = []
     problems: list[Problem] = []
     for text in texts:
         try:
-            found.append(parse_run_fault(text))
+            found.append(parse_run_fault(text, kinds))
         except InputError as error:
             problems += error.problems
     if problems:

@@ -118,5 +118,7 @@ def parse_bucket(text: str) -> int:
 
 def check_faults(texts: Sequence[str], wrong: Wrong) -> tuple[str, ...]:
     """The texts of `--fault`, or InputError; whether the lab has their ports is checked before the run."""
-    parse_run_faults(texts)
+    from heddle.lab.faults.registry import KEYS
+
+    parse_run_faults(texts, KEYS)
     return tuple(texts)

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import pytest
 
@@ -24,15 +25,19 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.classes import held_bps
 from heddle.traffic.options import RunOptions
+from tests.listener import Listener
 from tests.machine import until
 from tests.typed import typed
 
 pytestmark = pytest.mark.root
+
+SHORT: Final = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +119,12 @@ def test_what_a_killed_command_has_left_is_undone_by_the_next_and_by_a_repair(ti
     assert [each.where for each in Requested.read(tiny.dir).more] == ["rtsw1:eth2"]
 
 
-def killed_while_setting(lab: Lab, kind: str, where: str, values: dict[str, Any]) -> None:
+def killed_while_setting(lab: Lab, kind: str, where: str, values: dict[str, Any], *, run: bool = False) -> None:
     """A process that makes the change, and ends before it has seen the effect."""
     pid = os.fork()
     if not pid:
         try:
-            orders.begin(lab, [(kind, where, values)])
+            orders.begin(lab, [(kind, where, values)], run=run)
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -164,16 +169,16 @@ def test_a_frozen_switch_forwards_and_is_not_waited_for(tiny: Lab) -> None:
 
 
 def test_a_wrong_route_is_looked_up_by_the_kernel_and_reported(tiny: Lab) -> None:
-    (row,) = fault(tiny, "misroute", "rtsw1:eth1", "--to", "host3")["set"]
+    (row,) = fault(tiny, "misroute", "rtsw1:eth1", "--host", "host3")["set"]
     assert row["effect"] == "the kernel of rtsw1 looks up 10.0.1.1/32 and returns eth1"
     (line,) = status(tiny.name)[0].faults
     assert "is not a route of the fabric and overrides 10.0.1.0/24, on purpose (misroute rtsw1:eth1)" in line
-    result = run(tiny, RunOptions(sizes=(1 << 16,), iters=1, warmup=0, collective="send-recv"), Silent())
+    result = run(tiny, SHORT, Silent())
     assert result.fabric_state is not None and result.fabric_state.word == "degraded"
     fault(tiny, "clear", "rtsw1")
     assert status(tiny.name)[0].converged
-    assert "is not a host of tiny" in refused(tiny, "misroute", "rtsw1:eth1", "--to", "host9")
-    assert "rtsw1:eth3 leads to a host" in refused(tiny, "misroute", "rtsw1:eth3", "--to", "host3")
+    assert "is not a host of tiny" in refused(tiny, "misroute", "rtsw1:eth1", "--host", "host9")
+    assert "rtsw1:eth3 leads to a host" in refused(tiny, "misroute", "rtsw1:eth3", "--host", "host3")
 
 
 def test_a_storm_of_pause_frames_closes_the_gate_of_the_switch_and_ends(tiny: Lab) -> None:
@@ -200,6 +205,25 @@ def test_errors_grow_and_a_host_is_slow_in_both_directions(tiny: Lab) -> None:
     assert wanted_faults(tiny) == {"rtsw1:eth4": LinkFault(loss=1 / 64)}, "the port has what it had"
     assert rate(tiny, "host1:eth1") == usual
     assert fault(tiny, "clear")["ended"] == ["rtsw1:eth4: fault of packets"]
+
+
+def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: Lab) -> None:
+    usual = rate(tiny, "rtsw1:eth1")
+    texts = ("rtsw1:eth1,slow-link,rate=50%,from=50ms", "rtsw1:eth2,bgp-down", "host3,pfc-storm,time=1s,from=600s")
+    result = run(tiny, replace(SHORT, iters=8, faults=texts), Silent())
+    times = result[FaultTimes]
+    assert {span.what for span in times.spans} == {"rtsw1:eth1: slow-link at 50% of its rate", "rtsw1:eth2: bgp-down"}
+    assert [line for line in times.missed if line.startswith("host3: pfc-storm for 1s from ")] != []
+    assert result.fabric_state is not None
+    assert result.fabric_state.before.link_faults == ("rtsw1:eth2: bgp-down (one run)",)
+    assert (rate(tiny, "rtsw1:eth1"), Requested.read(tiny.dir), status(tiny.name)[0].converged) == (
+        usual, Requested(), True,
+    )  # fmt: skip
+    killed_while_setting(tiny, "slow-link", "rtsw1:eth1", {"rate": 0.5}, run=True)
+    heard = Listener()
+    run(tiny, SHORT, heard)
+    assert heard.warnings[0].startswith("a fault that was not finished is undone now: rtsw1:eth1: slow-link at 50%")
+    assert rate(tiny, "rtsw1:eth1") == usual
 
 
 # The last one: a lab whose daemons were started again is built again before its next test.

@@ -20,11 +20,13 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
 from heddle.lab.faults.record import SetFault
+from heddle.lab.faults.registry import KINDS
 from heddle.lab.impairments import PortFault, Requested
 from heddle.lab.runfaults import FaultClock, PlannedFault, RunFaultSpan, delays_of, faults_on
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.part import TimeSpan
 from heddle.runs.run import plan_run, plan_workload
+from heddle.spec.faultsettings import SETTINGS
 from heddle.spec.faulttimes import Times
 from heddle.spec.impairments import COUNTS, NETEM_KINDS, NO_FAULT, LinkFault, RunFault, parse_run_fault
 from heddle.spec.linkspec import delay_of_length, format_length, read_length
@@ -63,6 +65,21 @@ WRONG: Final = (
     ["rtsw1:eth1,down,from=2s,to=4s", "ctsw1:eth1,down,from=3s,to=5s"],
     ["rtsw1,loss=1%", "rtsw1:eth3,corrupt=1%,from=1s,to=2s"],
     ["rtsw1:eth9,ctws1,loss=1%", "rtsw1:eth3,loss=1%", "leaf1:eth1,loss=1%"],
+    ["rtsw1:eth1,slow-link"],
+    ["rtsw1:eth1,slow-link,rate=2"],
+    ["rtsw1:eth1,slow-link,rate=100%,duty=1/2"],
+    ["rtsw1:eth1,slow-link,loss=1%"],
+    ["rtsw1:eth1,down,bgp-down"],
+    ["rtsw1:eth1,slow-lnk,rate=10%"],
+    ["rtsw1:eth3,bgp-down"],
+    ["host1,frozen"],
+    ["ctsw9,node-down"],
+    ["rtsw1,pfc-storm"],
+    ["host1,pfc-storm,time=20ms,class=9"],
+    ["frozen"],
+    ["rtsw1:eth1,flap,period=1h"],
+    ["rtsw1:eth1,misroute"],
+    ["rtsw1:eth1,slow-link,rate=10%", "rtsw1,slow-link,rate=20%,from=1s"],
 )
 
 
@@ -185,6 +202,25 @@ def test_a_link_goes_down_once_at_the_end_of_a_switch() -> None:
     assert (link.what(4000), link.times.text()) == ("rtsw1:eth1 down", "from 2s to 4s, every 5s")
     (host,) = faults_on(TINY, ["host1:eth1,down"])
     assert (host.port, bool(host.times)) == ("rtsw1:eth3", False)
+
+
+def test_a_kind_by_name_has_its_place_its_values_and_times() -> None:
+    (slow,) = faults_on(TINY, ["rtsw1:eth1,slow-link,rate=1/4,from=2s"])
+    assert slow == PlannedFault("rtsw1:eth1", None, Times(2 * 10**9), "slow-link", (("rate", 0.25),))
+    assert (slow.what(4000), slow.reroutes, slow.down) == ("rtsw1:eth1: slow-link at 1/4 of its rate", False, False)
+    both = faults_on(TINY, ["rtsw1:eth1,ctsw1:eth1,bgp-down", "rtsw1:eth1,loss=1%", "ctsw*,frozen,to=1s"])
+    assert [(each.port, each.kind, each.reroutes) for each in both] == [
+        ("rtsw1:eth1", "bgp-down", True),
+        ("rtsw1:eth1", "", False),
+        ("ctsw1", "frozen", True),
+        ("ctsw2", "frozen", True),
+    ]
+
+
+def test_each_kind_takes_values_that_there_are() -> None:
+    for name, kind in KINDS.items():
+        assert kind.name == name and kind.does.endswith(".") and kind.settings.keys() <= SETTINGS.keys()
+    assert {key for kind in KINDS.values() for key in kind.settings} == SETTINGS.keys()
 
 
 def test_several_faults_of_a_port_may_follow_each_other_and_a_lossy_link_may_go_down() -> None:

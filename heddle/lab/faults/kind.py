@@ -100,24 +100,27 @@ class NamedFault(ABC):
         return list(seen.values())
 
     def read(self, given: Mapping[str, str], named: Callable[[str], str]) -> dict[str, Any]:
-        """Values from their texts; InputError with every wrong one. named: key -> how the user writes it (`--rate`)."""
+        """Values from their texts; InputError with every wrong one. named: key -> how the user writes it
+        before its value (`--rate `)."""
         problems, found = [], dict[str, Any]()
         for key in given:
             if key not in self.settings:
-                takes = ", ".join(map(named, self.settings)) or "no value"
-                problems.append(Problem("", named(key), f"is not for {self.name}", f"{self.name} takes {takes}"))
+                takes = ", ".join(named(each).rstrip() for each in self.settings) or "no value"
+                problems.append(
+                    Problem("", named(key).rstrip(), f"is not for {self.name}", f"{self.name} takes {takes}")
+                )
         for key, usual in self.settings.items():
             text = given.get(key, usual)
             if text is None:
-                hint = f"add {named(key)} {SETTINGS[key].example}"
-                problems.append(Problem("", self.name, f"needs {named(key)}", hint))
+                hint = f"add {named(key)}{SETTINGS[key].example}"
+                problems.append(Problem("", self.name, f"needs {named(key).rstrip()}", hint))
             if not text:
                 continue
             try:
                 found[key] = SETTINGS[key].read(text)
             except ValueError as error:
                 why, _, hint = str(error).partition("; ")
-                problems.append(Problem("", f"{named(key)} {text[:40]}", why, hint))
+                problems.append(Problem("", f"{named(key)}{text[:40]}", why, hint))
         if problems:
             raise InputError(*problems)
         return found

@@ -24,16 +24,16 @@ class Misroute(NamedFault):
     does = "A static route at the switch sends packets to one host by this port. Prediction and proof must notice it."
     at = "session"
     part = "routes"
-    settings: ClassVar[Mapping[str, str | None]] = {"to": None}
+    settings: ClassVar[Mapping[str, str | None]] = {"host": None}
     rendered = True
 
     def prepared(self, lab: Lab, where: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """With prefixes and the gateway. InputError for a host that is not there, or a route that would be right."""
         node, _, name = where.partition(":")
-        switch, host = lab.fabric.by_name[node], lab.fabric.by_name.get(values["to"])
+        switch, host = lab.fabric.by_name[node], lab.fabric.by_name.get(values["host"])
         if host is None or host.role is not Role.HOST:
-            hint = did_you_mean(values["to"], [each.name for each in lab.fabric.hosts])
-            raise InputError(Problem("", f"--to {values['to']}", f"is not a host of {lab.name}", hint))
+            hint = did_you_mean(values["host"], [each.name for each in lab.fabric.hosts])
+            raise InputError(Problem("", f"host {values['host']}", f"is not a host of {lab.name}", hint))
         port = switch.port(name)
         if lab.fabric.by_name[port.peer_node].role is Role.HOST:
             why = "leads to a host, which forwards nothing"
@@ -48,7 +48,7 @@ class Misroute(NamedFault):
         if usual == {name}:
             why = f"is the only path to {host.name} already"
             raise InputError(Problem("", where, why, "name a port that is not"))
-        return {"to": host.name, "prefixes": prefixes, "gateway": gateways[0]}
+        return {"host": host.name, "prefixes": prefixes, "gateway": gateways[0]}
 
     def apply(self, lab: Lab, fault: SetFault) -> None:
         """Add the routes."""
@@ -71,7 +71,7 @@ class Misroute(NamedFault):
 
     def text(self, fault: SetFault) -> str:
         """`misroute of packets to host3`."""
-        return f"misroute of packets to {fault.values['to']}"
+        return f"misroute of packets to {fault.values['host']}"
 
     def touched(self, fabric: Any, fault: SetFault) -> set[str]:
         """The switch: its routes are reported."""

@@ -82,7 +82,8 @@ class PfcStorm(NamedFault):
 
     def text(self, fault: SetFault) -> str:
         """`pfc-storm of class 3 for 5s`."""
-        return f"pfc-storm of class {fault.values['class']} for {format_duration(fault.values['time'])}"
+        of = f" of class {fault.values['class']}" if "class" in fault.values else ""
+        return f"pfc-storm{of} for {format_duration(fault.values['time'])}"
 
     @staticmethod
     def _send(lab: Lab, fault: SetFault, quanta: int) -> None:

@@ -27,3 +27,4 @@ KINDS: Final[Mapping[str, NamedFault]] = {
     "misroute": Misroute(),
     "pfc-storm": PfcStorm(),
 }
+KEYS: Final = {name: tuple(kind.settings) for name, kind in KINDS.items()}  # of the values of each

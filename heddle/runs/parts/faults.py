@@ -46,7 +46,7 @@ class FaultTimes(RunPart):
         spans = tuple(
             FaultSpan(
                 span.planned.port, span.planned.what(k), span.planned.times.text(), span.begin_ns, span.end_ns,
-                span.planned.fault is None,
+                span.planned.reroutes,
             )
             for span in clock.spans
         )  # fmt: skip
