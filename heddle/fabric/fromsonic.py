@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from heddle.spec.sonic.configdb import ImportedKey
 
 _FILE: Final = ReadOptions(max_bytes=16 << 20, kind="config_db.json")
+_BEFORE: Final = ("family", "link.", "shape")  # keys that imported values are derived from
 _MOST_VALUES: Final = 1_000_000
 
 
@@ -49,7 +50,8 @@ def import_sonic(file: str, onto: str, overrides: Sequence[str] = ()) -> SonicFa
     document = read_fabric(onto, name=None, overrides=(), problems=problems)
     before = deepcopy(document)
     for each in overrides:
-        override(before, each, problems)
+        if each.startswith(_BEFORE):  # others may be valid only together with imported keys
+            override(before, each, problems)
     base = load_document(before, problems)
     found = convert(*parse_json(read_text(real(file), file, _FILE), file, _MOST_VALUES), base.spec)
     for path, (value, trail) in found.settings.items():

@@ -139,6 +139,8 @@ def test_values_that_break_a_rule_of_the_fabric_name_the_line_and_the_key_of_the
     said = wrong(imported, wred(ecn_green_min_threshold="500", ecn_green_max_threshold="400"))
     assert said.startswith("c.json:10  queues.ecn.kmin: 500 (WRED_PROFILE|W|ecn_green_min_threshold) is above kmax")
     assert imported(profile(xon="70000"), "queues.pfc.xoff=100KB").settings["queues.pfc.xon"] == 70_000
+    large = imported(profile("30000000", dynamic_th="0", xon="9000"), "queues.pfc.xon=9MB", onto="zone")
+    assert large.data["queues"]["pfc"] == {"enabled": True, "xoff": 15_000_000, "xon": "9MB"}
     assert "c.json" in wrong(imported, profile("20000")) and "queues.buffer: 20000" in wrong(imported, profile("20000"))
 
 

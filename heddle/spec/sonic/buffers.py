@@ -154,7 +154,9 @@ def _resume(db: ConfigDb, name: str, xoff: int) -> None:
         if db.text(_PROFILE, name, key) is None:
             continue
         if not value or value < max(xon or 0, below):
-            why = f"{by} gives the higher threshold" if max(xon or 0, below) else "is 0: the fabric keeps its Xon"
+            why = (
+                f"{by} gives the higher threshold" if max(xon or 0, below) else "is 0: Xon stays in proportion to Xoff"
+            )
             if key == "xon_offset" and offset and below <= 0:
                 why = f"is not below Xoff, {shown(xoff)}"
             db.leave([(_PROFILE, name, key)], why)
