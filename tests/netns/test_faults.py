@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,7 @@ from tests.conftest import Borrow, FabricLab
 from tests.machine import until
 from tests.marks import deep
 from tests.netns.static_fabric import some_flows
+from tests.typed import typed
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,18 @@ def test_traffic_avoids_a_switch_that_is_down(dc: Lab) -> None:
         assert not checks["routes"].ok
         assert checks["routes"].detail == "ctsw1:eth1, ctsw1:eth2, ctsw1:eth3, ctsw1:eth4 are down", "and nothing else"
         assert checks["reachability"].ok
+
+
+def test_a_job_is_placed_beside_a_dead_nic_and_runs_there(dc: Lab, tmp_path: Path) -> None:
+    with link_down(dc, "host1:eth1"):
+        words = ["--lab", dc.name, "--ranks", "4", "--out", f"{tmp_path}/ranks.txt", "--format", "json"]
+        said = json.loads(typed("place", *words).stdout)
+        assert said["down"] == ["rtsw1:eth3"]
+        options = RunOptions(placement=f"{tmp_path}/ranks.txt", ranks=4, sizes=(65536,), iters=1, warmup=1)
+        done = run(dc, options, Silent())
+    assert {nic.partition(":")[0] for nic in said["candidates"][0]["nics"]} == {"host5", "host6", "host7", "host8"}
+    assert done.wrong == 0
+    assert done.proof is not None and done.proof.agree
 
 
 def test_traffic_avoids_a_drained_switch_which_is_named(dc: Lab) -> None:
