@@ -38,7 +38,7 @@ from heddle.offline.wires import (
     wires_of,
 )
 from heddle.traffic.placement import endpoint_at, no_nic
-from heddle.traffic.workload import Job, Workload
+from heddle.traffic.workload import Job, Keys, Workload
 
 MINCUT: Final = "min-cut"
 NCCL: Final = "nccl"
@@ -155,7 +155,7 @@ def rank_placements(fabric: Fabric, workload: Workload, ask: PlacementAsk, obser
         count = "is free and up" if len(free) == 1 else "are free and up"
         hint = f"use --ranks {len(free)}" if len(free) > 1 else "use a larger fabric"
         problem = Problem("", f"--ranks {ranks}", f"needs {ranks} NICs, but {len(free)} {count}", hint)
-        raise InputError(problem if ask.ranks else job.keys.located(problem))
+        raise InputError(job.keys.located(problem))
     by_ref = {port.ref: port for port in fabric.nics}
     hosts = free_hosts(fabric, free)
     written = job.options.placement if job.slots is None else "ranks of the file"
@@ -208,7 +208,9 @@ def _job(workload: Workload, ask: PlacementAsk) -> Job:
         raise InputError(Problem("", f"--workload {workload.name}", why, hint))
     job = next(job for job in workload.jobs if ask.job in ("", job.name))
     ranks = ask.ranks or sum(len(host.nics) for host in ask.dumped)
-    return replace(job, slots=None, options=replace(job.options, ranks=ranks)) if ranks else job
+    # A number that was typed is not one of the file, so errors do not name its line.
+    typed = replace(job, slots=None, options=replace(job.options, ranks=ranks), keys=Keys())
+    return typed if ranks else job
 
 
 class _Judge:

@@ -35,7 +35,7 @@ def _reasons(best: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
     whole = [each for each in others if not each.unreachable]
     slower = [each for each in whole if each.seconds > best.seconds * EQUAL]
     if equal := [each for each in whole if each not in slower]:
-        yield f"as fast as {some_of([each.name for each in equal], 3)}{_with(best, equal[0])}"
+        yield f"as fast as {some_of([each.name for each in equal], 3)}{_with(best, equal)}"
     if slower:
         slowest = max(slower, key=lambda each: each.seconds)
         times = f"{slowest.name} takes {slowest.seconds / best.seconds:.2f} times as long"
@@ -44,12 +44,14 @@ def _reasons(best: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
         yield f"{some_of(without, 3)} would have flows without a path"
 
 
-def _with(best: Candidate, other: Candidate) -> str:
-    """The advantage over another one with the same time."""
+def _with(best: Candidate, equal: Sequence[Candidate]) -> str:
+    """The advantage over others with the same time, in their order."""
+    other, least = equal[0], "at least " * (len(equal) > 1)
     for direction, count in [*best.climbed.items()][::-1]:
         if count < other.climbed[direction]:
             share = 1 - count / other.climbed[direction]
-            return f", with {share:.0%} fewer bytes from {direction}" if count else f", with no bytes from {direction}"
+            fewer = f"{least}{share:.0%} fewer" if count else "no"
+            return f", with {fewer} bytes from {direction}"
     return ", in fewer of them" if best.boxes < other.boxes else ""
 
 

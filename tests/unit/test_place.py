@@ -142,6 +142,8 @@ def test_more_ranks_than_free_nics_are_an_error() -> None:
         (["zone", "--ranks", "4", "--out", "no/ranks.txt"], "is in a directory that does not exist"),
         (["zone", "--lab", "zone"], "--lab and --fabric exclude each other"),
         (["zone", "--down", "rtsw99"], "did you mean"),
+        (["zone", "--ranks", "99"], "--ranks 99 is more than the 16 NICs"),
+        (["zone", "--workload", "two-tenants", "--job", "b", "--ranks", "12"], "ranks: 12 needs 12 NICs, but"),
         (["zone", "--export", "slurn"], "did you mean slurm?"),
     ],
 )
