@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from heddle.base.extras import PLOT, REPORT
 from heddle.base.files import real
 from heddle.base.problems import InputError, Problem
 from heddle.cli.argv import Option, Options
@@ -52,6 +53,10 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
     return packages.for_runtime("netns") if _live(typed) else ()
 
 
+def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
+    return [PLOT, REPORT] if typed["out_"] else []
+
+
 def _loaded(file: str) -> list[Experiment]:
     from heddle.experiments.loading import find_experiment, load_experiment
 
@@ -68,6 +73,7 @@ def _folder(name: str) -> Any:
     group="Traffic",
     help=_EXPERIMENT,
     positional=["file"],
+    extras=_extras,
     packages=_packages,
     root=_live,
     files_in=["file"],
@@ -112,6 +118,7 @@ def experiment(
     group="Traffic",
     help=_REPRODUCE,
     positional=["name"],
+    extras=_extras,
     packages=_packages,
     root=_live,
     files_out=["out_"],
@@ -175,20 +182,25 @@ def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str |
 
 
 def _write(directory: str, results: Sequence[ExperimentResult]) -> list[str]:
-    """The files of each result: JSON, a table of checks, and one of all figures."""
+    """The files of each result: JSON, a table of checks, one of all figures, a picture; and a report of all."""
     import json
 
+    from heddle.views.experimentpicture import draw
     from heddle.views.graph import write_file
+    from heddle.views.report.page import report_html
 
-    written = []
+    def write(file: str, content: bytes) -> None:
+        name = f"{directory.rstrip('/')}/{file}"
+        write_file(real(directory) / file, content, name, "--out")
+        written.append(name)
+
+    written: list[str] = []
     for each in results:
-        files = {
-            ".json": json.dumps(each.to_json(), indent=1, default=str) + "\n",
-            ".csv": each.checks_csv(),
-            "-runs.csv": each.runs_csv(),
-        }
-        for ending, text in files.items():
-            name = f"{directory.rstrip('/')}/{each.experiment.name}{ending}"
-            write_file(real(directory) / f"{each.experiment.name}{ending}", text.encode(), name, "--out")
-            written.append(name)
+        name = each.experiment.name
+        write(f"{name}.json", (json.dumps(each.to_json(), indent=1, default=str) + "\n").encode())
+        write(f"{name}.csv", each.checks_csv().encode())
+        write(f"{name}-runs.csv", each.runs_csv().encode())
+        if each.rows:
+            write(f"{name}.svg", draw("svg", each))
+    write("report.html", report_html([], None, results).encode())
     return written

@@ -19,10 +19,12 @@ from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
 from heddle.experiments.grid import Axis, at_point, axes_of
+from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
 from heddle.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
+from heddle.fabric.hashmodes import MODES
 from heddle.runs.parts import PARTS
 from heddle.spec.yamlfile import Document, Mark, ReadOptions, Trail, parse, read_text
 
@@ -233,7 +235,11 @@ class _Reader:
             measure = self._measure(name, spec)
             if fabric is None or (spec.measure is not None and measure is None):
                 continue
+            for word, problem in wrong_changes(fabric.fabric, spec):
+                self.problems.found.append(replace(problem, where=self._document.where(("runs", name, word))))
             repeats = spec.repeats or self._spec.repeats
+            if spec.mode is not None and spec.mode not in MODES:
+                self._wrong(("runs", name, "mode"), "is not a hashing mode", did_you_mean(spec.mode, MODES))
             if spec.offline and spec.measure is None:
                 repeats = 1
             variant = Variant(name, point, spec, fabric, key, text, repeats, measure=measure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, first_lines
 from heddle.base.tables import many
 from heddle.experiments.figures import LiveFigures, OfflineFigures, OwnFigures, RunFigures
+from heddle.experiments.livechanges import changed_for_run, downs, drains
 from heddle.experiments.loading import Experiment, Variant
 from heddle.experiments.measuring import Measuring
 from heddle.experiments.needs import missing
@@ -116,7 +117,7 @@ class Running:
         again = f", repeat {repeat}" if repeat > 1 else ""
         self.observer.say(f"run {self._count} of {whole}: {variant.title}{again}")
         try:
-            with _changed(variant, lab):
+            with nullcontext() if lab is None else changed_for_run(lab, variant.spec):
                 found = self._figures(variant, repeat, lab)
         except HeddleError as error:
             why = f"{variant.title}: {first_lines(error.problems)[0]}"
@@ -195,36 +196,12 @@ def _lab(variant: Variant, observer: Observer) -> Iterator[Lab]:
         lifecycle.down(done.lab.name, observer)
 
 
-@contextmanager
-def _changed(variant: Variant, lab: Lab | None) -> Iterator[None]:
-    """The live changes of a variant, for a with block; then the lab is as its fabric file describes it."""
-    if lab is None:
-        yield
-        return
-    from heddle.lab import outages, rehash, restore, thresholds
-    from heddle.spec.overrides import settings_of, value_text
-
-    spec = variant.spec
-    try:
-        if spec.hashing is not None:
-            rehash.set_hashing(lab, spec.hashing.mode, seed=spec.hashing.seed)
-        if spec.queues:
-            texts = [f"{path}={value_text(path, value)}" for path, value in settings_of(spec.queues)]
-            thresholds.set_queues(lab, texts)
-        if spec.down:
-            outages.link_down(lab, *spec.down)
-        if spec.drain:
-            outages.drain(lab, *spec.drain)
-        yield
-    finally:
-        restore.restore_configured(lab)
-
-
 def _predicted(variant: Variant, workload: Workload, observer: Observer) -> Prediction:
     from heddle.offline.forecast import Ask, forecast
 
-    ask = Ask(variant.spec.mode, 0, tuple(variant.spec.down), tuple(variant.spec.drain))
-    return forecast(variant.fabric.fabric, workload, ask, observer)
+    fabric, spec = variant.fabric.fabric, variant.spec
+    ask = Ask(spec.mode, 0, downs(fabric, spec), drains(fabric, spec))
+    return forecast(fabric, workload, ask, observer)
 
 
 def _paths(lab: Lab, job: RunResult) -> PathsResult | None:

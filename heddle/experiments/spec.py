@@ -97,6 +97,14 @@ class CheckSpec(Strict):
     tolerance: Annotated[float, Field(ge=0, le=1)] | None = None
     proof: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, data: Any) -> Any:
+        """In `{value: busbw(a, qps=4)}` YAML takes the comma for the end of the value."""
+        if isinstance(data, dict) and any("=" in str(key) or ")" in str(key) for key in data):
+            raise at(".value", "ends at a comma, since it is in braces", 'put it in quotes: value: "..."')
+        return data
+
     @model_validator(mode="after")
     def _has_one_band(self) -> Self:
         if self.tolerance is not None:

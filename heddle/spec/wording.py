@@ -143,6 +143,8 @@ def _line(where: str) -> int:
 
 
 def _model_in(annotation: Any) -> Model | None:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from heddle.base.tables import table
+from heddle.base.tables import some_of, table
 from heddle.experiments.outcome import WORDS
 from heddle.experiments.running import plan_text
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from heddle.experiments.loading import Experiment
     from heddle.experiments.outcome import ExperimentResult, Row
 
-_HEAD = ("check", "published", "measured", "95 %", "CV", "band", "result", "paths")
+HEAD = ("check", "published", "measured", "95 %", "CV", "band", "result", "paths")
 
 
 def number(value: float | None) -> str:
@@ -58,9 +58,9 @@ def result_text(result: ExperimentResult) -> str:
         return "\n".join([*lines, f"skipped: {result.skipped}"])
     rows = result.rows
     if rows:
-        lines += ["", table(_HEAD, [cells(row) for row in rows])]
-    remarks = [*_remarks(result)]
-    return "\n".join([*lines, *([""] if remarks else []), *remarks])
+        lines += ["", table(HEAD, [cells(row) for row in rows])]
+    more = [*remarks(result)]
+    return "\n".join([*lines, *([""] if more else []), *more])
 
 
 def folder_text(result: FolderResult) -> str:
@@ -68,14 +68,14 @@ def folder_text(result: FolderResult) -> str:
     spec = result.folder.spec
     rows = [cells(row, f"{each.experiment.name}: ") for each in result.results for row in each.rows]
     lines = [f"{spec.title} ({spec.source})", *([spec.statement.strip()] if spec.statement else [])]
-    lines += ["", table(_HEAD, rows)] if rows else []
-    remarks = [
+    lines += ["", table(HEAD, rows)] if rows else []
+    more = [
         f"{each.experiment.name}: {line}"
         for each in result.results
-        for line in ([f"skipped: {each.skipped}"] if each.skipped else _remarks(each))
+        for line in ([f"skipped: {each.skipped}"] if each.skipped else remarks(each))
     ]
     out = [f"left out: {each.what}: {each.why}" for each in spec.left_out]
-    return "\n".join([*lines, "", *remarks, *out, _sum(result)])
+    return "\n".join([*lines, "", *more, *out, _sum(result)])
 
 
 def list_text(experiments: Sequence[Experiment], repeats: int | None = None) -> str:
@@ -90,9 +90,13 @@ def folder_list_text(folder: Folder, repeats: int | None = None) -> str:
     return "\n".join([f"{folder.spec.title} ({folder.spec.source})", list_text(folder.experiments, repeats), *out])
 
 
-def _remarks(result: ExperimentResult) -> Iterator[str]:
+def remarks(result: ExperimentResult) -> Iterator[str]:
+    """What makes a value doubtful, errors of runs, what the result shows."""
+    whys: dict[str, list[str]] = {}
     for row in result.rows:
-        yield from (f"{row.name}: {why}" for why in row.why)
+        for why in row.why:
+            whys.setdefault(why, []).append(row.name)
+    yield from (f"{some_of(names, 3)}: {why}" for why, names in whys.items())
     if not result.experiment.checks:
         yield from (each.why for each in result.done if each.why)
     if result.interrupted:

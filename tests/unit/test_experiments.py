@@ -18,7 +18,9 @@ from heddle.experiments.measures import MEASURES
 from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
 from heddle.experiments.running import Running, plan_text
 from heddle.experiments.spec import CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
+from heddle.views.experimentpicture import draw
 from heddle.views.experimenttext import folder_text, result_text
+from heddle.views.report.page import report_html
 
 ROOT = Path(__file__).parents[2]
 OFF = """\
@@ -68,6 +70,9 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
     assert "all ecmp=flow qps=16" in text and "in the band" in text
     document = json.loads(json.dumps(result.to_json()))
     assert document["ok"] and len(document["runs"]) == 4 and document["runs"][0]["figures"]["mmr"] > 0
+    page = report_html([], None, [result])
+    assert "<svg" in page and "Hashing modes" in page and "plotly" not in page.partition("<main")[2]
+    assert draw("svg", result) == draw("svg", result)
     assert result.checks_csv().count("\n") == 7 and "experiment,run,point,repeat,figure,value" in result.runs_csv()
 
 
@@ -89,6 +94,13 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
         (", high: 1}", ", tolerance: 0.1}", "x.yml:9  checks.better.tolerance: 0.1 needs a published number"),
         ("    run: {", "    measure: random_flows\n    run: {", "and measure exclude each other"),
         ("title:", "needs: [magic]\ntitle:", "needs has magic, which is not a need"),
+        ("offline: true", "offline: true\n    down: [rtsw9:eth1]", "x.yml:8  rtsw9:eth1 is not a port of tiny"),
+        ("offline: true", "drain: [host1]", "x.yml:7  host1 is not a switch of tiny"),
+        ("offline: true", "hashing: ecmp", "x.yml:7  hashing: ecmp is not a hashing mode"),
+        ("offline: true", "queues: {ecn.kmin: 9GB}", "x.yml:7  queues.ecn.kmin: 9GB"),
+        ("offline: true", "offline: true\n    mode: ecmp", "x.yml:8  runs.sweep.mode: ecmp is not a hashing mode"),
+        (", high: 1}", ", hihg: 1}", "x.yml:9  checks.better.hihg is not a key\n         hint: did you mean high?"),
+        ("worst: max(mmr(sweep))", "worst: {value: mmr(sweep, qps=1)}", "checks.worst.value: mmr(sweep ends at a"),
         ("tiny", "tinny", "x.yml:2  tinny is neither a preset nor a file"),
     ],
 )  # fmt: skip

@@ -20,11 +20,12 @@ from heddle.base.progname import as_started
 from heddle.base.version import VERSION
 from heddle.views.fabricsvg import STYLE
 from heddle.views.linkloads import describe_run
-from heddle.views.report import fabricparts, runparts, settingparts
+from heddle.views.report import experimentparts, fabricparts, runparts, settingparts
 from heddle.views.report.section import NotCarriedError, Section
 from heddle.views.style import ON_DARK
 
 if TYPE_CHECKING:
+    from heddle.experiments.outcome import ExperimentResult
     from heddle.runs.compare import Comparison
     from heddle.runs.stored import StoredRun
 
@@ -42,23 +43,30 @@ SECTIONS: Final = (
 )
 
 
-def report_html(runs: Sequence[StoredRun], comparison: Comparison | None = None) -> str:
-    """The whole page. comparison: stands above the runs."""
+def report_html(
+    runs: Sequence[StoredRun],
+    comparison: Comparison | None = None,
+    experiments: Sequence[ExperimentResult] = (),
+) -> str:
+    """The whole page. comparison, experiments: stand above the runs."""
     from plotly.offline import get_plotlyjs
 
     page = _environment().get_template("page.html.j2")
     return page.render(
-        title=_title(runs, comparison),
+        title=_title(runs, comparison, experiments),
         version=VERSION,
         runs=[_run(run) for run in runs],
         comparison=None if comparison is None else runparts.comparison(comparison),
+        experiments=experimentparts.experiments(experiments),
         fabric_style=Markup(STYLE),  # noqa: S704 - Heddle's own
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 - plotly's own
+        plotly=Markup(get_plotlyjs() if runs else ""),  # noqa: S704 - plotly's own
         colours=_json(dict(ON_DARK)),
     )
 
 
-def _title(runs: Sequence[StoredRun], comparison: Comparison | None) -> str:
+def _title(runs: Sequence[StoredRun], comparison: Comparison | None, experiments: Sequence[ExperimentResult]) -> str:
+    if experiments:
+        return f"Heddle: {', '.join(each.experiment.name for each in experiments[:4])}"
     names = [f"run {run.id} of {run.record.header.lab}" for run in runs]
     if comparison is not None:
         return f"Heddle: {names[0]} against {names[1]}"
