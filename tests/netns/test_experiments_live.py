@@ -1,0 +1,89 @@
+"""Experiments on a live fabric: one lab for all runs, live changes that are undone, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from heddle.base import state
+from heddle.base.events import Silent
+from heddle.experiments.loading import load_experiment
+from heddle.experiments.running import Running
+from heddle.runs.store import open_runs
+from tests.machine import child, patience
+
+pytestmark = pytest.mark.root
+
+ROOT: Final = Path(__file__).parents[2]
+FILE: Final = """
+title: Live changes
+fabric: {use: tiny, set: {link.host: 100Mbit, link.fabric: 100Mbit}}
+runs:
+  plain: {run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}}
+  seeded:
+    hashing: {mode: e-ecmp, seed: shared}
+    queues: {ecn.kmin: 8KB}
+    run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: [4, 8]}
+  broken:
+    down: [rtsw1:eth1]
+    run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}
+  again: {run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}}
+  paper: {offline: true, run: {collective: all-reduce, size: 64K, placement: cyclic, qps: 4}}
+checks:
+  broken: {value: "links_used(broken, port='rtsw1:eth[12]')", low: 1, high: 1}
+  undone: {value: mmr(again) / mmr(plain), low: 1, high: 1}
+  predicted: {value: mmr(paper) / mmr(plain), low: 0.99, high: 1.01}
+  qps: {value: qps(seeded)}
+  right: {value: max(wrong(seeded)) + wrong(broken), high: 0}
+"""
+
+
+def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
+    file = tmp_path / "live.yml"
+    file.write_text(FILE)
+    result = Running(load_experiment(file, "live.yml"), Silent(), copies=tmp_path / "runs").run()
+    rows = {row.name: row for row in result.rows}
+    states = {name: row.state for name, row in rows.items()}
+    assert states == {
+        "broken": "ok", "undone": "ok", "predicted": "ok", "qps qps=4": "shown", "qps qps=8": "shown", "right": "ok",
+    }, {name: row.why for name, row in rows.items()}  # fmt: skip
+    assert all(row.proven for row in rows.values()) and not result.failed
+    one, two = (rows[name].sample for name in ("qps qps=4", "qps qps=8"))
+    assert one is not None and two is not None and two.mean == 2 * one.mean
+    assert not [name for name in state.labs() if name.startswith("exp")]  # it was taken down
+    copied = sorted((tmp_path / "runs").iterdir())
+    assert [each.name for each in copied] == [
+        "live-again-1", "live-broken-1", "live-plain-1", "live-seeded-4-1", "live-seeded-8-1",
+    ]  # fmt: skip
+    (run,) = open_runs([f"{copied[1]}/"])
+    assert run.proof.value is not None and run.proof.value.agree and "e-ecmp" not in run.record.header.ecmp
+
+
+def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) -> None:
+    file = tmp_path / "long.yml"
+    file.write_text(
+        "title: Long\nfabric: tiny\nrepeats: 2\nruns:\n"
+        "  short: {run: {collective: all-reduce, size: 4K, iters: 1, warmup: 0}}\n"
+        "  long: {run: {collective: all-reduce, size: 64K, iters: 10000}}\n"
+        "checks: {short: busbw(short), long: busbw(long)}\n"
+    )
+    argv = [sys.executable, str(ROOT / "tasks.py"), "experiment", str(file), "--format", "json"]
+    with child(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as proc:
+        assert proc.stderr is not None
+        for line in proc.stderr:
+            if "run 2 of 4: long" in line:
+                break
+        proc.send_signal(signal.SIGINT)
+        out, said = proc.communicate(timeout=patience(120))
+    assert proc.returncode == 130, said
+    document = json.loads(out)
+    assert document["interrupted"] and [each["run"] for each in document["runs"]] == ["short"]
+    short, long = document["checks"]
+    assert short["measured"]["mean"] > 0 and long["state"] == "unknown"
+    assert f"exp{proc.pid % 10**8}" not in state.labs()
