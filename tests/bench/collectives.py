@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -58,6 +59,18 @@ def uncontended(observer: Observer) -> Iterator[Figure]:
     yield Figure("all-reduce 4M in tiny: wrong elements", result.wrong, "", "", "0", result.wrong == 0)
 
 
+def _repeated(observer: Observer) -> Iterator[Figure]:
+    """Two equal runs of the ring: the median over sizes of the difference of their busbw."""
+    options = RunOptions(sizes=tuple(1 << bits for bits in range(20, 25)))
+    labs.up(load_fabric("tiny", name=_LAB), observer=observer, rollback=True)
+    try:
+        runs = [[row.busbw for row in run(open_lab(_LAB), options, observer).rows] for _ in range(2)]
+    finally:
+        labs.down(_LAB, observer)
+    median = statistics.median(max(pair) / min(pair) - 1 for pair in zip(*runs, strict=True))
+    yield at_most("all-reduce 1M to 16M in tiny: two equal runs differ, median", 100 * median, "%", 3.0)
+
+
 def each_algorithm(observer: Observer) -> Iterator[Figure]:
     """Every collective by every algorithm against its bounds, where no two flows share a link but that of a NIC.
 
@@ -77,6 +90,7 @@ def each_algorithm(observer: Observer) -> Iterator[Figure]:
                 yield from _against_its_bound(open_lab(_LAB), collective, algorithm, observer)
         finally:
             labs.down(_LAB, observer)
+    yield from _repeated(observer)
 
 
 def _against_its_bound(lab: Lab, collective: str, algorithm: str, observer: Observer) -> Iterator[Figure]:
