@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import InputError, Problem
 from heddle.base.tables import many, table
-from heddle.cli import helptexts as words
+from heddle.cli import completion
+from heddle.cli.argv import Option, Options, group
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
 
@@ -16,6 +17,42 @@ if TYPE_CHECKING:
     from heddle.runs.craftresult import Crafted, HandPacket
 
 _LINES: Final = 16  # packets of each kind that are printed
+_NUMBER: Final = "N"
+_HELP: Final[Options] = {
+    "src": Option("the sending host, or its port (host1:eth2)", completion.nics),
+    "dst": Option("the receiving host, or its port", completion.nics),
+    "list": "list all opcodes and fields, and send nothing",
+    **group(
+        "Packet",
+        {
+            "opcode": Option(
+                "name or number (0x0a); several with commas are sent in turn; otherwise RC_RDMA_WRITE_ONLY",
+                "heddle.cli.craft_verb:opcodes", value="NAME",
+            ),
+            "qpn": Option("destination QP number; otherwise 0x100", value=_NUMBER),
+            "psn": Option("PSN of the first packet; the others follow; otherwise 0", value=_NUMBER),
+            "rkey": Option("remote key of a WRITE, READ or atomic; otherwise 0x1234", value=_NUMBER),
+            "va": Option("remote address of a WRITE, READ or atomic; otherwise 0x10000", value=_NUMBER),
+            "length": Option("bytes of the message, in the RETH; otherwise the sum of its packets", value=_NUMBER),
+            "payload": Option(
+                "a text, or bytes as 0x0102; otherwise 32 bytes, and one MTU in FIRST and MIDDLE", value="BYTES"
+            ),
+            "imm": Option("immediate data; otherwise 0", value=_NUMBER),
+            "ecn": Option(
+                "not-ect, ect0, ect1 or ce; otherwise ect0, and not-ect in answers", ("not-ect", "ect0", "ect1", "ce")
+            ),
+            "dscp": Option("0 to 63; otherwise 24, and 48 in answers", value=_NUMBER),
+            "sport": Option("UDP source port; otherwise 49152", value=_NUMBER),
+            "ttl": Option("TTL, or hop limit of IPv6; otherwise 64", value=_NUMBER),
+            "icrc": Option("right, wrong, or a number of 32 bits", ("right", "wrong"), value="ICRC"),
+            "set": Option("any field by scapy's name: BTH.pkey=0x8001; can be repeated", value="FIELD=VALUE"),
+            "count": "send the packet, or the turn of packets, so many times: 1000 packets at most",
+        },
+    ),
+    "wait": Option("seconds without an answer after which the command ends: up to 60", value="SECONDS"),
+    "no_responder": "start no responder at the other host",
+    "fields": "print every field of every packet",
+}  # fmt: skip
 
 
 def opcodes() -> list[str]:
@@ -27,7 +64,7 @@ def opcodes() -> list[str]:
 
 @verb(
     group="Traffic",
-    help=words.CRAFT,
+    help=_HELP,
     positional=["src", "dst"],
     root=lambda typed: not typed["list_"],
 )

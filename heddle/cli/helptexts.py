@@ -236,43 +236,6 @@ CAPTURE: Final[Options] = {
     "out": "write a capture file (pcapng) instead of printing one line per packet",
 }
 
-_NUMBER: Final = "N"
-CRAFT: Final[Options] = {
-    "src": Option("the sending host, or its port (host1:eth2)", completion.nics),
-    "dst": Option("the receiving host, or its port", completion.nics),
-    "list": "list all opcodes and fields, and send nothing",
-    **group(
-        "Packet",
-        {
-            "opcode": Option(
-                "name or number (0x0a); several with commas are sent in turn; otherwise RC_RDMA_WRITE_ONLY",
-                "heddle.cli.craft_verb:opcodes", value="NAME",
-            ),
-            "qpn": Option("destination QP number; otherwise 0x100", value=_NUMBER),
-            "psn": Option("PSN of the first packet; the others follow; otherwise 0", value=_NUMBER),
-            "rkey": Option("remote key of a WRITE, READ or atomic; otherwise 0x1234", value=_NUMBER),
-            "va": Option("remote address of a WRITE, READ or atomic; otherwise 0x10000", value=_NUMBER),
-            "length": Option("bytes of the message, in the RETH; otherwise the sum of its packets", value=_NUMBER),
-            "payload": Option(
-                "a text, or bytes as 0x0102; otherwise 32 bytes, and one MTU in FIRST and MIDDLE", value="BYTES"
-            ),
-            "imm": Option("immediate data; otherwise 0", value=_NUMBER),
-            "ecn": Option(
-                "not-ect, ect0, ect1 or ce; otherwise ect0, and not-ect in answers", ("not-ect", "ect0", "ect1", "ce")
-            ),
-            "dscp": Option("0 to 63; otherwise 24, and 48 in answers", value=_NUMBER),
-            "sport": Option("UDP source port; otherwise 49152", value=_NUMBER),
-            "ttl": Option("TTL, or hop limit of IPv6; otherwise 64", value=_NUMBER),
-            "icrc": Option("right, wrong, or a number of 32 bits", ("right", "wrong"), value="ICRC"),
-            "set": Option("any field by scapy's name: BTH.pkey=0x8001; can be repeated", value="FIELD=VALUE"),
-            "count": "send the packet, or the turn of packets, so many times: 1000 packets at most",
-        },
-    ),
-    "wait": Option("seconds without an answer after which the command ends: up to 60", value="SECONDS"),
-    "no_responder": "start no responder at the other host",
-    "fields": "print every field of every packet",
-}  # fmt: skip
-
 RUNS: Final[Options] = {
     "lab": "runs of this lab (default: of all labs)",
     "remove": Option("remove a run by its ID or number; can be repeated", completion.runs, value="ID"),
