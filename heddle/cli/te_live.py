@@ -34,15 +34,16 @@ _PATIENCE_S: Final = 5.0  # for a controller to end
 
 def apply(out: Console, asked: TeWords) -> None:
     """Put a plan in force. Exit 1 when a flow has no path."""
-    from heddle.engineering.te import plan_for
+    from heddle.engineering.te import PARTS, plan_for
     from heddle.views.tetext import plan_text
 
     where = open_lab(asked.lab)
     _refuse(asked, "out")
     with owners.lock(where.name, CONTROLLER, work="te apply"):
-        found = plan_for(where, demand_of(where, asked))
+        demand, now = demand_of(where, asked), where.snapshot(PARTS)
+        found = plan_for(where, demand, now)
         began = time.monotonic()
-        changed = put_in_force(where, found.tables, "te apply")
+        changed = put_in_force(where, found.tables, "te apply", now.hashing)
         seconds = time.monotonic() - began
     said = _changed(changed, seconds) if changed else "no entry changed: these are in force"
     text = plan_text(found, **({"rows": None} if asked.all else {}))
@@ -70,7 +71,7 @@ def _end_controller(lab: str) -> int | None:
     if holder is None or holder.work != "te watch":
         return None
     with suppress(ProcessLookupError):
-        os.kill(holder.pid, signal.SIGINT)
+        os.kill(holder.pid, signal.SIGTERM)  # a shell lets its background jobs ignore SIGINT
     return holder.pid
 
 

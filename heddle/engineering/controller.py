@@ -110,9 +110,10 @@ def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
 def _round(lab: Lab, reason: str, demand: TeDemand | None, by: str, *, always: bool) -> TeRound:
     if demand is None:
         return TeRound(time.time(), reason)
-    plan = plan_for(lab, demand, lab.snapshot(PARTS))
+    now = lab.snapshot(PARTS)
+    plan = plan_for(lab, demand, now)
     decided, at = time.monotonic(), time.time()
-    changed = put_in_force(lab, plan.tables, by) if always or worth(plan) else ()
+    changed = put_in_force(lab, plan.tables, by, now.hashing) if always or worth(plan) else ()
     return TeRound(at, reason, plan, changed, time.monotonic() - decided if changed else 0.0)
 
 

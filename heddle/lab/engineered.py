@@ -91,8 +91,13 @@ def engineered(lab: str) -> Engineered | None:
         raise MachineError(Problem("", f"the entries of lab {lab}", why, f"./inv down {lab}, then up again")) from None
 
 
-def put_in_force(lab: Lab, tables: Mapping[str, Exact], by: str) -> tuple[str, ...]:
+def put_in_force(
+    lab: Lab, tables: Mapping[str, Exact], by: str, found: Mapping[str, SwitchHashing] | None = None
+) -> tuple[str, ...]:
     """Give switches these exact-match tables; returns the switches that changed. by: the command, as `te apply`.
+
+    found: the hashing of all switches as read; without it, that of the record. A process that was killed may have left
+    a switch that differs from the record.
 
     A switch that is not in `tables`, but had entries of traffic engineering, gets an empty table. Their mode becomes
     exact-match; packets without an entry are hashed as with e-ecmp, with the seed that the switch has.
@@ -104,11 +109,11 @@ def put_in_force(lab: Lab, tables: Mapping[str, Exact], by: str) -> tuple[str, .
         now = wanted(lab, live)
         mine = dict.fromkeys([*tables, *earlier.switches])
         rows = [_with_table(lab, now[name], tables.get(name, {})) for name in mine]
-        rows = [row for row in rows if row != now[row.switch]]
+        rows = [row for row in rows if _rule(row) != _rule((found or now)[row.switch])]
         first = [row.switch for row in rows if row.switch not in earlier.switches]
         before = {name: live[name].to_json() for name in first if name in live}
         counts = lab.snapshot(LabPart.HASHING, first).statistics if first else {}
-        found = Engineered(
+        force = Engineered(
             by,
             time.time(),
             earlier.changes + 1,
@@ -116,7 +121,7 @@ def put_in_force(lab: Lab, tables: Mapping[str, Exact], by: str) -> tuple[str, .
             {**earlier.before, **before},
             {**earlier.counts, **counts},
         )
-        _set(lab, rows, live | {row.switch: LiveHashing.of(row) for row in rows}, found, by)
+        _set(lab, rows, live | {row.switch: LiveHashing.of(row) for row in rows}, force, by)
     return tuple(row.switch for row in rows)
 
 
@@ -144,6 +149,10 @@ def _with_table(lab: Lab, row: SwitchHashing, table: Exact) -> SwitchHashing:
     if row.mode != EXACT_MATCH:
         row = hashing_of(lab.fabric, lab.fabric.by_name[row.switch], EXACT_MATCH, row.options, row.seed)
     return with_exact(row, table)
+
+
+def _rule(row: SwitchHashing) -> tuple[Any, ...]:
+    return row.mode, row.seed, row.options, row.steering
 
 
 def _set(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-from heddle.base import state
+from heddle.base import owners, state
 from heddle.base.problems import InputError, MachineError
+from heddle.cli import te_live
+from heddle.cli.console import Console
+from heddle.cli.te_verb import TeWords
 from heddle.lab import rehash
 from heddle.lab.engineered import changes_of_run, engineered, put_in_force, take_out
 from heddle.lab.lab import Lab
@@ -20,10 +26,13 @@ from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow
 from heddle.traffic.options import RunOptions
 from tests.conftest import FabricLab
+from tests.machine import until
 from tests.netns.collectives import proven, ran, run_and
 from tests.readings import read_hashing
 
 OPTIONS: dict[str, Any] = {"qps": 8, "placement": "cyclic"}
+ROOT: Final = Path(__file__).resolve().parents[2]
+DATA: Final = 3  # the class of data packets
 UPLINKS = ("eth1", "eth2", "eth3", "eth4")
 
 
@@ -137,3 +146,35 @@ def test_a_switch_that_dies_during_a_swap_gives_the_others_their_old_rule(
     monkeypatch.undo()
     now = {name: read_hashing(lab.name, lab.handle(name)) for name in before}
     assert now["rtsw1"] == before["rtsw1"] and state.read_record(lab.name) == record
+
+
+def test_a_port_that_dies_loses_what_waited_there_and_its_flows_go_to_their_backups(lab: Lab) -> None:
+    options: dict[str, Any] = {"collective": "broadcast", "placement": "host1,host3", "ranks": 2, "qps": 8}
+    ran(lab, **options)
+    put_in_force(lab, tables_for(lab, [sent.flow for sent in load(lab, None).evidence.sent]), "te apply")
+    result = ran(lab, **options, sizes=(4 << 20,), iters=1, warmup=0, faults=("rtsw1:eth2,down,from=200ms",))
+    evidence = load(lab, None).evidence
+    then, now = (state.statistics["rtsw1"] for state in (evidence.before, evidence.after))
+    assert result.wrong == 0 and now["backups"] > then["backups"] and now["fell_back"] == then["fell_back"]
+    lost = {port: evidence.class_drops(port, DATA) or 0 for port, drops in evidence.drops.items() if drops}
+    assert {port for port, count in lost.items() if count} <= {"rtsw1:eth2"}
+    assert lost.get("rtsw1:eth2", 0) <= 64, "the connection's window: what can have waited at the port"
+
+
+def test_a_controller_is_one_per_lab_and_its_death_changes_no_packet(lab: Lab, flows: list[Flow]) -> None:
+    command = [sys.executable, "-m", "heddle.cli", "te", "watch", "--interval", "300ms", "--lab", lab.name]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
+        until(lambda: owners.working_on(lab.name, "te") is not None)
+        with pytest.raises(InputError, match=rf"process {controller.pid}.*its te watch goes on"):
+            te_live.apply(Console(), TeWords(lab.name))
+
+        def kill() -> None:
+            until(lambda: engineered(lab.name) is not None)
+            controller.kill()
+            controller.wait()
+
+        result = run_and(lab, RunOptions(**OPTIONS, sizes=(4 << 20,), iters=1, warmup=0), kill)
+    assert result.wrong == 0 and not any(load(lab, None).evidence.drops.values())
+    assert owners.working_on(lab.name, "te") is None and engineered(lab.name) is not None
+    te_live.off(Console(), TeWords(lab.name))
+    assert not rehash.set_live(lab)
