@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,13 @@ from heddle.fabric.naming import NicNames
 from heddle.fabric.policy import HashOptions
 from heddle.fabric.shapes import build
 from heddle.fabric.wiring import ports_above
+from heddle.lab.engineered import RuleChange
+from heddle.lab.rehash import with_exact
+from heddle.lab.snapshot import Snapshot
 from heddle.predict import selftest
-from heddle.predict.predict import predict
+from heddle.predict.predict import predict, predict_under
 from heddle.predict.selftest import SelfTest, remember, verdict
+from heddle.predict.walk import ports_of
 from heddle.proof.evidence import Evidence
 from heddle.proof.linkuse import LinkUse, Mmr, UplinkSet, links_of, nics_of
 from heddle.proof.measure import Count, Measured
@@ -28,7 +32,8 @@ from heddle.proof.verdict import FlowProof, PathsResult, prove
 from heddle.runs.moved import moved_of
 from heddle.spec.shapes.clos import ClosSpec
 from heddle.switch.counters import FlowCount, SwitchCounters
-from heddle.switch.hashing.hashing import SwitchHashing
+from heddle.switch.hashing.hashing import SwitchHashing, hashing_of
+from heddle.switch.hashing.steering import Exact
 from heddle.traffic.flow import Flow, Sent
 from heddle.views.linkloads import link_loads, spreads
 from heddle.views.pathstext import paths_text
@@ -37,6 +42,17 @@ from tests.unit.test_paths_report import judge as judge_run
 
 SPRAY = {s.name: SwitchHashing(s.name, "spray", s.hash_seed or 1, 1, 0x37) for s in FABRIC.switches}
 FLOW = SENT[0].flow
+
+
+def with_hashing(state: Snapshot, hashing: Mapping[str, SwitchHashing], epoch: int) -> Snapshot:
+    """A snapshot with other rules, of which that of rtsw1 has this epoch."""
+    nodes = {
+        name: replace(node, hashing=hashing.get(name), epoch=epoch if name == "rtsw1" else 1)
+        for name, node in state.nodes.items()
+    }
+    return replace(state, nodes=nodes)
+
+
 Counts = dict[str, tuple[tuple[str, int], ...]]
 WHOLE: Counts = {
     "rtsw1": (("eth1", 6), ("eth2", 4)),
@@ -99,6 +115,51 @@ def test_a_loss_after_two_ports_is_attributed_to_the_queue_that_counted_it() -> 
     assert result.agree, paths_text(result)
     assert result.lost == {"ctsw2:eth2": 2}
     assert not judge(sprayed(counts, {"ctsw2:eth2": 1})).agree
+
+
+def engineered(*tables: Exact) -> list[dict[str, SwitchHashing]]:
+    """The hashing of all switches with each of these tables on rtsw1."""
+    rows = {s.name: hashing_of(FABRIC, s, "exact-match") for s in FABRIC.switches}
+    return [{**rows, "rtsw1": with_exact(rows["rtsw1"], each)} for each in tables]
+
+
+def test_a_run_during_which_entries_changed_is_proven_over_all_of_them_or_not_at_all() -> None:
+    (prefix,) = [prefix for prefix, owner in FABRIC.edge_prefixes.items() if owner == "rtsw2"]
+    first, second = engineered({(FLOW.sport, prefix): ("eth1",)}, {(FLOW.sport, prefix): ("eth2", "eth1")})
+    found = sprayed(WHOLE)
+    states = [with_hashing(found.before, first, 5), with_hashing(found.after, second, 6)]
+    change = RuleChange(0.0, "te watch", {"rtsw1": (6, second["rtsw1"])})
+    oracle = (predict(FABRIC, fibs(), second, [FLOW])[0],)
+    run = replace(found, before=states[0], after=states[1], oracle=oracle, rules=(change,))
+    result = judge(run)
+    assert result.agree, paths_text(result)
+    assert result.flows[0].predicted == ("rtsw1:{eth1,eth2}", "{ctsw1:eth2,ctsw2:eth2}", "rtsw2:eth3")
+    assert result.notes[0].startswith(
+        "entries were changed 1 time during the run (te watch at 00:00:00.000 UTC): 1 QP had"
+    )
+    assert Evidence.from_json(json.loads(json.dumps(run.to_json()))).rules == (change,)
+    outside = judge(replace(run, before=with_hashing(states[0], second, 5)))
+    assert not outside.agree and "seen at" in outside.flows[0].why
+    for missing in (replace(run, rules=()), replace(run, after=with_hashing(states[1], second, 7))):
+        result = judge(missing)
+        assert not result.agree and "so no path follows one rule: rtsw1" in result.notes[0]
+
+
+def test_packets_may_meet_the_old_rule_at_one_switch_and_the_new_one_at_the_next() -> None:
+    dc = load_fabric("dc").fabric
+    a, b = dc.hosts[0].ports[0], dc.hosts[-1].ports[0]
+    assert a.address is not None and b.address is not None
+    ips = str(a.address.ip), str(b.address.ip)
+    flows = [Flow(dc.hosts[0].name, dc.hosts[-1].name, *ips, 50_000 + at, at, a.peer_ref) for at in range(40)]
+    old, new = ({s.name: hashing_of(dc, s, "e-ecmp", seed=n + at) for at, s in enumerate(dc.switches)} for n in (1, 99))
+    either = predict_under(dc, fibs(dc), [old, new], flows)
+    edges = {node.name for node in dc.edges}
+    for at_edge, above in ((old, old), (old, new), (new, old), (new, new)):
+        mixed = {name: (at_edge if name in edges else above)[name] for name in old}
+        for path, every in zip(predict(dc, fibs(dc), mixed, flows), either, strict=True):
+            assert len(path) == len(every) == 5
+            assert all(port in ports_of(word) for port, word in zip(path, every, strict=True))
+    assert predict_under(dc, fibs(dc), [old], flows) == predict(dc, fibs(dc), old, flows)
 
 
 @pytest.fixture
