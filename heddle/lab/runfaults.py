@@ -12,7 +12,7 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Role
 from heddle.kernel.netlink import down_ports
+from heddle.kernel.routewatch import RouteWatch
 from heddle.lab import outages
 from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
@@ -135,12 +136,16 @@ def delays_of(planned: Sequence[PlannedFault]) -> dict[str, LinkFault]:
 
 
 class FaultClock:
-    """Sets and ends the faults of one run. spans: of all that began. remarks: warnings for the run's result."""
+    """Sets and ends the faults of one run. spans: of all that began. remarks: warnings for the run's result.
+
+    route_changes: times of route changes in the kernels of switches (CLOCK_MONOTONIC, ns), if a fault changes routes.
+    """
 
     def __init__(self, lab: Lab, planned: Sequence[PlannedFault]) -> None:
         self.planned = tuple(planned)
         self.spans: list[RunFaultSpan] = []
         self.remarks: list[str] = []
+        self.route_changes: Sequence[int] = ()
         self._lab = lab
         self._end = threading.Event()
         self._active: dict[PlannedFault, RunFaultSpan] = {}
@@ -188,8 +193,13 @@ class FaultClock:
         thread = threading.Thread(target=self._work, args=(began_ns,), name="faults", daemon=True)
         if any(each.times for each in self.planned):
             thread.start()
+        rerouting = any(each.times and each.reroutes for each in self.planned)
+        switches = self._lab.fabric.switches if rerouting else ()
         try:
-            yield
+            spaces = [self._lab.handle(node.name).netns for node in switches]
+            with RouteWatch(spaces, self._lab.fabric.policy.ip_version) if spaces else nullcontext() as watch:
+                yield
+            self.route_changes = [] if watch is None else watch.changes
         except HeddleError as error:
             k, named = self._lab.fabric.policy.k, [*self._active]
             why = "was set at that time, as requested"

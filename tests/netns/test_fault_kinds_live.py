@@ -25,6 +25,7 @@ from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of
 from heddle.lab.snapshot import LabPart
 from heddle.lab.status import status
+from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.run import run
 from heddle.spec.impairments import LinkFault
@@ -214,6 +215,8 @@ def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: La
     times = result[FaultTimes]
     assert {span.what for span in times.spans} == {"rtsw1:eth1: slow-link at 50% of its rate", "rtsw1:eth2: bgp-down"}
     assert [line for line in times.missed if line.startswith("host3: pfc-storm for 1s from ")] != []
+    (effect,) = result[FaultEffects].faults
+    assert (effect.what, effect.settled_s) == ("rtsw1:eth1: slow-link at 50% of its rate", None)
     assert result.fabric_state is not None
     assert result.fabric_state.before.link_faults == ("rtsw1:eth2: bgp-down (one run)",)
     assert (rate(tiny, "rtsw1:eth1"), Requested.read(tiny.dir), status(tiny.name)[0].converged) == (

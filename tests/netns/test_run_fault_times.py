@@ -18,6 +18,7 @@ from heddle.lab.impairments import Requested
 from heddle.lab.lab import Lab
 from heddle.lab.outages import State, state_of
 from heddle.lab.status import status
+from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.run import run
@@ -46,6 +47,9 @@ def test_a_link_that_goes_down_in_a_run_comes_back_and_no_path_is_proven_that_ch
         line.startswith("#faults   : rtsw1:eth1 down, in wall time of the run: 0.")
         for line in result.table().splitlines()
     )
+    (effect,) = result[FaultEffects].faults
+    assert effect.settled_s is not None and effect.back_s is not None, "the kernels' routes changed, and came back"
+    assert effect.busbw[1] is not None
     assert result.fabric_state is not None and result.fabric_state.word == "changed"
     assert {"ctsw1", "rtsw1"} <= set(result.fabric_state.changed)
     paths = paths_of(tiny)

@@ -271,7 +271,8 @@ def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch:
 
     monkeypatch.setattr(FaultClock, "begin", lambda self, each: heard("begin", each))
     monkeypatch.setattr(FaultClock, "end", lambda self, each: heard("end", each))
-    clock = FaultClock(SimpleNamespace(), [flap, lossy, more, whole])  # type: ignore[arg-type]
+    lab = SimpleNamespace(fabric=SimpleNamespace(switches=()))
+    clock = FaultClock(lab, [flap, lossy, more, whole])  # type: ignore[arg-type]
     with clock.during(time.monotonic_ns):
         assert seen.wait(60)
     assert done[:5] == [

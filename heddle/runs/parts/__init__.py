@@ -16,6 +16,7 @@ from heddle.host.saturation import Cause
 from heddle.runs.files import reason_of, typed
 from heddle.runs.parts.admission import AdmissionUse
 from heddle.runs.parts.congestion import CongestionUse
+from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.faults import FaultTimes
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.machine import MachineUse
@@ -35,6 +36,7 @@ PARTS: Final[dict[str, type[RunPart]]] = {
     "congestion": CongestionUse,
     "admission": AdmissionUse,
     "faults": FaultTimes,
+    "effects": FaultEffects,
     "machine": MachineUse,
     "slowest": Slowest,
 }
