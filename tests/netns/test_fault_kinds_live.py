@@ -32,6 +32,7 @@ from heddle.spec.impairments import LinkFault
 from heddle.switch.queues.attached import read_closed
 from heddle.switch.queues.classes import held_bps
 from heddle.traffic.options import RunOptions
+from tests.conftest import Borrow
 from tests.listener import Listener
 from tests.machine import until
 from tests.typed import typed
@@ -44,8 +45,8 @@ SHORT: Final = RunOptions(sizes=(1 << 16,), iters=1, warmup=0)
 @pytest.fixture(autouse=True)
 def without(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    lab: Lab = request.getfixturevalue("tiny")
-    orders.end_all(lab)
+    if "tiny" in request.fixturenames:
+        orders.end_all(request.getfixturevalue("tiny"))
 
 
 def fault(lab: Lab, *words: str, ends: int = 0) -> dict[str, Any]:
@@ -229,8 +230,8 @@ def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: La
     assert rate(tiny, "rtsw1:eth1") == usual
 
 
-# The last one: a lab whose daemons were started again is built again before its next test.
-def test_a_dead_switch_has_no_link_and_no_daemon_and_a_repair_leaves_it_so(tiny: Lab) -> None:
+def test_a_dead_switch_has_no_link_and_no_daemon_and_a_repair_leaves_it_so(borrow: Borrow) -> None:
+    tiny = borrow("tiny")  # a lab of its own: its daemons are other processes then
     fault(tiny, "node-down", "ctsw2", "host1")
     assert hops(tiny, "rtsw1", 2) == {"eth1"}
     assert set(tiny.daemons.silent("ctsw2")) == {"zebra", "bgpd"}
