@@ -55,8 +55,8 @@ def healthy(lab: Lab, rng: random.Random) -> Incident:
 
 
 def link_down(lab: Lab, rng: random.Random) -> Incident:
-    """A link between two switches."""
-    port = _fabric_port(lab, rng)
+    """Any link. That of a host ends the run."""
+    port = _any_port(lab, rng)
     return Incident("link-down", _ends(port), lambda: outages.link_down(lab, port.ref))
 
 
@@ -82,13 +82,20 @@ def corrupting(lab: Lab, rng: random.Random) -> Incident:
 def slow_link(lab: Lab, rng: random.Random) -> Incident:
     """A port between switches has a fifth of its rate."""
     port = _fabric_port(lab, rng)
-    return Incident("slow-link", _ends(port), lambda: _shaped(lab, port, port.rate_bps // 5))
+    return Incident("slow-link", _ends(port), lambda: _shaped(lab, port.rate_bps // 5, port))
 
 
 def slow_host(lab: Lab, rng: random.Random) -> Incident:
     """The ranks of a host process data at a tenth of their NIC's rate."""
     host = rng.choice(lab.fabric.hosts)
     return Incident("slow-host", frozenset({host.name, host.ports[0].ref}), options={"slow": ((host.name, 0.1),)})
+
+
+def slow_nic(lab: Lab, rng: random.Random) -> Incident:
+    """A host's link has a fifth of its rate, in both directions."""
+    nic = rng.choice(lab.fabric.nics)
+    switch = lab.fabric.by_name[nic.peer_node].port(nic.peer_port)
+    return Incident("slow-host", frozenset({nic.node, nic.ref}), lambda: _shaped(lab, nic.rate_bps // 5, nic, switch))
 
 
 def storm(lab: Lab, rng: random.Random) -> Incident:
@@ -122,14 +129,14 @@ def drained(lab: Lab, rng: random.Random) -> Incident:
 
 
 def misrouted(lab: Lab, rng: random.Random) -> Incident:
-    """A static route at a leaf takes all packets to a host of another leaf over one uplink."""
+    """A static route takes all packets to a host over one port, which may be on no shortest path."""
     fabric = lab.fabric
-    leaf = rng.choice([each for each in fabric.switches if fabric.level_of(each).is_edge])
-    target = rng.choice([port for port in fabric.nics if port.peer_node != leaf.name])
-    uplink = rng.choice([port for port in leaf.ports if fabric.leads_up(port)])
+    node = rng.choice(fabric.switches)
+    target = rng.choice([port for port in fabric.nics if port.peer_node != node.name])
+    port = rng.choice([port for port in node.ports if not fabric.leads_to_host(port)])
     assert target.address is not None
-    route = [f"{target.address.ip}/32", "via", "169.254.0.1", "dev", uplink.name, "onlink"]
-    return Incident("misrouting", frozenset({leaf.name}), lambda: _routed(lab, leaf.name, route))
+    route = [f"{target.address.ip}/32", "via", "169.254.0.1", "dev", port.name, "onlink"]
+    return Incident("misrouting", frozenset({node.name}), lambda: _routed(lab, node.name, route))
 
 
 def wrong_threshold(lab: Lab, rng: random.Random) -> Incident:
@@ -152,8 +159,8 @@ def polarised(lab: Lab, rng: random.Random) -> Incident:
 
 
 KINDS: Final[Sequence[Callable[[Lab, random.Random], Incident]]] = (
-    link_down, lossy, corrupting, slow_link, slow_host, storm, node_down, frozen, session_down, drained, misrouted,
-    wrong_threshold, wrong_seed, link_flap,
+    link_down, lossy, corrupting, slow_link, slow_nic, slow_host, storm, node_down, frozen, session_down, drained,
+    misrouted, wrong_threshold, wrong_seed, link_flap,
 )  # fmt: skip
 
 
@@ -184,10 +191,11 @@ def _ip(lab: Lab, node: str, *words: str) -> None:
 
 
 @contextmanager
-def _shaped(lab: Lab, port: Port, rate_bps: int) -> Iterator[None]:
+def _shaped(lab: Lab, rate_bps: int, *ports: Port) -> Iterator[None]:
     rate = f"{rate_bps}bit"
-    change = ["tc", "class", "change", "dev", port.name, "parent", "1:", "classid", "1:1", "htb", "rate", rate]
-    _ip(lab, port.node, *change, "ceil", rate, "burst", "8400b", "cburst", "8400b", "quantum", "4214")
+    for port in ports:
+        change = ["tc", "class", "change", "dev", port.name, "parent", "1:", "classid", "1:1", "htb", "rate", rate]
+        _ip(lab, port.node, *change, "ceil", rate, "burst", "8400b", "cburst", "8400b", "quantum", "4214")
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from heddle.cli import helptexts as words
 from heddle.cli.argv import Tool
 from heddle.cli.console import Console
 from heddle.cli.verbs import verb
@@ -10,7 +9,7 @@ from heddle.cli.verbs import verb
 
 @verb(
     group="Results",
-    help=words.DIAGNOSE,
+    help={"no_probes": "send no packets: judge only what was recorded, and the state of the lab"},
     root=True,
     tool=Tool(
         "Find why a run was slow or failed: a cause with its object, how certain it is, the evidence, and what was "

@@ -167,10 +167,6 @@ QUEUES: Final[Options] = {
     "seconds": "with --watch: end after this many seconds",
 }
 
-DIAGNOSE: Final[Options] = {
-    "no_probes": "send no packets: judge only what was recorded, and the state of the lab",
-}
-
 FAULT: Final[Options] = {
     "action": Option(
         "the kind of fault (docs/faults.md); up and undrain end down and drain; list; clear; none: faults of packets",

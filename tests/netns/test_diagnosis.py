@@ -89,6 +89,15 @@ def test_what_an_operator_did_by_hand_is_named(tiny: Lab, kind: Any) -> None:
     assert not of_last(tiny, probes=False).fault, "it is over"
 
 
+def test_a_lab_without_a_finished_run_is_watched_for_a_second(tiny: Lab) -> None:
+    incident = incidents.storm(tiny, random.Random(5))
+    with incident.around():
+        found = diagnose(None, tiny)
+    assert found.verdict is not None
+    assert (found.verdict.cause, found.verdict.object in incident.objects) == (incident.cause, True)
+    assert found.to_json()["run_id"] is None
+
+
 def test_the_verb_prints_the_verdict_first_and_needs_a_run(tiny: Lab) -> None:
     for each in History.of(tiny).ids():
         History.of(tiny).remove([each])

@@ -2,7 +2,8 @@
 
 In:  a running lab without a run. Out: TrafficSeen: what each port sent and lost, and the flows with their paths.
 Probes are RoCEv2 packets in the class of data, for queue pairs that no NIC has. Source ports are chosen by prediction,
-so that each port of a switch that leads somewhere is passed by several flows. Their number is bounded.
+so that each port of a switch that leads somewhere is passed by several flows. Their number is bounded. Where switches
+spread the packets of a flow, counters show losses, and paths tell nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from heddle.engineering.diagnosis.case import OF_PROBES, FlowSeen, TrafficSeen
 from heddle.kernel.namespace import inside
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.predict import predict
-from heddle.predict.walk import spreads
+from heddle.predict.walk import ports_of, spreads
 from heddle.switch.queues.queuestate import tallies_since
 from heddle.traffic.flow import Endpoint, Flow
 from heddle.traffic.placement import endpoint_at, no_nic
@@ -99,7 +100,7 @@ def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
         _exchange(flows, ports, count, lab.fabric.policy.ip_version)
         tallies = tallies_since(lab.snapshot(LabPart.DROPS).tallies, before.tallies)
         observer.end(STEP, f"{many(sum(len(each.sent_s) for each in flows), 'packet')} over {many(len(flows), 'path')}")
-    return TrafficSeen(OF_PROBES, tallies, tuple(each.seen() for each in flows))
+    return TrafficSeen(OF_PROBES, tallies, tuple(each.seen() for each in flows if not spreads(each.path)))
 
 
 def _ends(lab: Lab) -> list[Endpoint]:
@@ -122,8 +123,8 @@ def _chosen(lab: Lab, now: Snapshot, ends: Sequence[Endpoint]) -> list[_Sent]:
     found: list[_Sent] = []
     for flow, path in zip(flows, predict(lab.fabric, now.fibs, now.hashing, flows), strict=True):
         here, there = by_ip[flow.src_ip], by_ip[flow.dst_ip]
-        ports = (here.nic, *path)
-        if not path or path[-1] != there.first_hop or spreads(path):
+        ports = (here.nic, *(port for step in path for port in ports_of(step)))
+        if not path or path[-1] != there.first_hop:
             continue
         if all(passed.get(port, 0) >= _OF_A_PORT for port in ports):
             continue

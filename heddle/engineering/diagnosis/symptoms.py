@@ -9,17 +9,21 @@ chance; the log-likelihood tells by how much.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from heddle.base.ethernet import CLASSES
 from heddle.base.tables import many, some_of
 from heddle.base.units import format_bytes, format_rate
 from heddle.engineering.diagnosis.case import OF_RUN, Case, FlowSeen, TrafficSeen
 from heddle.engineering.diagnosis.finding import CauseResult, Confidence, Finding, Observation
 from heddle.engineering.diagnosis.states import slow_port
 from heddle.proof.linkuse import links_of
+from heddle.switch.queues.portids import numbered_ports
+from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
@@ -217,16 +221,20 @@ def pause_storm(case: Case) -> CauseResult:
 
 
 def _host_pauses(case: Case) -> tuple[dict[str, int], str]:
-    """Port of a switch to a host -> pause frames that it received, and the reading."""
+    """Port of a switch to a host -> pause frames that it received, and the reading that counted them."""
     recorded = None if case.run is None else case.run.recorded.value
+    found: Counter[str] = Counter()
     if recorded is not None:
-        found: dict[str, int] = {}
         for row, label in enumerate(recorded.labels):
-            count = int(recorded.series.columns["pfc_received"][row].sum())
-            if count and not label.host and case.to_host(label.port):
-                found[label.port] = found.get(label.port, 0) + count
-        return found, OF_SERIES
-    return {}, OF_SERIES
+            if not label.host and case.to_host(label.port):
+                found[label.port] += int(recorded.series.columns["pfc_received"][row].sum())
+    elif case.run is None and case.evidence is not None:  # the lab was watched
+        counts = [state.queues.gates["pfc_received"] for state in (case.evidence.before, case.evidence.after)]
+        moved = (counts[1] - counts[0]).reshape(-1, CLASSES).sum(axis=1)
+        for number, port in numbered_ports(case.fabric):
+            if case.of_switch(port.ref) and case.to_host(port.ref):
+                found[port.ref] += int(moved[number])
+    return {port: count for port, count in found.items() if count}, OF_RUN if recorded is None else OF_SERIES
 
 
 def _sum_of(labels: Sequence[RowLabel], series: Series, port: str, column: str) -> int:
@@ -297,7 +305,10 @@ def busy_machine(case: Case) -> CauseResult:
 
 
 def _seen(case: Case, found: tuple[Finding, ...], ruled_out: str) -> CauseResult:
+    """ruled_out: for the ports that sent data, which it counts."""
     if not case.traffic:
         return CauseResult(unknown="no counters of a run, and no probes")
-    by = "" if case.probed else " (only ports that the run used)"
-    return CauseResult.of(found, f"{ruled_out}{by}")
+    number = case.fabric.policy.queues.class_of_dscp[DSCP_DATA]
+    sent = {port for each in case.traffic for port, rows in each.tallies.items() if number in rows}
+    every = sum(len(node.ports) for node in case.fabric.nodes)
+    return CauseResult.of(found, f"{ruled_out} ({len(sent)} of {every} ports sent data)")
