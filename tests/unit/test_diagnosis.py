@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from heddle.engineering.diagnosis.case import OF_PROBES, Case, FlowSeen, LiveState, TrafficSeen
+from heddle.engineering.diagnosis.case import OF_PROBES, OF_RUN, Case, FlowSeen, LiveState, TrafficSeen
 from heddle.engineering.diagnosis.causes import CAUSES
 from heddle.engineering.diagnosis.diagnosis import Diagnosis, judged
 from heddle.engineering.diagnosis.symptoms import damaged_at
@@ -15,9 +16,15 @@ from heddle.fabric.model import Role
 from heddle.kernel.fib import Fib, NextHop
 from heddle.lab.daemons import MissingSession, SessionEnd
 from heddle.lab.snapshot import LabPart, NodeSnapshot, Snapshot
+from heddle.proof.evidence import Evidence
+from heddle.runs.parts.slowest import Slowest, SlowQp, SlowRank
+from heddle.runs.stations import PortWait
+from heddle.switch.counters import FlowCount, SwitchCounters
 from heddle.switch.hashing.hashing import hashing_of
 from heddle.switch.queues.queuestate import Tally
 from heddle.views.diagnosistext import diagnosis_text
+from tests.unit import run_samples as samples
+from tests.unit.kept_runs import keep, series
 from tests.unit.run_samples import FABRIC
 
 ALL = LabPart(0)
@@ -141,6 +148,58 @@ def test_the_link_that_damages_packets_follows_from_the_paths() -> None:
     assert place.ties == ()
     found = diagnosed(traffic=(TrafficSeen(OF_PROBES, {}, (*flows, other, more)),))
     assert named(found) == ("bit-errors", "rtsw1:eth2", "established")
+
+
+WAIT = PortWait("rtsw1:eth3", 0.004, 90_000, 0.0, 3)
+QP = SlowQp(2, "host3:eth1", 0, "host1:eth1", (17,), 0.8)
+
+
+def of_run(place: Path, slowest: Slowest, *flows: FlowSeen, counted: Evidence | None = None) -> Diagnosis:
+    """A stored run with a slow QP or rank, without its lab."""
+    record = samples.record()
+    assert record.outcome is not None
+    run = keep(place, record=replace(record, outcome=samples.having(record.outcome, slowest=slowest)))
+    return judged(Case(FABRIC, run, counted, None, (TrafficSeen(OF_RUN, {}, flows),)))
+
+
+def test_several_senders_at_the_port_of_a_receiver_are_an_incast_and_no_fault(tmp_path: Path) -> None:
+    flows = [FlowSeen(host, (f"{host}:eth1", "rtsw1:eth3"), 50, 0) for host in ("host2", "host3", "host4")]
+    slowest = Slowest((), (QP,), 1, 3, False, 0.2, (WAIT,), limited=False)
+    found = of_run(tmp_path, slowest, *flows)
+    assert named(found) == ("incast", "rtsw1:eth3", "established")
+    assert (found.fault, found.to_json()["root_causes"]) == (False, [])
+    doubtful = of_run(tmp_path / "2", replace(slowest, limited=True), *flows)
+    assert named(doubtful) == ("incast", "rtsw1:eth3", "likely")
+    assert of_run(tmp_path / "3", slowest, *flows[:2]).verdict is None
+
+
+def test_flows_that_share_an_uplink_while_another_is_idle_collide(tmp_path: Path) -> None:
+    sent = [samples.sent(qpn) for qpn in (17, 18)]
+    rows = tuple(FlowCount("eth1", *each.flow.key, 400, 400_000) for each in sent)
+    nothing = {node.name: switch(node.name, counters=SwitchCounters(node.name, (), (), 0)) for node in FABRIC.switches}
+    after = {**nothing, "rtsw1": switch("rtsw1", counters=SwitchCounters("rtsw1", rows, (), 0))}
+    then, now = (Snapshot("tiny", ALL, nodes, 0) for nodes in (nothing, after))
+    evidence = Evidence(then, now, tuple(sent), ((), ()), seconds=1.0)
+    slowest = Slowest((), (QP,), 1, 3, False, 0.2, (replace(WAIT, port="rtsw1:eth1"),), limited=False)
+    case = of_run(tmp_path, slowest, counted=evidence).case
+    object.__setattr__(case, "crossing", {"rtsw1:eth1": 2})  # the stored run has no paths
+    assert named(judged(case)) == ("hash-collision", "rtsw1:eth1", "established")
+
+
+def test_one_rank_that_uses_messages_late_is_a_slow_host_and_many_are_the_machine(tmp_path: Path) -> None:
+    late = SlowRank(0, "host1:eth1", 0.7)
+    slowest = Slowest((late,), (QP,), 1, 3, False, 0.2, (), limited=False)
+    assert named(of_run(tmp_path, slowest)) == ("slow-host", "host1", "established")
+    many = replace(slowest, ranks=(late, replace(late, rank=1, nic="host2:eth1")))
+    assert of_run(tmp_path / "2", many).verdict is None
+    assert of_run(tmp_path / "3", replace(slowest, ranks=(replace(late, share=0.2),))).verdict is None
+
+
+def test_a_host_that_pauses_its_switch_is_named_with_its_victims(tmp_path: Path) -> None:
+    found = series()
+    found.columns["pfc_received"][0], found.columns["paused_ns"][0] = 4, 2_000_000
+    run = keep(tmp_path, queues=found)
+    assert named(judged(Case(FABRIC, run, None, None, ()))) == ("pfc-storm", "host1:eth1", "established")
 
 
 def test_two_links_with_bit_errors_are_both_found() -> None:

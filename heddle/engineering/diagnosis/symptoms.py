@@ -27,6 +27,7 @@ from heddle.wire.layout import DSCP_DATA
 
 if TYPE_CHECKING:
     from heddle.base.arrays import F64
+    from heddle.runs.parts.slowest import Slowest
     from heddle.runs.series import RowLabel, Series
 
 OF_SERIES: Final = "queues over time"
@@ -193,8 +194,8 @@ def slow_host(case: Case) -> CauseResult:
         text = f"messages that had arrived waited for rank {rank.rank} {rank.share:.0%} of an iteration"
         lines = (Observation(text, OF_RANKS), Observation(f"median of the other QPs: {slowest.median:.0%}", OF_RANKS))
         host = rank.nic.partition(":")[0]
-        confidence: Confidence = "likely" if slowest.limited else "established"
-        found.append(Finding("slow-host", host, f"{host} is slow: its rank uses messages late", confidence, lines))
+        what = f"{host} is slow: its rank uses messages late"
+        found.append(Finding("slow-host", host, what, _by_times(slowest), lines))
     return CauseResult.of(found, "no rank uses messages late")
 
 
@@ -252,8 +253,8 @@ def _paused(case: Case, labels: Sequence[RowLabel], series: Series) -> list[str]
 
 def incast(case: Case) -> CauseResult:
     """Several senders fill the port of one receiver: a property of the traffic, not a fault."""
-    slowest = case.slowest
-    if slowest is None or slowest.limited or not slowest.waits:
+    slowest = _waited(case)
+    if slowest is None:
         return CauseResult(unknown=_NO_SLOWEST)
     port = slowest.waits[0]
     senders = (
@@ -264,13 +265,24 @@ def incast(case: Case) -> CauseResult:
     text = f"packets waited {port.wait_s * 1e3:.3g} ms at {port.port}, up to {format_bytes(port.high_water)}"
     lines = (Observation(text, OF_SERIES), Observation(f"{len(senders)} NICs send to {case.peer(port.port)}", OF_RUN))
     what = f"{len(senders)} senders share {port.port}, the port of {case.peer(port.port)} (incast)"
-    return CauseResult((Finding("incast", port.port, what, "established", lines),))
+    return CauseResult((Finding("incast", port.port, what, _by_times(slowest), lines),))
+
+
+def _waited(case: Case) -> Slowest | None:
+    """The slowest QPs of the run, if their packets waited at a port, and the host CPU was surely not the bottleneck."""
+    outcome = None if case.run is None else case.run.record.outcome
+    return case.slowest if outcome is not None and case.slowest and case.slowest.waits and not outcome.overrun else None
+
+
+def _by_times(slowest: Slowest) -> Confidence:
+    """How certain times are: the host CPU may have been the bottleneck."""
+    return "likely" if slowest.limited else "established"
 
 
 def collision(case: Case) -> CauseResult:
     """Flows share an uplink while others of the same switch carry less: hashing, not a fault."""
-    slowest = case.slowest
-    if slowest is None or slowest.limited or case.evidence is None:
+    slowest = _waited(case)
+    if slowest is None or case.evidence is None:
         return CauseResult(unknown=_NO_SLOWEST)
     waits = {each.port: each for each in slowest.waits}
     uplinks: dict[str, list[tuple[str, float]]] = {}
@@ -287,7 +299,8 @@ def collision(case: Case) -> CauseResult:
                 text = f"{port} carried {seconds / mean:.1f} x the mean of {len(rows)} uplinks, with {count} flows"
                 wait = Observation(f"packets waited longest there: {waits[port].wait_s * 1e3:.3g} ms", OF_SERIES)
                 what = f"{many(count, 'flow')} share the uplink {port} (hash collision)"
-                found.append(Finding("hash-collision", port, what, "established", (Observation(text, OF_RUN), wait)))
+                lines = (Observation(text, OF_RUN), wait)
+                found.append(Finding("hash-collision", port, what, _by_times(slowest), lines))
     return CauseResult.of(found, "the packets of the slowest QPs did not wait at an uplink with more load than others")
 
 
