@@ -22,6 +22,7 @@ from heddle.base.process import run
 from heddle.base.sysctls import HASH_SEED, sysctl_path
 from heddle.fabric.model import Port
 from heddle.kernel.namespace import inside
+from heddle.kernel.uapi import SOL_PACKET
 from heddle.lab import impairments, outages, thresholds
 from heddle.lab.daemons import DAEMONS, ESTABLISHED
 from heddle.lab.health import repair
@@ -33,6 +34,7 @@ from tests.machine import until
 _DATA: Final = 3  # the class of data packets
 _QUANTA: Final = 2000  # 20 ms at 50 Mbit/s
 _PAUSE_EVERY_S: Final = 0.03
+_QDISC_BYPASS: Final = 20  # linux/if_packet.h: PACKET_QDISC_BYPASS
 _SHARED_SEED: Final = 7
 
 
@@ -207,6 +209,7 @@ def _pausing(lab: Lab, port: Port) -> Iterator[None]:
     frame, stop = build(bytes.fromhex(port.mac.replace(":", "")), {_DATA: _QUANTA}), threading.Event()
     with inside(lab.handle(port.node).netns):
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        raw.setsockopt(SOL_PACKET, _QDISC_BYPASS, 1)  # a NIC's pauses do not pass its queues
         raw.bind((port.name, 0))
 
     def pause() -> None:

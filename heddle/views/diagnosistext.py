@@ -31,6 +31,7 @@ def diagnosis_text(found: Diagnosis) -> str:
         lines += [_row("also" if at == 0 else "", text) for at, text in enumerate(others)]
         if more := len(found.findings) - 1 - len(others):
             lines.append(_row("", f"and {more} more, in --format json"))
+    lines += _probes(found)
     for at, (name, why) in enumerate(found.ruled_out.items()):
         lines.append(_row("ruled out" if at == 0 else "", f"{CAUSES[name].words}: {why}"))
     for at, (name, why) in enumerate(found.not_checked.items()):
@@ -55,6 +56,17 @@ def _chain(found: Diagnosis) -> list[str]:
     if (slowest := found.case.slowest) is not None:
         lines += [_row("slowest", line.partition(": ")[2]) for line in slowest.lines()]
     return lines
+
+
+def _probes(found: Diagnosis) -> list[str]:
+    """How many probes were lost, and the slowest path against the median."""
+    timed = sorted((each for each in found.case.probes if each.latency_s), key=lambda each: each.latency_s or 0.0)
+    if not timed:
+        return []
+    sent, lost = (sum(each.packets + each.lost for each in timed), sum(each.lost for each in timed))
+    middle, last = timed[len(timed) // 2].latency_s or 0.0, timed[-1]
+    times = f"one way {middle * 1e3:.3g} ms (median), at most {(last.latency_s or 0.0) * 1e3:.3g} ms"
+    return [_row("probes", f"{lost:,} of {sent:,} lost over {len(timed)} paths; {times} ({' '.join(last.ports)})")]
 
 
 def _evidence(finding: Finding) -> list[str]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from heddle.base.problems import CheckError, HeddleError
 from heddle.fabric.model import Fabric, Role
@@ -44,16 +44,24 @@ _READ: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FlowSeen:
-    """Packets of one flow. ports: of its path, from the sender's NIC to the port that leads to the receiver.
+    """Packets of one flow: sent in a run, arrived of probes. ports: of its path, from the sender's NIC on.
 
-    damaged: those that arrived with a wrong ICRC. latency_s: the mean of one way, where it was measured.
+    damaged: those that arrived with a wrong ICRC. lost, latency_s: of probes; the mean time of one way.
     """
 
     name: str
     ports: tuple[str, ...]
     packets: int
     damaged: int
+    lost: int = 0
     latency_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One row of `probes`."""
+        return {
+            "path": list(self.ports), "packets": self.packets, "lost": self.lost, "damaged": self.damaged,
+            "latency_us": None if self.latency_s is None else round(self.latency_s * 1e6, 1),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,11 @@ class Case:
 
         outcome = None if self.run is None else self.run.record.outcome
         return None if outcome is None else outcome.part(Slowest)
+
+    @property
+    def probes(self) -> tuple[FlowSeen, ...]:
+        """The paths that probes took; none where switches spread the packets of a flow."""
+        return self.traffic[-1].flows if self.probed else ()
 
     @cached_property
     def states(self) -> tuple[tuple[str, Snapshot], ...]:

@@ -69,6 +69,7 @@ class Diagnosis:
             "verdict": None if verdict is None else verdict.to_json(),
             "findings": [each.to_json() for each in self.findings],
             "ruled_out": self.ruled_out, "not_checked": self.not_checked, "probed": self.case.probed,
+            "probes": [each.to_json() for each in self.case.probes],
             "is_anomaly": self.fault,
             "root_causes": [self._root_cause(each) for each in self.findings if CAUSES[each.cause].fault],
         }  # fmt: skip

@@ -68,11 +68,10 @@ class _Sent:
 
     def seen(self) -> FlowSeen:
         """As a diagnosis uses it."""
-        sound = self.arrived - self.damaged
+        sound, lost = self.arrived - self.damaged, len(self.sent_s) - self.arrived
         name = f"probe from {self.nic} to {self.flow.dst}, source port {self.flow.sport}"
-        return FlowSeen(
-            name, (self.nic, *self.path), self.arrived, self.damaged, self.waited_s / sound if sound else None
-        )
+        latency_s = self.waited_s / sound if sound else None
+        return FlowSeen(name, (self.nic, *self.path), self.arrived, self.damaged, lost, latency_s)
 
 
 def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
