@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 
 from heddle.base.problems import InputError
-from heddle.spec.yamlfile import parse_value
 
 
 def settings_of(keys: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
@@ -41,6 +40,8 @@ def value_text(path: str, value: object) -> str | None:
 
 def _plain(path: str, text: str) -> bool:
     """Whether a text needs no quotes to be read as itself; then problems show it as it was typed."""
+    from heddle.spec.yamlfile import parse_value  # the plugin imports this module, and PyYAML is slow to load
+
     try:
         return bool(parse_value(text, "", (path,))[0] == text)
     except InputError:

@@ -55,7 +55,7 @@ def test_words_choose_suites_and_workers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert every <= both <= every | set(packages.TEST_EXTRAS)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     two = [word for word in WORDS if _workers([word], [])]
-    assert two == ["quick", "deep", "all", "unit", "golden", "netns", "fuzz"]
+    assert two == ["quick", "deep", "long", "all", "unit", "golden", "netns", "fuzz"]
     assert _workers(["deep", "clab"], ["-x", "--durations=5"]) == ["-n", "3"]
     for words in (["tests/unit/test_load.py"], ["-k", "load"], ["-n0"], ["--pdb"], ["-s"], ["--dist=loadfile"]):
         assert _workers(["all"], words) == []
