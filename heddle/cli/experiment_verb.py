@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _REPEATS: Final = "repeat each live run N times (default: as the file says)"
 _EXPERIMENT: Final[Options] = {
     "file": Option(
-        "an experiment file, or one of Heddle by its name", "heddle.experiments.loading:experiments_shipped"
+        "an experiment file, or one of Heddle by its name", "heddle.experiments.finding:experiments_shipped"
     ),
     "repeats": Option(_REPEATS, value="N"),
     "only": Option("these checks of the file alone, and the runs that they use", value="CHECK"),
@@ -53,12 +53,19 @@ def _packages(typed: Mapping[str, Any]) -> Sequence[str]:
     return packages.for_runtime("netns") if _live(typed) else ()
 
 
+def _files(typed: Mapping[str, Any]) -> Sequence[str]:
+    from heddle.experiments.finding import files_of_experiment
+
+    return files_of_experiment(typed["file"])
+
+
 def _extras(typed: Mapping[str, Any]) -> Sequence[str]:
     return [PLOT, REPORT] if typed["out_"] else []
 
 
 def _loaded(file: str) -> list[Experiment]:
-    from heddle.experiments.loading import find_experiment, load_experiment
+    from heddle.experiments.finding import find_experiment
+    from heddle.experiments.loading import load_experiment
 
     return [load_experiment(*find_experiment(file))]
 
@@ -76,7 +83,7 @@ def _folder(name: str) -> Any:
     extras=_extras,
     packages=_packages,
     root=_live,
-    files_in=["file"],
+    files_in=_files,
     files_out=["out_"],
     directory_out=True,
 )
@@ -93,7 +100,7 @@ def experiment(
     A file has fabrics, runs and checks (docs/experiments.md). Each fabric is brought up once and taken down at the end.
     Lists in settings make a grid. Exit 1 when a check misses its band.
     """
-    from heddle.experiments.loading import experiments_shipped
+    from heddle.experiments.finding import experiments_shipped
     from heddle.views.experimenttext import list_text, result_text
 
     _check(repeats)

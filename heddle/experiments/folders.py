@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
-from heddle.experiments.loading import Experiment, load_experiment, shipped
+from heddle.experiments.finding import shipped
+from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.outcome import ExperimentResult
 from heddle.experiments.spec import FolderSpec
 from heddle.spec.yamlfile import ReadOptions, parse, read_text

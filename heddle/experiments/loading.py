@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import resources
-from heddle.base.files import real, short_path
 from heddle.base.problems import InputError, Problem, Problems, did_you_mean
 from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
+from heddle.experiments.finding import READING, beside, is_file
 from heddle.experiments.grid import Axis, at_point, axes_of
 from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
@@ -26,14 +25,12 @@ from heddle.experiments.needs import NEEDS
 from heddle.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
 from heddle.fabric.hashmodes import MODES
 from heddle.runs.parts import PARTS
-from heddle.spec.yamlfile import Document, Mark, ReadOptions, Trail, parse, read_text
+from heddle.spec.yamlfile import Document, Mark, Trail, parse, read_text
 
 if TYPE_CHECKING:
     from heddle.fabric.fabricfile import LoadedFabric
     from heddle.traffic.workload import Workload
 
-FOLDER: Final = "experiments"
-READING: Final = ReadOptions(kind="experiment", example="traffic/experiments/queue-pairs.yml")
 _MOST: Final = 500  # runs of one experiment, without repeats
 _LISTS: Final = ("ranks", "steps", "scale")  # keys of a run whose value may be a list
 
@@ -119,28 +116,6 @@ class Experiment:
         return {axis.key: keys[axis.word] if axis.word in keys else at[axis.key] for axis in self.axes[call.run]}
 
 
-def experiments_shipped() -> list[str]:
-    """Names of the experiments that Heddle ships, without folders, sorted."""
-    return sorted(path.stem for path in shipped().glob("*.yml"))
-
-
-def shipped() -> Path:
-    """traffic/experiments."""
-    return resources.HERE.content(resources.TRAFFIC) / FOLDER
-
-
-def find_experiment(typed: str) -> tuple[Path, str]:
-    """The file of a name or a path, and its name in problems."""
-    if typed in experiments_shipped():
-        path = shipped() / f"{typed}.yml"
-        return path, short_path(path)
-    path = real(typed)
-    if path.suffix in (".yml", ".yaml") or path.is_file():
-        return path, typed
-    known = [*experiments_shipped()]
-    raise InputError(Problem("", typed[:200] or "the experiment", "is not an experiment", did_you_mean(typed, known)))
-
-
 def load_experiment(path: Path, file: str) -> Experiment:
     """Read and check an experiment. file: its name in problems."""
     from heddle.spec.wording import examined, in_order
@@ -219,10 +194,7 @@ class _Reader:
 
     def _located(self, file: str) -> str:
         """A fabric or workload file beside the experiment; a name stays a name."""
-        if "/" in file or file.endswith((".yml", ".yaml")):
-            path = Path(file).expanduser()
-            return str(path if path.is_absolute() else self._path.parent / path)
-        return file
+        return beside(self._file, file) if is_file(file) else file
 
     def _variants(self, name: str, axes: Sequence[Axis]) -> Iterator[Variant]:
         self._needs(("runs", name, "needs"), self._spec.runs[name].needs)
@@ -299,7 +271,7 @@ class _Reader:
             if spec.run is None:
                 found = load_workload(self._located_workload(str(spec.workload))).workload
             else:
-                found = read_workload(self._inner(trail, spec.run), str(self._path), name)
+                found = read_workload(self._inner(trail, spec.run), self._file, name)
             if not spec.offline:
                 plan_workload(fabric.fabric, found)
         except InputError as error:

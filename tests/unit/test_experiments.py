@@ -12,8 +12,9 @@ from heddle.base.events import Silent
 from heddle.base.problems import InputError
 from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
+from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
 from heddle.experiments.folders import load_folder
-from heddle.experiments.loading import Experiment, experiments_shipped, find_experiment, load_experiment
+from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
 from heddle.experiments.running import Running, plan_text
@@ -227,3 +228,24 @@ def test_root_is_needed_for_live_runs_only(tmp_path: Path) -> None:
     assert not experiment.root({"file": str(written(tmp_path, OWN))})
     assert not experiment.root({"file": "queue-pairs", "list_": True})
     assert experiment.root({"file": "queue-pairs"})
+
+
+def test_files_that_an_experiment_names_are_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "own.yml").write_text("name: own\nshape: clos\nracks: 2\nctsw: 2\nhosts_per_rack: 1\n")
+    (tmp_path / "job.yml").write_text("matrix: m.csv\n")
+    (tmp_path / "m.csv").write_text("src,dst,bytes\n0,1,64K\n")
+    text = """\
+title: Files
+fabric: own.yml
+runs:
+  a: {offline: true, workload: job.yml}
+  b: {offline: true, run: {matrix: m.csv, qps: 2}}
+  c: {offline: true, fabric: tiny, workload: "ring,qps=2"}
+checks: {flows: flows(a) + flows(b) + flows(c)}
+"""
+    file = written(tmp_path, text)
+    names = [f"{tmp_path}/{name}" for name in ("x.yml", "own.yml", "m.csv", "job.yml")]
+    assert files_of_experiment(str(file)) == names
+    (row,) = Running(load_experiment(file, str(file)), Silent()).run().rows
+    assert row.sample == Sample((2 + 4 + 8,))  # of a matrix, also credits
+    assert files_of_experiment("queue-pairs") == [] and files_of_experiment(str(tmp_path / "none.yml"))
