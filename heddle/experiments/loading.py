@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base.problems import InputError, Problem, Problems, did_you_mean
+from heddle.base.problems import InputError, MachineError, Problem, Problems, did_you_mean
 from heddle.experiments.expressions import CHOICES, Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, counters
 from heddle.experiments.finding import READING, beside, is_file
@@ -22,7 +23,7 @@ from heddle.experiments.livechanges import wrong_changes
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
-from heddle.experiments.spec import CheckSpec, ExperimentSpec, RunSpec
+from heddle.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
 from heddle.fabric.hashmodes import MODES
 from heddle.runs.parts import PARTS
 from heddle.spec.yamlfile import Document, Mark, Trail, parse, read_text
@@ -144,6 +145,10 @@ class _Reader:
         axes = {name: self._axes(name, run) for name, run in self._spec.runs.items()}
         if not axes:
             self._wrong(("runs",), "has no run", "write a name, and below it run: {collective: all-reduce}")
+        for group, names in (("runs", self._spec.runs), ("checks", self._spec.checks)):
+            for name in names:
+                if not NAME.fullmatch(name):
+                    self._wrong((group, name), "is not a name", "use lower-case letters, digits and _, a letter first")
         many = sum(len(points({axis.key: axis.texts for axis in each})) for each in axes.values())
         if many > _MOST:
             self._wrong(("runs",), f"are {many} runs with all lists, and {_MOST} is the most", "shorten the lists")
@@ -255,9 +260,13 @@ class _Reader:
         if found is None:
             self._wrong(("runs", name, "measure"), "is not a measure", did_you_mean(spec.measure, MEASURES))
             return None
-        for key in spec.options:
+        for key, value in spec.options.items():
+            trail = ("runs", name, "options", key)
+            kind = type(found.options.get(key))
+            if key in found.options and not isinstance(value, (int, float) if kind is float else kind):
+                word = {str: "a text", bool: "true or false"}.get(kind, "a number")
+                self._wrong(trail, f"has {value}, which is not {word}", f"the default is {found.options[key]}")
             if key not in found.options:
-                trail = ("runs", name, "options", key)
                 self._wrong(trail, f"is not an option of {spec.measure}", did_you_mean(key, found.options))
         return found
 
@@ -273,7 +282,8 @@ class _Reader:
             else:
                 found = read_workload(self._inner(trail, spec.run), self._file, name)
             if not spec.offline:
-                plan_workload(fabric.fabric, found)
+                with suppress(MachineError):  # a stack that this machine does not have: `needs` skips the experiment
+                    plan_workload(fabric.fabric, found)
         except InputError as error:
             self.problems.found += [
                 replace(each, where=self._document.where(trail)) if each.where in ("", "--workload") else each

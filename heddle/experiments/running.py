@@ -172,8 +172,11 @@ def seconds_of(variant: Variant) -> float:
         return variant.measure.seconds
     if not variant.live or variant.workload is None:
         return _PREDICT_S
-    jobs, _ = plan_workload(variant.fabric.fabric, variant.workload)
     total = 0.0
+    try:
+        jobs, _ = plan_workload(variant.fabric.fabric, variant.workload)
+    except HeddleError:  # the run will report it
+        return _RUN_S
     for each in jobs:
         options = each.plan.options
         for size, _ in each.plan.passes:

@@ -5,6 +5,7 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from heddle.spec.keys import Strict, at
 
 MOST_REPEATS: Final = 100
-_NAME: Final = r"^[a-z][a-z0-9_]{0,31}$"  # also a name in expressions
+NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
 
 
 def _short(key: str) -> BeforeValidator:
@@ -125,9 +126,6 @@ class CheckSpec(Strict):
         return self.low, self.high
 
 
-Names = Annotated[str, Field(pattern=_NAME)]
-
-
 class ExperimentSpec(Strict):
     """An experiment file. proof: the paths of live runs must be proven. reads: what the result shows, in words."""
 
@@ -135,7 +133,7 @@ class ExperimentSpec(Strict):
     claim: ClaimSpec | None = None
     reads: str = ""
     fabric: Annotated[FabricUse, _short("use")] = Field(examples=["tiny"])
-    runs: dict[str, RunSpec] = Field(examples=[{"a": {"run": {"collective": "all-reduce"}}}])
+    runs: dict[str, RunSpec]
     checks: dict[str, Annotated[CheckSpec, _short("value")]] = Field(default={})
     repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 1
     proof: bool = True

@@ -16,6 +16,7 @@ from heddle.experiments.finding import experiments_shipped, files_of_experiment,
 from heddle.experiments.folders import load_folder
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
+from heddle.experiments.needs import NEEDS
 from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
 from heddle.experiments.running import Running, plan_text
 from heddle.experiments.spec import CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
@@ -96,6 +97,7 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
         ("    run: {", "    measure: random_flows\n    run: {", "and measure exclude each other"),
         ("title:", "needs: [magic]\ntitle:", "needs has magic, which is not a need"),
         ("offline: true", "offline: true\n    down: [rtsw9:eth1]", "x.yml:8  rtsw9:eth1 is not a port of tiny"),
+        ("  sweep:", "  Sweep-1:", "x.yml:4  runs.Sweep-1 is not a name"),
         ("offline: true", "drain: [host1]", "x.yml:7  host1 is not a switch of tiny"),
         ("offline: true", "hashing: ecmp", "x.yml:7  hashing: ecmp is not a hashing mode"),
         ("offline: true", "queues: {ecn.kmin: 9GB}", "x.yml:7  queues.ecn.kmin: 9GB"),
@@ -167,6 +169,23 @@ def test_a_measure_is_repeated_and_its_band_follows_from_the_published_figure(tm
     assert row.sample is not None and len(row.sample.values) == 2 and row.sample.half is not None
     assert row.state == "ok" and "1.168 to 1.292" in result_text(result)
     assert plan_text(result.experiment, None) == "x: 3 runs, offline, about 1 s"
+
+
+@pytest.mark.parametrize("option", ["trial: 20", "trials: many", "trials: [2, many]"])
+def test_options_of_a_measure_are_those_that_it_declares(tmp_path: Path, option: str) -> None:
+    assert f"x.yml:5  runs.flows.options.{option.partition(':')[0]}" in said(
+        tmp_path, OWN.replace("trials: 20", option)
+    )
+
+
+def test_an_experiment_that_needs_what_is_not_there_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = OFF.replace("title:", "needs: [rxe]\ntitle:").replace("size: 1M", "size: 1M, transport: rxe")
+    found = loaded(tmp_path, text.replace("offline: true", "about: by the kernel"))
+    monkeypatch.setitem(NEEDS, "rxe", lambda: "this kernel has no rxe")
+    result = Running(found, Silent()).run()
+    assert result.skipped == "this kernel has no rxe" and not result.rows and not result.failed
+    assert "skipped: this kernel has no rxe" in result_text(result)
+    assert plan_text(found, None).startswith("x: 4 runs on 2 fabrics")
 
 
 def test_verdicts_name_what_is_missing(tmp_path: Path) -> None:
