@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from heddle.base import owners
 from heddle.base.problems import InputError, Problem
@@ -19,13 +19,11 @@ from heddle.base.tables import many, some_of, table
 from heddle.cli.console import Console
 from heddle.cli.te_plan import demand_of, seconds_of
 from heddle.cli.te_verb import TeWords
-from heddle.lab.engineered import CONTROLLER, Engineered, engineered, put_in_force, take_out
+from heddle.lab.engineered import CONTROLLER, Engineered, EntriesInForce, engineered, in_force, put_in_force, take_out
 from heddle.lab.opening import open_lab
-from heddle.lab.snapshot import LabPart
 
 if TYPE_CHECKING:
     from heddle.engineering.controller import TeRound
-    from heddle.switch.hashing.hashing import SwitchHashing
 
 _INTERVAL: Final = "30s"
 _ROWS: Final = 16
@@ -121,17 +119,14 @@ def show(out: Console, asked: TeWords) -> None:
     where = open_lab(asked.lab)
     _refuse(asked, "out")
     found, holder = engineered(where.name), owners.working_on(where.name, CONTROLLER)
-    rows: list[tuple[SwitchHashing, dict[str, int]]] = []
-    if found is not None:
-        now = where.snapshot(LabPart.HASHING, found.switches)
-        rows = [(now.hashing[name], found.since(name, now.statistics[name])) for name in found.switches]
+    rows = in_force(where, found) if found is not None else []
     data = {
         "lab": where.name,
         "controller": None if holder is None else {"work": holder.work, "pid": holder.pid},
         "by": found.by if found else None,
         "at": found.at if found else None,
         "changes": found.changes if found else 0,
-        "switches": [_json(row, counts) for row, counts in rows],
+        "switches": [row.to_json() for row in rows],
     }
     controller = "no controller runs" if holder is None else f"{holder.work} runs (process {holder.pid})"
     if found is None:
@@ -146,24 +141,8 @@ def _head(found: Engineered) -> str:
     return f"entries were {changed}by {found.by} at {when:%Y-%m-%d %H:%M:%S}"
 
 
-def _json(row: SwitchHashing, counts: Mapping[str, int]) -> dict[str, Any]:
-    entries = [
-        {"sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
-        for (sport, prefix), ports in row.steering.exact.items()
-    ]
-    return {"switch": row.switch, "mode": row.mode, "entries": entries, "packets": _packets(counts)}
-
-
-def _packets(counts: Mapping[str, int]) -> dict[str, int]:
-    port = counts["steered"] - counts["backups"]
-    return {"port": port, "backup": counts["backups"], "fell_back": counts["fell_back"], "no_entry": counts["misses"]}
-
-
-def _text(rows: list[tuple[SwitchHashing, dict[str, int]]], most: int | None) -> str:
-    lines = [
-        (row.switch, row.mode, str(len(row.steering.exact)), *map(str, _packets(counts).values()))
-        for row, counts in rows
-    ]
+def _text(rows: Sequence[EntriesInForce], most: int | None) -> str:
+    lines = [(row.switch, row.mode, str(len(row.table)), *map(str, row.packets.values())) for row in rows]
     parts = [table(("switch", "mode", "entries", "to port", "to backup", "fell back", "no entry"), lines)]
     parts[0] += (
         "\npackets since the first change. fell back: neither port nor backup was a live next hop. no entry: hashed; "
@@ -171,8 +150,8 @@ def _text(rows: list[tuple[SwitchHashing, dict[str, int]]], most: int | None) ->
     )
     entries = [
         (row.switch, str(sport), str(prefix), *ports, *["-"] * (2 - len(ports)))
-        for row, _ in rows
-        for (sport, prefix), ports in sorted(row.steering.exact.items(), key=lambda each: (str(each[0][1]), each[0][0]))
+        for row in rows
+        for (sport, prefix), ports in sorted(row.table.items(), key=lambda each: (str(each[0][1]), each[0][0]))
     ]
     if entries:
         parts.append(table(("switch", "sport", "prefix", "port", "backup"), entries[:most]))

@@ -23,6 +23,7 @@ from heddle.base.progname import as_started
 from heddle.dashboard.news import NewsDesk, NewsItem, RunList
 from heddle.dashboard.pageplan import plan_json
 from heddle.dashboard.reading import LiveHistory, LiveReading, LiveSource, LiveTotals, PortFigures
+from heddle.lab.engineered import engineered, in_force
 from heddle.lab.opening import open_lab
 from heddle.switch.hashing.hashing import pin_dir
 from heddle.switch.queues.portids import OWNER
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 EVERY_S: Final = 0.5  # between two readings
 LINGER_S: Final = 10.0  # reading goes on for so long after the last viewer: pages are loaded again
 NOT_READ: Final = "not read yet"
+_ENTRIES_S: Final = 2.0  # between two readings of the counts of entries
 _NEWS: Final = 100  # lines that a new viewer gets
 Send = Callable[[str, str], None]  # kind of message, JSON text
 
@@ -48,6 +50,7 @@ class LiveView:
     totals: Mapping[str, float] | None = None
     missing: tuple[str, ...] = ()  # BGP sessions, in words
     runs: Mapping[str, Any] | None = None
+    te: Mapping[str, Any] | None = None  # entries of traffic engineering, or none are in force
     when: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -188,11 +191,11 @@ class LabWatch:
         missing = self._view.missing
         if before is None or now.slow.sessions != before.slow.sessions:
             missing = tuple(each.text() for each in opened.lab.blueprint.missing_sessions(now.slow))
-        runs = opened.runs.read()
+        runs, te = opened.runs.read(), opened.entries.read()
         if self._gone:  # not when it was opened: that works without some of its nodes, too
             self._gone = False
             self.tell(NewsItem(time.time(), "lab", f"{self.name} is up again", good=True))
-        view = LiveView(opened.plan, "", True, rows, totals.to_json(), missing, runs, now.when)
+        view = LiveView(opened.plan, "", True, rows, totals.to_json(), missing, runs, te, now.when)
         old, self._view = self._view, view
         if not old.up or old.plan != view.plan:
             self._send("state", json.dumps(view.to_json()))
@@ -212,11 +215,28 @@ class OpenedLab:
         self.history = LiveHistory()
         self.desk = NewsDesk(self.source.ports)
         self.runs = RunList(lab)
+        self.entries = EntriesWatch(lab)
         self.last: LiveReading | None = None
 
     def plan_json(self) -> dict[str, Any]:
         """The drawing, with its number."""
         return {"plan": self.plan, **plan_json(self.lab.fabric, self.source.ports, self.source.policies)}
+
+
+class EntriesWatch:
+    """The entries of traffic engineering in force. The lab is opened again when they change; counts are read rarely."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab, self._found = lab, engineered(lab.name)
+        self._due, self._data = 0.0, None if self._found is None else {"by": self._found.by, "at": self._found.at}
+
+    def read(self) -> Mapping[str, Any] | None:
+        """Who set them and when, and for each switch the number of entries and packets; None without any."""
+        if self._found is not None and self._data is not None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _ENTRIES_S
+            rows = [[row.switch, len(row.table), *row.packets.values()] for row in in_force(self._lab, self._found)]
+            self._data = {**self._data, "changes": self._found.changes, "switches": rows}
+        return self._data
 
 
 def mark_of(lab: str) -> tuple[tuple[int, int], ...]:
@@ -240,6 +260,8 @@ def _difference(old: LiveView, new: LiveView) -> dict[str, Any]:
     rows = {number: row for number, row in enumerate(new.rows) if row != old.rows[number]}
     same = replace(new, rows=())
     parts = {
-        name: getattr(same, name) for name in ("totals", "missing", "runs") if getattr(same, name) != getattr(old, name)
+        name: getattr(same, name)
+        for name in ("totals", "missing", "runs", "te")
+        if getattr(same, name) != getattr(old, name)
     }
     return {"when": round(new.when, 3), "rows": rows, **parts}

@@ -56,6 +56,24 @@ class Engineered:
 
 
 @dataclass(frozen=True, slots=True)
+class EntriesInForce:
+    """The entries of one switch. packets: to port, to backup, fell_back and no_entry, since the first change."""
+
+    switch: str
+    mode: str
+    table: Exact
+    packets: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        entries = [
+            {"sport": sport, "prefix": str(prefix), "port": ports[0], "backup": [*ports, None][1]}
+            for (sport, prefix), ports in self.table.items()
+        ]
+        return {"switch": self.switch, "mode": self.mode, "entries": entries, "packets": dict(self.packets)}
+
+
+@dataclass(frozen=True, slots=True)
 class RuleChange:
     """A change of rules. at: seconds since the epoch. rules: switch -> epoch and hashing from then on."""
 
@@ -89,6 +107,17 @@ def engineered(lab: str) -> Engineered | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         why = "were set by another version of Heddle, and this one cannot read them"
         raise MachineError(Problem("", f"the entries of lab {lab}", why, f"./inv down {lab}, then up again")) from None
+
+
+def in_force(lab: Lab, found: Engineered) -> list[EntriesInForce]:
+    """What the switches have now, in the order of the tables that were set."""
+    now, rows = lab.snapshot(LabPart.HASHING, found.switches), []
+    for name in found.switches:
+        row, counts = now.hashing[name], found.since(name, now.statistics[name])
+        packets = {"port": counts["steered"] - counts["backups"], "backup": counts["backups"]}
+        packets |= {"fell_back": counts["fell_back"], "no_entry": counts["misses"]}
+        rows.append(EntriesInForce(name, row.mode, row.steering.exact, packets))
+    return rows
 
 
 def put_in_force(

@@ -84,7 +84,7 @@ async function state(found) {
   trouble(found.up ? "" : found.trouble === "not read yet" ? "" : `${found.trouble}\nThis page shows the lab as soon as it can be read again.`);
   for (const id of SECTIONS) $(id).classList.toggle("stale", !found.up);
   $("start").disabled = !found.up;
-  if (!found.up) { panels.totals(null); return; }
+  if (!found.up) { panels.totals(null); panels.te(null); return; }
   if (found.plan !== page.number) {
     try { page.plan = await ask(`/api/labs/${encodeURIComponent(page.lab)}/plan`); } catch (error) { trouble(error.message); return; }
     page.number = page.plan.plan;
@@ -92,7 +92,7 @@ async function state(found) {
   }
   page.rows = [...found.rows];
   drawing.update(Object.fromEntries(found.rows.map((row, id) => [id, row])));
-  update({ rows: {}, totals: found.totals, missing: found.missing, runs: found.runs });
+  update({ rows: {}, totals: found.totals, missing: found.missing, runs: found.runs, te: found.te });
 }
 
 function shape() {
@@ -112,6 +112,7 @@ function update(found) {
   drawing.update(found.rows);
   if (found.totals) panels.totals(found.totals);
   if (found.runs) { panels.runs(found.runs); }
+  if (found.te !== undefined) panels.te(found.te);
   if (found.missing) {
     $("total-bgp").title = found.missing.join("\n");
   }

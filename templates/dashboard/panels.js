@@ -104,6 +104,14 @@ export function busiest(ports, rows, show) {
   box.replaceChildren(...table(["port", "use", "queue", "highest queue"], cells.length ? cells : [["all links are idle", "", "", ""]]));
 }
 
+export function te(found) {
+  $("te").hidden = !found;
+  if (!found) return;
+  const when = new Date(found.at * 1000).toLocaleTimeString();
+  $("te-note").textContent = `Entries changed ${found.changes} time${found.changes === 1 ? "" : "s"}, last by ${found.by} at ${when}. Packets since the first change.`;
+  $("te-entries").replaceChildren(...table(["switch", "entries", "to port", "to backup", "fell back", "no entry"], found.switches));
+}
+
 export function runs(found) {
   const rows = (found?.last || []).map((run) => {
     const best = run.rows?.length ? run.rows.reduce((a, b) => (b[0] > a[0] ? b : a)) : null;

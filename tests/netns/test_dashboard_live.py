@@ -26,6 +26,7 @@ from heddle.dashboard.metrics import INSPECTOR_P2P, NAMES
 from heddle.fabric.fabricfile import load_fabric
 from heddle.lab import lifecycle as life
 from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.engineered import put_in_force, take_out
 from heddle.lab.health import repair
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of, undo_all
@@ -114,6 +115,19 @@ def test_numbers_of_the_page_are_those_of_the_verbs(page: WebClient, viewer: Eve
     assert record is not None and record.outcome is not None
     shown = first["runs"]["last"][0]
     assert (shown["id"], shown["rows"][0][3]) == (record.id, record.outcome.rows[0].busbw)
+
+
+def test_entries_of_traffic_engineering_are_shown_while_they_are_in_force(viewer: EventStream, lab: Lab) -> None:
+    first = viewer.wait_for("state", lambda found: found["up"])
+    assert first["te"] is None
+    (prefix,) = (each for each, owner in lab.fabric.edge_prefixes.items() if owner == "rtsw2")
+    put_in_force(lab, {"rtsw1": {(50_000, prefix): ("eth1", "eth2")}}, "te apply")
+    found = viewer.wait_for("state", lambda found: found["te"] is not None)["te"]
+    assert (found["by"], found["changes"]) == ("te apply", 1)
+    assert [row[:2] for row in found["switches"]] == [["rtsw1", 1]]
+    viewer.forget()
+    take_out(lab, "te off")
+    viewer.wait_for("state", lambda found: found["te"] is None and found["up"])
 
 
 def test_metrics_are_the_counters_and_every_one_is_exported(page: WebClient, lab: Lab) -> None:
