@@ -6,11 +6,12 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from heddle.base.problems import InputError, Problem, nearest
 from heddle.base.tables import some_of
-from heddle.cli import helptexts as words
+from heddle.cli import completion
+from heddle.cli.argv import Option, Options, Tool
 from heddle.cli.console import Console
 from heddle.cli.helptexts import EXAMPLE_PORT, EXAMPLE_SWITCH
 from heddle.cli.verbs import verb
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
 LIST, CLEAR = "list", "clear"
+_HELP: Final[Options] = {
+    "action": Option(
+        "the kind of fault (docs/faults.md); up and undrain end down and drain; list; clear; none: faults of packets",
+        completion.fault_words,
+    ),
+    "port": Option(
+        "where: ports (rtsw1:eth3, rtsw1: all its ports, 'ctsw*:eth1'; several with commas), switches or hosts",
+        completion.ports_or_switches,
+    ),
+    "timeout": "seconds to wait for the effect and for routes (default: 60)",
+    **{key: each.help for key, each in SETTINGS.items()},
+    **{key: kind.help for key, kind in KINDS.items()},
+    "both": "set or clear it in both directions of the links",
+    "clear": "clear the faults of the ports, or of all ports",
+}
 
 
 def _with_kinds(function: Callable[..., None]) -> Callable[..., None]:
@@ -36,7 +52,18 @@ def _with_kinds(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@verb(group="Traffic", help=words.FAULT, positional=["action", "port"], root=True)
+@verb(
+    group="Traffic",
+    help=_HELP,
+    positional=["action", "port"],
+    root=True,
+    tool=Tool(
+        "Set a fault on purpose in a lab, and return the evidence of its effect and the command that ends it; "
+        "`list` shows what is set, `clear` ends the faults of a place, or all.",
+        without=("timeout", "clear"),
+        changes=True,
+    ),
+)
 @_with_kinds
 def fault(
     out: Console,

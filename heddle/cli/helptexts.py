@@ -11,8 +11,6 @@ from typing import Final
 from heddle.base.declared import OUTPUT
 from heddle.cli import completion
 from heddle.cli.argv import Option, Options, group
-from heddle.spec.faultsettings import SETTINGS
-from heddle.spec.impairments import KINDS
 
 # Names of nodes of the presets, for examples in hints and in the texts below.
 EXAMPLE_SWITCH: Final = "ctsw1"
@@ -165,22 +163,6 @@ QUEUES: Final[Options] = {
     "watch": "redraw the table until Ctrl-C",
     "every": "with --watch: seconds between two readings",
     "seconds": "with --watch: end after this many seconds",
-}
-
-FAULT: Final[Options] = {
-    "action": Option(
-        "the kind of fault (docs/faults.md); up and undrain end down and drain; list; clear; none: faults of packets",
-        completion.fault_words,
-    ),
-    "port": Option(
-        "where: ports (rtsw1:eth3, rtsw1: all its ports, 'ctsw*:eth1'; several with commas), switches or hosts",
-        completion.ports_or_switches,
-    ),
-    "timeout": "seconds to wait for the effect and for routes (default: 60)",
-    **{key: each.help for key, each in SETTINGS.items()},
-    **{key: kind.help for key, kind in KINDS.items()},
-    "both": "set or clear it in both directions of the links",
-    "clear": "clear the faults of the ports, or of all ports",
 }
 
 INSPECT: Final[Options] = {

@@ -67,8 +67,8 @@ def dashboard(
 @verb(
     group="Elsewhere",
     help={
-        "allow_run": "also offer the tools run, which sends traffic through a lab, and report, which writes a file; "
-        "without it, all tools only read"
+        "allow_run": "also offer tools that change something: run (sends traffic), fault (breaks a part of a lab), "
+        "report (writes a file)"
     },
     extras=[MCP],
     root=True,

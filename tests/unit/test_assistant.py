@@ -22,18 +22,19 @@ NEVER = {"action", "setting", "remove", "mode", "set", "table", "entry", "clear"
 
 
 def test_tools_are_offered_as_allowed_and_change_nothing() -> None:
-    assert {tool.name for tool in ALL.tools()} - {tool.name for tool in READS.tools()} == {"run", "report"}
+    assert {tool.name for tool in ALL.tools()} - {tool.name for tool in READS.tools()} == {"run", "report", "fault"}
     assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in READS.tools())
     hints = {tool.name: tool.annotations.read_only_hint for tool in ALL.tools() if tool.annotations}
-    assert (hints["run"], hints["report"]) == (False, False)
+    assert (hints["run"], hints["report"], hints["fault"]) == (False, False, False)
     with pytest.raises(InputError, match="tool run is not offered") as caught:
         READS.words("run", {})
     assert "--allow-run" in str(caught.value)
-    # No argument of a tool changes anything.
+    # No argument of a tool changes anything, but for the one that breaks a lab on purpose.
     for listed in ALL.tools():
         assert listed.input_schema["additionalProperties"] is False
         fields = listed.input_schema["properties"]
-        assert not {name.replace("_", "-") for name in fields} & NEVER, listed.name
+        never = NEVER - ({"action"} if listed.name == "fault" else set())
+        assert not {name.replace("_", "-") for name in fields} & never, listed.name
         assert all(field["type"] and field["description"] for field in fields.values())
     # Required arguments are in the schema.
     needed = {tool.name: tool.input_schema.get("required") for tool in ALL.tools()}
@@ -50,6 +51,11 @@ def test_tools_are_offered_as_allowed_and_change_nothing() -> None:
         ("queues", {"class": "3", "all": True}, {"class_": ["3"], "all_": True, "format": "json"}),
         ("explain", {"term": ["queue", "pair"]}, {"term": ["queue", "pair"], "format": "json"}),
         ("compare", {"a": "3", "b": "zone:5"}, {"a": "3", "b": "zone:5", "format": "json"}),
+        (
+            "fault",
+            {"action": "slow-link", "port": "rtsw1:eth1", "rate": "10%", "class": "3"},
+            {"action": "slow-link", "port": ["rtsw1:eth1"], "rate": "10%", "class_": "3", "format": "json"},
+        ),
         # Values that look like flags stay values.
         ("status", {"lab": "--all"}, {"lab": "--all", "format": "json"}),
         ("explain", {"term": ["--place=ssh:a@b"]}, {"term": ["--place=ssh:a@b"], "format": "json"}),

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-import numpy as np
-
 from heddle.base.tables import Table, many
-from heddle.fabric.model import Fabric
 from heddle.runs.parts.part import RunPart
 
 if TYPE_CHECKING:
+    from heddle.base.arrays import Bools
+    from heddle.fabric.model import Fabric
     from heddle.lab.runfaults import RunFaultSpan
     from heddle.proof.verdict import PathsResult
     from heddle.runs.measured import MeasuredRun
@@ -133,6 +132,8 @@ def _last(changes: Sequence[int], begin: int, end: int) -> float | None:
 
 def _losses(series: Series, begin_s: float, until_s: float) -> tuple[int, float | None]:
     """Packets dropped in that time, and seconds from its beginning to the end of the last bucket with some."""
+    import numpy as np
+
     inside = (series.ends_s > begin_s) & (series.starts_s < until_s)
     drops = series.columns["drops"].sum(axis=0) * inside
     with_some = np.flatnonzero(drops)
@@ -143,7 +144,7 @@ def _losses(series: Series, begin_s: float, until_s: float) -> tuple[int, float 
 def _busbw(its: Iterations, begin_s: float, end_s: float, factor: float) -> Rates:
     """Bandwidth of the iterations before, during and after a time."""
 
-    def of(rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float | None:
+    def of(rows: Bools) -> float | None:
         time_s = float((its.end_s - its.begin_s)[rows].sum())
         return factor * float(its.size[rows].sum()) / time_s / 1e9 if time_s else None
 
