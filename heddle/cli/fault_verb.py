@@ -97,8 +97,12 @@ def fault(
             what = f"{action} and {[*flags, *port][0]}"
             raise InputError(Problem("", what, "exclude each other", f"write ./inv fault {action}"))
         return _clear(out, open_lab(lab), port, timeout) if action == CLEAR else _show(out, open_lab(lab))
-    if action in KINDS and "rate" in given and action not in given:
-        given[str(action)] = given.pop("rate")
+    if action in KINDS and action is not None:
+        own = "rate" if KINDS[action].unit == "share" else action
+        if action not in given and own not in given:
+            hint = f"add --{own} {'1/256' if own == 'rate' else '10us'}"
+            raise InputError(Problem("", f"fault {action}", f"needs --{own}", hint))
+        given.setdefault(action, given.pop("rate", ""))
         action, port = (port[0] if port else None), port[1:]
     if "rate" in given or set(given) - set(KINDS):
         flag = next(key for key in given if key not in KINDS)
@@ -138,7 +142,7 @@ def _named(
     """Set a fault of a kind, and show the evidence of its effect."""
     from heddle.lab.faults import orders
 
-    example = {"switch": EXAMPLE_SWITCH, "host": "host1"}.get(kind.at, EXAMPLE_PORT)
+    example = {"switch": EXAMPLE_SWITCH, "node": EXAMPLE_SWITCH, "host": "host1"}.get(kind.at, EXAMPLE_PORT)
     if not words:
         raise InputError(Problem("", f"fault {kind.name}", "needs a name", f"./inv fault {kind.name} {example}"))
     if both and kind.at != "port":
@@ -196,6 +200,8 @@ def _outage(out: Console, where: Lab, action: str, names: Sequence[str], timeout
     are = "is" if len(found) == 1 else "are"
     text = f"{some_of(found)} {are} {outages.ACTIONS[action]}; BGP and all kernels followed in {seconds:.1f} s"
     rest = f"now: {state.text() or 'no link is down, and no switch is drained'}"
+    if action in ("down", "drain"):
+        rest += f"\n./inv fault clear {','.join(names)} --lab {where.name} ends it"
     out.result({**document, "down": list(state.dead), "drained": list(state.drained)}, f"{text}\n{rest}")
 
 
@@ -228,6 +234,7 @@ def _impair(
             raise InputError(Problem("", f"--{next(iter(given))}", "needs a port", hint))
         wanted = read_fault(given, f"./inv fault {example} --clear", lambda key, text: ("", f"--{key} {text}"))
         impairments.set_fault(where, ports, wanted)
+        out.say(f"./inv fault clear {','.join(ports)} --lab {where.name} ends it")
     found = impairments.read_faults(where)
     if port and not clear:
         named = {each.ref for each in impairments.ports_of(where.fabric, ports)}

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from heddle.base import owners, state
-from heddle.base.problems import InputError, Problem, did_you_mean
+from heddle.base.problems import CheckError, InputError, Problem, did_you_mean
 from heddle.fabric.model import Fabric, Port
 from heddle.lab.faults.record import SetFault
 from heddle.spec.impairments import NO_FAULT, LinkFault
@@ -146,13 +146,21 @@ def set_fault(lab: Lab, refs: Sequence[str], fault: LinkFault) -> list[str]:
     """Set a fault on ports (`rtsw1:eth3`, `rtsw1`, patterns); returns the ports. Their counters start again.
 
     InputError for a port that the lab does not have, and for values that do not fit together. MachineError when this
-    kernel has no netem and the fault needs it. In both cases nothing is changed.
+    kernel has no netem and the fault needs it. In both cases nothing is changed. CheckError when the program and the
+    kernel do not have the fault afterwards.
     """
+    from heddle.switch.queues.cells import LabQueues
+
     key, why, hint = fault.complaint()
     if why:
         raise InputError(Problem("", f"--{key}", why, hint))
     ports = ports_of(lab.fabric, refs)
-    return _set(lab, dict.fromkeys((port.ref for port in ports), fault))
+    done = _set(lab, dict.fromkeys((port.ref for port in ports), fault))
+    with LabQueues.pinned(lab.fabric) as live:
+        wrong = differences(lab.fabric, lab.handles(), live, wanted_faults(lab))
+    if found := [Problem(ref, "the port", wrong[ref], f"./inv fault clear {ref}") for ref in done if ref in wrong]:
+        raise CheckError(*found)
+    return done
 
 
 def clear_faults(lab: Lab, refs: Sequence[str] = ()) -> list[str]:
