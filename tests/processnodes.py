@@ -28,6 +28,8 @@ from heddle.runtimes.netns_topology import NodeDef, Topology, known_node, read_t
 NAME: Final = "processes"
 PLACE: Final = f"{__name__}:ProcessRuntime"  # its value in RUNTIMES
 _MARK: Final = "HEDDLE_TEST_NODE"
+# Runs $0 $@. Daemons of FRR 10 keep the output of the command that starts them, and a pipe would not end before them.
+_TO_FILE: Final = 'said=$(mktemp); "$0" "$@" >"$said" 2>&1; code=$?; cat "$said"; rm "$said"; exit $code'
 _FRR: Final = ("/etc/frr", "/run/frr", "/var/log/frr")
 
 
@@ -143,15 +145,15 @@ class ProcessRuntime:
                 run([*_entering(here[node.name]), *argv], journal=journal)
 
     def _must(self, lab: str, topology: Path, node: str, argv: list[str], journal: Journal) -> None:
-        done = run(self.command(lab, topology, node, argv), check=False, journal=journal)
+        done = run(self.command(lab, topology, node, ["sh", "-c", _TO_FILE, *argv]), check=False, journal=journal)
         if done.code != 0:
             why = f"failed with exit code {done.code}: {first_lines(done.out + done.err)}"
             raise MachineError(Problem(node, shlex.join(argv), why))
 
 
 def _entering(pid: int) -> list[str]:
-    """The beginning of a command in a node. Its root is that of its process, which is not `/` in a chroot."""
-    return ["nsenter", "-t", str(pid), "-n", "-m", "-r"]
+    """The beginning of a command in a node. Root and working directory are those of its process, also in a chroot."""
+    return ["nsenter", "-t", str(pid), "-n", "-m", "-r", "-w"]
 
 
 def _link_argv(mtu: int, *ends: tuple[str, str, str | None]) -> list[str]:
