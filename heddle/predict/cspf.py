@@ -213,40 +213,37 @@ class _Placement:
                     yield port, *rest
 
     def relieve(self) -> None:
-        """Move flows while the use of the busiest link falls."""
+        """Move flows while the use of the busiest link falls; then of the busiest among the others, and so on."""
         least, budget = self._least(), _CHAINS
+        stuck: set[int] = set()  # links from which no flow can move
         while budget > 0:
-            uses = [load * scale for load, scale in zip(self.load, self._scale, strict=True)]
-            top = max(uses, default=0.0)
+            uses = {port: self._use(port) for port in range(len(self.load)) if port not in stuck}
+            top = max(uses.values(), default=0.0)
             if top <= least * (1 + _EXACT):
                 return
             limit = top * (1 - _EXACT)
+            full = [port for port, use in uses.items() if use >= limit]
             relieved = False
-            for port in [port for port, use in enumerate(uses) if use >= limit]:
-                if self._use(port) >= limit and budget > 0:
-                    for deep in (False, True):
+            for port in full:
+                for deep in (False, True):
+                    if self._use(port) >= limit and len(self.on[port]) > 1 and budget > 0:
                         spent, done = self._relieve(port, limit, min(budget, _LONGEST), deep=deep)
                         budget, relieved = budget - spent, relieved or done
-                        if done:
-                            break
             if not relieved:
-                return
+                stuck.update(full)
 
     def _least(self) -> float:
-        """A bound that no placement is below: the largest flow, or the links of a switch for all that it sends."""
+        """A bound that no placement is below: what a switch sends, divided over all its links."""
         sends: dict[int, float] = {}
         links: dict[int, set[int]] = {}
-        least = 0.0
         for key, path in enumerate(self.path):
             if path:
                 here = self._first[key]
                 sends[here] = sends.get(here, 0.0) + self._bytes[key]
-                ports = self._next_hops(here, self._destination[key])
-                links.setdefault(here, set()).update(ports)
-                least = max(least, self._bytes[key] * min(self._scale[port] for port in ports))
-        for here, ports_of in links.items():
-            least = max(least, sends[here] / sum(1 / self._scale[port] for port in ports_of))
-        return least
+                links.setdefault(here, set()).update(self._next_hops(here, self._destination[key]))
+        return max(
+            (sends[here] / sum(1 / self._scale[port] for port in ports) for here, ports in links.items()), default=0.0
+        )
 
     def _relieve(self, full: int, limit: float, budget: int, *, deep: bool) -> tuple[int, bool]:
         """Move flows until a link's use is below limit, no other one's is at or above it: breadth first, so few move.

@@ -93,6 +93,16 @@ def test_4032_flows_of_a_published_zone_find_links_of_their_own() -> None:
     assert len(routes.entries) == routes.keys > 3900
 
 
+def test_flows_that_no_plan_can_separate_do_not_keep_others_from_moving() -> None:
+    wires = wires_of(fabric_of(**EIGHT))
+    rows = permutation(8, 8)
+    one, other, *_ = (at for at, row in enumerate(rows) if row[:2] == rows[0][:2])
+    rows[one] = rows[other] = (*rows[one][:2], 7, 2e6)
+    found = Counter(use(wires, placed(wires, rows)[1]))
+    assert found[4.0] == 2  # up and down
+    assert set(found) == {0.0, 1.0, 4.0}
+
+
 def test_the_largest_flow_is_alone_and_small_ones_share_a_link() -> None:
     wires = wires_of(fabric_of(racks=2, ctsw=2, hosts_per_rack=4))
     _, routes = placed(wires, [(0, 1, 1, 1e6), (0, 1, 2, 1e6), (0, 1, 3, 3e6), (0, 1, 4, 1e6)])
