@@ -145,8 +145,8 @@ def _text(rows: Sequence[EntriesInForce], most: int | None) -> str:
     lines = [(row.switch, row.mode, str(len(row.table)), *map(str, row.packets.values())) for row in rows]
     parts = [table(("switch", "mode", "entries", "to port", "to backup", "fell back", "no entry"), lines)]
     parts[0] += (
-        "\npackets since the first change. fell back: neither port nor backup was a live next hop. no entry: hashed; "
-        "acknowledgements are among these"
+        "\npackets since the first change. fell back: neither port nor backup was a live next hop\n"
+        "no entry: hashed, also acknowledgements"
     )
     entries = [
         (row.switch, str(sport), str(prefix), *ports, *["-"] * (2 - len(ports)))

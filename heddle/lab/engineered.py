@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,8 +157,8 @@ def put_in_force(
 def take_out(lab: Lab, by: str) -> tuple[str, ...]:
     """Restore the hashing from before traffic engineering; returns the switches that changed.
 
-    A switch whose mode was changed since then keeps that mode. InputError when no entries are in force; MachineError
-    when a switch cannot be changed: then all keep their rule.
+    A switch whose mode was changed since then keeps that mode, without the entries. InputError when no entries are in
+    force; MachineError when a switch cannot be changed: then all keep their rule.
     """
     with owners.lock(lab.name, owners.CHANGES):
         found = engineered(lab.name)
@@ -166,9 +166,14 @@ def take_out(lab: Lab, by: str) -> tuple[str, ...]:
             why = "has no entries of traffic engineering in force"
             raise InputError(Problem("", f"lab {lab.name}", why, "./inv te apply sets some"))
         live = live_hashing(lab)
-        mine = [name for name in found.switches if name in live and live[name].mode == EXACT_MATCH]
+        mine = [name for name in found.switches if name in live]
+        before = {name: LiveHashing.from_json(found.before[name]) for name in mine if name in found.before}
         left = {name: row for name, row in live.items() if name not in mine}
-        left |= {name: LiveHashing.from_json(found.before[name]) for name in mine if name in found.before}
+        for name in mine:
+            if live[name].mode != EXACT_MATCH:
+                left[name] = replace(live[name], exact=before[name].exact if name in before else {})
+            elif name in before:
+                left[name] = before[name]
         rows = [expected(lab, lab.fabric.by_name[name], left.get(name)) for name in mine]
         _set(lab, rows, left, None, by)
     return tuple(mine)

@@ -91,6 +91,11 @@ def test_entries_are_put_in_force_counted_and_taken_out_again(lab: Lab, flows: l
     assert engineered(lab.name) is None
     with pytest.raises(InputError, match="has no entries of traffic engineering in force"):
         take_out(lab, "te off")
+    put_in_force(lab, tables, "te apply")
+    rehash.set_hashing(lab, "spray", switches=["rtsw2"])
+    take_out(lab, "te off")
+    left = read_hashing(lab.name, lab.handle("rtsw2"))
+    assert (left.mode, left.steering.exact) == ("spray", {}), "what the user has chosen since then stays"
 
 
 def test_paths_stay_proven_while_entries_change_and_off_loses_no_packet(lab: Lab, flows: list[Flow]) -> None:
