@@ -58,9 +58,8 @@ def off(out: Console, asked: TeWords) -> None:
         idle = ended is not None and engineered(where.name) is None
         changed = () if idle else take_out(where, "te off")
     text = [f"ended te watch (process {ended})"] if ended is not None else []
-    text.append(
-        f"{where.name}: no entries of te; the hashing from before is in force on {many(len(changed), 'switch')}"
-    )
+    back = f"; the hashing from before is in force on {many(len(changed), 'switch')}" if changed else ""
+    text.append(f"{where.name}: no entries of te in force{back}")
     out.result({"lab": where.name, "ended": ended, "switches_changed": list(changed)}, "\n".join(text))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.base import owners
+from heddle.base import owners, state
 from heddle.base.problems import HeddleError
 from heddle.engineering.te import PARTS, TeDemand, TePlan, TeSpread, plan_for
 from heddle.engineering.tedemand import counted
@@ -27,7 +27,7 @@ from heddle.lab.snapshot import LabPart
 if TYPE_CHECKING:
     from heddle.lab.lab import Lab
 
-LEAST_GAIN: Final = 0.05  # of the use of the busiest link: a smaller one is not worth a change of paths
+LEAST_GAIN: Final = 0.05  # a smaller one is not worth a change of paths
 _SETTLE_S: Final = 0.05  # routes of several switches change together
 _SLICE_S: Final = 0.5  # after so long at the latest, a lab that is gone is noticed
 _MESSAGES: Final = 65536  # bytes of messages that are read at once
@@ -66,10 +66,17 @@ class TeRound:
 
 
 def worth(plan: TePlan) -> bool:
-    """Whether a plan relieves the busiest link by more than LEAST_GAIN, or the present use is not known."""
-    before = [spread.most for spread, _ in plan.spreads().values() if spread is not None]
-    after = [spread.most for _, spread in plan.spreads().values()]
-    return not before or max(after) < max(before) * (1 - LEAST_GAIN)
+    """Whether a plan relieves the busiest link by more than LEAST_GAIN, or evens out the use of all links by as much.
+
+    The second is the sum of the squares of their uses: a link that no plan can relieve must not hide all others. True
+    if the present use is not known.
+    """
+    uses = [link.use(plan.seconds) for link in plan.links]
+    before, after = [old for old, _ in uses if old is not None], [new for _, new in uses]
+    if len(before) < len(after) or not after:
+        return bool(after)
+    gains = (max(after), max(before)), (sum(use**2 for use in after), sum(use**2 for use in before))
+    return any(new < old * (1 - LEAST_GAIN) for new, old in gains)
 
 
 def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
@@ -79,6 +86,12 @@ def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
     demand again, or what was counted so far. A plan for a new interval is put in force if it is worth it.
     """
     owner = owners.owner_of(lab.name)
+
+    def here() -> bool:
+        """Whether it is the same lab, and `down` has not begun."""
+        record = state.read_record(lab.name)
+        return owners.owner_of(lab.name) == owner and record is not None and record.phase == "running"
+
     with ExitStack() as stack:
         sockets = [
             stack.enter_context(changes_of_links_and_routes(lab.handle(node.name).netns))
@@ -87,7 +100,7 @@ def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
         before, began = lab.snapshot(LabPart.COUNTERS).counters, time.monotonic()
         demand: TeDemand | None = None
         while True:
-            event = _wait(sockets, began + interval_s, lambda: owners.owner_of(lab.name) == owner)
+            event = _wait(sockets, began + interval_s, here)
             if event is None:
                 return
             reason = "a link or a route changed" if event else "interval"
@@ -100,7 +113,7 @@ def rounds(lab: Lab, interval_s: float, by: str) -> Iterator[TeRound]:
                     before, began, demand = after, now, found or demand
                 yield _round(lab, reason, found, by, always=event)
             except HeddleError as error:
-                if owners.owner_of(lab.name) != owner:
+                if not here():
                     return
                 yield TeRound(time.time(), reason, error=error)
                 if not event:

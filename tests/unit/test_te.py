@@ -6,6 +6,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 from heddle.base.problems import InputError
 from heddle.cli.te_plan import demand_of
 from heddle.cli.te_verb import TeWords
-from heddle.engineering.te import TeDemand, plan
+from heddle.engineering.controller import worth
+from heddle.engineering.te import TeDemand, TeLink, plan
 from heddle.fabric.model import Fabric
 from heddle.fabric.shapes import build
 from heddle.fabric.ucmp import next_hop_groups
@@ -205,6 +207,26 @@ def test_a_plan_follows_links_that_are_down_and_says_what_has_no_path() -> None:
     lost = plan(fabric, state_of(fabric, "rtsw2:eth1", "rtsw2:eth2"), demand(fabric, ROWS))
     assert len(lost.without) == 3
     assert "3 flows without a path: host1 to host5" in plan_text(lost)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((2e6, 0.0), (1e6, 1e6), True),
+        ((2e6, 1.9e6), (1.95e6, 1.95e6), False),
+        ((4e6, 2e6, 0.0), (4e6, 1e6, 1e6), True),  # nothing can relieve the first
+        ((None, 0.0), (2e6, 0.0), True),  # not known
+        ((1e6, 1e6), (2e6, 0.0), False),
+    ],
+)
+def test_a_controller_changes_entries_if_links_are_relieved_by_more_than_a_little(
+    before: Sequence[float | None], after: Sequence[float], expected: bool
+) -> None:
+    fabric = fabric_of(racks=2, ctsw=4, hosts_per_rack=4)
+    found = plan(fabric, state_of(fabric), demand(fabric, ROWS))
+    pairs = enumerate(zip(before, after, strict=True))
+    links = tuple(TeLink(f"rtsw1:eth{at}", f"ctsw{at}:eth1", "up", 10**9, *pair) for at, pair in pairs)
+    assert worth(replace(found, links=links)) == expected
 
 
 def test_use_is_a_share_of_the_interval_if_the_demand_has_one() -> None:
