@@ -1,4 +1,4 @@
-"""What the buttons of the live page do: run a collective, take a link down, set it up again.
+"""What the buttons of the live page do: run a collective, take a link down, set it up again, set and clear faults.
 
 In:  a lab's name and what was chosen, from the browser: nothing in it is trusted.
 Out: an Action that ends with an outcome in words. A run is the verb `run` in a process of its own; links go through
@@ -22,6 +22,8 @@ from heddle.base.process import dying_with_us, follow
 from heddle.base.progname import as_started
 from heddle.endpoints.runoptions import run_options
 from heddle.lab import outages
+from heddle.lab.faults import orders
+from heddle.lab.faults.registry import KINDS
 from heddle.lab.lab import Lab
 from heddle.lab.opening import open_lab
 
@@ -39,7 +41,7 @@ class Action:
     """One press of a button. text: its outcome, in a sentence. lines: what the verb has printed so far."""
 
     number: int
-    kind: str  # run, link
+    kind: str  # run, link, fault
     what: str
     state: State = "running"
     text: str = ""
@@ -72,6 +74,31 @@ class Actions:
             raise InputError(Problem("", "port and state", "are needed", 'send {"port": "NODE:PORT", "state": "down"}'))
         do = _down if state == "down" else _up
         return self._start("link", f"{port} {state}", lambda action: do(action, open_lab(self._lab), port))
+
+    def fault(self, asked: Mapping[str, object]) -> Action:
+        """Set a fault: kind, where, and `values` as `KEY=VALUE,...`. InputError for anything else."""
+        kind, where, values = (asked.get(key, "") for key in ("kind", "where", "values"))
+        if not all(isinstance(each, str) for each in (kind, where, values)) or kind not in KINDS:
+            hint = f"kinds: {', '.join(KINDS)}"
+            raise InputError(Problem("", "kind, where and values", "are needed as texts", hint))
+        given = dict(each.strip().partition("=")[::2] for each in str(values).split(",") if each.strip())
+        found = KINDS[str(kind)].read(given, lambda key: f"{key}=")
+        return self._start("fault", f"{kind} {where}", lambda action: self._fault(action, str(kind), str(where), found))
+
+    def clear(self, where: object) -> Action:
+        """End the faults of a place, or all. InputError for anything but a text."""
+        if not isinstance(where, str):
+            raise InputError(Problem("", "where", "is needed", 'send {"where": "NODE:PORT"}, or "" for all'))
+        return self._start("fault", f"clear {where}".strip(), lambda action: self._clear(action, where))
+
+    def _fault(self, action: Action, kind: str, where: str, values: Mapping[str, Any]) -> None:
+        lab = open_lab(self._lab)
+        done = orders.set_kind(lab, kind, KINDS[kind].places(lab.fabric, [where]), values)
+        action.text = "; ".join(f"{each.where}: {orders.text_of(each)}: {evidence}" for each, evidence in done)
+
+    def _clear(self, action: Action, where: str) -> None:
+        done = orders.clear(open_lab(self._lab), [where] if where else [])
+        action.text = f"ended: {'; '.join(done)}" if done else "no fault was set there"
 
     def stop(self) -> bool:
         """Interrupt the run that goes on, as Ctrl-C does; False when there is none."""

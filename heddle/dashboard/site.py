@@ -9,7 +9,8 @@ In:  a LabDesk, the rules of PageAccess. Out: an ASGI application (starlette).
     GET  /api/labs/LAB/events               server-sent events: hello, state, update, news, action
     GET  /api/labs/LAB/ports/NODE:PORT      queues and history of a port
     GET  /api/labs/LAB/qps                  the QPs of the last run and their paths
-    POST /api/labs/LAB/run, link, stop      the buttons
+    GET  /api/labs/LAB/faults               the faults in force, with the effect that is seen now
+    POST /api/labs/LAB/run, link, fault, clear, stop      the buttons
     GET  /metrics                           for Prometheus
 
 An error of Heddle's is answered as JSON with the sentences that a terminal would show: 400, 404, 409 or 503.
@@ -32,6 +33,8 @@ from heddle.base.problems import HeddleError, InputError, Problem
 from heddle.base.version import VERSION
 from heddle.dashboard.access import HEADERS, PageAccess
 from heddle.dashboard.labdesk import MOST_STREAMS, LabDesk, port_answer, problems_of
+from heddle.lab.faults.orders import all_rows
+from heddle.lab.faults.registry import KEYS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -70,6 +73,9 @@ def site(desk: LabDesk, access: PageAccess) -> ASGIApp:
         Route("/api/labs/{lab}/qps", _answered(_qps), methods=["GET"]),
         Route("/api/labs/{lab}/run", _answered(_run), methods=["POST"]),
         Route("/api/labs/{lab}/link", _answered(_link), methods=["POST"]),
+        Route("/api/labs/{lab}/faults", _answered(_faults), methods=["GET"]),
+        Route("/api/labs/{lab}/fault", _answered(_fault), methods=["POST"]),
+        Route("/api/labs/{lab}/clear", _answered(_clear), methods=["POST"]),
         Route("/api/labs/{lab}/stop", _answered(_stop), methods=["POST"]),
         Route("/metrics", _metrics, methods=["GET"]),
     ]
@@ -208,6 +214,21 @@ async def _link(request: Request) -> Response:
     asked = await _body(request)
     actions = _desk(request).actions(request.path_params["lab"])
     return JSONResponse(actions.link(asked.get("port"), asked.get("state")).to_json(), 202)
+
+
+async def _faults(request: Request) -> Response:
+    opened = await _opened(request)
+    return JSONResponse({"faults": await asyncio.to_thread(all_rows, opened.lab), "kinds": KEYS})
+
+
+async def _fault(request: Request) -> Response:
+    asked = await _body(request)
+    return JSONResponse(_desk(request).actions(request.path_params["lab"]).fault(asked).to_json(), 202)
+
+
+async def _clear(request: Request) -> Response:
+    asked = await _body(request)
+    return JSONResponse(_desk(request).actions(request.path_params["lab"]).clear(asked.get("where")).to_json(), 202)
 
 
 async def _stop(request: Request) -> Response:

@@ -4,7 +4,7 @@ import { Drawing } from "./drawing.js";
 import * as panels from "./panels.js";
 
 const { $ } = panels;
-const SECTIONS = ["fabric", "port", "run", "busy", "paths", "events"];
+const SECTIONS = ["fabric", "port", "faults", "run", "busy", "paths", "events"];
 const page = { lab: null, plan: null, number: 0, rows: [], port: null, stream: null, qps: null, up: false };
 const drawing = new Drawing($("drawing"), showPort);
 
@@ -70,7 +70,7 @@ function follow(lab) {
   on("state", state);
   on("update", update);
   on("news", (items) => panels.news(items, showPort));
-  on("action", (found) => { panels.action(found); if (found.kind === "link" && found.state !== "running") refreshPort(); });
+  on("action", (found) => { panels.action(found); if (found.kind !== "run" && found.state !== "running") { refreshPort(); refreshFaults(); } });
   stream.onerror = async () => {
     connection("connection lost: trying again", true);
     if (stream.readyState === EventSource.CLOSED) { // refused: the answer says why
@@ -93,6 +93,7 @@ async function state(found) {
   page.rows = [...found.rows];
   drawing.update(Object.fromEntries(found.rows.map((row, id) => [id, row])));
   update({ rows: {}, totals: found.totals, missing: found.missing, runs: found.runs, te: found.te });
+  refreshFaults();
 }
 
 function shape() {
@@ -137,6 +138,13 @@ async function refreshPort() {
   } catch (error) { $("link-outcome").textContent = error.message; $("link-outcome").className = "bad"; page.port = null; }
 }
 
+async function refreshFaults() {
+  if (!page.up || !page.plan || document.hidden) return;
+  try { panels.faults(await ask(`/api/labs/${encodeURIComponent(page.lab)}/faults`), clear); } catch { /* the next one asks again */ }
+}
+
+function clear(where) { return press("clear", { where }, $("fault-outcome")); }
+
 async function press(name, body, out) {
   out.className = "";
   out.textContent = "asked";
@@ -156,6 +164,12 @@ $("run-form").addEventListener("submit", (event) => {
   event.preventDefault();
   press("run", { collective: $("collective").value, size: $("size").value.trim(), qps: Number($("qps-count").value), iters: Number($("iters").value) }, $("run-outcome"));
 });
+$("fault-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  press("fault", { kind: $("fault-kind").value, where: $("fault-where").value.trim(), values: $("fault-values").value.trim() }, $("fault-outcome"));
+});
+$("fault-kind").addEventListener("change", refreshFaults);
+$("fault-clear").addEventListener("click", () => clear(""));
 $("stop").addEventListener("click", () => ask(`/api/labs/${encodeURIComponent(page.lab)}/stop`, {}));
 $("qp-form").addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -197,3 +211,4 @@ if (token) {
 }
 setInterval(labs, 3000);
 setInterval(refreshPort, 1000);
+setInterval(refreshFaults, 3000);

@@ -112,6 +112,21 @@ export function te(found) {
   $("te-entries").replaceChildren(...table(["switch", "entries", "to port", "to backup", "fell back", "no entry"], found.switches));
 }
 
+export function faults(found, clear) {
+  const rows = found.faults.map((each) => [each.where, each.what, each.effect || "no effect is seen now",
+    button("Clear", () => clear(each.where))]);
+  const box = $("fault-rows");
+  if (!box.contains(document.activeElement)) { // nothing moves below the keyboard's focus
+    box.replaceChildren(...table(["place", "fault", "effect", ""], rows.length ? rows : [["no fault is set", "", "", ""]]));
+  }
+  const select = $("fault-kind");
+  if (!select.options.length) {
+    select.replaceChildren(...Object.keys(found.kinds).map((name) => element("option", name, { value: name })));
+  }
+  const keys = found.kinds[select.value] || [];
+  $("fault-note").textContent = keys.length ? `Values of ${select.value}: ${keys.map((key) => `${key}=...`).join(", ")}` : `${select.value} takes no values.`;
+}
+
 export function runs(found) {
   const rows = (found?.last || []).map((run) => {
     const best = run.rows?.length ? run.rows.reduce((a, b) => (b[0] > a[0] ? b : a)) : null;
@@ -125,7 +140,7 @@ export function runs(found) {
 
 export function action(found) {
   const busy = found.state === "running";
-  const out = found.kind === "run" ? $("run-outcome") : $("link-outcome");
+  const out = $(`${found.kind}-outcome`);
   out.className = found.state === "failed" ? "bad" : found.state === "done" ? "good" : "";
   out.textContent = busy ? `${found.what}: in progress` : found.text;
   if (found.kind === "run") {

@@ -11,6 +11,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.lab.daemons import ESTABLISHED
+from heddle.lab.faults import orders
 from heddle.lab.lab import Lab
 from heddle.lab.outages import state_of, undo_all
 from heddle.lab.queues import read_queues
@@ -151,6 +152,26 @@ def test_a_link_goes_down_and_up_by_the_keyboard(browser: Browser, server: WebCl
         assert state_of(lab).dead == ()
     finally:
         undo_all(lab, 60)
+
+
+@pytest.mark.root
+def test_a_fault_is_set_shown_and_cleared(browser: Browser, server: WebClient, lab: Lab) -> None:
+    opened(browser, server, lab)
+    browser.wait_for("document.querySelector('#fault-kind').options.length > 5")
+    for field, value in (("kind", "slow-link"), ("where", "rtsw1:eth1"), ("values", "rate=10%")):
+        browser.run(f"document.querySelector('#fault-{field}').value = '{value}'")
+    try:
+        browser.run("document.querySelector('#fault-set').click()")
+        wait_long(
+            browser, "document.querySelector('#fault-outcome').textContent.includes('slow-link at 1/10 of its rate')"
+        )
+        wait_long(browser, "document.querySelector('#fault-rows tbody tr td').textContent === 'rtsw1:eth1'")
+        browser.assert_accessible()
+        browser.run("document.querySelector('#fault-rows button').click()")
+        wait_long(browser, "document.querySelector('#fault-rows tbody tr td').textContent === 'no fault is set'")
+        assert text(browser, "#fault-outcome").startswith("ended: rtsw1:eth1: slow-link")
+    finally:
+        orders.end_all(lab)
 
 
 @pytest.mark.root

@@ -194,6 +194,30 @@ def test_a_link_that_a_button_takes_down_is_down_in_frr_and_comes_back(
         undo_all(lab, 60)
 
 
+def test_a_fault_is_set_and_cleared_by_buttons_and_shown_with_its_effect(
+    page: WebClient, viewer: EventStream, lab: Lab
+) -> None:
+    at = f"/api/labs/{lab.name}"
+    assert page.get(f"{at}/faults")["faults"] == []
+    wanted = {"kind": "slow-link", "where": "rtsw1:eth1", "values": "rate=50%"}
+    assert page.post(f"{at}/fault", wanted)[0] == 202
+    done = viewer.wait_for("action", lambda found: found["kind"] == "fault" and found["state"] != "running")
+    assert (done["state"], done["text"][:40]) == ("done", "rtsw1:eth1: slow-link at 50% of its rate")
+    (row,) = page.get(f"{at}/faults")["faults"]
+    assert row["effect"].startswith("the kernel's shaper of rtsw1:eth1 has ")
+    for wrong in (
+        {"kind": "sloth", "where": "rtsw1"},
+        {"kind": "slow-link", "where": 7},
+        {**wanted, "values": "rate=9"},
+    ):
+        assert page.post(f"{at}/fault", wrong)[0] == 400
+    viewer.forget()
+    assert page.post(f"{at}/clear", {"where": ""})[0] == 202
+    done = viewer.wait_for("action", lambda found: found["kind"] == "fault" and found["state"] != "running")
+    assert done["text"] == "ended: rtsw1:eth1: slow-link at 50% of its rate"
+    assert page.get(f"{at}/faults")["faults"] == []
+
+
 def test_a_button_that_cannot_be_carried_out_says_why(page: WebClient, viewer: EventStream, lab: Lab) -> None:
     link = f"/api/labs/{lab.name}/link"
     assert page.post(link, {"port": "rtsw9:eth1", "state": "down"})[0] == 202

@@ -19,7 +19,7 @@ from heddle.fabric.naming import split_words
 from heddle.lab.faults.kind import NamedFault
 from heddle.lab.faults.record import SetFault, runs
 from heddle.lab.faults.registry import KINDS
-from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, wanted_faults
+from heddle.lab.impairments import Requested, changing, clear_faults, packet_lines, ports_of, read_faults, wanted_faults
 from heddle.lab.outages import SECONDS, link_up, state_of, undrain, wait
 
 if TYPE_CHECKING:
@@ -174,16 +174,28 @@ def text_of(fault: SetFault) -> str:
 def fault_rows(lab: Lab) -> list[dict[str, Any]]:
     """The faults in force, with the evidence that is seen now: rows of `./inv fault list --format json`."""
     return [
-        {
-            "kind": each.kind,
-            "where": each.where,
-            "what": text_of(each),
-            "by": "run" if each.run else "fault",
-            "effect": KINDS[each.kind].effect(lab, each) if each.kind in KINDS else "",
-            "undo": undo_of(lab, each.where),
-        }
-        for each in Requested.read(lab.dir).more
+        _row(lab, each.kind, each.where, text_of(each), "run" if each.run else "fault", kind.effect(lab, each))
+        for kind, each in each_of(NamedFault, lab)  # type: ignore[type-abstract]
     ]
+
+
+def all_rows(lab: Lab) -> list[dict[str, Any]]:
+    """The same rows for every fault in force: also faults of packets, links that are down, and drains."""
+    k, found = lab.fabric.policy.k, fault_rows(lab)
+    for each in read_faults(lab):
+        some = {name: count for name, count in (each.counts or {}).items() if count}
+        effect = ", ".join(f"{count:,} {name}" for name, count in some.items()) or "no packet has passed"
+        found.append(_row(lab, "packets", each.port, each.fault.text(k), each.by, effect))
+    state = state_of(lab) if lab.blueprint.rendered else None
+    on_purpose = places_of(lab, "link")
+    for kind, places in (("down", state.dead), ("drain", state.drained)) if state is not None else ():
+        effect = "no carrier" if kind == "down" else "BGP graceful-shutdown is announced"
+        found += [_row(lab, kind, ref, kind, "fault", effect) for ref in places if ref not in on_purpose]
+    return found
+
+
+def _row(lab: Lab, kind: str, where: str, what: str, by: str, effect: str) -> dict[str, Any]:
+    return {"kind": kind, "where": where, "what": what, "by": by, "effect": effect, "undo": undo_of(lab, where)}
 
 
 def undo_of(lab: Lab, where: str) -> str:
