@@ -117,7 +117,7 @@ export function faults(found, clear) {
     button("Clear", () => clear(each.where))]);
   const box = $("fault-rows");
   if (!box.contains(document.activeElement)) { // nothing moves below the keyboard's focus
-    box.replaceChildren(...table(["place", "fault", "effect", ""], rows.length ? rows : [["no fault is set", "", "", ""]]));
+    box.replaceChildren(...table(["place", "fault", "effect", "end"], rows.length ? rows : [["no fault is set", "", "", ""]]));
   }
   const select = $("fault-kind");
   if (!select.options.length) {
