@@ -131,6 +131,14 @@ def test_a_port_whose_packets_do_not_arrive_loses_them_and_thresholds_come_after
     assert "5 of 400 packets that rtsw1:eth1 sent did not reach ctsw1:eth1 (1.25%) (probes)" in text
 
 
+def test_packets_that_this_machine_dropped_are_no_loss_of_a_link() -> None:
+    tallies = {"rtsw1:eth1": {3: Tally(offered=400, lost=5)}}
+    machine = diagnosed(traffic=(TrafficSeen(OF_PROBES, tallies, (), 5),))
+    assert machine.verdict is None
+    assert "backlog" in machine.not_checked["link-lossy"]
+    assert named(diagnosed(traffic=(TrafficSeen(OF_PROBES, tallies, (), 2),))) == ("link-lossy", "rtsw1:eth1", "likely")
+
+
 def test_the_link_that_damages_packets_follows_from_the_paths() -> None:
     ways = [("rtsw1:eth1", "ctsw1:eth2"), ("rtsw1:eth2", "ctsw2:eth2")]
     flows = [

@@ -66,11 +66,15 @@ class FlowSeen:
 
 @dataclass(frozen=True)
 class TrafficSeen:
-    """Packets between two readings. source: of the evidence. tallies: by port and class."""
+    """Packets between two readings. source: of the evidence. tallies: by port and class.
+
+    backlog: packets that the receive backlog of this machine dropped meanwhile, in any namespace.
+    """
 
     source: str
     tallies: Tallies
     flows: tuple[FlowSeen, ...] = ()
+    backlog: int = 0
 
     def on_link(self, port: str) -> tuple[int, int]:
         """Packets that a port sent, and how many of them did not arrive at the other end of its link."""
@@ -142,7 +146,7 @@ class Case:
 
     def of_run(self, evidence: Evidence) -> TrafficSeen:
         """The traffic of the run."""
-        return TrafficSeen(OF_RUN, evidence.tallies, self._flows())
+        return TrafficSeen(OF_RUN, evidence.tallies, self._flows(), evidence.backlog_drops)
 
     def _flows(self) -> tuple[FlowSeen, ...]:
         measured = None if self.run is None else self.run.measured.value

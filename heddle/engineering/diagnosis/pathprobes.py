@@ -97,9 +97,11 @@ def probe_paths(lab: Lab, observer: Observer) -> TrafficSeen:
         count = max(_LEAST, min(_EACH, MOST_PACKETS // max(1, len(flows))))
         observer.begin(STEP)
         _exchange(flows, ports, count, lab.fabric.policy.ip_version)
-        tallies = tallies_since(lab.snapshot(LabPart.DROPS).tallies, before.tallies)
+        after = lab.snapshot(LabPart.DROPS)
         observer.end(STEP, f"{many(sum(len(each.sent_s) for each in flows), 'packet')} over {many(len(flows), 'path')}")
-    return TrafficSeen(OF_PROBES, tallies, tuple(each.seen() for each in flows if not spreads(each.path)))
+    seen = tuple(each.seen() for each in flows if not spreads(each.path))
+    dropped = after.backlog_drops - before.backlog_drops
+    return TrafficSeen(OF_PROBES, tallies_since(after.tallies, before.tallies), seen, dropped)
 
 
 def _ends(lab: Lab) -> list[Endpoint]:

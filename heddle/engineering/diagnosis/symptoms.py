@@ -48,20 +48,24 @@ def lossy_link(case: Case) -> CauseResult:
     """A port sent packets that did not arrive at the other end of its link."""
     found = [finding for traffic in case.traffic for finding in _losses(case, traffic)]
     single = {finding.object: finding for finding in reversed(found)}
+    if not found and any(each.backlog for each in case.traffic):
+        return CauseResult(unknown="the receive backlog of this machine dropped packets")
     return _seen(case, tuple(single.values()), "every packet that a port sent arrived at the other end")
 
 
 def _losses(case: Case, traffic: TrafficSeen) -> Iterator[Finding]:
-    sure = case.evidence is None or case.evidence.backlog_drops == 0
-    for port in traffic.tallies:
-        sent, lost = traffic.on_link(port)
+    """Losses of links, unless the receive backlog of this machine dropped as many packets meanwhile."""
+    rows = {port: traffic.on_link(port) for port in traffic.tallies}
+    every = sum(lost for _, lost in rows.values())
+    confidence: Confidence = "likely" if traffic.backlog else "established"
+    for port, (sent, lost) in rows.items() if every > traffic.backlog else ():
         if lost <= 0 or _gone(case, port):
             continue
         share = f"{lost:,} of {sent:,} packets that {port} sent did not reach {case.peer(port)} ({lost / sent:.2%})"
         lines = [Observation(share, traffic.source)]
-        if not sure:
-            lines.append(Observation("the receive backlog of this machine dropped packets, too", OF_RUN))
-        confidence: Confidence = "established" if sure else "likely"
+        if traffic.backlog:
+            text = f"the receive backlog of this machine dropped {many(traffic.backlog, 'packet')}, too"
+            lines.append(Observation(text, traffic.source))
         yield Finding("link-lossy", port, f"{port} loses packets on its link", confidence, tuple(lines))
 
 
@@ -77,8 +81,8 @@ def bit_errors(case: Case) -> CauseResult:
         for place in damaged_at(traffic.flows):
             sure = place.margin >= _SURE and not place.ties
             text = (
-                f"{place.damaged:,} of {place.packets:,} packets that passed {place.port} arrived with a wrong ICRC; "
-                f"{place.clean:,} packets over other ports arrived without one"
+                f"{place.damaged:,} of {place.packets:,} packets over {place.port} had a wrong ICRC; "
+                f"over other ports {place.elsewhere:,} of {place.others:,}"
             )
             what = f"{place.port} damages packets on its link"
             confidence: Confidence = "established" if sure else "likely"
@@ -101,13 +105,14 @@ def bit_errors(case: Case) -> CauseResult:
 class DamagePlace:
     """The port that damages packets, most likely. margin: of the log-likelihood, against the next port.
 
-    ties: ports with the same packets. clean: packets of flows that did not pass it.
+    ties: ports with the same packets. others, elsewhere: packets of flows that did not pass it, and the damaged ones.
     """
 
     port: str
     packets: int
     damaged: int
-    clean: int
+    others: int
+    elsewhere: int
     margin: float
     ties: tuple[str, ...]
 
@@ -129,7 +134,7 @@ def damaged_at(flows: Sequence[FlowSeen]) -> list[DamagePlace]:
         others = [score for port, score in scores.items() if port != best and port not in same]
         margin = scores[best] - max(others) if others else math.inf
         packets, damaged = passed[best]
-        found.append(DamagePlace(best, packets, damaged, every - packets, margin, same))
+        found.append(DamagePlace(best, packets, damaged, every - packets, total - damaged, margin, same))
         left = [flow for flow in left if best not in flow.ports]
     return found
 
