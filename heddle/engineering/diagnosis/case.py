@@ -36,10 +36,9 @@ OF_PROBES: Final = "probes"
 _BEFORE: Final = "state before the run"
 _AFTER: Final = "state after the run"
 _WATCHED_S: Final = 1.0  # between two readings of a lab while a run is measured
-_READ: Final = (
-    LabPart.FIBS | LabPart.HASHING | LabPart.CARRIER | LabPart.PORTS | LabPart.SESSIONS | LabPart.DRAINED
-    | LabPart.SILENT | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
-)  # fmt: skip
+_COUNTED: Final = LabPart.CARRIER | LabPart.COUNTERS | LabPart.DROPS | LabPart.QUEUES
+_STATES: Final = LabPart.FIBS | LabPart.HASHING | LabPart.PORTS | LabPart.SESSIONS | LabPart.DRAINED | LabPart.SILENT
+_READ: Final = _STATES | _COUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +89,24 @@ class TrafficSeen:
 class LiveState:
     """What only a running lab shows. stopped: nodes that do not run. missing: BGP sessions, with bgpd's reasons.
 
-    thresholds: port -> differences of its queues from the fabric file, in words.
+    thresholds: port -> differences of its queues from the fabric file, in words; None while a run is measured, which
+    may scale them.
     """
 
     snapshot: Snapshot
     stopped: tuple[str, ...]
     missing: tuple[MissingSession, ...]
-    thresholds: Mapping[str, tuple[str, ...]]
+    thresholds: Mapping[str, tuple[str, ...]] | None
     rendered: bool
 
     @classmethod
-    def of(cls, lab: Lab) -> LiveState:
-        """Read it now. MachineError when no lab runs."""
+    def of(cls, lab: Lab, *, measured: bool) -> LiveState:
+        """Read it now. measured: a run may be in progress. MachineError when no lab runs."""
         stopped = tuple(each.where or each.what for each in lab.missing_nodes())
         now = lab.snapshot(_READ, [node.name for node in lab.fabric.nodes if node.name not in stopped])
         seen = SessionCauses(stopped, now.down, now.silent)
         missing = explained(missing_of(lab.blueprint.session_pairs(now)), seen, lab.daemons.peers)
-        return cls(now, stopped, missing, _thresholds(lab.fabric), lab.blueprint.rendered)
+        return cls(now, stopped, missing, None if measured else _thresholds(lab.fabric), lab.blueprint.rendered)
 
 
 def _thresholds(fabric: Fabric) -> dict[str, tuple[str, ...]]:
@@ -136,11 +136,11 @@ class Case:
     @classmethod
     def of(cls, fabric: Fabric, run: StoredRun | None, lab: Lab | None) -> Case:
         """Read what there is. A run that failed has no evidence; then the lab is all there is."""
-        live = None if lab is None else LiveState.of(lab)
+        live = None if lab is None else LiveState.of(lab, measured=run is None)
         evidence = None if run is None or run.damage else _measured(run)
         if run is None and lab is not None and live is not None:
             time.sleep(_WATCHED_S)
-            evidence = Evidence.of(live.snapshot, lab.snapshot(_READ, keep_errors=True), (), ())
+            evidence = Evidence.of(live.snapshot, lab.snapshot(_COUNTED, keep_errors=True), (), ())
         case = cls(fabric, run, evidence, live, ())
         return case if evidence is None else replace(case, traffic=(case.of_run(evidence),))
 

@@ -243,6 +243,8 @@ def wrong_threshold(case: Case) -> CauseResult:
             for node, settings in around.queues.items()
         }
         return _of_nodes(case, texts, "configuration of the run")
+    if live.thresholds is None:
+        return CauseResult(unknown="a run may scale them while it is measured")
     nodes: dict[str, list[str]] = {}
     for ref, lines in live.thresholds.items():
         nodes.setdefault(ref.partition(":")[0], []).append(f"{ref}: {lines[0]}")
