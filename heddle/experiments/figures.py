@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from heddle.base.tables import flat
+from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError
 from heddle.runs.iterations import stats_of
@@ -217,10 +217,14 @@ class LiveFigures:
 
     @property
     def doubt(self) -> str:
-        """The host CPU was the bottleneck, or results are wrong."""
+        """Wrong results, paths that are not proven, or the host CPU as the bottleneck: the first of them."""
         wrong = sum(job.wrong for job in self.jobs)
-        limited = any(job.limited for job in self.jobs)
-        return f"{wrong:,} wrong elements" if wrong else "the host CPU may be the bottleneck" if limited else ""
+        whys = [] if self.paths is None else [each.why for each in self.paths.flows if each.why]
+        if wrong:
+            return f"{wrong:,} wrong elements"
+        if whys:
+            return f"{many(len(whys), 'path')} not proven: {whys[0]}"
+        return "the host CPU may be the bottleneck" if any(job.limited for job in self.jobs) else ""
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the run, of one of its jobs, or of one of its sizes."""

@@ -24,7 +24,7 @@ from heddle.experiments.measures import MEASURES
 from heddle.experiments.measuring import Measure
 from heddle.experiments.needs import NEEDS
 from heddle.experiments.spec import NAME, CheckSpec, ExperimentSpec, RunSpec
-from heddle.fabric.hashmodes import MODES
+from heddle.fabric.hashmodes import PREDICTED
 from heddle.runs.parts import PARTS
 from heddle.spec.yamlfile import Document, Mark, Trail, parse, read_text
 
@@ -215,8 +215,8 @@ class _Reader:
             for word, problem in wrong_changes(fabric.fabric, spec):
                 self.problems.found.append(replace(problem, where=self._document.where(("runs", name, word))))
             repeats = spec.repeats or self._spec.repeats
-            if spec.mode is not None and spec.mode not in MODES:
-                self._wrong(("runs", name, "mode"), "is not a hashing mode", did_you_mean(spec.mode, MODES))
+            if spec.mode is not None and spec.mode not in PREDICTED:
+                self._wrong(("runs", name, "mode"), "is not a hashing mode", did_you_mean(spec.mode, PREDICTED))
             if spec.offline and spec.measure is None:
                 repeats = 1
             variant = Variant(name, point, spec, fabric, key, text, repeats, measure=measure)

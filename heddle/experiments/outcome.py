@@ -235,16 +235,15 @@ class _Judge:
             every = self._of.get(self._key(call, here), [])
             if not every:
                 raise UnknownValueError(f"run {call.run} did not run")
-            done = every[min(repeat, len(every) - 1)] if every[0].variant.repeats == 1 else _at(every, repeat)
-            if done is None or done.figures is None:
+            last = every[-1].variant.spec  # one that runs less often than others keeps its last value
+            if repeat >= len(every) and not (last.offline or last.repeats is not None):
                 raise UnknownValueError(f"run {call.run} has no repeat {repeat + 1}")
+            done = every[min(repeat, len(every) - 1)]
+            if done.figures is None:
+                raise UnknownValueError(f"run {call.run} failed")
             return done.figures.value(call.figure, dict(call.keys))
 
         return check.expression.value(at, lookup, self._experiment.axes_of)
-
-
-def _at(every: Sequence[Repeat], repeat: int) -> Repeat | None:
-    return every[repeat] if repeat < len(every) else None
 
 
 def _state(check: ExperimentCheck, sample: Sample | None, proven: bool | None, *, complete: bool) -> State:

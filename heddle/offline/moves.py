@@ -16,6 +16,7 @@ import numpy as np
 
 from heddle.base.arrays import I32, I64, Bools
 from heddle.fabric.hashmodes import SPREADING
+from heddle.host.preflight import frr_release
 from heddle.offline.columns import BATCH
 from heddle.offline.demand import Traffic
 from heddle.offline.loads import FlowBatch, Loads, Nics, Scenario, nics_of
@@ -55,7 +56,8 @@ class FabricSide:
 
     def scenario(self) -> Scenario:
         """Its next hops and its hashing."""
-        forwarding = forwarding_of(self.wires)
+        release = frr_release() if self.wires.fabric.policy.routing.ucmp else None
+        forwarding = forwarding_of(self.wires, None, release)
         rule = rule_of(self.wires.fabric.policy, compared(self.mode)[0])
         rules = rules_of(self.wires, rule, steering_of(self.wires, forwarding), self.wires.seeds)
         return Scenario("", forwarding, rules)

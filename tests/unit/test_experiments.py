@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,14 @@ def test_verdicts_name_what_is_missing(tmp_path: Path) -> None:
     assert state(Repeat(variant, 1, unproven)) == ("unproven", True)
     assert state(Repeat(variant, 1, good), Repeat(variant, 2, None, "it failed")) == ("unknown", True)
     assert state() == ("unknown", True)
+    both = ExperimentResult(loaded(tmp_path, OWN.replace("mmr_mean,", "mmr_mean(flows) + mmr_mean(more),").replace(
+        "checks:", "  more: {measure: random_flows, repeats: 1}\nchecks:")), ())  # fmt: skip
+    one, more = both.experiment.variants
+    done = [Repeat(one, 1, good), Repeat(one, 2, far), Repeat(more, 1, good)]
+    (row,) = replace(both, done=tuple(done)).rows
+    assert row.sample is not None and row.sample.values == pytest.approx((2.46, 3.23))
+    (row,) = replace(both, done=(*done[:1], *[Repeat(more, number, good) for number in (1, 2)])).rows
+    assert row.state == "unknown" and row.why == ("run flows has no repeat 2",)
 
 
 def test_a_folder_is_a_publication(tmp_path: Path) -> None:
