@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from heddle.base.tables import flat, many
 from heddle.base.units import format_size, parse_size
-from heddle.experiments.expressions import UnknownValueError
+from heddle.experiments.expressions import UnknownValueError, divided
 from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
 from heddle.runs.parts.ideal import IdealUse
@@ -128,6 +128,7 @@ OF_LINKS: Final[Mapping[str, str]] = {
     "link_min": "use of the idlest link",
     "link_mean": "mean use",
     "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
+    "link_jfi": "Jain's fairness index of their use: 1 is even, 1/links is one link alone",
 }
 OFFLINE: Final[Mapping[str, str]] = {
     "completion": "time of the busiest link / the shortest possible time",
@@ -139,6 +140,7 @@ OFFLINE: Final[Mapping[str, str]] = {
     "link_min": "use of the idlest link",
     "link_mean": "mean use",
     "link_spread": "use of the busiest link minus that of the idlest, in percentage points",
+    "link_jfi": "Jain's fairness index of their use",
     "flows": "flows of all jobs",
     "unreachable": "flows without a path",
     "moved": "share of flows with a new path after `down` or `drain`, by hash-threshold",
@@ -186,6 +188,8 @@ def of_links(name: str, links: Sequence[LinkShare], keys: Keys) -> float:
     if name in ("link_max", "link_min", "link_mean", "link_spread"):
         low, high = min(shares), max(shares)
         return {"link_max": high, "link_min": low, "link_spread": high - low}.get(name, sum(shares) / len(shares))
+    if name == "link_jfi":
+        return divided(sum(shares) ** 2, len(shares) * sum(each * each for each in shares))
     used = [each for each in links if each.used]
     if name in ("links", "links_used"):
         return float(len(links if name == "links" else used))
@@ -325,7 +329,7 @@ class OfflineFigures:
 
         prediction = self.prediction
         first, wires = prediction.modes[0], prediction.wires
-        if name in ("links", "links_used", "link_max", "link_min", "link_mean", "link_spread"):
+        if name in OF_LINKS and name in OFFLINE:
             full = prediction.roofline.seconds
             upward = {wires.direction_name(d) for d in wires.upward}
             hosts = {node.name for node in wires.fabric.nodes if node.role is Role.HOST}
