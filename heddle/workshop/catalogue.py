@@ -1,4 +1,4 @@
-"""The workshop units that Heddle has: `labs/NN-slug/`, and those that come later.
+"""The workshop units that Heddle has: `labs/NN-slug/`.
 
 In:  the word for a unit: `02`, `2`, `02-entropy`, `entropy`.
 Out: WorkshopUnit: lab.yml, checked, with the lines of its keys. InputError with every mistake of the file.
@@ -30,7 +30,6 @@ SHEET: Final = "lab.yml"
 README: Final = "README.md"
 _CHECKS: Final = "check.py"
 _SOLUTION: Final = "solution.yml"
-_LATER: Final = "later.yml"
 M = TypeVar("M", UnitSpec, Solution)
 _FOLDER: Final = re.compile(r"([0-9]{2})-([a-z0-9-]+)")
 
@@ -105,27 +104,11 @@ def unit_ids() -> list[str]:
     return [path.name for path in _folders()]
 
 
-def later() -> dict[str, str]:
-    """Number -> title of units that come in a later version."""
-    from heddle.spec.yamlfile import parse, read_text
-
-    path = _root() / _LATER
-    if not path.is_file():
-        return {}
-    source = short_path(path)
-    return {str(key): str(title) for key, title in parse(read_text(path, source), source).data.items()}
-
-
 def find_unit(word: str) -> WorkshopUnit:
     """The unit that a word names. InputError with the nearest one, or with what is wrong in its files."""
     for path in _folders():
         if word in _words(path):
             return load_unit(path)
-    number = word.partition("-")[0].zfill(2)
-    coming = later()
-    if number in coming:
-        why = f"({coming[number]}) comes in a later version of Heddle"
-        raise InputError(Problem("", f"unit {word}", why, "./inv workshop list shows the units that are there"))
     names = {_parts(path)[1]: path.name for path in _folders()} | {path.name: path.name for path in _folders()}
     near = nearest(word, names)
     hint = f"did you mean {names[near]}?" if near else f"units: {', '.join(unit_ids())}"

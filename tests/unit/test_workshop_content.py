@@ -16,7 +16,7 @@ from heddle.cli.argv import parse
 from heddle.cli.explain_verb import find_term
 from heddle.cli.renamed import current
 from heddle.fabric.fabricfile import load_fabric
-from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, later, unit_ids
+from heddle.workshop.catalogue import README, WorkshopUnit, find_unit, unit_ids
 from heddle.workshop.observe import FACTS
 from tests.unit.test_help_examples import verbs
 from tests.unit.unitdrawing import addresses, drawing
@@ -86,7 +86,6 @@ def test_the_path_has_every_folder_once_and_is_not_too_long() -> None:
     numbers = [each[:2] for each in UNITS]
     assert "02" in numbers
     assert len(set(numbers)) == len(numbers)
-    assert not set(numbers) & set(later())
     # The path takes at most four hours.
     assert sum(find_unit(each).spec.minutes for each in UNITS) <= MINUTES
     # No folder of labs is left out.

@@ -160,8 +160,6 @@ def test_a_unit_has_a_number_and_a_name(word: str) -> None:
 def test_words_that_name_no_unit_or_none_that_runs(home: Path) -> None:
     with pytest.raises(InputError, match=r"unit entropi does not exist\n.*did you mean 02-entropy\?"):
         find_unit("entropi")
-    with pytest.raises(InputError, match=r"unit 11 \(Central traffic engineering\) comes in a later version of Heddle"):
-        find_unit("11")
     with pytest.raises(InputError, match=r"unit 99 does not exist\n.*units: 01-clos-by-hand, 02-entropy"):
         find_unit("99")
     with pytest.raises(InputError, match=r"step fixd does not exist in unit 02-entropy\n.*did you mean fixed\?"):
