@@ -146,9 +146,9 @@ EXAMPLES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "fault": {
         "down rtsw1:eth1": "take a link down, and wait until all routes avoid it",
-        "undrain ctsw1": "let traffic use a switch again that was drained",
+        "slow-link rtsw1:eth1 --rate 10%": "give packets that leave by rtsw1:eth1 a tenth of its rate",
+        "clear rtsw1": "end all faults of a switch and of its ports",
         "rtsw1:eth1 --loss 1/256 --corrupt 0.1%": "lose 1 packet in 256 behind rtsw1:eth1, and corrupt 1 in 1000",
-        "--clear": "clear the faults of all links",
     },
     "check": {
         "--base main:topologies/zone.yml --head topologies/zone.yml": "a fabric file against that of branch main",

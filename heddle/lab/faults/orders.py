@@ -9,10 +9,12 @@ ends these, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from heddle.base import owners
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
 from heddle.fabric.naming import split_words
@@ -113,7 +115,8 @@ def _ended(fault: SetFault) -> bool:
 def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list[str]:
     """End the faults of ports and nodes, or all: also links that are down, drains, and faults of packets.
 
-    Returns each in words. InputError for a word that is no port and no node; CheckError when routes do not return.
+    Returns each in words. Faults of a run stay: its end undoes them. InputError for a word that is no port and no node,
+    and where routes would change during a run; CheckError when routes do not return.
     """
     ports = {port.ref for port in ports_of(lab.fabric, words)} if words else None
     names = [each for each in split_words(words) if ":" not in each]
@@ -124,14 +127,15 @@ def clear(lab: Lab, words: Sequence[str] = (), timeout: float = SECONDS) -> list
         return ports is None or bool(both & ports) or ref in nodes
 
     faults = [
-        each
-        for each in Requested.read(lab.dir).more
-        if meant(each.where, by_both_ends=each.kind in KINDS and KINDS[each.kind].at in ("link", "session"))
+        (kind, each)
+        for kind, each in each_of(NamedFault, lab)  # type: ignore[type-abstract]
+        if not each.run and meant(each.where, by_both_ends=kind.at in ("link", "session"))
     ]
-    done = [f"{each.where}: {text_of(each)}" for each in faults]
-    rerouted = any(KINDS[each.kind].routes for each in faults if each.kind in KINDS)
+    done = [f"{each.where}: {text_of(each)}" for _, each in faults]
+    rerouted = any(kind.routes for kind, _ in faults)
     if faults:
-        end(lab, faults)
+        with owners.lock(lab.name, work="fault") if rerouted else nullcontext():  # not while a run measures
+            end(lab, [each for _, each in faults])
     links = [ref for ref in wanted_faults(lab) if meant(ref, by_both_ends=False)]
     if links:
         clear_faults(lab, links)
