@@ -48,11 +48,11 @@ def switch(name: str, **found: object) -> NodeSnapshot:
 
 def diagnosed(
     *changed: NodeSnapshot, missing: tuple[MissingSession, ...] = (), traffic: tuple[TrafficSeen, ...] = (),
-    thresholds: Mapping[str, tuple[str, ...]] | None = None,
+    thresholds: Mapping[str, tuple[str, ...]] | None = None, stopped: tuple[str, ...] = (),
 ) -> Diagnosis:  # fmt: skip
     nodes = {node.name: switch(node.name) for node in FABRIC.switches} | {each.node: each for each in changed}
     now = Snapshot("tiny", ALL, nodes, 0)
-    live = LiveState(now, (), missing, thresholds or {}, rendered=True)
+    live = LiveState(now, stopped, missing, thresholds or {}, rendered=True)
     return judged(Case(FABRIC, None, None, live, traffic, probed=bool(traffic)))
 
 
@@ -88,6 +88,10 @@ def test_a_switch_without_any_carrier_is_down_and_its_links_are_not_listed() -> 
     found = diagnosed(switch("ctsw2", down=ports, silent=("zebra", "bgpd"), sessions=None), *peers)
     assert named(found) == ("node-down", "ctsw2", "established")
     assert len(found.findings) == 1
+
+
+def test_a_node_that_does_not_run_is_down() -> None:
+    assert named(diagnosed(stopped=("host4",))) == ("node-down", "host4", "established")
 
 
 def test_a_session_over_a_live_link_is_named_with_the_end_that_shut_it() -> None:
