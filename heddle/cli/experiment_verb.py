@@ -15,6 +15,7 @@ from heddle.cli.verbs import verb
 from heddle.host import packages
 
 if TYPE_CHECKING:
+    from heddle.experiments.folders import FolderResult
     from heddle.experiments.loading import Experiment
     from heddle.experiments.outcome import ExperimentResult
 
@@ -161,7 +162,7 @@ def reproduce(
             out.say(f"interrupted: {many(len(folder.experiments) - number, 'experiment')} did not run")
             break
     result = FolderResult(folder, tuple(results))
-    written = [] if out_ is None else _write(out_, results)
+    written = [] if out_ is None else _write(out_, results, result)
     text = "\n".join([folder_text(result), *(f"wrote {file}" for file in written)])
     out.result({**result.to_json(), "written": written}, text)
     out.exit_code = INTERRUPTED if results and results[-1].interrupted else 1 if result.failed else 0
@@ -188,10 +189,11 @@ def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str |
     return Running(wanted, out.observer, repeats, copies).run()
 
 
-def _write(directory: str, results: Sequence[ExperimentResult]) -> list[str]:
+def _write(directory: str, results: Sequence[ExperimentResult], folder: FolderResult | None = None) -> list[str]:
     """The files of each result: JSON, a table of checks, one of all figures, a picture; and a report of all."""
     import json
 
+    from heddle.views.benchmarkreport import benchmark_report
     from heddle.views.experimentpicture import draw
     from heddle.views.graph import write_file
     from heddle.views.report.page import report_html
@@ -210,4 +212,6 @@ def _write(directory: str, results: Sequence[ExperimentResult]) -> list[str]:
         if each.rows:
             write(f"{name}.svg", draw("svg", each))
     write("report.html", report_html([], None, results).encode())
+    if folder is not None and folder.folder.spec.report is not None:
+        write(f"{folder.folder.name}.md", benchmark_report(folder).encode())
     return written

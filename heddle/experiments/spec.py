@@ -6,7 +6,7 @@ In:  YAML (spec/yamlfile.py). Out: ExperimentSpec, FolderSpec, frozen. loading.p
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -150,7 +150,8 @@ class LeftOutSpec(Strict):
 class FolderSpec(Strict):
     """`index.yml` of a folder of experiments. statement: printed with every result.
 
-    experiments: file names without `.yml`, in their order; all files of the folder, if it is left out.
+    experiments: file names without `.yml`, in their order; all files of the folder, if it is left out. report: the
+    form of the report that `--out` writes as well: bmwg, the ten parts of that draft.
     """
 
     title: str = Field(examples=["Results of a paper"])
@@ -158,3 +159,4 @@ class FolderSpec(Strict):
     statement: str = ""
     experiments: list[str] = Field(default=[])
     left_out: list[LeftOutSpec] = Field(default=[])
+    report: Literal["bmwg"] | None = None

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from heddle.experiments.figures import LinkShare, of_links
-from heddle.experiments.folders import Folder, load_folder
+from heddle.experiments.figures import LinkShare, OwnFigures, of_links
+from heddle.experiments.folders import Folder, FolderResult, load_folder
+from heddle.experiments.outcome import ExperimentResult, Repeat
+from heddle.views.benchmarkreport import PARTS, benchmark_report
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +29,19 @@ def test_jains_index_of_links_is_one_for_even_use_and_one_of_n_for_a_single_link
     even = [LinkShare(f"rtsw1:eth{i}", "RTSW to CTSW", 40.0, used=True, uplink=True) for i in range(4)]
     single = [LinkShare(f"rtsw1:eth{i}", "RTSW to CTSW", 40.0 * (i == 0), used=i == 0, uplink=True) for i in range(4)]
     assert of_links("link_jfi", even, {}) == pytest.approx(1) and of_links("link_jfi", single, {}) == 0.25
+
+
+def test_the_report_has_ten_parts_the_statement_and_every_trial(bmwg: Folder) -> None:
+    sprayed = bmwg.only(["10-spray"]).experiments[0]
+    found = {name: 0.5 for check in sprayed.checks for name in (call.figure for call in check.expression.calls)}
+    done = [Repeat(each, repeat, OwnFigures(found)) for each in sprayed.variants for repeat in (1, 2)]
+    done[-1] = Repeat(sprayed.variants[-1], 2, None, "a worker ended")
+    text = benchmark_report(FolderResult(bmwg, (ExperimentResult(sprayed, tuple(done)),)))
+    assert re.findall(r"^## (.*)$", text, re.M) == [f"{i}. {title}" for i, title in enumerate(PARTS, 1)]
+    assert bmwg.spec.statement.strip() in text and "revision" in text
+    assert "| 10-spray | 6 | 5 | a worker ended | 0 |" in text  # trial accounting
+    assert "| 10-spray | gain | 2 | 0.0 % |" in text  # repeatability
+    assert "| 10-spray | jfi_spray | DUT telemetry: egress bytes of the uplinks" in text  # observation points
+    assert "| unordered | 8 | 1 MiB | matrix/direct | 1.05 MB | block |" in text  # S, algorithm, S_fabric
+    assert all(f"| {each.what} | not done: {each.why} |" in text for each in bmwg.spec.left_out)
+    assert not re.search(r"\b(pass(ed)?|fail(ed)?)\b", text)
