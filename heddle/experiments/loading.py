@@ -148,7 +148,7 @@ class _Reader:
         for group, names in (("runs", self._spec.runs), ("checks", self._spec.checks)):
             for name in names:
                 if not NAME.fullmatch(name):
-                    self._wrong((group, name), "is not a name", "use lower-case letters, digits and _, a letter first")
+                    self._wrong((group, name), "is not a name", "use up to 32 letters, digits and _, a letter first")
         many = sum(len(points({axis.key: axis.texts for axis in each})) for each in axes.values())
         if many > _MOST:
             self._wrong(("runs",), f"are {many} runs with all lists, and {_MOST} is the most", "shorten the lists")

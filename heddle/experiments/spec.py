@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from heddle.spec.keys import Strict, at
 
 MOST_REPEATS: Final = 100
-NAME: Final = re.compile("[a-z][a-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
+NAME: Final = re.compile("[A-Za-z][A-Za-z0-9_]{0,31}")  # of runs and checks; expressions use it, too
 
 
 def _short(key: str) -> BeforeValidator:

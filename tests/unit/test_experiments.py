@@ -14,7 +14,7 @@ from heddle.base.problems import InputError
 from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
 from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
-from heddle.experiments.folders import load_folder
+from heddle.experiments.folders import folders_shipped, load_folder
 from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.needs import NEEDS
@@ -240,6 +240,12 @@ def test_every_shipped_experiment_is_right_and_says_what_it_shows(name: str) -> 
     found = load_experiment(*find_experiment(name))
     assert found.checks and found.spec.reads
     assert f"./inv experiment {name}" in find_experiment(name)[0].read_text()
+
+
+@pytest.mark.parametrize("name", folders_shipped())
+def test_every_shipped_folder_is_right(name: str) -> None:
+    folder = load_folder(name)
+    assert all(each.checks for each in folder.experiments)
 
 
 def test_the_manual_has_every_key_figure_and_measure() -> None:
