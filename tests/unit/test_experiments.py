@@ -248,6 +248,23 @@ def test_every_shipped_folder_is_right(name: str) -> None:
     assert all(each.checks for each in folder.experiments)
 
 
+def test_every_check_of_sigcomm24_cites_a_source_and_has_a_band() -> None:
+    folder = load_folder("sigcomm24")
+    page = (ROOT / "docs/reproduce.md").read_text()
+    for each in folder.experiments:
+        assert each.spec.claim is not None and each.spec.claim.source and each.spec.reads, each.name
+        banded = [check for check in each.checks if check.spec.band != (None, None)]
+        assert banded and all(check.spec.published is not None for check in banded), each.name
+        assert f"\n| {int(each.name[:2])} |" in page, each.name
+
+
+def test_only_changes_that_switches_make_keep_the_icrc_right(tmp_path: Path) -> None:
+    text = "title: ICRC\nfabric: tiny\nruns: {x: {measure: icrc_changes}}\nchecks: {all: unchanged}\n"
+    (done,) = Running(loaded(tmp_path, text), Silent()).run().done
+    assert done.figures is not None
+    assert done.figures.to_json() == {"unchanged": 1.0, "ttl": 1.0, "ecn": 1.0, "sport": 0.0}
+
+
 def test_the_manual_has_every_key_figure_and_measure() -> None:
     text = (ROOT / "docs/experiments.md").read_text()
     models = (ExperimentSpec, FolderSpec, RunSpec, CheckSpec, FabricUse)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.experiments.measures import random_flows
+from heddle.experiments.measures import icrc_changes, random_flows
 from heddle.experiments.measuring import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
+    "icrc_changes": icrc_changes.MEASURE,
     "random_flows": random_flows.MEASURE,
 }
