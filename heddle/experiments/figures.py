@@ -17,6 +17,7 @@ from heddle.base.units import format_size, parse_size
 from heddle.experiments.expressions import UnknownValueError, divided
 from heddle.runs.iterations import stats_of
 from heddle.runs.parts import PARTS
+from heddle.runs.parts.effects import FaultEffects
 from heddle.runs.parts.ideal import IdealUse
 from heddle.runs.parts.queues import QueueUse
 from heddle.runs.results import RunOutcome
@@ -91,6 +92,8 @@ OF_RUNS: Final[Mapping[str, str]] = {
     "wrong": "wrong elements of results",
     "icrc_errors": "packets with a wrong ICRC",
     "limited": "1 if the host CPU was or may have been the bottleneck, else 0",
+    "last_loss": "seconds from the begin of a fault to the last packet lost, of the worst fault; 0 without one",
+    "settled": "seconds from the begin of a fault to the last change of a route, of the worst; 0 without one",
     "mmr": "max/mean of bytes over the uplinks below which ranks are",
     "mmr_flows": "max/mean of flows over them",
 }
@@ -104,6 +107,14 @@ def _proof(name: str) -> Callable[[RunOutcome], float | None]:
     return lambda job: None if job.proof is None else getattr(job.proof, name)
 
 
+def _effects(name: str) -> Callable[[RunOutcome], float | None]:
+    def of(job: RunOutcome) -> float | None:
+        found = job.part(FaultEffects)
+        return None if found is None else max(getattr(each, name) or 0.0 for each in found.faults)
+
+    return of
+
+
 _OF_FIRST: Final[Mapping[str, Callable[[RunOutcome], float | None]]] = {
     "completion": lambda job: None if (ideal := job.part(IdealUse)) is None else ideal.ratio,
     "drops": _queues("dropped"),
@@ -112,6 +123,8 @@ _OF_FIRST: Final[Mapping[str, Callable[[RunOutcome], float | None]]] = {
         for name in ("marks", "pauses", "paused_ports", "paused_hosts", "paused_ms", "storms", "deepest")
     },
     "lost": lambda job: None if job.lost is None else sum(job.lost.values()),
+    "last_loss": _effects("last_loss_s"),
+    "settled": _effects("settled_s"),
     "mmr": _proof("mmr_bytes"),
     "mmr_flows": _proof("mmr_flows"),
     "qps": _proof("qps"),
@@ -270,8 +283,7 @@ class LiveFigures:
         if name in ("wrong", "icrc_errors", "limited"):
             counts = [getattr(job, name) for job in jobs]
             return None if None in counts else float(sum(map(float, counts)))
-        known = [job.counters[name] for job in jobs if name in job.counters]
-        return sum(known) if known else None
+        return sum(known) if (known := [job.counters[name] for job in jobs if name in job.counters]) else None
 
     def _shares(self) -> Iterator[LinkShare]:
         if self.paths is None:
@@ -349,17 +361,13 @@ class OfflineFigures:
             found = max((value for value in named.values() if value is not None), default=None)
         elif name in ("moved", "moved_resilient"):
             key = "threshold" if name == "moved" else "resilient"
-            found = (
-                None if prediction.moved is None or key not in prediction.moved.moved else prediction.moved.share(key)
-            )
+            moves = prediction.moved
+            found = None if moves is None or key not in moves.moved else moves.share(key)
         elif name == "collisions":
             found = None if first.flows is None else float(first.flows[prediction.ranked].max(initial=0))
         else:
-            whole = {
-                "completion": first.ratio, "time": first.seconds, "flows": prediction.flows,
-                "unreachable": prediction.unreachable,
-            }  # fmt: skip
-            found = whole.get(name)
+            of_all = {"flows": prediction.flows, "unreachable": prediction.unreachable}
+            found = {"completion": first.ratio, "time": first.seconds, **of_all}.get(name)
         if found is None:
             raise UnknownValueError(f"the prediction has no {name}")
         return float(found)

@@ -33,8 +33,9 @@ _AT_LINKS: Final = "DUT telemetry: egress bytes of the uplinks below which ranks
 _AT_RANKS: Final = "endpoint software: clocks of the ranks"
 _AT_NICS: Final = "endpoint software: counters of the emulated NICs"
 _PREDICTED: Final = "predicted: no packet was sent"
-_OF_QUEUES: Final = ("marks", "drops", "lost", "deepest")
+_OF_QUEUES: Final = ("marks", "drops", "lost", "deepest", "last_loss")
 _OF_PAUSES: Final = ("pauses", "paused_ports", "paused_hosts", "paused_ms", "storms")
+_OF_KERNELS: Final = "DUT telemetry: changes of routes in the kernels of switches"
 _OF_PATHS: Final = ("mmr", "mmr_flows", "qps_spread", "unproven")
 
 
@@ -225,7 +226,7 @@ def _point(result: ExperimentResult, call: Any) -> str:
         return f"part {figure} of the run"
     found = (
         (_AT_QUEUES, _OF_QUEUES), (_AT_PAUSES, _OF_PAUSES), (_AT_LINKS, (*OF_LINKS, *_OF_PATHS)),
-        (_AT_RANKS, (*OF_SIZES, "completion")),
+        (_AT_RANKS, (*OF_SIZES, "completion")), (_OF_KERNELS, ("settled",)),
     )  # fmt: skip
     return next((where for where, names in found if figure in names), _AT_NICS)
 

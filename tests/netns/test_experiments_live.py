@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 
 from heddle.base import state
 from heddle.base.events import Silent
+from heddle.experiments.folders import FolderResult, load_folder
 from heddle.experiments.loading import load_experiment
 from heddle.experiments.running import Running
 from heddle.runs.store import open_runs
+from heddle.views.benchmarkreport import benchmark_report
 from tests.machine import child, patience
 
 pytestmark = pytest.mark.root
@@ -87,3 +90,31 @@ def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) 
     short, long = document["checks"]
     assert short["measured"]["mean"] > 0 and long["state"] == "unknown"
     assert f"exp{proc.pid % 10**8}" not in state.labs()
+
+
+BENCHMARK: Final = """
+title: Around a cycle
+claim: {text: a cyclic buffer dependency, source: "Section 7.4, PFC Storm and Deadlock Resilience"}
+fabric: {use: tiny, set: {racks: 3, link.host: 100mbit, link.fabric: 100mbit}}
+runs:
+  cycle:
+    run: {matrix: "4,0,64K", iters: 1, warmup: 0, fault: ["rtsw3:eth1,misroute,host=host1",
+      "ctsw1:eth2,misroute,host=host1", "rtsw2:eth2,misroute,host=host1"]}
+  load: {measure: soak, options: {seconds: 0, size: 4K}}
+checks: {hops: "links_used(cycle, port='*tsw*')", wrong: wrong(cycle), ended: ended(load), slope: slope(load)}
+"""
+
+
+def test_the_report_of_a_benchmark_names_the_versions_and_the_trials(tmp_path: Path) -> None:
+    (tmp_path / "index.yml").write_text("{title: T, source: the draft, statement: An emulation., report: bmwg}\n")
+    (tmp_path / "cycle.yml").write_text(BENCHMARK)
+    folder = load_folder(str(tmp_path))
+    result = Running(folder.experiments[0], Silent(), copies=tmp_path / "runs").run()
+    rows = {row.name: row for row in result.rows}
+    assert not result.failed and rows["hops"].proven, {name: row.why for name, row in rows.items()}
+    values = {name: row.sample.mean for name, row in rows.items() if row.sample is not None}
+    assert values["hops"] == 5 + 3  # to host1 by two more switches, and credits straight back
+    assert values["wrong"] == values["ended"] == 0
+    text = benchmark_report(FolderResult(folder, (result,)))
+    assert f"Linux {platform.release()}, FRR " in text and "| cycle | 2 | 2 |  | " in text
+    assert "| load | ended | " not in text and "| cycle | ended | measure soak: DUT's host" in text

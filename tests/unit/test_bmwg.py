@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from heddle.experiments.figures import LinkShare, OwnFigures, of_links
 from heddle.experiments.folders import Folder, FolderResult, load_folder
+from heddle.experiments.measures.convergence import shares
+from heddle.experiments.measures.soak import steepest
 from heddle.experiments.outcome import ExperimentResult, Repeat
 from heddle.views.benchmarkreport import PARTS, benchmark_report
 
@@ -45,3 +48,17 @@ def test_the_report_has_ten_parts_the_statement_and_every_trial(bmwg: Folder) ->
     assert "| unordered | 8 | 1 MiB | matrix/direct | 1.05 MB | block |" in text  # S, algorithm, S_fabric
     assert all(f"| {each.what} | not done: {each.why} |" in text for each in bmwg.spec.left_out)
     assert not re.search(r"\b(pass(ed)?|fail(ed)?)\b", text)
+
+
+def test_convergence_is_the_time_until_rates_are_fair_and_all_of_it_when_they_never_are() -> None:
+    times = np.linspace(0.0, 4.0, 401)
+    old, new = np.where(times < 1, 40.0, 20.0), np.where(times < 1, 4.0, 20.0)
+    found = shares(times, np.array([old, old, new, new]))
+    assert found["fair_s"] == found["near_s"] == pytest.approx(1.0) and found["near_reached"] == found["jfi_end"] == 1
+    never = shares(times, np.array([np.full(401, 40.0), np.full(401, 4.0)]))
+    assert never["fair_s"] == never["near_s"] == never["observed_s"] == 4.0 and never["near_share"] == 0
+
+
+def test_the_slope_of_memory_is_that_of_the_process_that_grows_most() -> None:
+    seen = [(float(t), {1: 5_000_000, 2: 5_000_000 + 1000 * t, 3 + t: 10**9}) for t in (0, 10, 20)]
+    assert steepest(seen) == pytest.approx(3.6)  # 1 kB/s; processes that came and went do not count

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.experiments.measures import icrc_changes, random_flows
+from heddle.experiments.measures import convergence, icrc_changes, random_flows, soak
 from heddle.experiments.measuring import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
+    "convergence": convergence.MEASURE,
     "icrc_changes": icrc_changes.MEASURE,
     "random_flows": random_flows.MEASURE,
+    "soak": soak.MEASURE,
 }
