@@ -29,7 +29,8 @@ _HELP: Final[Options] = {
         completion.fault_words,
     ),
     "port": Option(
-        "where: ports (rtsw1:eth3, rtsw1: all its ports, 'ctsw*:eth1'; several with commas), switches or hosts",
+        f"where: ports ({EXAMPLE_PORT}, a node for all its ports, a pattern in quotes; several with commas), switches "
+        "or hosts",
         completion.ports_or_switches,
     ),
     "timeout": "seconds to wait for the effect and for routes (default: 60)",

@@ -240,7 +240,7 @@ class _Judge:
                 raise UnknownValueError(f"run {call.run} has no repeat {repeat + 1}")
             done = every[min(repeat, len(every) - 1)]
             if done.figures is None:
-                raise UnknownValueError(f"run {call.run} failed")
+                raise UnknownValueError(f"run {call.run} ended with an error")
             return done.figures.value(call.figure, dict(call.keys))
 
         return check.expression.value(at, lookup, self._experiment.axes_of)
