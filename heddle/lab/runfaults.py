@@ -71,7 +71,7 @@ class PlannedFault:
 
 @dataclass(slots=True)
 class RunFaultSpan:
-    """A fault that was set. begin_ns, end_ns: CLOCK_MONOTONIC, after the change; end_ns: None until the run's end."""
+    """A fault that was set. CLOCK_MONOTONIC: begin_ns before the change; end_ns after it, None until the run ends."""
 
     planned: PlannedFault
     begin_ns: int
@@ -163,11 +163,11 @@ class FaultClock:
             before = {ref: requested.links.get(ref) for ref in faults} | dict(requested.before_run)
             links = {**requested.links, **faults}
             more = replace(requested, links=links, before_run=before, run_down=requested.run_down | {*down})
+            now = time.monotonic_ns()  # before the change: packets are lost while it is made
             write_faults(self._lab, faults, more)
             set_links(self._lab, down, "down")
         made = orders.begin(self._lab, [(each.kind, each.port, dict(each.values)) for each in named], run=True)
         self._named |= zip(named, made, strict=True)
-        now = time.monotonic_ns()
         for each in planned:
             self._active[each] = RunFaultSpan(each, now)
             self.spans.append(self._active[each])

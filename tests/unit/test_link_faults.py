@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from heddle.endpoints.runoptions import run_options
 from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
+from heddle.lab import runfaults
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
 from heddle.lab.impairments import PortFault, Requested
@@ -282,6 +284,21 @@ def test_a_clock_begins_and_ends_faults_in_the_order_of_their_times(monkeypatch:
         ("begin", (flap,)),
         ("end", (flap,)),
     ]
+
+
+def test_a_fault_begins_before_its_links_go_down_since_packets_are_lost_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (down,) = faults_on(TINY, ["rtsw1:eth1,down,from=1s"])
+    changed: list[int] = []
+    monkeypatch.setattr(runfaults, "changing", lambda lab: nullcontext())
+    monkeypatch.setattr(runfaults, "_up_now", lambda lab, ports: [*ports])
+    monkeypatch.setattr(runfaults, "write_faults", lambda lab, faults, more: None)
+    monkeypatch.setattr(runfaults.orders, "begin", lambda lab, named, run: [])
+    monkeypatch.setattr(runfaults, "set_links", lambda lab, ports, state: changed.append(time.monotonic_ns()))
+    clock = FaultClock(SimpleNamespace(dir=tmp_path), [down])  # type: ignore[arg-type]
+    clock.begin([down])
+    assert clock.spans[0].begin_ns <= changed[0]
 
 
 def test_values_of_netem_are_read_where_tc_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
