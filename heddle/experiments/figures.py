@@ -8,6 +8,7 @@ Units: GB/s emulated, seconds, packets, bytes; shares of links in percent of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -109,8 +110,8 @@ def _proof(name: str) -> Callable[[RunOutcome], float | None]:
 
 def _effects(name: str) -> Callable[[RunOutcome], float | None]:
     def of(job: RunOutcome) -> float | None:
-        found = job.part(FaultEffects)
-        return None if found is None else max(getattr(each, name) or 0.0 for each in found.faults)
+        faults = () if (found := job.part(FaultEffects)) is None else found.faults
+        return max((getattr(each, name) or 0.0 for each in faults), default=None)
 
     return of
 
@@ -267,10 +268,8 @@ class LiveFigures:
         """Every figure that the run has; those of sizes at the largest size, of the first job."""
         found, first = {}, self.jobs[0].job
         for name in live_names():
-            try:
+            with suppress(UnknownValueError):
                 found[name] = self.value(name, {"job": first} if name in OF_SIZES else {})
-            except UnknownValueError:
-                continue
         return found
 
     def _whole(self, name: str, jobs: Sequence[RunResult]) -> float | None:
@@ -361,13 +360,12 @@ class OfflineFigures:
             found = max((value for value in named.values() if value is not None), default=None)
         elif name in ("moved", "moved_resilient"):
             key = "threshold" if name == "moved" else "resilient"
-            moves = prediction.moved
-            found = None if moves is None or key not in moves.moved else moves.share(key)
+            found = moves.share(key) if (moves := prediction.moved) is not None and key in moves.moved else None
         elif name == "collisions":
             found = None if first.flows is None else float(first.flows[prediction.ranked].max(initial=0))
         else:
-            of_all = {"flows": prediction.flows, "unreachable": prediction.unreachable}
-            found = {"completion": first.ratio, "time": first.seconds, **of_all}.get(name)
+            more = {"flows": prediction.flows, "unreachable": prediction.unreachable}
+            found = {"completion": first.ratio, "time": first.seconds, **more}.get(name)
         if found is None:
             raise UnknownValueError(f"the prediction has no {name}")
         return float(found)
@@ -376,10 +374,8 @@ class OfflineFigures:
         """Every figure that it has."""
         found = {}
         for name in OFFLINE:
-            try:
+            with suppress(UnknownValueError):
                 found[name] = self.value(name, {})
-            except UnknownValueError:
-                continue
         return found
 
 

@@ -32,7 +32,9 @@ def _measure(at: Measuring) -> Mapping[str, float]:
     document = Document({"share_nics": True, "jobs": jobs}, "convergence")
     found = at.run(read_workload(document, "", "convergence"))
     stored = [History.of(at.running).open(each.run_id) for each in found]
-    courses = [course for run in stored if (rates := run.rates.value) is not None for course in rates.courses]
+    to = stored[0].record.header.ranks[0].host
+    rates = [each for run in stored if (each := run.rates.value) is not None]
+    courses = [course for each in rates for course in each.courses if course.qp.dst == to]
     spans = [line.iterations for run in stored if (line := run.timeline.value) is not None]
     if len(courses) < 2 * senders * qps or len(spans) < len(jobs):
         raise CheckError(Problem("", "convergence", "has flows without rates", "see ./inv runs for what was recorded"))
@@ -50,12 +52,13 @@ def shares(times: F64, rates: F64) -> dict[str, float]:
     near = (np.abs(rates / rates.mean(axis=0) - 1) <= _NEAR).all(axis=0)
     tail = rates[:, times >= times[-1] - _TAIL * whole].mean(axis=1)
 
-    def first(reached: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-        return float(times[reached.argmax()] - times[0]) if reached.any() else whole
+    def from_then_on(reached: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
+        since = len(reached) - int(reached[::-1].argmin()) if not reached.all() else 0
+        return float(times[since] - times[0]) if since < len(times) else whole
 
     return {
-        "fair_s": first(jfi >= _FAIR),
-        "near_s": first(near),
+        "fair_s": from_then_on(jfi >= _FAIR),
+        "near_s": from_then_on(near),
         "near_reached": float(near.any()),
         "near_share": float((np.abs(tail / tail.mean() - 1) <= _NEAR).mean()),
         "jfi_end": float(tail.sum() ** 2 / (len(tail) * (tail**2).sum())),
@@ -66,9 +69,9 @@ def shares(times: F64, rates: F64) -> dict[str, float]:
 MEASURE: Final = Measure(
     "Add as many flows again to a link, and observe the rates of DCQCN.",
     {
-        "fair_s": "endpoint software: seconds until Jain's index of the rates is 0.95",
-        "near_s": "endpoint software: seconds until all rates are within 10 % of the fair share",
-        "near_reached": "1 if they were, else 0: then near_s is observed_s",
+        "fair_s": "endpoint software: seconds until Jain's index of the rates is 0.95 or more, and stays so",
+        "near_s": "endpoint software: seconds until all rates are within 10 % of the fair share, and stay so",
+        "near_reached": "1 if all were so at some time, else 0",
         "near_share": "endpoint software: share of flows within 10 % of the fair share, in the last quarter",
         "jfi_end": "endpoint software: Jain's index of the mean rates in the last quarter",
         "observed_s": "endpoint software: seconds in which all flows sent",
