@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from heddle.spec.sonic.configdb import ImportedKey
 
 _FILE: Final = ReadOptions(max_bytes=16 << 20, kind="config_db.json")
-_BEFORE: Final = ("family", "link.", "shape")  # keys that imported values are derived from
+_BEFORE: Final = ("family", "link.", "scale", "shape")  # keys that imported values are derived from
 _MOST_VALUES: Final = 1_000_000
 
 
@@ -53,7 +53,9 @@ def import_sonic(file: str, onto: str, overrides: Sequence[str] = ()) -> SonicFa
         if each.startswith(_BEFORE):  # others may be valid only together with imported keys
             override(before, each, problems)
     base = load_document(before, problems)
-    found = convert(*parse_json(read_text(real(file), file, _FILE), file, _MOST_VALUES), base.spec)
+    scaled = any(each.partition("=")[0].strip() == "scale" for each in overrides)
+    tables = parse_json(read_text(real(file), file, _FILE), file, _MOST_VALUES)
+    found = convert(*tables, base.spec, scaled=scaled)
     for path, (value, trail) in found.settings.items():
         put(document, tuple(path.split(".")), value, found.where(trail), f"{as_text(value)} ({name_of(trail)})")
     for each in overrides:

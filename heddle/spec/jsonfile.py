@@ -29,7 +29,7 @@ def parse_json(text: str, source: str, most: int) -> tuple[Document, list[Repeat
     if not text.strip():
         raise InputError(Problem(source, "the file", "is empty", "name a JSON file"))
     try:
-        data = json.loads(text, parse_constant=_no_number)
+        data = json.loads(text, parse_constant=_no_number, parse_int=str)  # str: of any length
     except json.JSONDecodeError as error:
         why = f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
         raise InputError(Problem(f"{source}:{error.lineno}", f"column {error.colno}", why)) from None

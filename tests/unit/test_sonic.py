@@ -184,6 +184,9 @@ def test_times_are_multiplied_by_k_or_left_where_they_are_too_long(imported: Any
     slow = imported(watchdog)  # k = 4000
     assert "queues.pfc.watchdog.detect" not in slow.settings
     assert why(slow, "PFC_WD|E0|detection_time").startswith("200 ms x k = 4,000 is 800 s, and the longest is 100 s")
+    own = imported({**watchdog, "PORT": {"E0": {"speed": "400000"}}}, "scale=10")
+    assert own.settings["queues.pfc.watchdog.detect"] == "2s" and own.data["scale"] == 10
+    assert why(own, "PORT|E0|speed") == "--set scale=10 has priority" and "scale" not in own.settings
     assert "drops or forwards" in why(imported({"PFC_WD": {"E0": {"action": "alert"}}}), "PFC_WD|E0|action")
 
 
@@ -234,6 +237,8 @@ def test_a_resilient_group_that_does_not_fit_the_hash_is_refused_and_can_be_over
         ('{"QUEUE":\n []}', "c.json:1  QUEUE is not a group of keys"),
         ('{"QUEUE": {\n"E0|3": "x"}}', "c.json:2  QUEUE|E0|3: x is not a group of keys"),
         ('{"QUEUE": {\n"E0|x": {"scheduler": "y"}}}', "c.json:2  QUEUE|E0|x does not end with numbers of classes"),
+        ('{"QUEUE": {\n"E0|4-3": {"scheduler": "y"}}}', "c.json:2  QUEUE|E0|4-3 has classes 4-3, the higher one first"),
+        ('{"PORT": {"E0": {\n"speed": ' + "9" * 5000 + "}}}", "is not a whole number"),
         ('{"PFC_WD": {"E0": {\n"action": "dorp"}}}', "c.json:2  PFC_WD|E0|action: dorp is not drop, forward or alert"),
         ('{"PFC_WD": {"E0": {\n"detection_time": "9"}}}', "detection_time: 9 is not from 100 to 5000"),
         ('{"PORT": {"E0": {\n"speed": ["1"]}}}', "c.json:2  PORT|E0|speed is a list, but must be one value"),

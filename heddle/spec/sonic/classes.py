@@ -230,6 +230,8 @@ def _unused(db: ConfigDb, held: Held, bound: list[Held], found: ClassesFound) ->
     for number in held.classes:
         if number in found.used and (other := db.of_class(bound, number)):
             return other.instead
+    if not held.classes:
+        return "the entry names no class, as Ethernet0|3-4 does"
     return f"the fabric has no class {', '.join(map(str, held.classes))}: no DSCP belongs to it"
 
 

@@ -161,7 +161,10 @@ class ConfigDb:
         if not (low.isdecimal() and (high if dash else low).isdecimal() and len(text) <= 5):
             self.wrong((table, entry), "does not end with numbers of classes, as in Ethernet0|3-4")
             return (CLASSES,)
-        return tuple(range(int(low), int(high if dash else low) + 1))
+        found = tuple(range(int(low), int(high if dash else low) + 1))
+        if not found:
+            self.wrong((table, entry), f"has classes {text}, the higher one first", f"write {high}-{low}")
+        return found or (CLASSES,)
 
     def of_class(self, groups: Iterable[Held], number: int) -> Held | None:
         """The value that most ports have for a class."""

@@ -57,8 +57,11 @@ _KEYS: Final[Mapping[str, str]] = {
 _OTHER: Final = "is not about queues, PFC or hashing"
 
 
-def convert(document: Document, repeated: Iterable[Repeated], onto: FabricSpec) -> ConfigDb:
-    """Read every table. onto: the fabric that gets the keys; its values stay where the file has none."""
+def convert(document: Document, repeated: Iterable[Repeated], onto: FabricSpec, *, scaled: bool) -> ConfigDb:
+    """Read every table. onto: the fabric that gets the keys; its values stay where the file has none.
+
+    scaled: its scale is an override, so the speed of ports is not applied.
+    """
     db = _opened(document)
     for trail, first, last in repeated:
         if trail[: len(db.above)] == db.above:
@@ -66,7 +69,7 @@ def convert(document: Document, repeated: Iterable[Repeated], onto: FabricSpec) 
             db.rows.append(
                 ImportedKey(first, key, "", 0, (), "", f"is there again in line {last}: the last one counts")
             )
-    k = _ports(db, onto)
+    k = _ports(db, onto, scaled=scaled)
     found = read_classes(db, onto.queues)
     read_buffers(db, onto, found)
     read_watchdog(db, k)
@@ -93,12 +96,14 @@ def _known(data: Mapping[str, Any]) -> bool:
     return any(table in data for table in (*READ, *_WHYS))
 
 
-def _ports(db: ConfigDb, onto: FabricSpec) -> int:
+def _ports(db: ConfigDb, onto: FabricSpec, *, scaled: bool) -> int:
     """k: the speed of most ports, divided by the rate of the fabric's host links."""
     speed = db.common("PORT", "speed")
     mbit = db.number("PORT", str(speed.trails[0][1]), "speed", 1, 1_600_000) if speed else None
     k = onto.k
-    if speed and mbit:
+    if speed and scaled:
+        db.leave(speed.trails, f"--set scale={onto.k} has priority")
+    elif speed and mbit:
         fits = round(mbit * 10**6 / onto.link.host)
         if fits:
             k = fits
