@@ -62,9 +62,7 @@ def check(
         hint = "./inv check --base main:topologies/zone.yml --head topologies/zone.yml"
         raise InputError(Problem("", missing, "is missing", hint))
     typed = dict(zip(LIMITED, (max_worst_link, max_moved, max_mmr, max_completion), strict=True))
-    limits = {
-        name: ChangeLimit.parse(f"--max-{name}", text, share=name == "moved") for name, text in typed.items() if text
-    }
+    limits = {name: ChangeLimit.parse(name, text) for name, text in typed.items() if text}
     if junit is not None:
         check_target(real(junit), junit, "--junit")
     workloads = {each: load_workload(each).workload for each in workload or [_USUAL]}

@@ -43,12 +43,19 @@ class ChangeLimit:
     more: bool
 
     @classmethod
-    def parse(cls, flag: str, text: str, *, share: bool = False) -> ChangeLimit:
-        """`+5%`: growth; `1.3`: a figure. share: the figure is a share, so `10%` is 0.1. InputError for other texts."""
+    def parse(cls, figure: str, text: str) -> ChangeLimit:
+        """`+5%`: growth; `1.3`: a figure. InputError for other texts.
+
+        figure: one of LIMITED. `moved` is a share, so `10%` is 0.1; a time is in seconds, so only its growth counts.
+        """
+        flag, share, only_growth = f"--max-{figure}", figure == "moved", figure == "worst-link"
         found = _LIMIT.fullmatch(text.strip())
         plus, number, percent = found.groups() if found else ("", "", "")
-        if not found or (bool(plus) != bool(percent) and not share) or (share and plus):
-            hint = f"write {flag} 10%" if share else f"write {flag} +5% for a growth, or a number as 1.3"
+        wrong = bool(plus) or float(number or 0) > (100 if percent else 1) if share else bool(plus) != bool(percent)
+        if not found or wrong or (only_growth and not plus):
+            hint = f"write {flag} +5% for a growth, or a number as 1.3"
+            if share or only_growth:
+                hint = f"write {flag} {'10%' if share else '+5%'}"
             raise InputError(Problem("", f"{flag} {text}", "is not a limit", hint))
         return cls(text.strip(), float(number) / (100 if percent else 1), bool(plus))
 
@@ -137,6 +144,8 @@ def compare_fabrics(
     base: str, head: str, workloads: Mapping[str, Workload], limits: Mapping[str, ChangeLimit], observer: Observer
 ) -> Changes:
     """Predict every pair with every workload. InputError with the problems of all files, in words of the user."""
+    from heddle.fabric.fabricfile import load_fabric
+
     with ExitStack() as stack:
         old = stack.enter_context(fabric_files(base))
         new = stack.enter_context(fabric_files(head))
@@ -147,6 +156,12 @@ def compare_fabrics(
             why = "have no fabric file in common"
             raise InputError(Problem("", f"{base} and {head}", why, "name two files, or two folders with equal names"))
         problems, found = Problems(), []
+        added = tuple(name for name in new if name not in old)
+        for name in added:
+            try:
+                load_fabric(new[name])
+            except InputError as error:
+                problems.found += error.problems
         for name in both:
             for word, workload in workloads.items():
                 try:
@@ -155,7 +170,7 @@ def compare_fabrics(
                     problems.found += error.problems
         problems.found[:] = dict.fromkeys(problems.found)
         problems.raise_if_any()
-        return Changes(tuple(found), tuple(n for n in new if n not in old), tuple(n for n in old if n not in new))
+        return Changes(tuple(found), added, tuple(name for name in old if name not in new))
 
 
 def _compared(

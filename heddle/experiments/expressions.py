@@ -53,6 +53,8 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[float, float], float]]] 
 }
 _HINT: Final = 'write it as busbw(two) / busbw(one), and values with other signs in quotes: busbw(two, size="64K")'
 _MOST: Final = 1_000  # letters of an expression
+_DEEPEST: Final = 100  # levels of it
+_LARGEST: Final = 1e300  # number in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +111,27 @@ class Expression:
         """What varies in its figures, outside of functions of one argument, which go over all of it."""
         return self._free(self.tree, axes)
 
-    def _check(self, node: ast.expr) -> None:
+    def _check(self, node: ast.expr, depth: int = 0) -> None:
+        if depth > _DEEPEST:
+            raise ExpressionError(f"has more than {_DEEPEST} levels; split it into several checks")
         match node:
-            case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
-                return
+            case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+                if number > _LARGEST:
+                    raise ExpressionError(f"has a number above {_LARGEST:g}; use a smaller one")
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
-                self._check(node.left)
-                self._check(node.right)
+                self._check(node.left, depth + 1)
+                self._check(node.right, depth + 1)
             case ast.UnaryOp(op=ast.USub()):
-                self._check(node.operand)
+                self._check(node.operand, depth + 1)
             case ast.Call(func=ast.Name(id=name)) if name in FUNCTIONS:
-                self._check_function(name, node)
+                self._check_function(name, node, depth + 1)
             case ast.Name() | ast.Call() | ast.Attribute():
                 self._figure(node)
             case _:
                 why = f"has {ast.unparse(node)[:60]}, which an expression cannot have"
                 raise ExpressionError(f"{why}; use numbers, + - * /, figures and {', '.join(FUNCTIONS)}")
 
-    def _check_function(self, name: str, node: ast.Call) -> None:
+    def _check_function(self, name: str, node: ast.Call, depth: int) -> None:
         if node.keywords or not node.args:
             raise ExpressionError(f"has {name}() without values; write {name}(busbw(run))")
         if name in _PAIRS and len(node.args) != 2:
@@ -134,7 +139,7 @@ class Expression:
         if name == "abs" and len(node.args) != 1:
             raise ExpressionError(f"has abs of {len(node.args)} values; give it one")
         for each in node.args:
-            self._check(each)
+            self._check(each, depth)
 
     def _figure(self, node: ast.expr) -> FigureCall:
         """The figure of a name or a call."""

@@ -6,6 +6,7 @@ Out: Folder: its index and its experiments in order. InputError with all problem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from heddle.experiments.spec import FolderSpec
 from heddle.spec.yamlfile import ReadOptions, parse, read_text
 
 INDEX: Final = "index.yml"
+_NUMBER: Final = re.compile("[0-9]{1,6}(?=-)")
 _READING: Final = ReadOptions(kind="index of experiments", example="docs/experiments.md")
 
 
@@ -32,21 +34,28 @@ class Folder:
     experiments: tuple[Experiment, ...]
 
     def only(self, names: Sequence[str]) -> Folder:
-        """With these experiments alone: names, or numbers from 1. InputError for others."""
+        """With these experiments alone: names, or numbers. InputError for others.
+
+        A number is that at the beginning of a name, as in `07-entropy`; without such names, the place from 1.
+        """
         if not names:
             return self
-        known = {each.name: each for each in self.experiments}
-        known |= {str(number): each for number, each in enumerate(self.experiments, 1)}
-        problems, found = Problems(), []
+        known = {each.name: {each.name} for each in self.experiments}
+        numbered = any(_NUMBER.match(name) for name in known)
+        for place, name in enumerate([*known], 1):
+            begins = _NUMBER.match(name)
+            if begins or not numbered:
+                known.setdefault(str(int(begins[0]) if begins else place), set()).add(name)
+        problems, chosen = Problems(), set[str]()
         for name in names:
-            if name in known:
-                found.append(known[name])
+            word = str(int(name)) if name.isdecimal() and len(name) <= 6 else name
+            if word in known:
+                chosen |= known[word]
             else:
                 hint = did_you_mean(name, [each.name for each in self.experiments])
                 problems.add(where="--only", what=name, why=f"is not an experiment of {self.name}", hint=hint)
         problems.raise_if_any()
-        chosen = {id(each) for each in found}
-        return Folder(self.name, self.spec, tuple(each for each in self.experiments if id(each) in chosen))
+        return Folder(self.name, self.spec, tuple(each for each in self.experiments if each.name in chosen))
 
 
 @dataclass(frozen=True)
@@ -98,9 +107,12 @@ def load_folder(typed: str) -> Folder:
     there = sorted(path.stem for path in directory.glob("*.yml") if path.name != INDEX)
     problems, experiments = Problems(), []
     for number, name in enumerate(found.value.experiments or there):
+        where = document.where(("experiments", number))
         if name not in there:
-            where = document.where(("experiments", number))
             problems.add(where=where, what=name, why=f"is not a file {name}.yml", hint=did_you_mean(name, there))
+            continue
+        if name in (found.value.experiments or there)[:number]:
+            problems.add(where=where, what=name, why="is there twice", hint="name each experiment once")
             continue
         try:
             experiments.append(load_experiment(directory / f"{name}.yml", f"{shown}/{name}.yml"))

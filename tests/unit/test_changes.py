@@ -21,11 +21,7 @@ BASE = "name: x\nshape: clos\nracks: 2\nhosts_per_rack: 4\nctsw: 4\n"
 
 
 def compared(base: str, head: str, workload: str = "ring", **limits: str) -> Changes:
-    read = {
-        name: ChangeLimit.parse(name, limits[key], share=name == "moved")
-        for name in LIMITED
-        if (key := name.replace("-", "_")) in limits
-    }
+    read = {name: ChangeLimit.parse(name, limits[key]) for name in LIMITED if (key := name.replace("-", "_")) in limits}
     return compare_fabrics(base, head, {workload: TRAFFIC[workload]}, read, Silent())
 
 
@@ -73,17 +69,20 @@ def test_packets_that_spread_have_no_moved_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "text", "share", "said"),
+    ("figure", "text", "said"),
     [
-        ("--max-moved", "+5%", True, "write --max-moved 10%"),
-        ("--max-mmr", "5%", False, "write --max-mmr +5% for a growth, or a number as 1.3"),
-        ("--max-mmr", "+5", False, "is not a limit"),
-        ("--max-mmr", "much", False, "--max-mmr much is not a limit"),
+        ("moved", "+5%", "write --max-moved 10%"),
+        ("moved", "10", "write --max-moved 10%"),
+        ("moved", "101%", "--max-moved 101% is not a limit"),
+        ("worst-link", "5", "write --max-worst-link +5%"),
+        ("mmr", "5%", "write --max-mmr +5% for a growth, or a number as 1.3"),
+        ("mmr", "+5", "is not a limit"),
+        ("mmr", "much", "--max-mmr much is not a limit"),
     ],
 )
-def test_a_wrong_limit_is_named(flag: str, text: str, share: bool, said: str) -> None:
+def test_a_wrong_limit_is_named(figure: str, text: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        ChangeLimit.parse(flag, text, share=share)
+        ChangeLimit.parse(figure, text)
     assert said in str(caught.value)
 
 
@@ -111,6 +110,10 @@ def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeyp
         ("b.yml",),
     )
     assert "only before the change: b.yml" in changes_text(changes)
+    (folder / "c.yml").write_text(BASE.replace("racks", "rack"))  # a new file has no pair, but its errors count
+    with pytest.raises(InputError, match=r"fabrics/c.yml:3  rack"):
+        compared("HEAD:fabrics", "fabrics")
+    (folder / "c.yml").write_text(BASE)
     with fabric_files("HEAD:fabrics/b.yml") as found:
         assert [*found] == ["b.yml"]
     (folder / "a.yml").write_text(BASE.replace("racks", "rack"))

@@ -139,7 +139,20 @@ def test_expressions_are_arithmetic_over_figures(text: str, value: float) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "busbw", "busbw(a, b)", "max()", "ratio(1)", "a.b", "x" * 2000, "lambda: 1", "1 if 2 else 3", "True"],
+    [
+        "",
+        "busbw",
+        "busbw(a, b)",
+        "max()",
+        "ratio(1)",
+        "a.b",
+        "x" * 2000,
+        "lambda: 1",
+        "1 if 2 else 3",
+        "True",
+        "-" * 900 + "1",
+        "9" * 400,
+    ],
 )
 def test_nothing_else_is_an_expression(text: str) -> None:
     with pytest.raises(ExpressionError):
@@ -225,11 +238,20 @@ def test_a_folder_is_a_publication(tmp_path: Path) -> None:
     assert [each.name for each in folder.only(["2"]).experiments] == ["modes"]
     with pytest.raises(InputError, match="is not an experiment"):
         folder.only(["men"])
+    (tmp_path / "mean.yml").rename(tmp_path / "07-mean.yml")
+    named = load_folder(str(tmp_path))
+    assert [each.name for word in ("7", "07") for each in named.only([word]).experiments] == ["07-mean"] * 2
+    with pytest.raises(InputError, match="1 is not an experiment"):
+        named.only(["1"])
+    (tmp_path / "07-mean.yml").rename(tmp_path / "mean.yml")
     from heddle.experiments.folders import FolderResult
 
     text = folder_text(FolderResult(folder, tuple(Running(each, Silent()).run() for each in folder.experiments)))
     assert "emulated" in text and "left out: Table 1: no hardware" in text
     assert text.endswith("2 of 2 checks in their bands")
+    (tmp_path / "index.yml").write_text(index + "experiments: [mean, mean]\n")
+    with pytest.raises(InputError, match=r"index.yml:6  mean is there twice"):
+        load_folder(str(tmp_path))
     (tmp_path / "index.yml").write_text(index + "experiments: [mean, mods]\n")
     with pytest.raises(InputError, match=r"index.yml:6  mods is not a file mods.yml\n.*did you mean modes"):
         load_folder(str(tmp_path))
