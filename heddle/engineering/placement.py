@@ -202,7 +202,8 @@ def _job(workload: Workload, ask: PlacementAsk) -> Job:
     """The job to place, with the number of ranks that was typed."""
     names = [job.name for job in workload.jobs]
     if ask.job and ask.job not in names:
-        raise InputError(Problem("", f"--job {ask.job}", "is not a job of the workload", did_you_mean(ask.job, names)))
+        hint = did_you_mean(ask.job, names) if any(names) else "leave out --job: the workload is one job without a name"
+        raise InputError(Problem("", f"--job {ask.job}", "is not a job of the workload", hint))
     if not ask.job and len(names) > 1:
         why, hint = f"has {len(names)} jobs", f"add --job with one of {', '.join(names)}"
         raise InputError(Problem("", f"--workload {workload.name}", why, hint))
