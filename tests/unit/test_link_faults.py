@@ -21,6 +21,7 @@ from heddle.fabric.fabricfile import load_fabric
 from heddle.fabric.model import Fabric
 from heddle.fabric.policydata import dump_policy, load_policy
 from heddle.lab import runfaults
+from heddle.lab.faults import orders
 from heddle.lab.faults.record import SetFault
 from heddle.lab.faults.registry import KINDS
 from heddle.lab.impairments import PortFault, Requested
@@ -294,7 +295,7 @@ def test_a_fault_begins_before_its_links_go_down_since_packets_are_lost_from_the
     monkeypatch.setattr(runfaults, "changing", lambda lab: nullcontext())
     monkeypatch.setattr(runfaults, "_up_now", lambda lab, ports: [*ports])
     monkeypatch.setattr(runfaults, "write_faults", lambda lab, faults, more: None)
-    monkeypatch.setattr(runfaults.orders, "begin", lambda lab, named, run: [])
+    monkeypatch.setattr(orders, "begin", lambda lab, named, run: [])
     monkeypatch.setattr(runfaults, "set_links", lambda lab, ports, state: changed.append(time.monotonic_ns()))
     clock = FaultClock(SimpleNamespace(dir=tmp_path), [down])  # type: ignore[arg-type]
     clock.begin([down])
