@@ -183,6 +183,8 @@ def _run(out: Console, wanted: Experiment, repeats: int | None, directory: str |
     copies = None
     if directory is not None:
         copies = real(directory) / "runs"
+        if real(directory).exists() and not real(directory).is_dir():
+            raise InputError(Problem("", f"--out {directory}", "is not a directory", "name another directory"))
         with machine_errors(directory):
             copies.mkdir(parents=True, exist_ok=True)
     out.say(plan_text(wanted, repeats))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _UP_S, _UP_NODE_S = 2.5, 0.12  # of a fabric, and more for each of its nodes
 _RUN_S: Final = 1.5  # around the packets of a run
 _PREDICT_S: Final = 0.2
+_LONGEST: Final = 80  # letters of a directory's name
 _LATE: Final = 1.3  # how much longer than on NICs alone
 
 
@@ -151,11 +152,19 @@ class Running:
         if self.copies is None or lab is None:
             return
         words = [self.experiment.name, variant.run, *variant.point.values(), str(repeat)]
-        name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
+        name = directory_name(words, self._count)
         for number, each in enumerate(ids, 1):
             target = self.copies / (name if len(ids) == 1 else f"{name}-{number}")
             shutil.copytree(History.of(lab).open(each).path, target, dirs_exist_ok=True)
             self.directories[f"{variant.title} {repeat} {each}"] = str(target)
+
+
+def directory_name(words: Sequence[str], number: int) -> str:
+    """The words in letters, digits and `._-`. With the number of the run where other words can give the same name."""
+    name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
+    if len(name) <= _LONGEST and all(c.isalnum() or c in "._-" for word in words for c in word):
+        return name
+    return f"{name[:_LONGEST]}-{number}"
 
 
 def estimate(experiment: Experiment, repeats: int | None = None) -> float:

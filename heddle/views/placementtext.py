@@ -27,15 +27,15 @@ def _choice(ranking: Ranking) -> Iterator[str]:
         what = f"choice: {best.name}, but {many(best.unreachable, 'flow')} of it have no path"
         yield from wrapped(f"{what}: {len(best.nics)} ranks in {where}")
         return
-    why = "; ".join(_reasons(best, others)) or "no other placement is possible"
+    why = "; ".join(_reasons(best, others, box)) or "no other placement is possible"
     yield from wrapped(f"choice: {best.name}, {len(best.nics)} ranks in {where}: {why}")
 
 
-def _reasons(best: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
+def _reasons(best: Candidate, others: Sequence[Candidate], box: str) -> Iterator[str]:
     whole = [each for each in others if not each.unreachable]
     slower = [each for each in whole if each.seconds > best.seconds * EQUAL]
     if equal := [each for each in whole if each not in slower]:
-        yield f"as fast as {some_of([each.name for each in equal], 3)}{_with(best, equal)}"
+        yield f"as fast as {some_of([each.name for each in equal], 3)}{_with(best, equal, box)}"
     if slower:
         slowest = max(slower, key=lambda each: each.seconds)
         times = f"{slowest.name} takes {slowest.seconds / best.seconds:.2f} times as long"
@@ -44,7 +44,7 @@ def _reasons(best: Candidate, others: Sequence[Candidate]) -> Iterator[str]:
         yield f"{some_of(without, 3)} would have flows without a path"
 
 
-def _with(best: Candidate, equal: Sequence[Candidate]) -> str:
+def _with(best: Candidate, equal: Sequence[Candidate], box: str) -> str:
     """The advantage over others with the same time, in their order."""
     other, least = equal[0], "at least " * (len(equal) > 1)
     for direction, count in [*best.climbed.items()][::-1]:
@@ -52,7 +52,7 @@ def _with(best: Candidate, equal: Sequence[Candidate]) -> str:
             share = 1 - count / other.climbed[direction]
             fewer = f"{least}{share:.0%} fewer" if count else "no"
             return f", with {fewer} bytes from {direction}"
-    return ", in fewer of them" if best.boxes < other.boxes else ""
+    return f", in fewer {box}s" if best.boxes < other.boxes else ""
 
 
 def _words(ranking: Ranking) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import pytest
 
 from heddle.base.events import Silent
 from heddle.base.problems import InputError
+from heddle.cli.program import main
 from heddle.experiments.expressions import Expression, ExpressionError, FigureCall, points
 from heddle.experiments.figures import OF_LINKS, OF_RUNS, OF_SIZES, OFFLINE, OwnFigures
 from heddle.experiments.finding import experiments_shipped, files_of_experiment, find_experiment
@@ -19,7 +20,7 @@ from heddle.experiments.loading import Experiment, load_experiment
 from heddle.experiments.measures import MEASURES
 from heddle.experiments.needs import NEEDS
 from heddle.experiments.outcome import ExperimentResult, Repeat, Sample
-from heddle.experiments.running import Running, plan_text
+from heddle.experiments.running import Running, directory_name, plan_text
 from heddle.experiments.spec import CheckSpec, ExperimentSpec, FabricUse, FolderSpec, RunSpec
 from heddle.views.experimentpicture import draw
 from heddle.views.experimenttext import folder_text, result_text
@@ -301,6 +302,20 @@ def test_root_is_needed_for_live_runs_only(tmp_path: Path) -> None:
     assert not experiment.root({"file": str(written(tmp_path, OWN))})
     assert not experiment.root({"file": "queue-pairs", "list_": True})
     assert experiment.root({"file": "queue-pairs"})
+
+
+def test_a_stored_run_has_a_directory_of_its_own() -> None:
+    assert directory_name(["e", "a", "e-ecmp", "1"], 7) == "e-a-e_ecmp-1"
+    assert directory_name(["a", "0,1"], 1) != directory_name(["a", "0;1"], 2)
+    assert len(directory_name(["a", "0,1,1M;" * 100], 3)) < 100
+
+
+def test_the_directory_of_results_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tasks
+
+    file = written(tmp_path, OFF)
+    assert main(vars(tasks), ["inv", "experiment", str(file), "--out", str(file)]) == 2
+    assert "is not a directory" in capsys.readouterr().err
 
 
 def test_files_that_an_experiment_names_are_beside_it(tmp_path: Path) -> None:

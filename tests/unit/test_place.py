@@ -72,6 +72,10 @@ def test_an_all_to_all_on_few_uplinks_is_spread() -> None:
     assert found.candidate("packed").seconds > found.found[0].seconds * 1.1
 
 
+def test_of_equal_placements_the_one_in_fewer_racks_is_the_choice() -> None:
+    assert first_line(ranked("zone", "incast:4", PlacementAsk(ranks=8))).endswith("in fewer racks")
+
+
 def test_the_search_puts_ranks_that_exchange_bytes_into_one_rack(tmp_path: Path) -> None:
     rows = "0,9,1M;1,12,1M;2,7,1M;3,15,1M;4,8,1M;5,14,1M;6,11,1M;10,13,1M"
     (tmp_path / "pairs.yml").write_text(f'matrix: "{rows}"\nqps: 4\n')
