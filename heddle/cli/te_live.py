@@ -35,8 +35,8 @@ def apply(out: Console, asked: TeWords) -> None:
     from heddle.engineering.te import PARTS, plan_for
     from heddle.views.tetext import plan_text
 
-    where = open_lab(asked.lab)
     _refuse(asked, "out")
+    where = open_lab(asked.lab)
     with owners.lock(where.name, CONTROLLER, work="te apply"):
         demand, now = demand_of(where, asked), where.snapshot(PARTS)
         found = plan_for(where, demand, now)
@@ -51,8 +51,8 @@ def apply(out: Console, asked: TeWords) -> None:
 
 def off(out: Console, asked: TeWords) -> None:
     """End the controller, if one runs, and restore the hashing from before."""
-    where = open_lab(asked.lab)
     _refuse(asked, "out", "run", "interval", "workload", "all")
+    where = open_lab(asked.lab)
     ended = _end_controller(where.name)
     with owners.lock(where.name, CONTROLLER, work="te off", seconds=_PATIENCE_S):
         idle = ended is not None and engineered(where.name) is None
@@ -76,8 +76,8 @@ def watch(out: Console, asked: TeWords) -> None:
     """Run the controller until Ctrl-C, or until the lab is gone."""
     from heddle.engineering.controller import rounds
 
-    where = open_lab(asked.lab)
     _refuse(asked, "out", "run", "workload", "all")
+    where = open_lab(asked.lab)
     if out.json:
         raise InputError(Problem("", "te watch and --format json", "exclude each other", "./inv te show --format json"))
     interval_s = seconds_of(asked.interval or _INTERVAL)
@@ -115,8 +115,8 @@ def _changed(switches: tuple[str, ...], seconds: float) -> str:
 
 def show(out: Console, asked: TeWords) -> None:
     """Print the entries in force, who set them and when, and what became of packets since."""
+    _refuse(asked, "out", "run", "interval", "workload")
     where = open_lab(asked.lab)
-    _refuse(asked, "out")
     found, holder = engineered(where.name), owners.working_on(where.name, CONTROLLER)
     rows = in_force(where, found) if found is not None else []
     data = {

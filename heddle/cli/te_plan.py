@@ -46,7 +46,7 @@ def demand_of(where: Lab, asked: TeWords) -> TeDemand:
 
     given = [f"--{key}" for key in ("run", "interval", "workload") if getattr(asked, key) is not None]
     if len(given) > 1:
-        raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", f"./inv te plan {given[0]}"))
+        raise InputError(Problem("", f"{given[0]} and {given[1]}", "exclude each other", "keep one of them"))
     if asked.interval is not None:
         return tedemand.of_interval(where, seconds_of(asked.interval))
     if asked.workload is not None:
@@ -61,7 +61,8 @@ def seconds_of(typed: str) -> float:
     try:
         seconds = parse_duration(typed) / 1e9
     except ValueError as error:
-        raise InputError(Problem("", f"--interval {typed}", str(error))) from None
+        why, _, hint = str(error).partition("; ")
+        raise InputError(Problem("", f"--interval {typed}", why, hint)) from None
     if not _LEAST_S <= seconds <= _MOST_S:
         why = f"is outside {_LEAST_S * 1000:g}ms to {_MOST_S:g}s"
         raise InputError(Problem("", f"--interval {typed}", why, "for example --interval 2s"))

@@ -86,5 +86,5 @@ def _add(traffic: Traffic, flows: list[Flow], sizes: list[float]) -> None:
 def _checked(demand: TeDemand) -> TeDemand:
     if not demand.flows:
         hint = "start ./inv run in another terminal, or use --run or --workload"
-        raise InputError(Problem("", demand.source, "has no RoCEv2 flow that carries bytes", hint))
+        raise InputError(Problem("", f"demand: {demand.source}", "no RoCEv2 flow carries bytes", hint))
     return demand

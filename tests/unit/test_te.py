@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from heddle.base.problems import InputError
+from heddle.cli import te_live
+from heddle.cli.console import Console
 from heddle.cli.te_plan import demand_of
 from heddle.cli.te_verb import TeWords
 from heddle.engineering.controller import worth
@@ -246,9 +248,15 @@ def test_flows_of_addresses_that_the_lab_does_not_have_are_refused() -> None:
     [
         (TeWords(run="1", interval="2s"), "exclude each other"),
         (TeWords(interval="2"), "has no unit"),
+        (TeWords(interval="abc"), "is not a duration\n"),
         (TeWords(interval="1us"), "is outside 50ms to 600s"),
     ],
 )
 def test_a_demand_is_named_once_and_in_limits(asked: TeWords, why: str) -> None:
     with pytest.raises(InputError, match=why):
         demand_of(None, asked)  # type: ignore[arg-type]
+
+
+def test_a_demand_has_no_effect_on_what_is_shown() -> None:
+    with pytest.raises(InputError, match="--workload has no effect with this action"):
+        te_live.show(Console(), TeWords(workload="ring"))
