@@ -147,7 +147,7 @@ OF_LINKS: Final[Mapping[str, str]] = {
 OFFLINE: Final[Mapping[str, str]] = {
     "completion": "time of the busiest link / the shortest possible time",
     "time": "seconds of the busiest link for the whole demand",
-    "mmr": "the largest max/mean of bytes of a direction, or that of `direction`",
+    "mmr": "the largest max/mean of bytes of a direction upwards, or that of `direction`",
     "links": "links of the fabric that could be used",
     "links_used": "links that carry bytes",
     "link_max": "use of the busiest link, in percent of the shortest possible time",
@@ -159,7 +159,7 @@ OFFLINE: Final[Mapping[str, str]] = {
     "unreachable": "flows without a path",
     "moved": "share of flows with a new path after `down` or `drain`, by hash-threshold",
     "moved_resilient": "the same with resilient groups",
-    "collisions": "flows on the fullest link that counts for the MMR",
+    "collisions": "flows on the fullest uplink below which ranks are",
 }
 
 
@@ -336,6 +336,8 @@ class OfflineFigures:
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the prediction."""
+        import numpy as np
+
         from heddle.fabric.model import Role
 
         prediction = self.prediction
@@ -354,15 +356,15 @@ class OfflineFigures:
             return of_links(name, shares, keys)
         found: float | None = None
         if name == "mmr":
-            named = {wires.direction_name(d): value for d, value in first.mmr.items() if d in wires.upward}
-            if way := keys.get("direction"):
-                named = {key: value for key, value in named.items() if fnmatchcase(key, way)}
-            found = max((value for value in named.values() if value is not None), default=None)
+            way = keys.get("direction")
+            chosen = [d for d in first.mmr if (fnmatchcase(wires.direction_name(d), way) if way else d in wires.upward)]
+            found = max((value for d in chosen if (value := first.mmr[d]) is not None), default=None)
         elif name in ("moved", "moved_resilient"):
             key = "threshold" if name == "moved" else "resilient"
             found = moves.share(key) if (moves := prediction.moved) is not None and key in moves.moved else None
         elif name == "collisions":
-            found = None if first.flows is None else float(first.flows[prediction.ranked].max(initial=0))
+            uplinks = prediction.ranked & np.isin(wires.direction, wires.upward)
+            found = None if first.flows is None else float(first.flows[uplinks].max(initial=0))
         else:
             more = {"flows": prediction.flows, "unreachable": prediction.unreachable}
             found = {"completion": first.ratio, "time": first.seconds, **more}.get(name)

@@ -304,6 +304,13 @@ def test_root_is_needed_for_live_runs_only(tmp_path: Path) -> None:
     assert experiment.root({"file": "queue-pairs"})
 
 
+def test_figures_of_uplinks_leave_out_the_links_of_nics(tmp_path: Path) -> None:
+    text = OFF.partition("checks:")[0].replace("[flow, e-ecmp]", "flow").replace("[1, 16]", "4, ranks: 2")
+    checks = "checks: {near: collisions(sweep), down: \"mmr(sweep, direction='RTSW to NIC')\"}\n"
+    near, down = Running(loaded(tmp_path, text + checks), Silent()).run().rows
+    assert near.sample == Sample((0.0,)) and down.state == "shown"
+
+
 def test_a_stored_run_has_a_directory_of_its_own() -> None:
     assert directory_name(["e", "a", "e-ecmp", "1"], 7) == "e-a-e_ecmp-1"
     assert directory_name(["a", "0,1"], 1) != directory_name(["a", "0;1"], 2)
