@@ -336,15 +336,13 @@ class OfflineFigures:
 
     def value(self, name: str, keys: Keys) -> float:
         """A figure of the prediction."""
-        import numpy as np
-
         from heddle.fabric.model import Role
 
         prediction = self.prediction
         first, wires = prediction.modes[0], prediction.wires
+        upward = {wires.direction_name(d) for d in wires.upward}
         if name in OF_LINKS and name in OFFLINE:
             full = prediction.roofline.seconds
-            upward = {wires.direction_name(d) for d in wires.upward}
             hosts = {node.name for node in wires.fabric.nodes if node.role is Role.HOST}
             shares = [
                 LinkShare(
@@ -363,8 +361,8 @@ class OfflineFigures:
             key = "threshold" if name == "moved" else "resilient"
             found = moves.share(key) if (moves := prediction.moved) is not None and key in moves.moved else None
         elif name == "collisions":
-            uplinks = prediction.ranked & np.isin(wires.direction, wires.upward)
-            found = None if first.flows is None else float(first.flows[uplinks].max(initial=0))
+            rows = [row for row in prediction.links() if row["ranked"] and row["direction"] in upward]
+            found = None if first.flows is None else max((row["flows"] for row in rows), default=0)
         else:
             more = {"flows": prediction.flows, "unreachable": prediction.unreachable}
             found = {"completion": first.ratio, "time": first.seconds, **more}.get(name)
