@@ -120,9 +120,8 @@ def faults(subject: Subject) -> Answer:
         wrong = differences(lab.fabric, subject.handles, live, wanted)
     count = _ports(lab)
     notes = tuple(f"a fault is set on {line}" for line in fault_lines(lab))
-    checked = (
-        f"{len(wanted)} of {count} ports have a fault, as it was set" if wanted else f"no fault is set on {count} ports"
-    )
+    kept = f"{len(wanted)} of {count} ports have a fault, as it was set"
+    checked = kept if wanted else f"no fault of packets is set on {count} ports"
     wrong |= {each.where: f"has lost its fault {each.kind}" for each in lost_faults(lab)}
     return Answer(checked, [f"{ref} {why}: ./inv up --repair sets it again" for ref, why in wrong.items()], notes)
 

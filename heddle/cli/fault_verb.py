@@ -112,9 +112,11 @@ def fault(
     if action is None or action not in ACTIONS:
         ports = [action, *port] if action is not None else []
         where = open_lab(lab)
-        near = nearest(action, [*ACTIONS, *NAMED, LIST, CLEAR]) if port and action is not None else ""
-        if near and str(action) not in where.fabric.by_name:
-            hint = f"did you mean ./inv fault {near} {' '.join(port)}?"
+        legal = [*ACTIONS, *NAMED, *KINDS, LIST, CLEAR]
+        near = nearest(action, legal) if port and action is not None else ""
+        is_kind = action is not None and action.isalpha() and port and not flags  # a word, and then a place
+        if (near or is_kind) and str(action) not in where.fabric.by_name:
+            hint = f"did you mean ./inv fault {near} {' '.join(port)}?" if near else f"allowed: {', '.join(legal)}"
             raise InputError(Problem("", f"fault {action}", "is not a kind of fault", hint))
         return _impair(out, where, ports, given, both=both, clear=clear)
     if flags:

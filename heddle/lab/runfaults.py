@@ -281,7 +281,7 @@ def faults_for_run(lab: Lab, planned: Sequence[PlannedFault], observer: Observer
         observer.warn(f"a fault that was not finished is undone now: {left}")
     if restored := end_run_faults(lab):
         observer.warn(f"a run that was killed had left faults on {some_of(restored)}, which are cleared now")
-    if down_before:
+    if down_before or any(KINDS[each.kind].routes for each in over if each.kind in KINDS):
         clock.wait()
     whole = [each for each in planned if each.times.begin_ns is None]
     if any(each.reroutes for each in planned):

@@ -228,6 +228,9 @@ def test_kinds_have_times_in_a_run_and_what_a_killed_run_left_is_undone(tiny: La
     run(tiny, SHORT, heard)
     assert heard.warnings[0].startswith("a fault that was not finished is undone now: rtsw1:eth1: slow-link at 50%")
     assert rate(tiny, "rtsw1:eth1") == usual
+    killed_while_setting(tiny, "bgp-down", "rtsw1:eth2", {}, run=True)
+    state = run(tiny, SHORT, Silent()).fabric_state
+    assert state is not None and state.before.converged, "the routes are back before the first packet"
 
 
 def test_a_dead_switch_has_no_link_and_no_daemon_and_a_repair_leaves_it_so(borrow: Borrow) -> None:

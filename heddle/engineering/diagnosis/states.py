@@ -284,7 +284,7 @@ def slow_port(case: Case) -> CauseResult:
         if not case.of_switch(ref):
             cause, what = "slow-host", f"the NIC {ref} is slow"
         found.setdefault(link, Finding(cause, ref, what, "established", lines))
-    return CauseResult.of([*found.values()], "every port has the rate of its link")
+    return CauseResult.of([*found.values()], "every port has the rate of its link now")
 
 
 def _unread() -> CauseResult:

@@ -156,7 +156,7 @@ def slow_link(case: Case) -> CauseResult:
     state = slow_port(case)
     if not state.unknown:
         found = tuple(each for each in state.findings if each.cause == "slow-link")
-        return CauseResult.of(found, "every port has the rate of its link")
+        return CauseResult.of(found, "every port has the rate of its link now")
     recorded = None if case.run is None else case.run.recorded.value
     outcome = None if case.run is None else case.run.record.outcome
     if recorded is None or outcome is None or outcome.limited:
