@@ -1,4 +1,4 @@
-"""Changes of a running lab for one run of an experiment: hashing, thresholds, links that are down, drained switches.
+"""Changes of a running lab for one run of an experiment: hashing, thresholds, links down, drains, TE.
 
 In:  RunSpec, checked against its fabric before anything is brought up; then the lab.
 Out: a with block with the changes; after it the lab is as its fabric file describes it.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from heddle.experiments.spec import RunSpec
     from heddle.fabric.model import Fabric
     from heddle.lab.lab import Lab
+    from heddle.traffic.workload import Workload
 
 
 def downs(fabric: Fabric, spec: RunSpec) -> tuple[str, ...]:
@@ -53,8 +54,8 @@ def wrong_changes(fabric: Fabric, spec: RunSpec) -> Iterator[tuple[str, Problem]
 
 
 @contextmanager
-def changed_for_run(lab: Lab, spec: RunSpec) -> Iterator[None]:
-    """The changes, for a with block. CheckError when the lab cannot be restored."""
+def changed_for_run(lab: Lab, spec: RunSpec, workload: Workload | None = None) -> Iterator[None]:
+    """The changes, for a with block. workload: what `te` plans for. CheckError when the lab cannot be restored."""
     try:
         if spec.hashing is not None:
             rehash.set_hashing(lab, spec.hashing.mode, seed=spec.hashing.seed)
@@ -64,9 +65,21 @@ def changed_for_run(lab: Lab, spec: RunSpec) -> Iterator[None]:
             outages.link_down(lab, *downs(lab.fabric, spec))
         if spec.drain:
             outages.drain(lab, *drains(lab.fabric, spec))
+        if spec.te and workload is not None:
+            _engineer(lab, workload)
         yield
     finally:
         restore.restore_configured(lab)
+
+
+def _engineer(lab: Lab, workload: Workload) -> None:
+    """Exact-match entries for one iteration of the workload, on the routes of now."""
+    from heddle.engineering.te import PARTS, plan_for
+    from heddle.engineering.tedemand import of_workload
+    from heddle.lab.engineered import put_in_force
+
+    now = lab.snapshot(PARTS)
+    put_in_force(lab, plan_for(lab, of_workload(lab, workload), now).tables, "experiment", now.hashing)
 
 
 def _settings(spec: RunSpec) -> list[str]:

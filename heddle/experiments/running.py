@@ -118,7 +118,7 @@ class Running:
         again = f", repeat {repeat}" if repeat > 1 else ""
         self.observer.say(f"run {self._count} of {whole}: {variant.title}{again}")
         try:
-            with nullcontext() if lab is None else changed_for_run(lab, variant.spec):
+            with nullcontext() if lab is None else changed_for_run(lab, variant.spec, variant.workload):
                 found = self._figures(variant, repeat, lab)
         except HeddleError as error:
             why = f"{variant.title}: {first_lines(error.problems)[0]}"

@@ -46,8 +46,8 @@ class RunSpec(Strict):
     """One run of an experiment: what it sends (one of run, workload, measure), and what differs from other runs.
 
     fabric: instead of the file's. set: changed keys of the fabric file, for which a lab is made. hashing, queues, down,
-    drain: live changes of that lab, undone after the run. offline: predict instead of running; mode: another hashing
-    mode of the prediction. options: of `measure`.
+    drain, te: live changes of that lab, undone after the run. offline: predict instead of running; mode: another
+    hashing mode of the prediction. options: of `measure`.
     """
 
     about: str = ""
@@ -61,6 +61,7 @@ class RunSpec(Strict):
     queues: dict[str, Any] = Field(default={})
     down: list[str] = Field(default=[])
     drain: list[str] = Field(default=[])
+    te: bool = False
     offline: bool = False
     mode: str | None = None
     repeats: Annotated[int, Field(ge=1, le=MOST_REPEATS)] | None = None
@@ -74,8 +75,11 @@ class RunSpec(Strict):
             raise at(f".{given[0]}" if given else ".run", why, "write one of run, workload and measure")
         if self.options and self.measure is None:
             raise at(".options", "are those of a measure", "write the options of a run below run")
-        if self.offline and (live := next((k for k in ("hashing", "queues") if getattr(self, k)), "")):
-            raise at(f".{live}", "is a live change, but this run is offline", "write it below set")
+        if self.offline and (live := next((k for k in ("hashing", "queues", "te") if getattr(self, k)), "")):
+            hint = "write mode: te" if live == "te" else "write it below set"
+            raise at(f".{live}", "is a live change, but this run is offline", hint)
+        if self.te and self.measure is not None:
+            raise at(".te", "plans for a workload, but this run is a measure", "use a run, or leave te out")
         if self.mode is not None and not self.offline:
             raise at(".mode", "is for an offline run", "write hashing, or routing.ecmp below set")
         return self

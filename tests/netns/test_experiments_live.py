@@ -36,12 +36,17 @@ runs:
   broken:
     down: [rtsw1:eth1]
     run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}
+  engineered:
+    hashing: e-ecmp
+    te: true
+    run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}
   again: {run: {collective: all-reduce, size: 64K, iters: 1, warmup: 0, placement: cyclic, qps: 4}}
   paper: {offline: true, run: {collective: all-reduce, size: 64K, placement: cyclic, qps: 4}}
 checks:
   broken: {value: "links_used(broken, port='rtsw1:eth[12]')", low: 1, high: 1}
   undone: {value: mmr(again) / mmr(plain), low: 1, high: 1}
   predicted: {value: mmr(paper) / mmr(plain), low: 0.99, high: 1.01}
+  planned: {value: mmr(engineered), high: 1.001}
   qps: {value: qps(seeded)}
   right: {value: max(wrong(seeded)) + wrong(broken), high: 0}
 """
@@ -54,7 +59,8 @@ def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
     rows = {row.name: row for row in result.rows}
     states = {name: row.state for name, row in rows.items()}
     assert states == {
-        "broken": "ok", "undone": "ok", "predicted": "ok", "qps qps=4": "shown", "qps qps=8": "shown", "right": "ok",
+        "broken": "ok", "undone": "ok", "predicted": "ok", "planned": "ok", "qps qps=4": "shown",
+        "qps qps=8": "shown", "right": "ok",
     }, {name: row.why for name, row in rows.items()}  # fmt: skip
     assert all(row.proven for row in rows.values()) and not result.failed
     one, two = (rows[name].sample for name in ("qps qps=4", "qps qps=8"))
@@ -62,10 +68,16 @@ def test_runs_share_a_lab_and_changes_last_for_one_run(tmp_path: Path) -> None:
     assert not [name for name in state.labs() if name.startswith("exp")]  # it was taken down
     copied = sorted((tmp_path / "runs").iterdir())
     assert [each.name for each in copied] == [
-        "live-again-1", "live-broken-1", "live-plain-1", "live-seeded-4-1", "live-seeded-8-1",
+        "live-again-1", "live-broken-1", "live-engineered-1", "live-plain-1", "live-seeded-4-1", "live-seeded-8-1",
     ]  # fmt: skip
     (run,) = open_runs([f"{copied[1]}/"])
     assert run.proof.value is not None and run.proof.value.agree and "e-ecmp" not in run.record.header.ecmp
+
+
+def test_a_published_result_is_in_its_bands_with_proven_paths() -> None:
+    (experiment,) = load_folder("sigcomm24").only(["02-same-five-tuple"]).experiments
+    result = Running(experiment, Silent()).run()
+    assert not result.failed and all(row.proven and row.state == "ok" for row in result.rows)
 
 
 def test_ctrl_c_takes_the_lab_down_and_prints_what_was_measured(tmp_path: Path) -> None:

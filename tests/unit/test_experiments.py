@@ -102,6 +102,7 @@ def test_lists_in_settings_make_a_grid_and_an_offline_run_needs_no_lab(tmp_path:
         ("  sweep:", "  Sweep-1:", "x.yml:4  runs.Sweep-1 is not a name"),
         ("offline: true", "drain: [host1]", "x.yml:7  host1 is not a switch of tiny"),
         ("offline: true", "hashing: ecmp", "x.yml:7  hashing: ecmp is not a hashing mode"),
+        ("offline: true", "offline: true\n    te: true", "x.yml:8  runs.sweep.te: true is a live change"),
         ("offline: true", "queues: {ecn.kmin: 9GB}", "x.yml:7  queues.ecn.kmin: 9GB"),
         ("offline: true", "offline: true\n    mode: ecmp", "x.yml:8  runs.sweep.mode: ecmp is not a hashing mode"),
         (", high: 1}", ", hihg: 1}", "x.yml:9  checks.better.hihg is not a key\n         hint: did you mean high?"),
