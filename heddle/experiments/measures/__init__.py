@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from heddle.experiments.measures import convergence, icrc_changes, random_flows, soak
+from heddle.experiments.measures import convergence, icrc_changes, random_flows, soak, te_removed
 from heddle.experiments.measuring import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
@@ -17,4 +17,5 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "icrc_changes": icrc_changes.MEASURE,
     "random_flows": random_flows.MEASURE,
     "soak": soak.MEASURE,
+    "te_removed": te_removed.MEASURE,
 }

@@ -1,0 +1,51 @@
+"""A plan of traffic engineering is computed and put in force, and its entries are removed while packets move."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from heddle.experiments.measuring import Measure, Measuring
+
+
+def _measure(at: Measuring) -> Mapping[str, float]:
+    """Run a ring; after a part of its packets the entries go, and BGP's multipath carries the rest."""
+    from heddle.endpoints.runoptions import run_options
+    from heddle.engineering.te import PARTS, plan_for
+    from heddle.engineering.tedemand import of_workload
+    from heddle.lab.engineered import changes_of_run, put_in_force, take_out
+    from heddle.traffic.workload import Workload
+
+    lab = at.running
+    workload = Workload.of(run_options(placement="cyclic", size=str(at.options["size"]), iters=2, warmup=0))
+    began = time.monotonic()
+    plan = plan_for(lab, of_workload(lab, workload), lab.snapshot(PARTS))
+    planned = time.monotonic()
+    put_in_force(lab, plan.tables, "experiment")
+    timer = threading.Timer(float(at.options["after"]), take_out, (lab, "experiment"))
+    timer.start()
+    try:
+        (found,) = at.run(workload)
+    finally:
+        timer.join()
+    lost = -1.0 if found.lost is None else float(sum(found.lost.values()))
+    return {
+        "plan_s": planned - began, "entries": float(plan.entries), "changes": float(len(changes_of_run(lab.name))),
+        "lost": lost, "wrong": float(found.wrong),
+    }  # fmt: skip
+
+
+MEASURE: Final = Measure(
+    "Plan entries of TE for a ring, and remove them while it runs.",
+    {
+        "plan_s": "seconds to read the fabric and plan",
+        "entries": "entries of all switches",
+        "changes": "changes of entries while the ring ran",
+        "lost": "packets lost; -1 if unknown",
+        "wrong": "wrong elements",
+    },
+    _measure,
+    {"size": "2M", "after": 1.5},
+)
