@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
+from posixpath import normpath
 from subprocess import run as started
 from typing import TYPE_CHECKING, Any, Final
 
@@ -265,11 +266,14 @@ def _extracted(rev: str, inner: str, folder: Path) -> Path:
     if known.code or not rev:
         hint = "use a branch, a tag or a commit of the repository here, as main:topologies/zone.yml"
         raise InputError(Problem("", typed, "is neither a file nor of a revision", hint))
-    argv = ["git", "archive", "--format=tar", known.out.strip(), "--", inner or "."]
+    at = run(["git", "rev-parse", "--show-toplevel", "--show-prefix"]).out.splitlines()
+    if inner.startswith(("./", "../")):  # as git reads it; others begin at the root
+        inner = normpath(f"{at[1]}{inner}")
+    argv = ["git", "-C", at[0], "archive", "--format=tar", known.out.strip(), "--", inner or "."]
     done = started(argv, capture_output=True, check=False)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise InputError(Problem("", typed, "is not in that revision", said[-1] if said else ""))
+        hint = "name its path from the root of the repository, or from here with ./"
+        raise InputError(Problem("", typed, "is not in that revision", hint))
     try:
         with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
             archive.extractall(folder, filter="data")

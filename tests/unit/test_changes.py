@@ -116,6 +116,13 @@ def test_files_of_a_revision_and_of_folders_are_compared(tmp_path: Path, monkeyp
     (folder / "c.yml").write_text(BASE)
     with fabric_files("HEAD:fabrics/b.yml") as found:
         assert [*found] == ["b.yml"]
+    monkeypatch.chdir(folder)  # as git reads them: from the root, or from here
+    for typed in ("HEAD:fabrics/b.yml", "HEAD:./b.yml", "HEAD:../fabrics/b.yml"):
+        with fabric_files(typed) as found:
+            assert [*found] == ["b.yml"]
+    with pytest.raises(InputError, match="is not in that revision"), fabric_files("HEAD:../../b.yml"):
+        pass
+    monkeypatch.chdir(tmp_path)
     (folder / "a.yml").write_text(BASE.replace("racks", "rack"))
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "broken")
