@@ -75,12 +75,14 @@ def _end_controller(lab: str) -> int | None:
 def watch(out: Console, asked: TeWords) -> None:
     """Run the controller until Ctrl-C, or until the lab is gone."""
     from heddle.engineering.controller import rounds
+    from heddle.engineering.te import check_rendered
 
     _refuse(asked, "out", "run", "workload", "all")
     where = open_lab(asked.lab)
     if out.json:
         raise InputError(Problem("", "te watch and --format json", "exclude each other", "./inv te show --format json"))
     interval_s = seconds_of(asked.interval or _INTERVAL)
+    check_rendered(where)
     with owners.lock(where.name, CONTROLLER, work="te watch"):
         out.show(f"{where.name}: recomputes every {interval_s:g} s, and when a link or a route changes; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):

@@ -219,10 +219,15 @@ def plan_for(lab: Lab, demand: TeDemand, now: Snapshot | None = None) -> TePlan:
     InputError for an imported lab, and for flows of NICs that the lab does not have. CheckError when a flow would not
     arrive by its entries, as in a loop.
     """
+    check_rendered(lab)
+    return plan(lab.fabric, lab.snapshot(PARTS) if now is None else now, demand)
+
+
+def check_rendered(lab: Lab) -> None:
+    """InputError for an imported lab."""
     if not lab.blueprint.rendered:
         why = "was imported, and exact-match tables need the expected routes of a fabric file"
         raise InputError(Problem("", f"lab {lab.name}", why, "use a lab of a fabric file for traffic engineering"))
-    return plan(lab.fabric, lab.snapshot(PARTS) if now is None else now, demand)
 
 
 def plan(fabric: Fabric, now: Snapshot, demand: TeDemand) -> TePlan:

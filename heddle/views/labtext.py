@@ -234,7 +234,7 @@ def _address(node: NodeEntry) -> str:
 def faults_text(faults: Sequence[PortFault], k: int, example: str) -> str:
     """The output of `./inv fault`. k: of the fabric. example: a port."""
     if not faults:
-        return f"no fault is set on any link; set one as in ./inv fault {example} --loss 1/256"
+        return f"no fault of packets is set on any link; set one as in ./inv fault {example} --loss 1/256"
     lines = [table(_FAULT_COLUMNS, [_cells(each, k) for each in faults]), "", _FAULT_LEGEND]
     if any(each.fault.delay_ns for each in faults):
         lines.append(_FAULT_SCALE.format(k=k))

@@ -275,6 +275,8 @@ def test_the_command_line_takes_it_and_switches_its_hashing(
             assert (refused.returncode, "needs the expected routes" in refused.stderr) == (2, True), words
         refused = typed("hashing", "exact-match", "--entry", "leaf-1 49152 10.1.2.0/24 eth1", "--lab", name)
         assert (refused.returncode, "needs the expected routes of a fabric file" in refused.stderr) == (2, True)
+        refused = typed("te", "watch", "--lab", name)
+        assert (refused.returncode, "need the expected routes of a fabric file" in refused.stderr) == (2, True)
     finally:
         assert inv("down", name).returncode == 0
     assert leftovers(name) == []

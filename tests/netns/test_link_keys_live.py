@@ -203,7 +203,7 @@ def test_ports_are_names_nodes_and_patterns_and_a_list_shows_those_named(tiny: L
     assert [row["port"] for row in fault(tiny, "ctsw*", "--clear")] == ["host2:eth1"]
     done = typed("fault", "host2", "--clear", "--lab", tiny.name)
     assert "cleared the faults of 1 port\n" in done.stderr
-    assert done.stdout.startswith("no fault is set on any link; set one as in ./inv fault ")
+    assert done.stdout.startswith("no fault of packets is set on any link; set one as in ./inv fault ")
 
 
 def test_wrong_words_are_explained_and_nothing_is_set(tiny: Lab, golden: Callable[[str, str], None]) -> None:
