@@ -89,7 +89,8 @@ def test_a_program_is_a_run_that_other_verbs_read(tiny: Lab, tmp_path: Path) -> 
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="needs iperf3: apt-get install iperf3")
 def test_udp_of_iperf3_is_proven_also_where_it_is_fragmented_and_lost(tiny: Lab) -> None:
     text: list[str] = []
-    flags = ["-t", "1", "-u", "-b", "80M", "-l", "8000"]
+    # A fifth is lost: with more, the one packet that begins a client's stream is often lost, too, and iperf3 gives up.
+    flags = ["-t", "1", "-u", "-b", "40M", "-l", "8000"]
     found = launched(tiny, ProgramOptions(4, limit_s=patience(60)), ["sh", str(IPERF), *flags], text)
     assert found.end.code == 0, "\n".join([*found.faults, *text])
     paths = paths_of(tiny, found.record.id)
