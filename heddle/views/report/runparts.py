@@ -91,7 +91,7 @@ def diagnosis(run: StoredRun) -> Values:
         "good": not found.fault, "verdict": f"{verdict_text(found)}.",
         "evidence": [] if verdict is None else [f"{each.text} ({each.source})" for each in verdict.evidence],
         "others": Table("Other findings", ("finding", "certain", "evidence"), others) if others else None,
-        "checked": Table("Other causes", ("cause", "", "why"), tuple(rows)),
+        "checked": Table("Other causes", ("cause", "result", "why"), tuple(rows)),
     }  # fmt: skip
 
 
