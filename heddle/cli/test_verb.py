@@ -33,7 +33,7 @@ SUITES: Final = ("unit", "golden", "netns", "fuzz", "clab", "browser", "vm")
 QUICK: Final = "quick"
 _ANYWHERE: Final = "(unit or golden or netns)"
 # Which tests a word chooses, as pytest's -m understands it. `deep` of suite vm takes hours, so the suite leaves it out;
-# that of fuzz takes long, and only its own suite has it. Tests with `long` take half a minute and more; what guards a
+# that of fuzz takes long, and only its own suite has it. Tests with `long` take 20 seconds and more; what guards a
 # commit leaves them out.
 _MARKS: Final[Mapping[str, str]] = {
     QUICK: "(unit or golden or netns or fuzz) and not deep",
@@ -227,9 +227,9 @@ def _engine(out: Console) -> Iterator[None]:
     group="Heddle",
     help={
         "suite": Option(
-            "quick (each feature once), deep (what it leaves out, but for long), long (half a minute each), unit, "
-            "golden, netns, or all. Others: fuzz (damaged files and messages), clab (labs in containers), browser "
-            "(Chromium's pages), vm (a full kernel in QEMU). Several: deep,vm",
+            "quick (each feature once), deep (what it leaves out, but for long), long (20 seconds and more each), "
+            "unit, golden, netns, or all. Others: fuzz (damaged files and messages), clab (labs in containers), "
+            "browser (Chromium's pages), vm (a full kernel in QEMU). Several: deep,vm",
             WORDS,
         ),
         "build": "also install clang, so that the BPF programs are rebuilt and compared",

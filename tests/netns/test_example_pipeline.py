@@ -129,6 +129,7 @@ def test_it_passes_as_it_is_with_only_the_wheel(repository: Repository) -> None:
 
 @pytest.mark.needs("tshark")
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_change_of_the_hash_fails_and_the_summary_has_both(repository: Repository) -> None:
     repository.change("ecmp: e-ecmp", "ecmp: flow")
     done = repository.job(HASH_TEST, BASE="HEAD")

@@ -186,6 +186,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_large_lab_comes_up_with_few_open_files_and_proves_every_path(name: str, leftovers: Leftovers) -> None:
     """`ip` and `tc` keep files open for every line of a batch; 1,024 of them are the usual limit.
 

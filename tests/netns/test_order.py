@@ -286,6 +286,7 @@ def test_a_queue_pair_on_one_path_keeps_its_order(dc: Lab, mode: str) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_nic_that_takes_any_order_sends_nothing_twice_over_a_fabric_that_sprays(dc: Lab) -> None:
     set_hashing(dc, "spray", HashOptions(choice="random"))
     result = short(dc, "srd")

@@ -143,6 +143,7 @@ def test_a_cut_connection_leaves_a_lab_that_status_finds(server: SshServer, name
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_a_workshop_unit_runs_on_the_server_and_the_file_is_here(
     server: SshServer, name: str, tmp_path: Path, leftovers: Leftovers
 ) -> None:

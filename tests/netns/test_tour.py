@@ -136,6 +136,7 @@ def test_a_closed_terminal_leaves_nothing_behind(typing: Typing, leftovers: Left
 
 
 @pytest.mark.deep
+@pytest.mark.long
 def test_the_whole_tour_explains_runs_through_and_compares(leftovers: Leftovers) -> None:
     env = {**os.environ, "HEDDLE_PROGRAM": "heddle"}
     done = subprocess.run(

@@ -1,6 +1,6 @@
 """Suite netns on the full kernel: tests that need it run in the guest.
 
-On each commit ETS and RED, which no other kernel of CI has; test_vm_place.py has a lab with netem and soft-RoCE. With
+On each commit ETS and RED, which no other kernel of CI has; a lab with netem is in test_vm_place.py (`long`). With
 the mark `deep` all tests of these. `./inv test netns --place vm` runs the whole suite there, which takes hours by TCG.
 """
 
