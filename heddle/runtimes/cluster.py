@@ -1,0 +1,51 @@
+"""Where the shards of a lab run: one protocol, implemented with Kubernetes; tests implement it with namespaces.
+
+A shard runs the namespace runtime on its part of a fabric, on a kernel of its own. Everything else in Heddle reaches a
+shard by one way: a command that runs in it, with its standard input, output and exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from heddle.base.events import Observer
+from heddle.base.problems import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNeed:
+    """What a shard needs. memory_bytes: of all its nodes, from measured costs; cpus: processors, may be a part of one."""
+
+    name: str  # s1, s2, ...
+    nodes: tuple[str, ...]
+    memory_bytes: int
+    cpus: float
+
+
+class Cluster(Protocol):
+    """The shards of labs. Every object that it makes carries its lab's name."""
+
+    name: str
+
+    def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        """Start all shards; they accept commands when this returns. MachineError with the shard, its nodes and why not.
+
+        Idempotent: shards that run are left alone, so it also restores lost ones.
+        """
+
+    def addresses(self, lab: str) -> Mapping[str, str]:
+        """Shard -> its address on the network that joins them. Shards that do not run are absent."""
+
+    def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        """A command of this machine that runs argv in a shard: standard streams, exit code and signals pass."""
+
+    def lost(self, lab: str) -> list[Problem]:
+        """Shards that do not run, with the reason: evicted, out of memory, image missing. One problem each."""
+
+    def exists(self, lab: str) -> bool:
+        """True when anything of the lab is there."""
+
+    def remove(self, lab: str, observer: Observer) -> int:
+        """Remove everything of the lab, in any state; returns the number of objects."""
