@@ -38,6 +38,10 @@ class ProcessRuntime:
 
     name = NAME
     daemons_here = True
+    here = True
+
+    def shards(self, lab: str) -> None:
+        """None: all nodes are on this machine."""
 
     def exists(self, lab: str) -> bool:
         """True when a node's process is running."""

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.base.ethernet import CLASSES
 from heddle.checks.subject import Answer, Found, NothingError, Subject
 from heddle.fabric.model import Role
-from heddle.lab import health
+from heddle.lab import agents, health
 from heddle.lab.lab import Lab
 from heddle.lab.thresholds import late_marks, own_queues, own_settings, threshold_faults, wanted_policies
-from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues import red
 from heddle.switch.queues.attached import read_closed
@@ -206,7 +205,7 @@ def pauses(subject: Subject) -> Found:
     lab = subject.lab
     if not queues.Setup.of(lab.fabric).gated:
         raise NothingError("no class can be paused")
-    state = pfc.alive(lab.name)
+    state = agents.alive(lab)
     faults = [f"the PFC {name} {why}" for name in ("agent", "keeper") if (why := state.fault(name))]
     closed = _closed(subject)
     if closed:

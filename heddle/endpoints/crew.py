@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -46,16 +46,42 @@ _LONGEST_S: Final = 3600.0  # one wait for workers
 Results = Mapping[int, SizeResult]  # by rank
 
 
+@dataclass(frozen=True)
+class Homes:
+    """Where the workers of a run are started: here, or in the shards of their hosts.
+
+    shard_of: host -> its shard; empty when all hosts are here. start: shard and words after `python -m` -> a command.
+    ahead_ns: shard -> how far its clock is ahead of this machine's.
+    """
+
+    shard_of: Mapping[str, str] = field(default_factory=dict)
+    start: Callable[[str, Sequence[str]], list[str]] = lambda _, words: [sys.executable, "-m", *words]
+    ahead_ns: Mapping[str, int] = field(default_factory=dict)
+
+    def members(self, plan: Plan, workers: int) -> Iterator[_Member]:
+        """Start the workers. workers: their number in all; each shard has at least one."""
+        groups: dict[str, list[tuple[int, ...]]] = {}
+        for together in plan.processes:
+            groups.setdefault(self.shard_of.get(plan.endpoints[together[0]].host, ""), []).append(together)
+        each = max(1, workers // max(1, len(groups)))
+        for shard, processes in groups.items():
+            for index in range(min(each, len(processes))):
+                # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
+                ranks = tuple(rank for together in processes[index::each] for rank in together)
+                yield _Member(ranks, _named(plan, ranks), self.start(shard, [_WORKER]), self.ahead_ns.get(shard, 0))
+
+
 SizeListener = Callable[["Crew", int, Results], None]
 
 
 class _Member:
     """One worker process, and the incomplete line that has been read from it."""
 
-    def __init__(self, ranks: str) -> None:
-        self.ranks = ranks  # in words
+    def __init__(self, own: tuple[int, ...], ranks: str, argv: Sequence[str], ahead_ns: int) -> None:
+        self.own, self.ranks = own, ranks  # as numbers, and in words
+        self._ahead_ns = ahead_ns
         self.proc = subprocess.Popen(
-            [sys.executable, "-m", _WORKER],
+            argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=resources.HERE.python_path,
@@ -100,7 +126,9 @@ class _Member:
             if message.still is not None or message.moving:
                 self.still = message.still
                 continue
-            self._reported = self._reported or message.report is not None
+            if message.report is not None:
+                self._reported = True
+                message = replace(message, report=message.report.earlier(self._ahead_ns))
             self.inbox.append(message)
         return True
 
@@ -123,8 +151,9 @@ class Crew:
     """
 
     def __init__(
-        self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int, job: Job | None = None
-    ) -> None:
+        self, plan: Plan, transport: Transport, netns: Mapping[str, Path], workers: int, job: Job | None = None,
+        homes: Homes | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self.job = plan, Job("", plan.options) if job is None else job
         self.deadline = time.monotonic() + plan.max_seconds
         self.ready = False
@@ -133,13 +162,10 @@ class Crew:
         self._members: list[_Member] = []
         self._selector = selectors.DefaultSelector()
         paths, parameters = {host: str(path) for host, path in netns.items()}, transport.parameters()
-        for index in range(workers):
-            # Neighbours in the ring go to different workers, so that both ends of a transfer have a CPU.
-            ranks = tuple(rank for together in plan.processes[index::workers] for rank in together)
-            member = _Member(_named(plan, ranks))
+        for member in (homes or Homes()).members(plan, workers):
             self._members.append(member)
             self._selector.register(member.out, selectors.EVENT_READ, member)
-            member.send(TypeAdapter(Task).dump_json(Task(plan, ranks, paths, parameters, self.job.repeat)))
+            member.send(TypeAdapter(Task).dump_json(Task(plan, member.own, paths, parameters, self.job.repeat)))
 
     def fileno(self) -> int:
         """A descriptor that can be read when a worker has sent something."""
@@ -364,12 +390,13 @@ def worker_count(plan: Plan) -> int:
 
 @contextmanager
 def crews_of(
-    jobs: Sequence[tuple[Job, Plan, Transport]], netns: Mapping[str, Path], workers: Sequence[int]
-) -> Iterator[Crews]:
+    jobs: Sequence[tuple[Job, Plan, Transport]], netns: Mapping[str, Path], workers: Sequence[int],
+    homes: Homes | None = None,
+) -> Iterator[Crews]:  # fmt: skip
     """The workers of all jobs for the duration of a with block. workers: their number for each job."""
     with ExitStack() as stack:
         crews = []
         for (job, plan, transport), number in zip(jobs, workers, strict=True):
-            crews.append(Crew(plan, transport, netns, number, job))
+            crews.append(Crew(plan, transport, netns, number, job, homes))
             stack.callback(crews[-1].close)
         yield Crews(crews)

@@ -53,6 +53,13 @@ class RankJournal:
         """The journal of one of `ranks` ranks."""
         return cls(max(1, ROWS // ranks // sizes))
 
+    def earlier(self, ns: int) -> RankJournal:
+        """A copy with all times moved back."""
+        spans = [(epoch, size, tuple(each - ns for each in times)) for epoch, size, times in self.spans]
+        posts = [(*row[:5], row[5] - ns) for row in self.posts]
+        uses = [(*row[:4], row[4] - ns, row[5] - ns) for row in self.uses]
+        return RankJournal(self.share, spans, posts, uses, self.kept, self.left)
+
     def begin(self, schedule: Schedule, iteration: int, *, timed: bool) -> None:
         """An iteration of a size begins."""
         if not iteration:

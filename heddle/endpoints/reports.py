@@ -6,7 +6,7 @@ The lines between a worker and its crew are these values as JSON (worker.py desc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -61,6 +61,12 @@ class WorkerReport:
     nics: tuple[NicReport, ...]
     loop: str = ""
     journals: Mapping[int, RankJournal] = field(default_factory=dict)
+
+    def earlier(self, ns: int) -> WorkerReport:
+        """The same with all times of a clock that is `ns` behind: that of the machine where the run is controlled."""
+        if not ns:
+            return self
+        return replace(self, journals={rank: each.earlier(ns) for rank, each in self.journals.items()})
 
 
 @dataclass(frozen=True, slots=True)

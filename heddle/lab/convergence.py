@@ -160,11 +160,11 @@ def wait(
     Switches are looked at two by two, until these have their routes: to read all of a large lab again and again would
     take the CPUs from FRR. Then all are read once more.
     """
-    total = len(fabric.switches)
+    names = [switch.name for switch in fabric.switches if switch.name in handles]
+    total = len(names)
     observer.begin(STEP, total)
     asked = moved = time.monotonic()
     end = asked + timeout
-    names = [switch.name for switch in fabric.switches]
 
     def look(switches: Iterable[str]) -> list[Gap]:
         fibs = {switch: read_fib(handles[switch], fabric.policy.ip_version) for switch in switches}
@@ -275,7 +275,7 @@ def restore_routes(
     """
     found = []
     for node in fabric.switches:
-        if switches is not None and node.name not in switches:
+        if node.name not in handles or (switches is not None and node.name not in switches):
             continue
         netns = handles[node.name].netns
         with inside(netns), RouteSocket(netns, here=True) as netlink:

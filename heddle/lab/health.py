@@ -26,6 +26,7 @@ from heddle.base.tables import some_of
 from heddle.fabric.model import Fabric, Node, Port, Role
 from heddle.kernel.fib import LINK_LOCAL, Fib
 from heddle.kernel.netlink import down_ports
+from heddle.lab import agents
 from heddle.lab.convergence import restore_routes
 from heddle.lab.faults import orders
 from heddle.lab.faults.slowlink import SlowLink, shares_of
@@ -36,10 +37,10 @@ from heddle.lab.outages import State, repair_hint
 from heddle.lab.rehash import reapply_hashing
 from heddle.lab.runfaults import end_run_faults
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import concat, spread
 from heddle.lab.thresholds import end_run_ecn, own_queues, reapply_queues
 from heddle.runtimes.netns_topology import read_topology
 from heddle.switch import install
-from heddle.switch.pfc import control as pfc
 from heddle.switch.queues import portqueues as queues
 from heddle.switch.queues.attached import expected
 
@@ -179,7 +180,7 @@ def _root(kind: str) -> tuple[str, str]:
 
 def lost_agent(lab: Lab) -> list[Problem]:
     """A Problem when the lab uses PFC and its agent does not run: no pause is sent or obeyed."""
-    if not queues.Setup.of(lab.fabric).gated or not (why := pfc.alive(lab.name).fault("agent")):
+    if not queues.Setup.of(lab.fabric).gated or not (why := agents.alive(lab).fault("agent")):
         return []
     why += ", so pauses are neither sent nor obeyed"
     return [Problem("", "the PFC agent", why, repair_hint(lab.name, "starts it again"))]
@@ -247,10 +248,10 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     _check_repairable(lab)
     observer.begin(STEP)
     # Before the links: a port that is set up gets its route from the kernel, up to a second later.
-    restored = restore_routes(lab.fabric, lab.handles()) if lab.blueprint.rendered else ()
+    restored = restore_all_routes(lab) if lab.blueprint.rendered else ()
     done = [f"{ref}: route {LINK_LOCAL} added" for ref in restored]
     done += [*_links(lab), *_ports(lab)]
-    if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+    if agents.restart(lab):
         done.append("the PFC agent and its keeper: started again")
     with owners.lock(lab.name, owners.CHANGES):
         done += [f"{name}: hashing set again, as recorded" for name in reapply_hashing(lab)]
@@ -265,6 +266,12 @@ def repair(lab: Lab, observer: Observer) -> Repaired:
     done += [f"{each.where}: {orders.text_of(each)} set again" for each in orders.reapply(lab)]
     observer.end(STEP, f"{len(done)} repair{'' if len(done) == 1 else 's'}" if done else "nothing to repair")
     return Repaired(tuple(done), _left(lab))
+
+
+@spread(concat)
+def restore_all_routes(lab: Lab) -> list[str]:
+    """Add the link-local routes that ports do not have; returns these ports."""
+    return restore_routes(lab.fabric, lab.handles())
 
 
 def _check_repairable(lab: Lab) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from heddle.base.events import Observer, Silent
 from heddle.base.problems import InputError, Problem, did_you_mean
-from heddle.fabric.model import Fabric
+from heddle.fabric.model import Fabric, Node
 from heddle.kernel.handle import NodeHandle
 from heddle.lab.daemons import Daemons, MissingSession, SessionEnd, missing_of
-from heddle.lab.snapshot import LabPart, Snapshot, take
+from heddle.lab.snapshot import LabPart, Snapshot, merged, take
+from heddle.lab.spread import nothing, spread
 from heddle.runtimes.registry import Runtime
 
 if TYPE_CHECKING:
@@ -177,13 +178,33 @@ class Lab:
         """The FRR daemons of its switches."""
         return Daemons(self.fabric, self.runtime, self.topology, self.blueprint.daemons)
 
+    @property
+    def own_nodes(self) -> Sequence[Node]:
+        """The nodes that have a handle: all of the fabric, or those of a shard."""
+        handles = self.handles()
+        return [node for node in self.fabric.nodes if node.name in handles]
+
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once. nodes: all by default.
 
         HeddleError when a part cannot be read. keep_errors: raise it when the part is used, not now.
         """
-        return take(self.fabric, self.handles(), parts, self.daemons, nodes=nodes, keep_errors=keep_errors)
+        return read(self, parts, nodes, keep_errors=keep_errors)
 
     def wait(self, observer: Observer | None = None, timeout: float | None = None) -> None:
         """Wait until every route is in every kernel; CheckError with what is missing after `timeout` seconds."""
-        self.blueprint.wait(self, observer or Silent(), timeout)
+        wait(self, observer or Silent(), timeout)
+
+
+@spread(merged, nodes=lambda _, nodes=None, **__: nodes)
+def read(lab: Lab, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
+    """Lab.snapshot."""
+    handles = lab.handles()
+    here = handles.keys() if nodes is None else handles.keys() & set(nodes)
+    return take(lab.fabric, handles, parts, lab.daemons, nodes=here, keep_errors=keep_errors)
+
+
+@spread(nothing)
+def wait(lab: Lab, observer: Observer, timeout: float | None) -> None:
+    """Lab.wait."""
+    lab.blueprint.wait(lab, observer, timeout)

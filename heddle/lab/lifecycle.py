@@ -30,14 +30,14 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
-from heddle.lab.convergence import restore_routes
-from heddle.lab.health import Repaired
+from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
 from heddle.lab.opening import Source, blueprint_from, check_version, lab_from, lab_of, open_lab, topology_path
 from heddle.lab.ownership import check_free, other_owner
 from heddle.lab.removal import remove, remove_others
 from heddle.lab.snapshot import LabPart
+from heddle.lab.spread import nothing, spread
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
@@ -101,9 +101,10 @@ def up(
             observer.warn(line)
         for warning in lab.fabric.policy.queues.late_marks:
             observer.warn(warning)
-        preflight(lab.fabric, daemons=engine.daemons_here)
-        switch.check(lab.fabric)
-        _check_kernel(lab, observer)
+        if engine.here:
+            preflight(lab.fabric, daemons=engine.daemons_here)
+            switch.check(lab.fabric)
+            _check_kernel(lab, observer)
         with clock.step("prepare"):
             chosen = engine.prepare(lab.fabric, options, observer)
         lab = _make(lab, chosen, source, observer, clock)
@@ -290,8 +291,9 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
     try:
         owners.claim_lab(lab.name)
         state.write_record(record)
-        disciplines.load()
-        limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
+        if lab.runtime.here:
+            disciplines.load()
+            limits.HERE.raise_for(lab.name, limits.needs_of(lab.fabric), on_machine, journal, observer)
         with clock.step("render"):
             lab.blueprint.write(lab.topology.parent, options)
             give_to_caller(lab.topology.parent, deep=True)
@@ -301,7 +303,7 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
         # the commands of a user-supplied topology may change its ports, so there the daemons come first.
         if lab.blueprint.rendered:
             _install(lab, journal, observer, clock)
-            restore_routes(lab.fabric, lab.handles())
+            restore_all_routes(lab)
         with clock.step("start"):
             lab.runtime.start(lab.name, lab.topology, journal, observer)
         if not lab.blueprint.rendered:
@@ -322,10 +324,21 @@ def _make(lab: Lab, options: RenderOptions, source: str, observer: Observer, clo
 
 def _install(lab: Lab, journal: Journal, observer: Observer, clock: _Clock) -> None:
     """Queues, programs and the PFC agent."""
+    if not lab.runtime.here:
+        with clock.step("switch"):
+            install_in_shard(lab, observer)
+        return
     with clock.step("switch"):
         switch.apply(lab.fabric, lab.handles(), journal, observer, lab.blueprint.own_hashing())
     with clock.step("agent"):
         switch.start_agent(lab.fabric, lab.handles(), lab.dir, journal)
+
+
+@spread(nothing)
+def install_in_shard(lab: Lab, observer: Observer) -> None:
+    """The same for the nodes of each shard."""
+    disciplines.load()
+    _install(lab, Journal(), observer, _Clock())
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:

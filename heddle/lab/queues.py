@@ -198,10 +198,10 @@ class QueueWatch:
 
 
 def _result_now(lab: Lab, queues: QueueState) -> QueuesResult:
+    from heddle.lab import agents
     from heddle.lab.thresholds import own_settings, wanted_policies
-    from heddle.switch.pfc import control as pfc
 
-    state = pfc.alive(lab.name)
+    state = agents.alive(lab)
     agent = AgentRow(state.agent, state.keeper)
     return result_of(lab.fabric, queues, wanted_policies(lab), agent, own_settings(lab))
 

@@ -9,7 +9,7 @@ parts are read within milliseconds, but not at one instant: packets pass meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Flag, auto
@@ -350,6 +350,28 @@ class _Reading:
                         nodes[node.name] = replace(nodes[node.name], drops=drops, class_drops=each)
         machine = backlog_drops() if LabPart.DROPS in self._parts else None
         return Snapshot(self._fabric.name, self._parts, nodes, machine, cells, every, self._failed)
+
+
+def merged(readings: Sequence[Snapshot]) -> Snapshot:
+    """One snapshot of those of all shards: each has its own nodes, and the rows of their ports in the maps."""
+    first = readings[0]
+    if len(readings) == 1:
+        return first
+    drops = [each.machine_drops for each in readings if each.machine_drops is not None]
+    cells = [each.cells for each in readings if each.cells is not None]
+    return replace(
+        first,
+        nodes={name: node for each in readings for name, node in each.nodes.items()},
+        machine_drops=sum(drops) if drops else None,
+        cells=cells[0].joined(cells[1:]) if cells else None,
+        tallies=joined_tallies([each.tallies for each in readings]),
+        failed={part: error for each in readings for part, error in each.failed.items()},
+    )
+
+
+def joined_tallies(readings: Sequence[Tallies]) -> Tallies:
+    """Tallies of all shards: a port has packets in its own shard alone."""
+    return {port: classes for each in readings for port, classes in each.items()}
 
 
 def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from heddle.base.ethernet import HEADER
 from heddle.base.problems import InputError, Problem
 from heddle.fabric.model import Fabric
-from heddle.kernel.handle import NodeHandle
 from heddle.lab.engineered import changes_of_run, forget_changes
 from heddle.lab.snapshot import LabPart, Snapshot
+from heddle.lab.spread import nothing, spread
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.predict import rule_of
 from heddle.proof import oracle
@@ -39,15 +39,8 @@ _EMPTY_POLLS: Final = 3
 _QUIET_POLLS: Final = 3  # at least; and as many as the slowest port needs to release packets once
 
 
-class RunningLab(Protocol):
+class RunningLab(oracle.OracleLab, Protocol):
     """The part of a lab that this module needs."""
-
-    @property
-    def fabric(self) -> Fabric:
-        """The lab's fabric."""
-
-    def handles(self) -> Mapping[str, NodeHandle]:
-        """The handle of every node."""
 
     def snapshot(self, parts: LabPart, nodes: Collection[str] | None = None, *, keep_errors: bool = False) -> Snapshot:
         """Read these parts of the lab once."""
@@ -61,9 +54,23 @@ def collect_before(lab: RunningLab, more: LabPart = NO_PART) -> Snapshot:
     is running.
     """
     _wait_until_quiet(lab)
-    clear(lab.fabric)
+    _clear(lab)
     forget_changes(lab.fabric.name)
     return lab.snapshot(PARTS | more)
+
+
+@spread(nothing)
+def _clear(lab: RunningLab) -> None:
+    clear(lab.fabric)
+
+
+def _least(rooms: Sequence[int]) -> int:
+    return min(rooms)
+
+
+@spread(_least)
+def _room(lab: RunningLab) -> int:
+    return room(lab.fabric)
 
 
 def wait_until_delivered(lab: RunningLab) -> None:
@@ -92,7 +99,7 @@ def collect_after(
     received: packets of each flow that the receiving NIC took. seconds: duration of the run. Both if known.
     """
     _wait_until_counted(lab, before, sent)
-    asked = oracle.ask(lab.fabric, lab.handles(), _hashing(lab, before), [each.flow for each in sent])
+    asked = oracle.ask(lab, _hashing(lab, before), [each.flow for each in sent])
     # After the oracle, so that changes during its lookups are seen.
     now = lab.snapshot(PARTS | more, keep_errors=True)
     found = Evidence.of(before, now, sent, asked.paths, received, seconds, asked.choices)
@@ -106,7 +113,7 @@ def collect_program(lab: RunningLab, before: Snapshot, seconds: float, more: Lab
     """
     _wait_until_quiet(lab)
     flows = counted_flows(lab.fabric, lab.snapshot(LabPart.COUNTERS).counters, before.counters)
-    asked = oracle.ask(lab.fabric, lab.handles(), _hashing(lab, before), flows)
+    asked = oracle.ask(lab, _hashing(lab, before), flows)
     now = lab.snapshot(PARTS | more, keep_errors=True)
     counts: Counter[tuple[FlowKey, str]] = Counter()
     sizes: Counter[tuple[FlowKey, str]] = Counter()
@@ -206,7 +213,7 @@ def check_room(lab: RunningLab, *plans: Plan) -> None:
 
     plans: of all jobs of a run.
     """
-    holds = room(lab.fabric)
+    holds = _room(lab)
     if refusal(lab.fabric, *plans, holds=holds, spread=True) is None:
         return  # enough for any hashing: no need to read that of the switches
     flow = FlowArrays.of(plans[0].flows()[:1])

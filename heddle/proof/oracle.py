@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from heddle.base.families import Version
 from heddle.base.problems import CheckError, Problem
@@ -45,6 +45,7 @@ from heddle.kernel.namespace import inside
 from heddle.kernel.netlink import RTM_GETROUTE, RouteSocket, attribute, attributes
 from heddle.kernel.testrun import run_on
 from heddle.kernel.uapi import RTA_DPORT, RTA_DST, RTA_IIF, RTA_IP_PROTO, RTA_OIF, RTA_SPORT, RTA_SRC, RTMSG
+from heddle.lab.spread import spread, union
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.selftest import verdict
 from heddle.predict.trial import MAX_PACKETS, trial
@@ -72,7 +73,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
+class Arrival:
     """A flow that arrives at a switch on a port. hops: the number of switches before it."""
 
     row: int
@@ -80,45 +81,66 @@ class _Arrival:
     hops: int
 
 
-def ask(
-    fabric: Fabric, handles: Mapping[str, NodeHandle], hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]
-) -> Answers:
+class OracleLab(Protocol):
+    """The part of a lab that lookups need."""
+
+    @property
+    def fabric(self) -> Fabric:
+        """The lab's fabric."""
+
+    def handles(self) -> Mapping[str, NodeHandle]:
+        """The handle of every node."""
+
+
+def ask(lab: OracleLab, hashing: Mapping[str, SwitchHashing], flows: Sequence[Flow]) -> Answers:
     """The path of every flow; one batch of lookups per switch and tier.
 
     A path ends early where a kernel has no route. CheckError for an unknown mode.
     """
+    fabric = lab.fabric
     peers: dict[str, Port] = {port.ref: port for node in fabric.nodes for port in node.ports}
     paths: list[list[str]] = [[] for _ in flows]
     choices: Counter[str] = Counter()
-    here: dict[str, dict[int, _Arrival]] = {}
+    here: dict[str, dict[int, Arrival]] = {}
     for row, flow in enumerate(flows):
         switch, _, port = flow.first_hop.partition(":")
-        here.setdefault(switch, {})[row] = _Arrival(row, port, 0)
+        here.setdefault(switch, {})[row] = Arrival(row, port, 0)
     for hops in range(1, MAX_HOPS + 1):
-        there: dict[str, dict[int, _Arrival]] = {}
+        there: dict[str, dict[int, Arrival]] = {}
         taken: dict[int, list[str]] = {}
+        asked = {switch: (hashing[switch], list(found.values())) for switch, found in here.items()}
+        answers = at_switches(lab, asked, {row: flows[row] for found in here.values() for row in found})
         for switch, found in here.items():
-            arrivals = list(found.values())
-            answers = _Switch(fabric, handles[switch], hashing[switch], flows).ask(arrivals)
-            for arrival, (ports, chooser) in zip(arrivals, answers, strict=True):
+            for arrival, (ports, chooser) in zip(found.values(), answers[switch], strict=True):
                 choices[chooser] += 1
                 for out in ports:
                     taken.setdefault(arrival.row, []).append(f"{switch}:{out}")
                     link = peers.get(f"{switch}:{out}")
                     if link is not None and fabric.by_name[link.peer_node].role is Role.SWITCH:
                         on = there.setdefault(link.peer_node, {})
-                        on.setdefault(arrival.row, _Arrival(arrival.row, link.peer_port, hops))
+                        on.setdefault(arrival.row, Arrival(arrival.row, link.peer_port, hops))
         for row, refs in taken.items():
             paths[row].append(element(_in_order(fabric, refs)))
         here = there
     return Answers(tuple(tuple(path) for path in paths), dict(choices))
 
 
-def ask_one(
-    fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0
-) -> Ports:
+@spread(union, nodes=lambda asked, _: asked)
+def at_switches(
+    lab: OracleLab, asked: Mapping[str, tuple[SwitchHashing, Sequence[Arrival]]], flows: Mapping[int, Flow]
+) -> dict[str, list[tuple[Ports, Chooser]]]:
+    """Switch -> the egress ports of each arrival there, and the source of the choice. flows: by the arrivals' rows."""
+    fabric, handles = lab.fabric, lab.handles()
+    return {
+        switch: _Switch(fabric, handles[switch], rule, flows).ask(arrivals)
+        for switch, (rule, arrivals) in asked.items()
+        if switch in handles
+    }
+
+
+def ask_one(lab: OracleLab, switch: str, hashing: SwitchHashing, flow: Flow, arrives: str, hops: int = 0) -> Ports:
     """The egress ports of a flow at one switch. arrives: the ingress port; hops: the number of switches before."""
-    return _Switch(fabric, handle, hashing, [flow]).ask([_Arrival(0, arrives, hops)])[0][0]
+    return at_switches(lab, {switch: (hashing, [Arrival(0, arrives, hops)])}, {0: flow})[switch][0][0]
 
 
 def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
@@ -132,7 +154,7 @@ def _in_order(fabric: Fabric, refs: Sequence[str]) -> list[str]:
 class _Switch:
     """The lookups in one switch's kernel and program."""
 
-    def __init__(self, fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flows: Sequence[Flow]) -> None:
+    def __init__(self, fabric: Fabric, handle: NodeHandle, hashing: SwitchHashing, flows: Mapping[int, Flow]) -> None:
         if hashing.mode not in MODES:
             raise CheckError(Problem("", handle.name, f"hashes by {hashing.mode}, which the oracle does not know"))
         self._lab = fabric.name
@@ -145,7 +167,7 @@ class _Switch:
         self._flows = flows
         self._tables: dict[Version, Fib] = {}  # read when an answer is not sufficient
 
-    def ask(self, arrivals: Sequence[_Arrival]) -> list[tuple[Ports, Chooser]]:
+    def ask(self, arrivals: Sequence[Arrival]) -> list[tuple[Ports, Chooser]]:
         """The egress ports of each arrival, empty if the kernel refuses; and the source of the choice."""
         with RouteSocket(self._handle.netns) as netlink:
             names = read_names(netlink)
@@ -184,7 +206,7 @@ class _Switch:
         return [found[at] for at in range(len(arrivals))]
 
     def _behind(
-        self, netlink: RouteSocket, port: str, arrival: _Arrival, indexes: Mapping[str, int], names: Mapping[int, str]
+        self, netlink: RouteSocket, port: str, arrival: Arrival, indexes: Mapping[str, int], names: Mapping[int, str]
     ) -> str:
         """The port of a bridge that the kernel chose by its route; the bridge itself if its port is not known."""
         if port not in self._bridges:
@@ -192,7 +214,7 @@ class _Switch:
         return names.get(port_behind(netlink, indexes[port], self._flows[arrival.row].dst_ip), port)
 
     def _by_value(
-        self, netlink: RouteSocket, arrivals: Sequence[_Arrival], values: Mapping[int, int],
+        self, netlink: RouteSocket, arrivals: Sequence[Arrival], values: Mapping[int, int],
         indexes: Mapping[str, int], names: Mapping[int, str],
     ) -> dict[int, Ports]:  # fmt: skip
         """The kernel's choice for hashes that the program set, by row; rows without a near 5-tuple are omitted.
@@ -233,7 +255,7 @@ class _Switch:
         return 0
 
     def _hashed(
-        self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
+        self, netlink: RouteSocket, arrivals: Sequence[Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
     ) -> tuple[list[Ports], Chooser]:
         """The kernel's choice by its own hash, and the kind of lookup."""
         if self._hashing.policy == POLICY_CUSTOM and any(":" in self._flows[a.row].dst_ip for a in arrivals):
@@ -241,7 +263,7 @@ class _Switch:
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, 0) for a in arrivals])
         return [() if isinstance(answer, int) else _egress(answer, names) for answer in answers], "kernel"
 
-    def _tried(self, arrivals: Sequence[_Arrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
+    def _tried(self, arrivals: Sequence[Arrival], matched: Sequence[Sequence[NextHop]]) -> list[Ports]:
         """The choice with IPv6's policy 3, by packets through a test router with the same hashing.
 
         RTM_GETROUTE would answer for a packet that the machine itself sends, which is hashed once less
@@ -265,14 +287,14 @@ class _Switch:
         return found
 
     def _matched(
-        self, netlink: RouteSocket, arrivals: Sequence[_Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
+        self, netlink: RouteSocket, arrivals: Sequence[Arrival], indexes: Mapping[str, int], names: Mapping[int, str]
     ) -> list[tuple[NextHop, ...]]:
         """The next hops of the kernel's route for each arrival, in the route's order."""
         answers = netlink.ask(RTM_GETROUTE, [self._question(a, indexes, _RTM_F_FIB_MATCH) for a in arrivals])
         found = [() if isinstance(answer, int) else route_hops(answer, names) for answer in answers]
         return [self._ordered(arrival, hops) for arrival, hops in zip(arrivals, found, strict=True)]
 
-    def _ordered(self, arrival: _Arrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
+    def _ordered(self, arrival: Arrival, hops: tuple[NextHop, ...]) -> tuple[NextHop, ...]:
         """The next hops in the order of the table: IPv6 answers start with the chosen sibling (rt6_fill_node)."""
         if len(hops) < 2 or self._version(arrival) == 4:
             return hops
@@ -280,20 +302,20 @@ class _Switch:
         turned = {hops[at:] + hops[:at] for at in range(len(hops))}
         return order if order in turned else hops
 
-    def _bucket(self, arrival: _Arrival, value: int) -> Ports:
+    def _bucket(self, arrival: Arrival, value: int) -> Ports:
         """The port of a value's bucket, if the route's next hops are a resilient group."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip))
         dealt = table.buckets.get(prefix, ()) if prefix is not None else ()
         return (table.routes[prefix][dealt[value % len(dealt)]].port,) if prefix is not None and dealt else ()
 
-    def _buckets(self, arrival: _Arrival) -> int:
+    def _buckets(self, arrival: Arrival) -> int:
         """The number of buckets of the route's resilient group; 0 if it has none."""
         table = self._table(self._version(arrival))
         prefix = table.match(ip_address(self._flows[arrival.row].dst_ip)) if table.buckets else None
         return len(table.buckets.get(prefix, ())) if prefix is not None else 0
 
-    def _version(self, arrival: _Arrival) -> Version:
+    def _version(self, arrival: Arrival) -> Version:
         return 6 if ":" in self._flows[arrival.row].dst_ip else 4
 
     def _table(self, version: Version) -> Fib:
@@ -301,7 +323,7 @@ class _Switch:
             self._tables[version] = read_fib(self._handle, version)
         return self._tables[version]
 
-    def _run(self, arrivals: Sequence[_Arrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
+    def _run(self, arrivals: Sequence[Arrival], indexes: Mapping[str, int]) -> Iterator[tuple[int | None, int]]:
         """For each arrival the port that the program steers to (0: none), and the hash that it sets.
 
         Two packets of the flow are run that differ in every field that may differ; None: the program treats them
@@ -317,7 +339,7 @@ class _Switch:
                 )
                 yield (None, 0) if one[:2] != other[:2] else (one[1], one[0])
 
-    def _question(self, arrival: _Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
+    def _question(self, arrival: Arrival, indexes: Mapping[str, int], flags: int, asked: Flow | None = None) -> bytes:
         """`ip route get DST from SRC iif PORT tos T ipproto P sport S dport D`, as struct rtmsg and attributes.
 
         asked: a flow to look up instead of the one that arrives.

@@ -256,7 +256,7 @@ def lookup_paths(lab: RunningLab, flows: Sequence[Flow], now: Snapshot | None = 
     predicted: Sequence[Path | None] = [None] * len(flows)
     if not trusted.differs:
         predicted = predict(lab.fabric, now.fibs, now.hashing, flows)
-    asked = oracle.ask(lab.fabric, lab.handles(), now.hashing, flows)
+    asked = oracle.ask(lab, now.hashing, flows)
     addresses = _host_addresses(lab.fabric)
     proofs = tuple(
         FlowProof(Sent(flow, 0, 0), own, other, Measured(()), _path_why(flow, own, other, addresses))

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from heddle.fabric.hashmodes import POLICY_CUSTOM, SPREADING
-from heddle.fabric.model import Fabric, Node, Role
+from heddle.fabric.model import Node, Role
 from heddle.kernel.fib import Fib, NextHop
-from heddle.kernel.handle import NodeHandle
 from heddle.lab.snapshot import LabPart, Snapshot
 from heddle.predict.flowarrays import FlowArrays
 from heddle.predict.hashes import Row, bounds, flow_keys, jhash_steps, siphash_steps, udf_values
@@ -151,12 +150,12 @@ class Explanation:
 def explain(lab: Lab, asked: str, run: str | None = None) -> Explanation:
     """Follow a flow through the current state of the lab. InputError for an invalid flow. run: the QP number's run."""
     flow = flow_of(lab, asked, run)
-    return explain_flow(lab.fabric, lab.handles(), lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
+    return explain_flow(lab, lab.snapshot(LabPart.FIBS | LabPart.HASHING), flow)
 
 
-def explain_flow(fabric: Fabric, handles: Mapping[str, NodeHandle], now: Snapshot, flow: Flow) -> Explanation:
+def explain_flow(lab: Lab, now: Snapshot, flow: Flow) -> Explanation:
     """The same for a given flow and snapshot. Where packets are spread, the first port is followed."""
-    fibs, hashing = now.fibs, now.hashing
+    fabric, fibs, hashing = lab.fabric, now.fibs, now.hashing
     forwarding = forwarding_for(fabric, fibs, [flow.dst_ip])
     rules = rules_for(forwarding, hashing, [flow.dst_ip])
     columns = FlowArrays.of([flow])
@@ -170,7 +169,7 @@ def explain_flow(fabric: Fabric, handles: Mapping[str, NodeHandle], now: Snapsho
         here = np.array([ids[switch]], dtype=np.int32)
         walked = walk(forwarding, rules, columns, zero, here, max_hops=1).steps
         predicted = tuple(forwarding.ports[port].partition(":")[2] for step in walked for port in step.port.tolist())
-        kernel = oracle.ask_one(fabric, handles[switch], hashing[switch], flow, arrives, len(hops))
+        kernel = oracle.ask_one(lab, switch, hashing[switch], flow, arrives, len(hops))
         hops.append(Hop(switch, arrives, hashing[switch], tuple(steps), computed, predicted, kernel))
         link = _link(fabric.by_name[switch], computed[0]) if computed else None
         if link is None or fabric.by_name[link[0]].role is Role.HOST:

@@ -17,7 +17,7 @@ from heddle.base.events import Observer
 from heddle.base.tables import many
 from heddle.endpoints.programruns import ProgramEnd, Show, check_command, run_ranks
 from heddle.endpoints.programs import ProgramOptions, Seat, seats
-from heddle.lab import health
+from heddle.lab import agents, health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.lab import Lab
 from heddle.lab.rehash import label
@@ -26,7 +26,6 @@ from heddle.runs.results import RunOutcome
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead
 from heddle.runs.writer import recording, writing
-from heddle.switch.pfc import control as pfc
 from heddle.traffic.options import RunOptions
 
 
@@ -74,7 +73,7 @@ def run_program(
     work = f"launch ({head.work} on {many(len(every), 'rank')})"
     with owners.lock(lab.name, work=work):
         health.check_ports(lab)
-        if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+        if agents.restart(lab):
             observer.warn("the PFC agent and its keeper did not run, and were restarted")
         with writing(lab, head) as writer:
             before = collect_before(lab, state_parts(lab))

@@ -20,7 +20,7 @@ from heddle.base.events import Observer
 from heddle.base.problems import HeddleError, InputError, MachineError, Problem, Problems
 from heddle.base.units import format_size
 from heddle.endpoints.connections import part_sizes
-from heddle.endpoints.crew import Crew, Crews, Results, crews_of, worker_count
+from heddle.endpoints.crew import Crew, Crews, Homes, Results, crews_of, worker_count
 from heddle.endpoints.planning import job_plan
 from heddle.endpoints.reports import WorkerReport
 from heddle.endpoints.transports import find_transport
@@ -28,7 +28,7 @@ from heddle.endpoints.transports.protocol import Transport
 from heddle.endpoints.worker import compiled, why_not_compiled
 from heddle.fabric.model import Fabric
 from heddle.host import capacity as machine
-from heddle.lab import health
+from heddle.lab import agents, health
 from heddle.lab.fabricstate import FabricReading, FabricState, state_parts
 from heddle.lab.impairments import extra_delay_ns
 from heddle.lab.lab import Lab
@@ -43,7 +43,6 @@ from heddle.runs.results import RunResult
 from heddle.runs.runtable import Figures, RunHead, SizeRow, figures
 from heddle.runs.together import WorkloadResult
 from heddle.runs.writer import Recording, RunWriter, recording, writing
-from heddle.switch.pfc import control as pfc
 from heddle.traffic.communicators import describe
 from heddle.traffic.flow import Endpoint
 from heddle.traffic.inflight import shortfall
@@ -109,7 +108,7 @@ def run_workload(
     ):
         health.check_ports(lab)
         check_room(lab, *(each.plan for each in jobs))
-        if pfc.restart(lab.name, lab.fabric, lab.handles(), lab.dir):
+        if agents.restart(lab):
             observer.warn("the PFC agent and its keeper did not run, and were restarted")
         with ExitStack() as kept:
             writers = [kept.enter_context(writing(lab, head_of(lab, each, jobs, workload.name))) for each in jobs]
@@ -205,7 +204,7 @@ class _Running:
             for each in self._jobs:
                 stack.enter_context(_hosts_ready(each.plan, each.transport, netns))
             triples = [(each.job, each.plan, each.transport) for each in self._jobs]
-            crews = stack.enter_context(crews_of(triples, netns, workers))
+            crews = stack.enter_context(crews_of(triples, netns, workers, homes_of(self._lab)))
             stack.enter_context(queues.during(lambda: crews.began_ns))
             stack.enter_context(self._clock.during(lambda: crews.began_ns))
             try:
@@ -223,6 +222,16 @@ class _Running:
             writer.because = f"job {failed} failed"
         ended = [Problem(f"job {each.head.job}", "the job", f"was ended, because {each.because}") for each in others]
         return type(error)(*error.problems, *ended)
+
+
+def homes_of(lab: Lab) -> Homes:
+    """Where the workers of a lab's hosts run."""
+    shards = lab.runtime.shards(lab.name)
+    if shards is None:
+        return Homes()
+    return Homes({node.name: shards.of(node.name) for node in lab.fabric.hosts}, shards.module, {
+        name: clock.ahead_ns for name, clock in shards.clocks().items()
+    })  # fmt: skip
 
 
 def _span(crews: Crews, crew: Crew) -> tuple[float, float]:

@@ -22,15 +22,15 @@ from heddle.fabric.model import Fabric, Role
 from heddle.lab.thresholds import wanted_policies
 from heddle.proof.evidence import Evidence
 from heddle.proof.verdict import PathsResult, prove
+from heddle.runs import watching
 from heddle.runs.measured import FlowRow, write_evidence
 from heddle.runs.results import ProofSummary, RunOutcome, RunResult
 from heddle.runs.runrecord import RunRecord
 from heddle.runs.runtable import RunHead, SizeRow
-from heddle.runs.series import QueueRecord, QueueTotals, Recorded, RowLabel, Sampler, Series, write_series
+from heddle.runs.series import QueueRecord, Recorded, RowLabel, write_series
 from heddle.runs.store import Draft, History
 from heddle.runs.surroundings import Surroundings, write_surroundings
-from heddle.switch.pfc import control as pfc
-from heddle.switch.queues.cells import LabQueues
+from heddle.runtimes.shardcalls import Moment
 from heddle.switch.queues.classes import Policies
 from heddle.switch.queues.portids import numbered_ports
 
@@ -58,19 +58,10 @@ class Recording:
     remarks: warnings for the run's result.
     """
 
-    def __init__(self, lab: Lab, live: LabQueues, bucket_ns: int, what: str, directories: Sequence[Path]) -> None:
-        self._lab, self._live, self._what, self._directories = lab, live, what, directories
-        self._before = QueueTotals.of(live)
-        self._sampler = Sampler(live, bucket_ns / 1e9, self._restart_agent)
+    def __init__(self, lab: Lab, bucket_ns: int, what: str, directories: Sequence[Path]) -> None:
+        self._lab, self._what, self._directories = lab, what, directories
         self.remarks: list[str] = []
-
-    def _restart_agent(self) -> None:
-        """Restart the PFC agent if it and its keeper were killed: no other process would open its gates."""
-        try:
-            if not self.remarks and pfc.restart(self._lab.name, self._lab.fabric, self._lab.handles(), self._lab.dir):
-                self.remarks.append("the PFC agent and its keeper ended or stopped during the run, and were restarted")
-        except HeddleError as error:
-            self.remarks.append(f"the PFC agent and its keeper ended during the run: {error.problems[0]}")
+        watching.prepare(lab, bucket_ns)
 
     @contextmanager
     def during(self, began_ns: Callable[[], int]) -> Iterator[None]:
@@ -79,8 +70,11 @@ class Recording:
         began_ns: returns when its first packet could be sent (CLOCK_MONOTONIC), 0 before that.
         """
         try:
-            with self._sampler:
+            watching.begin(self._lab)
+            try:
                 yield
+            finally:
+                watching.end(self._lab)
         except (HeddleError, KeyboardInterrupt, SystemExit) as end:
             how = "which failed" if isinstance(end, HeddleError) else "which was interrupted"
             with suppress(HeddleError):  # report the error that ended the run instead
@@ -89,22 +83,27 @@ class Recording:
 
     def finish(self, start_ns: int) -> QueueRecord:
         """Save the samples from `start_ns` (CLOCK_MONOTONIC) on; with the totals before and after."""
-        after = QueueTotals.of(self._live)
-        return QueueRecord(self._lab.fabric, self._before, after, self._save(self._what, start_ns))
+        found = self._save(self._what, start_ns)
+        return QueueRecord(self._lab.fabric, found.before, found.after, found.series)
 
-    def _save(self, what: str, start_ns: int) -> Series:
-        series = self._sampler.series(start_ns)
-        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), series.rows.tolist())
+    def _save(self, what: str, start_ns: int) -> watching.Watched:
+        found = watching.taken(self._lab, Moment(start_ns))
+        self.remarks[:] = found.remarks
+        labels = labels_of(self._lab.fabric, wanted_policies(self._lab), found.series.rows.tolist())
+        series = Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), found.series)
         for directory in self._directories:
-            write_series(directory, Recorded(self._lab.name, what, self._lab.fabric.policy.k, tuple(labels), series))
-        return series
+            write_series(directory, series)
+        return found
 
 
 @contextmanager
 def recording(lab: Lab, bucket_ns: int, what: str, directories: Sequence[Path]) -> Iterator[Recording]:
     """A recording for a with block, written to that of each job. MachineError when the lab has no queues."""
-    with LabQueues.pinned(lab.fabric) as live:
-        yield Recording(lab, live, bucket_ns, what, directories)
+    found = Recording(lab, bucket_ns, what, directories)
+    try:
+        yield found
+    finally:
+        watching.close(lab)
 
 
 class RunInterruptedError(KeyboardInterrupt):

@@ -56,6 +56,10 @@ class ContainerlabRuntime:
 
     name = "containerlab"
     daemons_here = False
+    here = True
+
+    def shards(self, lab: str) -> None:
+        """None: all nodes are on this machine."""
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
         """Check engine and containerlab, build missing images, and choose a free management network."""

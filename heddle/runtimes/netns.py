@@ -47,6 +47,10 @@ class NetnsRuntime:
 
     name = "netns"
     daemons_here = True
+    here = True
+
+    def shards(self, lab: str) -> None:
+        """None: all nodes are on this machine."""
 
     def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
         """Nothing to prepare: this runtime needs only namespaces, and the preflight has checked them."""

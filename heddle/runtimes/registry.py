@@ -20,6 +20,7 @@ from heddle.kernel.handle import NodeHandle
 if TYPE_CHECKING:
     from heddle.fabric.model import Fabric
     from heddle.render.dialects import RenderOptions
+    from heddle.runtimes.shardcalls import Shards
 
 
 class Runtime(Protocol):
@@ -27,6 +28,10 @@ class Runtime(Protocol):
 
     name: str
     daemons_here: bool  # whether the switches run this machine's FRR
+    here: bool  # whether the nodes are on this machine; else in shards
+
+    def shards(self, lab: str) -> Shards | None:
+        """The shards of a lab; None when its nodes are on this machine."""
 
     def exists(self, lab: str) -> bool:
         """True when this machine has any object of that lab (a namespace, a container, a process, a file)."""

@@ -40,7 +40,7 @@ def roce_by_port(counters: Mapping[str, SwitchCounters]) -> dict[str, int]:
 def both(lab: StaticLab, flows: list[Flow]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
     predicted = predict(lab.fabric, now.fibs, now.hashing, flows)
-    return predicted, list(oracle.ask(lab.fabric, lab.handles(), now.hashing, flows).paths)
+    return predicted, list(oracle.ask(lab, now.hashing, flows).paths)
 
 
 def await_dead(lab: StaticLab, switch: str, port: str) -> None:

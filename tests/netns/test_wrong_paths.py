@@ -40,7 +40,7 @@ def back(lab: StaticLab, switch: str, flow: Flow) -> None:
 
 def expected_path(lab: StaticLab, flow: Flow) -> tuple[str, ...]:
     now = lab.snapshot(LabPart.FIBS | LabPart.HASHING)
-    return oracle.ask(lab.fabric, lab.handles(), now.hashing, [flow]).paths[0]
+    return oracle.ask(lab, now.hashing, [flow]).paths[0]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ Packets pass while the maps are copied, so numbers of one row may differ by a pa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from heddle.base.ethernet import CLASSES
@@ -39,6 +39,21 @@ class QueueState:
         for each in copies:
             each.flags.writeable = False
         return cls(time.monotonic_ns(), *copies)
+
+    def joined(self, others: Sequence[Self]) -> Self:
+        """One state of those of all shards: a row is 0 in all of them but that of its port.
+
+        Times in a row are by the clock of that shard's machine; taken_ns is that of the first.
+        """
+        found = {}
+        for name in ("cells", "ingress", "gates", "agent", "switches"):
+            sums = getattr(self, name).copy()
+            for part in (getattr(each, name) for each in others):
+                for column in sums.dtype.names:
+                    sums[column] += part[column]
+            sums.flags.writeable = False
+            found[name] = sums
+        return replace(self, **found)
 
 
 def missed(live: LabQueues, ports: Iterable[Port]) -> dict[str, dict[int, int]]:

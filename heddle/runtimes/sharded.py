@@ -1,0 +1,286 @@
+"""A fabric over several kernels: each shard runs the namespace runtime on its part, and calls join them.
+
+In:  a rendered topology, the cut of its fabric, and a Cluster that runs the shards.
+Out: the same as from other runtimes. Handles name namespaces of the shards, so only functions that run there can use
+them (heddle/lab/spread.py); commands in nodes run through the cluster.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shlex
+import sys
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from heddle.base import state, values
+from heddle.base.events import Observer
+from heddle.base.problems import InputError, MachineError, Problem
+from heddle.base.process import Journal, attached, run
+from heddle.fabric.model import Fabric
+from heddle.kernel.handle import NodeHandle
+from heddle.kernel.namespace import NETNS_DIR
+from heddle.render.dialects import RenderOptions
+from heddle.runtimes.cluster import Cluster, ShardNeed
+from heddle.runtimes.netns_topology import known_node, read_topology
+from heddle.runtimes.shardcalls import AGENT, AgentCall, ClockOffset, Moment, Shards, call_all
+
+_PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
+_BUILDING: Final = "heddle.shards.building"
+_INSIDE: Final = "heddle.shards.inside"
+_OBSERVER: Final[Mapping[str, bool]] = {"observer": True}
+_LIVE: Final = ("hashing", "engineering", "queues", "before_run")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Which nodes are in which shard."""
+
+    shards: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def read(cls, lab: str) -> ShardPlan:
+        """Of a lab; empty where it has none yet."""
+        try:
+            data = json.loads((state.lab_dir(lab) / _PLAN).read_text(encoding="utf-8"))
+        except OSError:
+            return cls({})
+        return cls({str(name): tuple(map(str, nodes)) for name, nodes in data.items()})
+
+    def write(self, lab: str) -> None:
+        """Keep it in the lab's directory."""
+        state.write_json(state.lab_dir(lab) / _PLAN, {name: list(nodes) for name, nodes in self.shards.items()})
+
+    def of(self, node: str) -> str:
+        """The shard of a node; InputError when there is none."""
+        for name, nodes in self.shards.items():
+            if node in nodes:
+                return name
+        raise InputError(Problem("", node, "is not a node of a shard"))
+
+
+class ShardedRuntime(ABC):
+    """Implements heddle.runtimes.registry.Runtime. A subclass says which cluster runs the shards of a lab."""
+
+    name: ClassVar[str]
+    daemons_here = False
+    here = False
+
+    def __init__(self) -> None:
+        self._calls: dict[str, _Calls] = {}
+
+    @abstractmethod
+    def cluster(self, lab: str) -> Cluster:
+        """The cluster of a lab with a record."""
+
+    @abstractmethod
+    def needs(self, fabric: Fabric, options: RenderOptions) -> Sequence[ShardNeed]:
+        """The shards that a fabric is cut into."""
+
+    def shards(self, lab: str) -> Shards:
+        """The shards of a lab that is up."""
+        if lab not in self._calls:
+            self._calls[lab] = _Calls(lab, self.cluster(lab))
+        return self._calls[lab]
+
+    def _called(self, lab: str) -> _Calls:
+        self.shards(lab)
+        return self._calls[lab]
+
+    def exists(self, lab: str) -> bool:
+        """True when this user's record of the lab is one of this runtime, and its cluster has anything of it."""
+        return self._recorded(lab) and self.cluster(lab).exists(lab)
+
+    def _recorded(self, lab: str) -> bool:
+        record = state.read_record(lab)
+        return record is not None and record.runtime == self.name
+
+    def name_conflict(self, lab: str) -> Problem | None:
+        """Always None: objects of other users carry their owner."""
+        return None
+
+    def prepare(self, fabric: Fabric, options: RenderOptions, observer: Observer) -> RenderOptions:
+        """Check that the fabric can be cut."""
+        if options.dialect == "c9s":
+            hint = "leave --dialect out"
+            raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
+        self.needs(fabric, options)
+        return options
+
+    def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Start the shards, send each its part, and make namespaces, links, sysctls and cut links there."""
+        record = state.read_record(lab)
+        assert record is not None  # noqa: S101  (`up` has written it)
+        fabric, options = self._fabric_of(record)
+        needs = self.needs(fabric, options)
+        ShardPlan({each.name: each.nodes for each in needs}).write(lab)
+        cluster = self.cluster(lab)
+        observer.begin("shards", len(needs))
+        cluster.create(lab, needs, observer)
+        addresses = cluster.addresses(lab)
+        observer.end("shards", ", ".join(f"{each.name} {addresses[each.name]}" for each in needs))
+        files, data = packed(topology.parent), values.dump(asdict(record))
+        call = {"call": f"{_BUILDING}:create", "kwargs": {}}
+        shards = {each.name: each.nodes for each in needs}
+        for each in needs:
+            journal.comment(f"shard {each.name}: {', '.join(each.nodes)}")
+        requests = {
+            name: {**call, "args": [*(values.dump(each) for each in (name, shards, dict(addresses))), data, files]}
+            for name in shards
+        }
+        self._called(lab).each(requests, observer)
+
+    @abstractmethod
+    def _fabric_of(self, record: state.Record) -> tuple[Fabric, RenderOptions]:
+        """The fabric and the options of a record."""
+
+    def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
+        """Run the start scripts in all shards."""
+        request = {"call": f"{_BUILDING}:start", "args": [lab, _OBSERVER], "kwargs": {}}
+        observer.begin("start")
+        self._called(lab).every(request, observer)
+        observer.end("start", f"{len(read_topology(topology).nodes)} nodes")
+
+    def nodes(self, lab: str, topology: Path) -> Mapping[str, NodeHandle]:
+        """Handles of all nodes; each namespace is in the node's shard."""
+        return {name: NodeHandle(name, NETNS_DIR / f"heddle-{lab}-{name}") for name in read_topology(topology).nodes}
+
+    def missing_nodes(self, lab: str, topology: Path) -> list[Problem]:
+        """Shards that do not run, else nodes that do not run in them."""
+        if lost := self.cluster(lab).lost(lab):
+            return lost
+        request = {"call": f"{_BUILDING}:missing", "args": [lab], "kwargs": {}}
+        return [problem for each in self._called(lab).every(request) for problem in each]
+
+    def find(self, lab: str, topology: Path, node: str, path: str) -> Path | None:
+        """Always None: no file of a node is on this machine."""
+        return None
+
+    def write_script(self, lab: str, topology: Path, journal: Journal) -> None:
+        """The calls, as comments."""
+        journal.comment("Each shard runs the commands of the namespace runtime for its nodes.")
+
+    def exec(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> int:
+        """Run argv in the node with this terminal's streams and return its exit code."""
+        return attached(self._argv(lab, topology, node, argv, tty=sys.stdin.isatty() and sys.stdout.isatty()))
+
+    def command(self, lab: str, topology: Path, node: str, argv: Sequence[str]) -> list[str]:
+        """The argument list that runs argv in the node, without a terminal."""
+        return self._argv(lab, topology, node, argv)
+
+    def output(self, lab: str, topology: Path, node: str, argv: Sequence[str], timeout: float = 20.0) -> str:
+        """Run argv in the node and return its standard output; MachineError when it fails. timeout: seconds."""
+        done = run(self.command(lab, topology, node, argv), check=False, timeout=timeout)
+        if done.code != 0:
+            why = f"failed with exit code {done.code}: {done.reason}"
+            raise MachineError(Problem("", f"{node}: {shlex.join(argv)}", why))
+        return done.out
+
+    def _argv(self, lab: str, topology: Path, node: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        known_node(lab, topology, node)
+        cluster = self.cluster(lab)
+        inside = [*cluster.python, _INSIDE, lab, node, *argv]
+        return cluster.argv(lab, ShardPlan.read(lab).of(node), inside, tty=tty)
+
+    def destroy(self, lab: str, observer: Observer) -> int:
+        """Remove the shards, and so everything in them."""
+        if not self._recorded(lab):
+            return 0
+        if lab in self._calls:
+            self._calls.pop(lab).close()
+        return self.cluster(lab).remove(lab, observer)
+
+
+class _Calls:
+    """Implements Shards."""
+
+    def __init__(self, lab: str, cluster: Cluster) -> None:
+        self._lab, self._cluster = lab, cluster
+        self._agents: dict[str, AgentCall] = {}
+
+    def _agent(self, shard: str) -> AgentCall:
+        found = self._agents.get(shard)
+        if found is None or not found.alive:
+            argv = self._cluster.argv(self._lab, shard, [*self._cluster.python, AGENT])
+            found = self._agents[shard] = AgentCall(shard, argv, lambda: self._lost(shard))
+        return found
+
+    def _lost(self, shard: str) -> Problem | None:
+        return next((each for each in self._cluster.lost(self._lab) if each.where == f"shard {shard}"), None)
+
+    def _of(self, names: Sequence[str]) -> list[AgentCall]:
+        """Their agents; those that do not run are started at the same time."""
+        with ThreadPoolExecutor(max(1, len(names)), thread_name_prefix="shards") as pool:
+            return list(pool.map(self._agent, names))
+
+    def of(self, node: str) -> str:
+        """See Shards."""
+        return ShardPlan.read(self._lab).of(node)
+
+    def module(self, shard: str, words: Sequence[str]) -> list[str]:
+        """See Shards."""
+        return self._cluster.argv(self._lab, shard, [*self._cluster.python, *words])
+
+    def clocks(self) -> Mapping[str, ClockOffset]:
+        """See Shards."""
+        return {each.shard: each.clock for each in self._of(list(ShardPlan.read(self._lab).shards))}
+
+    def every(self, request: Mapping[str, Any], observer: Observer | None = None) -> list[Any]:
+        """The same call in all shards."""
+        return call_all(self._of(list(ShardPlan.read(self._lab).shards)), lambda _: request, observer)
+
+    def each(self, requests: Mapping[str, Mapping[str, Any]], observer: Observer | None = None) -> list[Any]:
+        """A call of its own for each shard."""
+        return call_all(self._of(list(requests)), lambda agent: requests[agent.shard], observer)
+
+    def call(
+        self, operation: str, nodes: Collection[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """See Shards."""
+        plan, record = ShardPlan.read(self._lab), state.read_record(self._lab)
+        names = list(plan.shards) if nodes is None else list(dict.fromkeys(plan.of(node) for node in nodes))
+        observer = next((each for each in (*args, *kwargs.values()) if isinstance(each, Observer)), None)
+        live = {key: getattr(record, key) if record is not None else {} for key in _LIVE}
+
+        def request(agent: AgentCall) -> dict[str, Any]:
+            ahead = agent.clock.ahead_ns
+            words = {"call": operation, "lab": self._lab, "live": live}
+            pairs = {key: _dumped(each, ahead) for key, each in kwargs.items()}
+            return {**words, "args": [_dumped(each, ahead) for each in args], "kwargs": pairs}
+
+        return call_all(self._of(names), request, observer)
+
+    def close(self) -> None:
+        """End the agents."""
+        for each in self._agents.values():
+            each.close()
+        self._agents.clear()
+
+
+def _dumped(value: Any, ahead_ns: int) -> Any:
+    if isinstance(value, Observer):
+        return _OBSERVER
+    return values.dump(Moment(value.ns + ahead_ns) if isinstance(value, Moment) else value)
+
+
+def packed(directory: Path) -> str:
+    """The files of a directory as text: a compressed tar in base85."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for path in sorted(directory.rglob("*")):
+            if path.is_file():
+                tar.add(path, path.relative_to(directory).as_posix(), recursive=False)
+    return base64.b85encode(content.getvalue()).decode()
+
+
+def unpack(text: str, directory: Path) -> None:
+    """Write the files of `packed` into a directory: plain files below it only."""
+    with tarfile.open(fileobj=io.BytesIO(base64.b85decode(text)), mode="r:gz") as tar:
+        tar.extractall(directory, filter="data")

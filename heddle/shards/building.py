@@ -1,0 +1,65 @@
+"""What an agent does before its shard's part of a lab is up, and without a Lab: create it, start it, look for it.
+
+Every public function here can be called by the coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from heddle.base import owners, state
+from heddle.base.events import Observer, Silent
+from heddle.base.problems import Problem
+from heddle.base.process import Journal
+from heddle.lab.opening import lab_of, reopened, topology_path
+from heddle.lab.removal import remove
+from heddle.runtimes.netns import NetnsRuntime
+from heddle.runtimes.sharded import unpack
+from heddle.runtimes.shardtopology import write_part
+from heddle.switch.queues.portids import port_ids
+
+
+def create(
+    shard: str,
+    shards: Mapping[str, Sequence[str]],
+    addresses: Mapping[str, str],
+    record: Mapping[str, Any],
+    files: str,
+) -> None:
+    """Make this shard's namespaces, links, and ends of cut links. What an earlier attempt left is removed.
+
+    shards: the nodes of each. record: the coordinator's, as data. files: the rendered topology (sharded.packed).
+    """
+    own = state.Record(**{**record, "runtime": NetnsRuntime.name, "phase": "starting"})
+    name = own.name
+    remove(name, Silent(), NetnsRuntime(), keep_runs=True)
+    with owners.lock(name, work="start"):
+        owners.claim_lab(name)
+        state.write_record(own)
+        topology = topology_path(name)
+        topology.parent.mkdir(parents=True, exist_ok=True)
+        unpack(files, topology.parent)
+        write_part(topology, shards, shard, addresses, port_ids(reopened(own).fabric))
+        NetnsRuntime().create(name, topology, Journal(), Silent())
+        state.write_record(replace(own, phase="running"))
+
+
+def clock() -> int:
+    """CLOCK_MONOTONIC of this machine, ns."""
+    return time.monotonic_ns()
+
+
+def start(name: str, observer: Observer) -> None:
+    """Run the start scripts of the nodes: the daemons run when this returns."""
+    NetnsRuntime().start(name, topology_path(name), Journal(), observer)
+
+
+def missing(name: str) -> list[Problem]:
+    """Nodes of this shard that are not running."""
+    record = state.read_record(name)
+    if record is None:
+        return [Problem("", f"lab {name}", "has no nodes in this shard", f"./inv up --repair --name {name}")]
+    return lab_of(record).missing_nodes()
