@@ -30,6 +30,7 @@ from heddle.host.engine.binary import installed_version
 from heddle.host.preflight import preflight
 from heddle.kernel.handle import NodeHandle
 from heddle.lab import health, outages
+from heddle.lab.cutlinks import cut_ends
 from heddle.lab.health import Repaired, restore_all_routes
 from heddle.lab.health import repair as repair_running
 from heddle.lab.lab import Lab
@@ -40,8 +41,10 @@ from heddle.lab.snapshot import LabPart
 from heddle.lab.spread import nothing, spread
 from heddle.render.dialects import RenderOptions, check_deployable
 from heddle.render.render import DEFAULT
+from heddle.runtimes.netns import cable_space
 from heddle.runtimes.registry import RUNTIMES, get_runtime, on_machine
 from heddle.switch import install as switch
+from heddle.switch.links import cuts
 from heddle.switch.queues import disciplines
 from heddle.switch.queues.portqueues import Setup
 
@@ -338,7 +341,11 @@ def _install(lab: Lab, journal: Journal, observer: Observer, clock: _Clock) -> N
 def install_in_shard(lab: Lab, observer: Observer) -> None:
     """The same for the nodes of each shard."""
     disciplines.load()
-    _install(lab, Journal(), observer, _Clock())
+    journal, handles = Journal(), lab.handles()
+    switch.apply(lab.fabric, handles, journal, observer, lab.blueprint.own_hashing())
+    if ends := cut_ends(lab):
+        cuts.attach(lab.fabric, cable_space(lab.name), ends)
+    switch.start_agent(lab.fabric, handles, lab.dir, journal)
 
 
 def _recorded(options: RenderOptions) -> dict[str, str]:

@@ -30,7 +30,9 @@ from heddle.runtimes.netns_cleanup import namespaces_of, remove_lab
 from heddle.runtimes.netns_root import files_dir, job_root, make_views
 from heddle.runtimes.netns_space import RUN_DIR, Space, make_space
 from heddle.runtimes.netns_topology import OWN, READ_ONLY, NodeDef, Topology, known_node, read_topology
+from heddle.switch.links.cuts import TUNNEL, stub_name, tunnel_line
 
+CABLES: Final = "_cables"  # the namespace of the stubs of cut links; not a valid node name
 _ENTER: Final = Path(__file__).with_name("enter.py")
 # Isolated and without site-packages: the helper starts in about 15 ms.
 HELPER: Final = (sys.executable, "-I", "-S", str(_ENTER))
@@ -189,12 +191,17 @@ class NetnsRuntime:
         return job | {"goes_on": bool(node.own_files), "needed": [list(node.start)]} | job_root(lab, node)
 
 
+def cable_space(lab: str) -> Path:
+    """The namespace of the stubs of a shard's cut links."""
+    return _netns(lab, CABLES)
+
+
 def _netns(lab: str, node: str) -> Path:
     return NETNS_DIR / f"heddle-{lab}-{node}"
 
 
 def _namespace_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
-    return [(f"netns add {_netns(lab, node).name}", node) for node in topo.nodes]
+    return [(f"netns add {_netns(lab, node).name}", node) for node in (*topo.nodes, *[CABLES] * bool(topo.cuts))]
 
 
 def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
@@ -207,6 +214,13 @@ def _link_lines(lab: str, topo: Topology) -> list[tuple[str, str]]:
             ends.append(f"{end.interface} netns heddle-{lab}-{end.node}{mac} mtu {link.mtu}")
         what = f"{link.a.node}:{link.a.interface} to {link.b.node}:{link.b.interface}"
         lines.append((f"link add {ends[0]} type veth peer name {ends[1]}", what))
+    if topo.cuts:
+        lines.append((tunnel_line(_netns(lab, CABLES).name), "the tunnel to the other shards"))
+    for cut in topo.cuts:
+        mac = f" address {cut.end.mac}" if cut.end.mac else ""
+        own = f"{cut.end.interface} netns heddle-{lab}-{cut.end.node}{mac} mtu {cut.mtu}"
+        peer = f"{stub_name(cut.number)} netns heddle-{lab}-{CABLES} mtu {cut.mtu}"
+        lines.append((f"link add {own} type veth peer name {peer}", f"{cut.end.node}:{cut.end.interface}"))
     return lines
 
 
@@ -216,6 +230,11 @@ def _node_lines(topo: Topology) -> dict[str, list[tuple[str, str]]]:
     for link in topo.links:
         for end in (link.a, link.b):
             lines[end.node].append((f"link set {end.interface} up", f"{end.node}:{end.interface}"))
+    for cut in topo.cuts:
+        lines[cut.end.node].append((f"link set {cut.end.interface} up", f"{cut.end.node}:{cut.end.interface}"))
+    if topo.cuts:
+        devices = (TUNNEL, *(stub_name(cut.number) for cut in topo.cuts))
+        lines[CABLES] = [(f"link set {device} up", device) for device in devices]
     for node in topo.nodes.values():
         lines[node.name] += [(line.removeprefix("ip "), node.name) for line in node.exec[: _leading_ip(node)]]
     return lines

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ OWN_FILES: Final = "heddle-files"
 OWN: Final = "own"
 READ_ONLY: Final = "read-only"
 DEFAULT_MTU: Final = 9500  # containerlab's default
+_CUT: Final = "vxlan"  # the type of cut links
 _START_SCRIPT: Final = "start.sh"  # how the names of start scripts end, in rendered and in imported labs
 
 
@@ -92,12 +94,27 @@ class LinkDef:
 
 
 @dataclass(frozen=True, slots=True)
+class CutDef:
+    """The end of a link whose other end is in another shard (shardtopology.py). number, far: ids of both ports.
+
+    remote: the address of the other shard. mtu in bytes.
+    """
+
+    end: End
+    mtu: int
+    remote: IPv4Address
+    number: int
+    far: int
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """A whole containerlab topology, as far as namespaces support it."""
 
     name: str
     nodes: Mapping[str, NodeDef]
     links: tuple[LinkDef, ...]
+    cuts: tuple[CutDef, ...] = ()
     foreign: tuple[Problem, ...] = ()  # keys that namespaces cannot honour
 
     def check_honoured(self) -> None:
@@ -140,11 +157,15 @@ def _read(path: Path, _stamp: int) -> Topology:
         problems.raise_if_any()
     reader = _TopologyReader(path, data["topology"], problems)
     nodes = {str(name): reader.node(str(name), own or {}) for name, own in (reader.part.get("nodes") or {}).items()}
-    links = tuple(reader.link(number, item, nodes) for number, item in enumerate(reader.part.get("links") or [], 1))
+    rows = [*enumerate(reader.part.get("links") or [], 1)]
+    cuts = tuple(reader.cut(number, item, nodes) for number, item in rows if item.get("type") == _CUT)
+    links = tuple(reader.link(number, item, nodes) for number, item in rows if item.get("type") != _CUT)
     foreign = reader.foreign.found
     if problems.found:
         raise InputError(*foreign, *problems.found)
-    return Topology(str(data["name"]), nodes, tuple(link for link in links if link is not None), tuple(foreign))
+    return Topology(
+        str(data["name"]), nodes, tuple(filter(None, links)), tuple(filter(None, cuts)), tuple(foreign)
+    )  # fmt: skip
 
 
 class _TopologyReader:
@@ -200,6 +221,19 @@ class _TopologyReader:
                     f"links[{number}]: {end.node}", "is not a node of this topology", did_you_mean(end.node, nodes)
                 )
         return LinkDef(a, b, int(item.get("mtu", DEFAULT_MTU)))
+
+    def cut(self, number: int, item: Mapping[str, Any], nodes: Mapping[str, NodeDef]) -> CutDef | None:
+        """The end of a cut link: a VXLAN link as heddle/runtimes/shardtopology.py writes it."""
+        end = _end(item.get("endpoint"))
+        try:
+            remote, ids = IPv4Address(str(item["remote"])), (int(item["vars"]["port"]), int(item["vni"]))
+        except (KeyError, TypeError, ValueError):
+            end = None
+        if end is None or end.node not in nodes:
+            why = "needs endpoint, remote, vni and vars.port, as in the topology of a shard"
+            self._add(f"links[{number}]: a link of type vxlan", why, "use veth")
+            return None
+        return CutDef(end, int(item.get("mtu", DEFAULT_MTU)), remote, *ids)
 
     def _unknown(self, found: Problems, what: str, key: str, legal: frozenset[str]) -> None:
         why, hint = "is not supported by the netns runtime", did_you_mean(key, sorted(legal))

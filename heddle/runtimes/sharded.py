@@ -24,14 +24,18 @@ from heddle.base import state, values
 from heddle.base.events import Observer
 from heddle.base.problems import InputError, MachineError, Problem
 from heddle.base.process import Journal, attached, run
+from heddle.fabric.cutting import cut
 from heddle.fabric.model import Fabric
+from heddle.fabric.shapes import build
 from heddle.kernel.handle import NodeHandle
 from heddle.kernel.namespace import NETNS_DIR
 from heddle.render.dialects import RenderOptions
 from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.netns_topology import known_node, read_topology
 from heddle.runtimes.shardcalls import AGENT, AgentCall, ClockOffset, Moment, Shards, call_all
+from heddle.spec.plain import load_spec
 
+_CPUS: Final = 1.0  # that a shard asks for
 _PLAN: Final = "shards.json"  # beside the topology: the nodes of each shard
 _BUILDING: Final = "heddle.shards.building"
 _INSIDE: Final = "heddle.shards.inside"
@@ -81,8 +85,13 @@ class ShardedRuntime(ABC):
         """The cluster of a lab with a record."""
 
     @abstractmethod
-    def needs(self, fabric: Fabric, options: RenderOptions) -> Sequence[ShardNeed]:
-        """The shards that a fabric is cut into."""
+    def count(self, fabric: Fabric) -> int:
+        """The number of shards of a fabric."""
+
+    def needs(self, fabric: Fabric) -> Sequence[ShardNeed]:
+        """The shards that a fabric is cut into. InputError for one that cannot be cut so."""
+        found = cut(fabric, self.count(fabric)).shards
+        return [ShardNeed(each.name, each.nodes, each.memory_mb << 20, _CPUS) for each in found]
 
     def shards(self, lab: str) -> Shards:
         """The shards of a lab that is up."""
@@ -111,15 +120,14 @@ class ShardedRuntime(ABC):
         if options.dialect == "c9s":
             hint = "leave --dialect out"
             raise InputError(Problem("", "--dialect c9s", f"is not possible with --runtime {self.name}", hint))
-        self.needs(fabric, options)
+        self.needs(fabric)
         return options
 
     def create(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Start the shards, send each its part, and make namespaces, links, sysctls and cut links there."""
         record = state.read_record(lab)
         assert record is not None  # noqa: S101  (`up` has written it)
-        fabric, options = self._fabric_of(record)
-        needs = self.needs(fabric, options)
+        needs = self.needs(build(load_spec(record.spec)))
         ShardPlan({each.name: each.nodes for each in needs}).write(lab)
         cluster = self.cluster(lab)
         observer.begin("shards", len(needs))
@@ -136,10 +144,6 @@ class ShardedRuntime(ABC):
             for name in shards
         }
         self._called(lab).each(requests, observer)
-
-    @abstractmethod
-    def _fabric_of(self, record: state.Record) -> tuple[Fabric, RenderOptions]:
-        """The fabric and the options of a record."""
 
     def start(self, lab: str, topology: Path, journal: Journal, observer: Observer) -> None:
         """Run the start scripts in all shards."""

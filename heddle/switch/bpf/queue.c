@@ -10,6 +10,7 @@
 #include "ecn.h"
 #include "pfc.h"
 #include "fault.h"
+#include "cut.h"
 
 #define IPPROTO_ICMPV6 58
 #define ETH_P_8021Q 0x8100
@@ -130,26 +131,15 @@ int enqueue(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-SEC("tc")
-int dequeue(struct __sk_buff *skb)
+/* A packet leaves the queue of `port`, as its stamp says; `me` is the port at the other end of the link. */
+static __attribute__((noinline)) int leave(struct __sk_buff *skb, struct link *link, __u32 stamp)
 {
-	__u32 me = skb->tc_classid, stamp = skb->hash, bytes = skb->len, number = stamp >> 16 & (CLASSES - 1), port;
-	struct link *link, *sender;
+	__u32 bytes = skb->len, number = stamp >> 16 & (CLASSES - 1), port = link->peer;
+	struct link *sender = bpf_map_lookup_elem(&links, &port);
 	struct agent *by_agent;
 	struct counters counters;
 	__u64 left;
 
-	if (skb->protocol == htons(ETH_P_MAC_CONTROL))
-		return mac_control(skb);
-	if (left_its_link(skb))
-		return TC_ACT_UNSPEC;
-	if (stamp >> STAMP_SHIFT != STAMP)
-		return TC_ACT_UNSPEC;
-	link = bpf_map_lookup_elem(&links, &me);
-	if (!link)
-		return TC_ACT_UNSPEC;
-	port = link->peer;
-	sender = bpf_map_lookup_elem(&links, &port);
 	if (!sender || !find_counters(&counters, sender, port, number, stamp & STAMP_PORT))
 		return TC_ACT_UNSPEC;
 	bpf_set_hash_invalid(skb); /* the stamp must not be used as the hash of a flow */
@@ -171,6 +161,45 @@ int dequeue(struct __sk_buff *skb)
 	if (sender->flags & LINK_FAULT)
 		return meet_fault(skb, &counters, port, bytes);
 	return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int dequeue(struct __sk_buff *skb)
+{
+	__u32 me = skb->tc_classid, stamp = skb->hash, kind = stamp >> STAMP_SHIFT;
+	struct link *link;
+
+	if (skb->protocol == htons(ETH_P_MAC_CONTROL))
+		return mac_control(skb);
+	if (left_its_link(skb) || (kind != STAMP && kind != CROSSED))
+		return TC_ACT_UNSPEC;
+	link = bpf_map_lookup_elem(&links, &me);
+	if (!link)
+		return TC_ACT_UNSPEC;
+	if (kind == STAMP)
+		return leave(skb, link, stamp);
+	bpf_set_hash_invalid(skb);
+	if (!(link->flags & LINK_HOST))
+		skb->mark = MARK << 16 | (link->local + 1);
+	return TC_ACT_UNSPEC;
+}
+
+/* At ingress of a stub: `dequeue` of the other end, which is on another kernel. Its classid is the id of that port. */
+SEC("tc")
+int cut_out(struct __sk_buff *skb)
+{
+	__u32 far = skb->tc_classid, stamp = skb->hash;
+	struct link *link = bpf_map_lookup_elem(&links, &far);
+	int fate;
+
+	if (!link)
+		return TC_ACT_SHOT;
+	if (skb->protocol != htons(ETH_P_MAC_CONTROL) && !left_its_link(skb) && stamp >> STAMP_SHIFT == STAMP) {
+		fate = leave(skb, link, stamp);
+		if (fate != TC_ACT_UNSPEC)
+			return fate;
+	}
+	return cross(skb, far);
 }
 
 /* At the end of a delay line; its classid is the id of the sending port. */

@@ -81,15 +81,19 @@ POLICY: Final = _layout(
     " quanta action priority fallback frame spare",
     **dict.fromkeys(("kind", "flags", "quanta", "action", "priority", "fallback", "frame", "spare"), "<u4"),
 )
+CUT: Final = _layout(
+    "tunnel remote stub pad sent sent_bytes received received_bytes",
+    **dict.fromkeys(("tunnel", "remote", "stub", "pad"), "<u4"),
+)
 TRANSIT: Final = np.dtype("<u8")
 ACTIVE: Final = np.dtype("<u4")
 DSCP: Final = np.dtype([("of_dscp", "(64,)u1"), ("control", "u1"), ("pad", "(7,)u1")])
 LAYOUTS: Final[Mapping[str, np.dtype[Any]]] = {
     "cells": CELL, "ingress": INGRESS, "gates": GATE, "agent": AGENT, "pulse": PULSE, "links": LINK, "switches": NODE,
-    "faults": FAULT,
+    "faults": FAULT, "cuts": CUT,
     "transit": TRANSIT, "policies": POLICY, "active": ACTIVE, "dscp": DSCP,
 }  # fmt: skip
-PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle")
+PROGRAMS: Final = ("enqueue", "dequeue", "back", "credit", "settle", "cut_out", "cut_in")
 
 
 class LabQueues:
@@ -112,6 +116,7 @@ class LabQueues:
         self.switches: Rows = self._views["switches"]  # one row per node, in the order of fabric.nodes
         self.transit: Rows = self._views["transit"]
         self.faults: Rows = self._views["faults"]  # by port id
+        self.cuts: Rows = self._views["cuts"]  # the same; rows of links whose ends are on two kernels
         self.rules: Rows = self._views["policies"]  # row * 2 + half; see policies() and set_policies()
 
     @classmethod
@@ -370,7 +375,7 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
     matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
-        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "switches": len(fabric.nodes),
+        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "cuts": ports, "switches": len(fabric.nodes),
         "transit": max(1, matrix), "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 

@@ -1,0 +1,53 @@
+"""The topology of one shard: its part of a rendered topology, where a cut link is a VXLAN link, as in containerlab.
+
+In:  the whole topology; the nodes of each shard, and their addresses; the ids of ports.
+Out: NAME.clab.yml with the nodes of one shard. A VXLAN link of it has the id of the far port as `vni`, the address of
+the far shard as `remote`, and the id of its own port as `vars.port`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+_FILES: Final = "utf-8"
+
+
+def write_part(
+    topology: Path,
+    shards: Mapping[str, Sequence[str]],
+    shard: str,
+    addresses: Mapping[str, str],
+    ids: Mapping[tuple[str, str], int],
+) -> None:
+    """Replace the whole topology in a file by the part of one shard."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(topology.read_text(encoding=_FILES), Loader=loader)  # noqa: S506 - both are safe loaders
+    home = {node: name for name, nodes in shards.items() for node in nodes}
+    part = data["topology"]
+    part["nodes"] = {name: own for name, own in part["nodes"].items() if home[name] == shard}
+    links = []
+    for link in part.get("links") or []:
+        ends = [_end(each) for each in link["endpoints"]]
+        here = [end for end in ends if home[end["node"]] == shard]
+        if len(here) == len(ends):
+            links.append(link)
+        elif here:
+            (own,), (far,) = here, [end for end in ends if end not in here]
+            number, other = (ids[end["node"], end["interface"]] for end in (own, far))
+            links.append({
+                "type": "vxlan", "endpoint": own, "remote": addresses[home[far["node"]]], "vni": other,
+                "vars": {"port": number}, **({"mtu": link["mtu"]} if "mtu" in link else {}),
+            })  # fmt: skip
+    part["links"] = links
+    topology.write_text(yaml.safe_dump(data, sort_keys=False), encoding=_FILES)
+
+
+def _end(raw: Any) -> dict[str, Any]:
+    if isinstance(raw, str):
+        node, _, interface = raw.partition(":")
+        return {"node": node, "interface": interface}
+    return {key: raw[key] for key in ("node", "interface", "mac") if key in raw}

@@ -1,0 +1,128 @@
+"""Cut links: links whose other end is in another shard. Their stubs, their programs, and what has crossed them.
+
+In:  a lab's fabric whose queues are pinned, and its cut links; the namespace of the stubs.
+Out: programs at the stubs and at the tunnel (bpf/cut.h); packets sent and received by each cut port, and the tunnel's
+losses from the counts of both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Final
+
+from heddle.base.process import run
+from heddle.fabric.model import Fabric
+from heddle.host import delivery
+from heddle.kernel import inorder, offloads
+from heddle.kernel.fib import read_names
+from heddle.kernel.netlink import RouteSocket
+from heddle.switch.hashing.hashing import pin_dir
+from heddle.switch.queues.portids import OWNER, classid
+
+TUNNEL: Final = "tunnel"  # the VXLAN device
+VXLAN_PORT: Final = 4789  # of IANA
+_TUNNEL_MTU: Final = 65000  # larger than any port's: its packets are cut into fragments on the way
+
+
+@dataclass(frozen=True, slots=True)
+class CutEnd:
+    """The end of a cut link that is here. number, far: ids of its port, and of the port at the other end.
+
+    remote: the address of the other shard, where the far port is.
+    """
+
+    node: str
+    port: str
+    number: int
+    far: int
+    remote: IPv4Address
+
+    @property
+    def stub(self) -> str:
+        """The peer of its port."""
+        return stub_name(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class CutCount:
+    """Frames of one end since the lab came up: that it sent into the tunnel, and that came out for it."""
+
+    port: str
+    peer: str
+    sent: int
+    sent_bytes: int
+    received: int
+    received_bytes: int
+
+
+def stub_name(number: int) -> str:
+    """The name of a port's stub, from the port's id."""
+    return f"p{number}"
+
+
+def tunnel_line(netns: str) -> str:
+    """The words of `ip` that make the tunnel: its packets are sent and received where `ip` runs, not in `netns`."""
+    device = f"link add {TUNNEL} netns {netns} mtu {_TUNNEL_MTU} type vxlan"
+    return f"{device} external dstport {VXLAN_PORT} nolearning df unset"
+
+
+def attach(fabric: Fabric, netns: Path, ends: Sequence[CutEnd]) -> None:
+    """Attach the programs, and write where each end leads. netns: of the stubs. MachineError when tc refuses."""
+    from heddle.switch.queues.cells import LabQueues
+
+    stubs = {end.stub: end.number for end in ends}
+    offloads.switch_off(netns, stubs)
+    inorder.apply(netns, stubs, delivery.chosen().delivery, inorder.cpus_here())
+    with RouteSocket(netns) as netlink:
+        indexes = {name: index for index, name in read_names(netlink).items()}
+    with LabQueues.pinned(fabric) as live:
+        for end in ends:
+            live.cuts["tunnel"][end.far], live.cuts["remote"][end.far] = indexes[TUNNEL], int(end.remote)
+            live.cuts["stub"][end.number] = indexes[end.stub]
+    pins = pin_dir(fabric.name, OWNER)
+    filters = [(end.stub, "cut_out", f" classid {classid(end.far)}") for end in ends] + [(TUNNEL, "cut_in", "")]
+    lines = []
+    for device, program, own in filters:
+        lines.append(f"qdisc replace dev {device} clsact")
+        what = f"bpf direct-action object-pinned {pins / program}{own}"
+        lines.append(f"filter replace dev {device} ingress pref 5 handle 1 {what}")
+    run(["nsenter", f"--net={netns}", "tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+
+
+def read_counts(fabric: Fabric, ends: Iterable[CutEnd]) -> list[CutCount]:
+    """What has crossed the ends that are here."""
+    from heddle.switch.queues.cells import LabQueues
+
+    with LabQueues.pinned(fabric) as live:
+        rows = live.cuts.copy()
+    return [
+        CutCount(
+            f"{end.node}:{end.port}",
+            fabric.by_name[end.node].port(end.port).peer_ref,
+            *(int(rows[name][end.far]) for name in ("sent", "sent_bytes")),
+            *(int(rows[name][end.number]) for name in ("received", "received_bytes")),
+        )
+        for end in ends
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelUse:
+    """One direction of a cut link: frames that `port` sent over the tunnel, and how many of them did not arrive."""
+
+    port: str
+    sent: int
+    lost: int
+
+
+def tunnel_uses(counts: Iterable[CutCount]) -> list[TunnelUse]:
+    """Of the counts of both ends of each link; a frame that is in the tunnel counts as lost."""
+    rows = {each.port: each for each in counts}
+    return [
+        TunnelUse(each.port, each.sent, each.sent - rows[each.peer].received)
+        for each in rows.values()
+        if each.peer in rows
+    ]

@@ -1,0 +1,163 @@
+"""Shards on this machine: each is a process with namespaces of its own for networks, mounts and processes.
+
+As pods have, they have a network, a /run, a BPF file system and processes of their own, and an overlay of MTU 1450
+between them: veths to a bridge, in a namespace that ends with its process. Nothing of them is in the machine's network.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from heddle.base.events import Observer
+from heddle.base.problems import Problem
+from heddle.base.process import run
+from heddle.fabric.model import Fabric
+from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.sharded import ShardedRuntime
+from tests.machine import ROOT
+
+NAME: Final = "localshards"
+PLACE: Final = f"{__name__}:LocalShards"  # its value in RUNTIMES
+MTU: Final = 1450
+_WIRE: Final = "wire"
+_ALONE: Final = (
+    "unshare",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--propagation",
+    "private",
+)
+_SETUP: Final = (
+    "mount -t tmpfs none /run && mkdir -p /run/netns /run/lock && mount -t bpf none /sys/fs/bpf && "
+    "ip link set lo up && echo ready && exec sleep infinity"
+)
+
+
+class LocalCluster:
+    """Implements heddle.runtimes.cluster.Cluster."""
+
+    name = NAME
+    python = (sys.executable, "-P", "-m")
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._holders: dict[str, dict[str, subprocess.Popen[str]]] = {}  # lab -> shard
+
+    def create(self, lab: str, shards: Sequence[ShardNeed], observer: Observer) -> None:
+        """Start the shards that do not run, and wire them."""
+        held = self._holders.setdefault(lab, {})
+        if _WIRE not in held:
+            held[_WIRE] = _hold()
+            self._on(held[_WIRE], "ip", "link", "add", "bridge", "mtu", str(MTU), "type", "bridge")
+            self._on(held[_WIRE], "ip", "link", "set", "bridge", "up")
+        for at, shard in enumerate(shards, 1):
+            if shard.name in held and held[shard.name].poll() is None:
+                continue
+            holder = held[shard.name] = _hold()
+            veth = f"to-{shard.name}"
+            with suppress(Exception):
+                self._on(held[_WIRE], "ip", "link", "del", veth)
+            peer = ("peer", "name", "eth0", "netns", str(_inside(holder)), "mtu", str(MTU))
+            self._on(held[_WIRE], "ip", "link", "add", veth, "mtu", str(MTU), "type", "veth", *peer)
+            self._on(held[_WIRE], "ip", "link", "set", veth, "master", "bridge", "up")
+            self._on(holder, "ip", "addr", "add", f"10.88.0.{at}/24", "dev", "eth0")
+            self._on(holder, "ip", "link", "set", "eth0", "up")
+
+    def addresses(self, lab: str) -> Mapping[str, str]:
+        """10.88.0.1 for s1, and so on."""
+        return {name: f"10.88.0.{name.removeprefix('s')}" for name, _ in self._running(lab)}
+
+    def argv(self, lab: str, shard: str, argv: Sequence[str], *, tty: bool = False) -> list[str]:
+        """nsenter, with a state directory of the shard's own."""
+        place = self._directory / lab / shard
+        place.mkdir(parents=True, exist_ok=True)
+        return [
+            *self._enter(self._holders[lab][shard]),
+            "env",
+            f"HEDDLE_STATE_DIR={place}",
+            f"PYTHONPATH={ROOT}",
+            *argv,
+        ]
+
+    def lost(self, lab: str) -> list[Problem]:
+        """Shards whose process has ended."""
+        running = dict(self._running(lab))
+        return [
+            Problem(f"shard {name}", "its process", "has ended", f"./inv up --repair --name {lab}")
+            for name in self._holders.get(lab, {})
+            if name not in running and name != _WIRE
+        ]
+
+    def exists(self, lab: str) -> bool:
+        """True while a process of it runs."""
+        return any(each.poll() is None for each in self._holders.get(lab, {}).values())
+
+    def remove(self, lab: str, observer: Observer) -> int:
+        """End the processes: the kernel ends all that they hold."""
+        held = self._holders.pop(lab, {})
+        for holder in held.values():
+            holder.kill()
+            holder.wait()
+        return len(held)
+
+    def kill(self, lab: str, shard: str) -> None:
+        """End one shard, as a node that fails does."""
+        os.kill(self._holders[lab][shard].pid, signal.SIGKILL)
+        self._holders[lab][shard].wait()
+
+    def _running(self, lab: str) -> list[tuple[str, subprocess.Popen[str]]]:
+        held = self._holders.get(lab, {})
+        return [(name, each) for name, each in held.items() if name != _WIRE and each.poll() is None]
+
+    def _on(self, holder: subprocess.Popen[str], *argv: str) -> None:
+        run([*self._enter(holder), *argv])
+
+    @staticmethod
+    def _enter(holder: subprocess.Popen[str]) -> list[str]:
+        return ["nsenter", f"--target={_inside(holder)}", "--net", "--mount", "--pid"]
+
+
+def _hold() -> subprocess.Popen[str]:
+    holder = subprocess.Popen([*_ALONE, "sh", "-c", _SETUP], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert holder.stdout is not None
+    if holder.stdout.readline().strip() != "ready":
+        raise RuntimeError("a shard did not start")
+    return holder
+
+
+def _inside(holder: subprocess.Popen[str]) -> int:
+    """The first process of the namespaces: the child of unshare."""
+    children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
+    until = time.monotonic() + 5
+    while not (found := children.read_text().split()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return int(found[0])
+
+
+class LocalShards(ShardedRuntime):
+    """Implements heddle.runtimes.registry.Runtime, with shards on this machine."""
+
+    name = NAME
+    shards_wanted = 2
+    on: LocalCluster | None = None
+
+    def cluster(self, lab: str) -> LocalCluster:
+        """The one of this test session."""
+        assert self.on is not None, "a test sets it"
+        return self.on
+
+    def count(self, fabric: Fabric) -> int:
+        """What the test wants."""
+        return self.shards_wanted
