@@ -20,9 +20,9 @@ from heddle.base.events import Observer
 from heddle.base.problems import Problem
 from heddle.base.process import run
 from heddle.fabric.model import Fabric
-from heddle.runtimes.cluster import ShardNeed
+from heddle.runtimes.cluster import Cluster, ShardNeed
 from heddle.runtimes.sharded import ShardedRuntime
-from tests.machine import ROOT
+from tests.objects.shared import ROOT
 
 NAME: Final = "localshards"
 PLACE: Final = f"{__name__}:LocalShards"  # its value in RUNTIMES
@@ -153,7 +153,7 @@ class LocalShards(ShardedRuntime):
     shards_wanted = 2
     on: LocalCluster | None = None
 
-    def cluster(self, lab: str) -> LocalCluster:
+    def cluster(self, lab: str) -> Cluster:
         """The one of this test session."""
         assert self.on is not None, "a test sets it"
         return self.on

@@ -1,7 +1,7 @@
 """Values as JSON, for the calls between a coordinator and the agents of its shards (heddle/shards/).
 
-In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, flags and enums, numpy arrays of numbers, and
-     dataclasses, enums and named tuples of Heddle.
+In:  numbers, texts, bytes, lists, tuples, sets, mappings, paths, addresses, numpy arrays of numbers, and dataclasses,
+     enums and named tuples of Heddle.
 Out: JSON, and the same value again. Reading creates only these kinds: a class is looked up in a module of Heddle and
      must be a dataclass, an enum or a named tuple, so a text from elsewhere runs no code of its own.
 """
@@ -34,29 +34,9 @@ def dump(value: Any) -> Any:
     """A value as data for JSON. TypeError for a kind that is not listed above."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if type(value) is list:
-        return [dump(each) for each in value]
-    if isinstance(value, Enum):
-        return {_KIND: "enum", "of": _name_of(type(value)), "value": value.value}
-    if is_dataclass(value) and not isinstance(value, type):
-        rows = [[each.name, dump(getattr(value, each.name))] for each in fields(value) if each.init]
-        return {_KIND: "data", "of": _name_of(type(value)), "fields": rows}
-    if isinstance(value, tuple):
-        kind = type(value)
-        named = {"of": _name_of(kind)} if kind is not tuple else {}
-        return {_KIND: "tuple", "items": [dump(each) for each in value], **named}
-    if isinstance(value, Mapping):
-        return {_KIND: "map", "items": [[dump(key), dump(each)] for key, each in value.items()]}
-    if isinstance(value, Set):
-        return {_KIND: "frozenset" if isinstance(value, frozenset) else "set", "items": [dump(each) for each in value]}
-    if isinstance(value, bytes):
-        return {_KIND: "bytes", "text": _packed(value)}
-    if isinstance(value, Path):
-        return {_KIND: "path", "text": str(value)}
-    if type(value).__name__ in _ADDRESSES:
-        return {_KIND: "address", "of": type(value).__name__, "text": str(value)}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [dump(each) for each in value]
+    for kind, dumped in _DUMPERS:
+        if kind(value):
+            return dumped(value)
     return _dump_numpy(value)
 
 
@@ -128,24 +108,63 @@ def _class_of(name: str) -> type:
     return cast(type, found)
 
 
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is another kind of value")
+
+
 def _load_data(data: Mapping[str, Any]) -> Any:
     kind = _class_of(data["of"])
-    if not is_dataclass(kind):
-        raise ValueError(f"{data['of']} is not a dataclass")
-    return kind(**{name: load(each) for name, each in data["fields"]})
+    return kind(**{name: load(each) for name, each in data["fields"]}) if is_dataclass(kind) else _refused(data["of"])
 
 
 def _load_enum(data: Mapping[str, Any]) -> Any:
     kind = _class_of(data["of"])
-    if not issubclass(kind, Enum):
-        raise ValueError(f"{data['of']} is not an enum")
-    return kind(data["value"])
+    return kind(data["value"]) if issubclass(kind, Enum) else _refused(data["of"])
 
 
 def _load_tuple(data: Mapping[str, Any]) -> Any:
     items = [load(each) for each in data["items"]]
     return _class_of(data["of"])(*items) if "of" in data else tuple(items)
 
+
+def _dump_data(value: Any) -> Any:
+    rows = [[each.name, dump(getattr(value, each.name))] for each in fields(value) if each.init]
+    return {_KIND: "data", "of": _name_of(type(value)), "fields": rows}
+
+
+def _dump_tuple(value: tuple[Any, ...]) -> Any:
+    named = {"of": _name_of(type(value))} if type(value) is not tuple else {}
+    return {_KIND: "tuple", "items": [dump(each) for each in value], **named}
+
+
+def _dump_set(value: Set[Any]) -> Any:
+    return {_KIND: "frozenset" if isinstance(value, frozenset) else "set", "items": [dump(each) for each in value]}
+
+
+# In this order: a named tuple is a tuple, and a text a sequence.
+_DUMPERS: Final[Sequence[tuple[Callable[[Any], bool], Callable[[Any], Any]]]] = (
+    (
+        lambda value: isinstance(value, Enum),
+        lambda value: {_KIND: "enum", "of": _name_of(type(value)), "value": value.value},
+    ),
+    (lambda value: is_dataclass(value) and not isinstance(value, type), _dump_data),
+    (lambda value: isinstance(value, tuple), _dump_tuple),
+    (
+        lambda value: isinstance(value, Mapping),
+        lambda value: {_KIND: "map", "items": [[dump(key), dump(each)] for key, each in value.items()]},
+    ),
+    (lambda value: isinstance(value, Set), _dump_set),
+    (lambda value: isinstance(value, bytes), lambda value: {_KIND: "bytes", "text": _packed(value)}),
+    (lambda value: isinstance(value, Path), lambda value: {_KIND: "path", "text": str(value)}),
+    (
+        lambda value: type(value).__name__ in _ADDRESSES,
+        lambda value: {_KIND: "address", "of": type(value).__name__, "text": str(value)},
+    ),
+    (
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+        lambda value: [dump(each) for each in value],
+    ),
+)
 
 _LOADERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
     "data": _load_data,

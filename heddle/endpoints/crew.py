@@ -126,10 +126,8 @@ class _Member:
             if message.still is not None or message.moving:
                 self.still = message.still
                 continue
-            if message.report is not None:
-                self._reported = True
-                message = replace(message, report=message.report.earlier(self._ahead_ns))
-            self.inbox.append(message)
+            self._reported = self._reported or message.report is not None
+            self.inbox.append(message.earlier(self._ahead_ns))
         return True
 
     def end(self, within: float) -> None:

@@ -90,6 +90,10 @@ class WorkerMessage:
     waits: tuple[Problem, ...] | None = None
     error: tuple[Problem, ...] = ()
 
+    def earlier(self, ns: int) -> WorkerMessage:
+        """The same by a clock that is `ns` behind."""
+        return self if self.report is None else replace(self, report=self.report.earlier(ns))
+
     def line(self) -> str:
         """The message as one line of JSON, without a newline."""
         return _MESSAGE.dump_json(self, exclude_defaults=True).decode()

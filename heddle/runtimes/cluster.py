@@ -16,7 +16,7 @@ from heddle.base.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class ShardNeed:
-    """What a shard needs. memory_bytes: of all its nodes, from measured costs; cpus: processors, may be a part of one."""
+    """What a shard needs. memory_bytes: of all its nodes, from measured costs. cpus: may be a part of a processor."""
 
     name: str  # s1, s2, ...
     nodes: tuple[str, ...]

@@ -375,7 +375,8 @@ def _sizes(fabric: Fabric) -> dict[str, int]:
     rows = dict.fromkeys(("cells", "ingress", "gates", "agent"), ports * CLASSES)
     matrix = sum(_matrix(node.role, len(node.ports)) for node in fabric.nodes)
     return {
-        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "cuts": ports, "switches": len(fabric.nodes),
+        **rows, "policies": 2 * ports * CLASSES, "links": ports, "faults": ports, "cuts": ports,
+        "switches": len(fabric.nodes),
         "transit": max(1, matrix), "active": 1, "dscp": 1, "pulse": 1, "events": EVENTS_BYTES,
     }  # fmt: skip
 
