@@ -49,7 +49,7 @@ class LocalCluster:
     """Implements heddle.runtimes.cluster.Cluster."""
 
     name = NAME
-    python = (sys.executable, "-P", "-m")
+    python: Sequence[str] = (sys.executable, "-P", "-m")
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -122,7 +122,7 @@ class LocalCluster:
         return [(name, each) for name, each in held.items() if name != _WIRE and each.poll() is None]
 
     def _on(self, holder: subprocess.Popen[str], *argv: str) -> None:
-        run([*self._enter(holder), *argv])
+        run(["nsenter", f"--net=/proc/{_inside(holder)}/ns/net", *argv])
 
     @staticmethod
     def _enter(holder: subprocess.Popen[str]) -> list[str]:

@@ -76,7 +76,7 @@ def main() -> int:
 
 def _call(request: Mapping[str, Any], told: _Told) -> Any:
     module, _, name = request["call"].partition(":")
-    if module.partition(".")[0] != __name__.partition(".")[0]:
+    if module.partition(".")[0] != Observer.__module__.partition(".")[0]:
         raise InputError(Problem("", request["call"], "is not an operation"))
     found: Any = import_module(module)
     for word in name.split("."):

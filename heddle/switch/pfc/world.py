@@ -155,9 +155,9 @@ class World:
         self.ports: dict[int, Port] = dict(numbered_ports(layout.fabric))
         self.gates: dict[int, tuple[Gates, str, int]] = {}  # row of the maps -> where, port, class
         for number, port in self.ports.items():
-            space = gates[port.node]
+            space = gates.get(port.node)  # None for the nodes of other shards
             for each in range(CLASSES):
-                if (port.name, each) in space.gates:
+                if space is not None and (port.name, each) in space.gates:
                     self.gates[number * CLASSES + each] = (space, port.name, each)
 
     def report_ready(self, word: bytes) -> None:
